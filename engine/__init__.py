@@ -1,4 +1,4 @@
 """One model on one accelerator group: the queue, the batch, the KV bytes, paged attention, sampling.
 
-Synchronous, without network or clock of its own: what it needs from a block manager is the protocol of `blocks`.
+Synchronous, without network and clock. It needs a block manager with the protocol of `blocks`.
 """

@@ -97,7 +97,7 @@ def _run(model: Any, positions: torch.Tensor) -> _Probe:
     except (TypeError, AttributeError, LookupError, RuntimeError, AssertionError) as error:
         raise ModelUnsupported(f"it does not run with paged attention: {str(error).strip()}") from error
     if output.logits.shape[1] != len(kept):
-        raise ModelUnsupported("its forward method lacks logits_to_keep, so it computes logits for every token")
+        raise ModelUnsupported("its forward call lacks logits_to_keep, so it computes logits for every token")
     return recorded
 
 
@@ -124,13 +124,15 @@ def _check_masks(config: Any, recorded: _Probe) -> None:
     context = _context_tokens(config)
     for layer, kind in enumerate(kinds[: config.num_hidden_layers]):
         shown = recorded.shown[layer]
-        for who, window in (
+        for source, window in (
             ("attention is given", recorded.windows[layer]),
             ("cache has", declared if kind == "sliding_attention" else None),
         ):
             if shown != min(window or context, context):
-                said = "no window" if window is None else f"a window of {window}"
-                raise ModelUnsupported(f"the mask of its layer {layer} shows {shown} tokens, but its {who} {said}")
+                window_text = "no window" if window is None else f"a window of {window}"
+                raise ModelUnsupported(
+                    f"the mask of its layer {layer} shows {shown} tokens, but its {source} {window_text}"
+                )
 
 
 def _check_positions(forwards: _Probe, backwards: _Probe) -> None:

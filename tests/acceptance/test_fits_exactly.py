@@ -45,7 +45,7 @@ def test_one_token_more_is_refused_with_both_numbers(two_blocks: RunningQuire, r
         two_blocks.generate(_request([504, 3575, 253, 655], 6))
     record(status=refused.value.code().name, message=refused.value.details())
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "takes 3 blocks; the pool has 2" in refused.value.details()
+    assert "take 3 blocks; the pool has 2" in refused.value.details()
 
 
 def _request(prompt: list[int], max_tokens: int) -> gateway_pb2.GenerateRequest:

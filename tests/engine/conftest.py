@@ -1,4 +1,4 @@
-"""What the tests of the engine share."""
+"""Fixtures of the engine's tests."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from tests.engine.families import Checkpoint, Family, write_checkpoint
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small are slower on many threads, and the machine has other work."""
+    """Small models are slower on many threads, and other tests need the CPU."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,20 +21,18 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
-    """What a test draws does not depend on which others have drawn before it."""
+    """Seed torch, so that random numbers do not depend on the order of tests."""
     torch.manual_seed(20240229)
 
 
 @pytest.fixture
 def random_prompt() -> Callable[[int], list[int]]:
-    """Makes prompts of the given length, the same ones in each run of a test."""
     source = random.Random(20240229)
     return lambda length: [source.randrange(1, 384) for _ in range(length)]
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """Writes a random checkpoint of a family once."""
     folders: dict[str, Path] = {}
 
     def make(family: Family) -> Path:

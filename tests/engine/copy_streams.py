@@ -1,4 +1,4 @@
-"""Copy streams for tests: one held back copy by copy on a thread of its own, and one that is as late as it may be."""
+"""Copy streams for tests: one that holds each copy until it is released, and one that delays all copies."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class HeldCopy:
-    """A copy that begins when it is let go, and its event."""
+    """A copy that starts when it is released, and its event."""
 
     def __init__(self, copy: Callable[[], None], thread: ThreadPoolExecutor, news: "queue.SimpleQueue[object]") -> None:
         self._copy = copy
@@ -43,7 +43,7 @@ class HeldCopy:
 
 
 class HeldCopyStream:
-    """Copies on one thread, each when it is let go. `news` tells which of them somebody begins to wait for."""
+    """Copies on one thread, each when it is released. `news` receives the copies that a step starts to wait for."""
 
     def __init__(self) -> None:
         self.copies: list[HeldCopy] = []
@@ -61,7 +61,7 @@ class HeldCopyStream:
 
 
 class FreeCopyStream:
-    """Copies on one thread, when that comes to it."""
+    """Copies on one thread without a delay."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -85,7 +85,7 @@ class _Ending:
 
 
 class LateCopyStream:
-    """Makes no copy before somebody waits for it, and then all before it: no stream can be later."""
+    """Runs no copy before something waits for it, then all before it: the latest possible stream."""
 
     def __init__(self) -> None:
         self.launched = 0

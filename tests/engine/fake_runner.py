@@ -1,4 +1,4 @@
-"""A model without tensors: its next token is a function of all that the blocks of a plan hold."""
+"""A model without tensors: its next token is a function of the contents of the blocks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ _SCORES = 10**6
 
 @dataclass(frozen=True)
 class FailedLater:
-    """A step whose failure shows at its end."""
+    """A step whose failure is raised by its result."""
 
     failure: Exception
 
@@ -26,11 +26,11 @@ class FailedLater:
 
 
 class FakeRunner:
-    """Keeps a digest for each slot, of its own token and all before it, as K and V depend on them.
+    """Keeps a digest for each slot, of its own token and all earlier ones, like K and V.
 
     A token is drawn from the digests of all slots of its sequence and from the request's seed. So a block that is
-    shared wrongly, overwritten, or not written yet gives other tokens than `expected_tokens`. A prompt's tokens are
-    scored by the digest before them.
+    wrongly shared, overwritten, or not written yet gives other tokens than `expected_tokens`. Prompt tokens are scored
+    by the digest of the preceding token.
     """
 
     def __init__(self, block_size: int, vocabulary: int) -> None:
@@ -44,18 +44,18 @@ class FakeRunner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Compute it at once; a failure is told later, as a device does."""
-        plan = replace(plan, work=tuple(map(self._known, plan.work)))
+        plan = replace(plan, work=tuple(map(self._with_tokens, plan.work)))
         try:
-            brought = self._execute(plan)
+            results = self._execute(plan)
         except MadeToFail as failure:
             self._drawn = dict.fromkeys((work.sequence for work in plan.work), 0)  # whatever there was
             return FailedLater(failure)
-        outcomes = iter(brought)
+        outcomes = iter(results)
         found = [(work, [next(outcomes) for _ in range(work.outcomes)]) for work in plan.work]
         self._drawn = {work.sequence: sampled[-1].token_id for work, sampled in found if work.samples}
-        return Done(brought)
+        return Done(results)
 
-    def _known(self, work: Work) -> Work:
+    def _with_tokens(self, work: Work) -> Work:
         return work._replace(token_ids=(self._drawn[work.sequence],)) if work.token_ids == (PENDING,) else work
 
     def _execute(self, plan: StepPlan) -> list[Sampled]:
@@ -71,7 +71,7 @@ class FakeRunner:
             self.fail_next = False
             raise MadeToFail
         self.plans.append(plan)
-        return [sampled for work in plan.work for sampled in self._brought(work)]
+        return [sampled for work in plan.work for sampled in self._results(work)]
 
     def _copy(self, copies: Sequence[Copy], sources: dict[int, int], destinations: dict[int, int]) -> None:
         for source, destination in copies:
@@ -87,7 +87,7 @@ class FakeRunner:
         for position, digest in enumerate(digests, work.start):
             self._slots[self._slot(work, position)] = digest
 
-    def _brought(self, work: Work) -> Iterator[Sampled]:
+    def _results(self, work: Work) -> Iterator[Sampled]:
         if part := work.to_score:
             for position, token in enumerate(part.token_ids, part.position):
                 held = self._slots.get(self._slot(work, position - 1), _NOTHING)
@@ -111,7 +111,7 @@ class FakeRunner:
 def expected_tokens(
     prompt: Sequence[int], seed: int, max_tokens: int, stop: frozenset[int], vocabulary: int, sample: int = 0
 ) -> list[int]:
-    """Return what a request generates, whoever runs beside it."""
+    """Return the tokens of a request, independent of other requests."""
     digests = list(_chain(0, prompt))
     tokens: list[int] = []
     while len(tokens) < max_tokens and not (tokens and tokens[-1] in stop):
@@ -123,7 +123,7 @@ def expected_tokens(
 def expected_answers(
     prompt: Sequence[int], search: BeamSearch, max_tokens: int, stop: frozenset[int], vocabulary: int
 ) -> list[tuple[list[int], float]]:
-    """Return what a beam search finds, best first, with scores: each beam's whole text is looked at anew."""
+    """Return the answers of a beam search, best first, with scores, computed without incremental state."""
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     answers: list[tuple[float, list[int]]] = []
     for length in range(1, max_tokens + 1):
@@ -147,7 +147,7 @@ def expected_answers(
 
 
 def expected_scores(prompt: Sequence[int]) -> list[float]:
-    """Return the log-probabilities, which are none, of a prompt's tokens after the first."""
+    """Return the expected scores of a prompt's tokens after the first, without log-probabilities."""
     digests = list(_chain(0, prompt))
     return [float(_choice([digest], (0, token), _SCORES)) for digest, token in zip(digests, prompt[1:], strict=False)]
 

@@ -1,4 +1,4 @@
-"""Small random checkpoints of the families that docs/models.md lists, and of further ones."""
+"""Small random checkpoints of the families in docs/models.md, and of further ones."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -39,7 +39,7 @@ LONG_ROPE = {
 
 
 class Family(NamedTuple):
-    """A family of transformers, configured; `plain` are the settings that take its windows and caps away."""
+    """A configured family of transformers; `plain` are the settings that disable its windows and softcaps."""
 
     name: str
     config: dict[str, Any]

@@ -1,8 +1,8 @@
-"""What a CUDA graph is, on the CPU: launches with the addresses that they had, played again without the Python code.
+"""A CUDA graph's behaviour on the CPU: launches with fixed addresses, replayed without the Python code.
 
-Operators of torch and kernels under Triton's interpreter are noted in their order. As a graph does, a tape keeps the
-memory that was allocated while it was recorded, and of all other memory nothing but the address: playing it again fails
-where that was given back meanwhile. What would wait for the device cannot be recorded.
+Records torch operators and kernels under Triton's interpreter in order. Like a graph, a tape keeps the memory that was
+allocated during the capture, and only the addresses of other memory: a replay fails if that memory was freed. Launches
+that would synchronize with the device cannot be captured.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,16 +29,16 @@ _EMPTY = {
 
 
 class MemoryGivenBack(Exception):
-    """A recorded launch touches memory that nobody holds any more."""
+    """A captured launch uses memory that was freed."""
 
 
 class NotRecordable(Exception):
-    """A launch would wait for the device."""
+    """A launch would synchronize with the device."""
 
 
 @dataclass(frozen=True)  # no tuple: those are looked into for tensors
 class _Outside:
-    """Where a tensor lay that the recording did not allocate."""
+    """Address of a tensor that the capture did not allocate."""
 
     memory: StorageWeakRef
     offset: int
@@ -54,7 +54,7 @@ class _Outside:
 
 
 class _Launch(NamedTuple):
-    """A launch; `fresh` are the results in memory of their own, None where a result lies in an argument's."""
+    """A launch; `fresh` are the results in new memory, None if a result aliases an argument."""
 
     run: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -64,7 +64,7 @@ class _Launch(NamedTuple):
 
 
 class LaunchTape:
-    """Records as `engine.gpu.graphs.CudaRecorder` does."""
+    """Captures like `engine.gpu.graphs.CudaRecorder`."""
 
     def __call__(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         for _ in range(_WARMING_RUNS):
@@ -143,5 +143,5 @@ def _found(value: Any) -> Any:
 
 
 def _poison(memory: torch.Tensor) -> None:
-    """Fill memory that was allocated and not written yet: other recordings left there what they liked."""
+    """Fill memory that was allocated and not written yet, because other graphs may have used it."""
     memory.fill_(float("nan") if memory.is_floating_point() else torch.iinfo(memory.dtype).max)

@@ -38,7 +38,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Tally:
-    """What a batch brought beside equal answers: places where another token was as good, and preemptions by kind."""
+    """Counters of a batch besides equal answers: near ties, and preemptions by kind."""
 
     near_ties: int
     beam_near_ties: int
@@ -47,7 +47,7 @@ class Tally:
 
 
 class MixedEngine(ModelEngine):
-    """Counts the pieces of prompts that were no prompt's end, and the most requests that ran at once."""
+    """Counts prefill chunks other than the last, and the most requests that ran at once."""
 
     def __init__(self, folder: Path, **sizes: Any) -> None:
         super().__init__(folder, block_size=4, **{"max_sequences": SEQUENCES + len(GREEDIER.samples), **sizes})
@@ -63,7 +63,7 @@ class MixedEngine(ModelEngine):
 
 
 def mixed_batch(prompts: Sequence[Tokens], max_tokens: int, stop: Iterable[int] = ()) -> list[Request]:
-    """Make a request of each of 32 prompts, whose id begins with its kind. The last third has all kinds, mixed."""
+    """Make a request of each of 32 prompts, whose id starts with its kind. The last third mixes all kinds."""
     assert len(prompts) == COUNT
 
     def request(number: int, kind: str, **rest: Any) -> Request:
@@ -106,7 +106,7 @@ def run(engine: ModelEngine, requests: Iterable[Request]) -> None:
 
 
 def check(engine: ModelEngine, requests: Iterable[Request]) -> Tally:
-    """Check every answer; return what is to be said of them."""
+    """Check every answer; return the counters."""
     ties: Counter[str] = Counter()
     preemptions: Counter[str] = Counter()
     generated = 0

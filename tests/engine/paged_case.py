@@ -1,4 +1,4 @@
-"""A batch for an attention backend, and what it has to bring: attention in float64 that knows no blocks."""
+"""A batch for an attention backend, compared with naive float64 attention."""
 
 import math
 import random
@@ -24,13 +24,13 @@ Moved = Literal["copied", "swapped"]
 
 
 class CachedBackend(AttentionBackend, Protocol):
-    """A backend whose cache can be looked at."""
+    """A backend with an accessible cache."""
 
     cache: torch.Tensor
 
 
 class MakeBackend(Protocol):
-    """Makes a backend with a cache of so many blocks, and as many in the host tier as are asked for."""
+    """Creates a backend with this many device and host blocks."""
 
     def __call__(
         self,
@@ -45,7 +45,7 @@ class MakeBackend(Protocol):
 
 
 class Feed(NamedTuple):
-    """A sequence of a batch: how many tokens are in the cache already, and how many are fed."""
+    """A sequence of a batch: number of cached tokens (`prefix`) and of fed tokens."""
 
     prefix: int
     fed: int
@@ -53,7 +53,7 @@ class Feed(NamedTuple):
 
 @dataclass
 class Case:
-    """Shapes of a batch, computed where the backend's cache is. Layers before the last are there to be left alone."""
+    """Shapes of a batch, computed on the backend's device. All layers but the last must stay unchanged."""
 
     feeds: Sequence[Feed]
     block_size: int = 16
@@ -103,7 +103,7 @@ class Case:
         return float((found - expected).abs().max().nan_to_num(math.inf))
 
     def _scatter_tables(self, blocks: int) -> list[int]:
-        """Give each sequence blocks from anywhere; return those that are left."""
+        """Give each sequence random blocks; return the unused ones."""
         free = list(range(1, blocks + 1))
         random.Random(self.seed).shuffle(free)
         self.tables = [
@@ -112,7 +112,7 @@ class Case:
         return free
 
     def _move(self, backend: CachedBackend, unused: list[int]) -> None:
-        """Bring what is written, and the blocks for what follows, elsewhere; where it was there is poison again."""
+        """Move the contents to other blocks, and poison the old ones."""
         if self.moved is None:
             return
         moves = {block: unused.pop() for table in self.tables for block in table}
@@ -145,7 +145,7 @@ class Drawn(NamedTuple):
     outputs: dict[Scoring, torch.Tensor]
 
     def expected(self, scoring: Scoring) -> torch.Tensor:
-        """Return the naive attention of all fed tokens. It takes long, so it is done once for each scoring."""
+        """Return the naive attention of all fed tokens, cached by scoring because it is slow."""
         if scoring not in self.outputs:
             sequences = zip(self.queries, self.keys, self.values, strict=True)
             self.outputs[scoring] = torch.cat([naive_attention(*sequence, scoring) for sequence in sequences])
@@ -154,7 +154,7 @@ class Drawn(NamedTuple):
 
 @lru_cache(maxsize=4)
 def draw(feeds: tuple[Feed, ...], kv_heads: int, group: int, head_size: int, dtype: torch.dtype, seed: int) -> Drawn:
-    """Draw numbers that the cache's type has, so that only the computing makes a difference."""
+    """Draw numbers representable in the cache's dtype, so that only computation causes errors."""
     torch.manual_seed(seed)
 
     def random_rows(tokens: int, heads: int) -> torch.Tensor:
@@ -166,7 +166,7 @@ def draw(feeds: tuple[Feed, ...], kv_heads: int, group: int, head_size: int, dty
 
 @contextmanager
 def new_tensors_are_nan() -> Iterator[None]:
-    """Have torch fill what it allocates with NaN, integers with their largest: a row that is not written is seen."""
+    """Fill new tensors with NaN, or the largest integer, so that unwritten rows are detected."""
     assert torch.utils.deterministic.fill_uninitialized_memory, "torch's default"
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""Rounds of random requests in a pool too small for them, which therefore go to host memory and back."""
+"""Rounds of random requests in a pool too small for them, so that they are swapped out and in."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ TOLERANCE = 1e-4  # of scores and log-probabilities
 
 
 class Round(NamedTuple):
-    """What happened in a round."""
+    """Results of a round."""
 
     requests: int
     swaps: int
@@ -26,9 +26,9 @@ class Round(NamedTuple):
 
 
 def run_round(folder: Path, number: int) -> Round:
-    """Run one round, and check that each answer is the one that a roomy pool gives.
+    """Run one round, and check that each answer equals that of a large pool.
 
-    Where they happened to get along, the pool and their moments are drawn once more.
+    Pool and arrival times are drawn again if no preemption happened.
     """
     draw = random.Random(f"round {number}")
     requests = [_neighbour(draw), *(_request(draw, name) for name in range(draw.randint(8, 16)))]
@@ -51,7 +51,7 @@ def run_round(folder: Path, number: int) -> Round:
 
 
 def _in_a_small_pool(folder: Path, requests: list[Request], blocks: int, draw: random.Random) -> ModelEngine:
-    """Run them in a pool in which the largest leaves little room beside it; they come at random moments."""
+    """Run requests with random arrivals in a pool that is little larger than the largest one."""
     engine = ModelEngine(
         folder,
         block_size=BLOCK,
@@ -79,13 +79,13 @@ def _check(tight: ModelEngine, roomy: ModelEngine, name: str) -> None:
 
 
 def _neighbour(draw: random.Random) -> Request:
-    """Make a request that comes first in every order, and whose samples take a block each every few steps."""
+    """Make a request of the highest priority whose samples take a block each every few steps."""
     sampling, stopping = Sampling(seed=draw.getrandbits(32)), Stopping(draw.randint(24, 40))
     return Request("neighbour", (5, 6, 7), sampling, stopping, priority=-2, samples=((),) * draw.randint(4, 6))
 
 
 def _request(draw: random.Random, name: int) -> Request:
-    """Make a request of a random kind; a third of them begin alike. A new way of decoding is a case here."""
+    """Make a request of a random kind; a third of them share a prefix. A new way of decoding is a case here."""
     shared = [random.Random(3).randrange(3, VOCABULARY) for _ in range(9)] if draw.random() < 0.3 else []
     prompt = (*shared, *(draw.randrange(3, VOCABULARY) for _ in range(draw.randint(1, 24))))
     kind = draw.choice(("greedy", "sampled", "samples", "beams", "rules", "logprobs"))

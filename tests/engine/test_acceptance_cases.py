@@ -1,4 +1,4 @@
-"""Cases of docs/kv-acceptance.md that are about when a request gets blocks: scheduler and KV manager together."""
+"""Cases of docs/kv-acceptance.md about admission: scheduler and KV manager together."""
 
 import kvmanager
 from blocks import Allocate, Step, StepItem, StepRefusal
@@ -11,7 +11,7 @@ VOCABULARY = 50
 
 
 class Rig(EngineInProcess):
-    """An engine over a fake model, and all that it asked and was answered."""
+    """An engine over a fake model, with all its Steps and results."""
 
     def __init__(self, device_blocks: int, block_size: int) -> None:
         self.steps: list[tuple[Step, kvmanager.AppliedStep]] = []
@@ -44,7 +44,7 @@ def test_65_of_two_that_do_not_fit_to_their_ends_one_is_preempted_once_and_resum
     assert rig.blocks.pool.device.available == 6
 
 
-def test_66_a_newcomer_must_leave_spare_blocks_but_not_in_an_empty_engine_and_who_runs_may_use_them() -> None:
+def test_66_an_admission_leaves_spare_blocks_unless_the_engine_is_empty_and_running_requests_may_use_them() -> None:
     rig = Rig(device_blocks=4, block_size=4)
     rig.submit([9] * 16, 1, request_id="alone")
     rig.run()
@@ -62,7 +62,7 @@ def test_66_a_newcomer_must_leave_spare_blocks_but_not_in_an_empty_engine_and_wh
     assert {one.stats.preemptions for one in rig.finished.values()} == {0}
 
 
-def test_67_a_request_that_was_refused_and_asked_again_is_counted_once() -> None:
+def test_67_a_request_that_was_refused_and_tried_again_is_counted_once() -> None:
     rig = Rig(device_blocks=4, block_size=4)
     rig.submit([1] * 3, 6)
     while not rig.tokens["r0"]:
@@ -74,7 +74,7 @@ def test_67_a_request_that_was_refused_and_asked_again_is_counted_once() -> None
     assert (totals.prefix_query_tokens, totals.prefix_hit_tokens) == (15, 0)
 
 
-def test_67_a_request_that_resumes_is_looked_up_once_more_but_its_prompt_is_counted_once() -> None:
+def test_67_a_resumed_request_is_looked_up_again_but_its_prompt_is_counted_once() -> None:
     rig = Rig(device_blocks=6, block_size=2)
     for prompt in ([1, 2, 3], [6, 7, 8]):
         rig.submit(prompt, 6)

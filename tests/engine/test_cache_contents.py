@@ -1,4 +1,4 @@
-"""A block that stays cached holds the K and V of the tokens that its key stands for, whatever happened before."""
+"""A cached block holds the K and V of the tokens of its key, in all circumstances."""
 
 import random
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class RaisingBackend(TorchBackend):
 
 
 class ObservedEngine(ModelEngine):
-    """Knows the tokens of every key."""
+    """An engine that records the tokens of each key."""
 
     def __init__(self, folder: Path, *, block_size: int, device_blocks: int = 400, token_budget: int = 32) -> None:
         self.chains = CommittedChains(block_size)
@@ -124,7 +124,7 @@ def test_a_step_that_failed_leaves_nothing_in_the_cache(
     assert engine.check() >= sum((len(sequence.request.prompt) + 29) // block_size for sequence in failed)
 
 
-def test_the_check_sees_a_single_wrong_number(tiny_model: Tiny, random_prompt: Prompt) -> None:
+def test_the_check_detects_a_single_wrong_number(tiny_model: Tiny, random_prompt: Prompt) -> None:
     engine = ObservedEngine(tiny_model("llama"), block_size=8)
     engine.generate([random_prompt(20)], 10)
     block = engine.blocks.pool.device.eviction_order()[-1]

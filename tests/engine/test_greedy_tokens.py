@@ -1,4 +1,4 @@
-"""Greedy tokens equal those of transformers' `generate` in float32, however the work is cut into blocks and steps."""
+"""Greedy tokens equal those of transformers' `generate` in float32, with any block size and step budget."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_tokens_equal_those_of_transformers_at_any_block_size_and_budget(
 @pytest.mark.parametrize(
     ("block_size", "device_blocks", "least_preemptions"), [(1, 80, 10), (4, 20, 10), (8, 10, 10), (16, 6, 3)]
 )
-def test_tokens_are_the_same_when_a_small_pool_makes_sequences_lose_their_blocks(
+def test_tokens_are_the_same_after_preemptions_in_a_small_pool(
     tiny_model: Tiny, random_prompt: Prompt, family: str, block_size: int, device_blocks: int, least_preemptions: int
 ) -> None:
     folder = tiny_model(family)
@@ -68,7 +68,7 @@ def test_a_stop_token_ends_an_answer_where_it_ends_that_of_transformers(
     assert near_ties(folder, prompts, answers, MAX_TOKENS, likely) <= FEW
 
 
-def test_the_comparison_sees_a_wrong_token_a_missing_one_and_one_too_many(tiny_model: Tiny) -> None:
+def test_the_comparison_detects_a_wrong_a_missing_and_an_extra_token(tiny_model: Tiny) -> None:
     folder, prompt = tiny_model("llama"), [5, 6, 7]
     [right] = greedy_reference(folder, [prompt], 6)
     assert differences(folder, prompt, right, 6) == []
@@ -116,7 +116,7 @@ class TestFitsExactly:
     def test_one_token_more_is_refused_naming_both_numbers(
         self, engine: ModelEngine, random_prompt: Prompt, length: int, max_tokens: int
     ) -> None:
-        with pytest.raises(InvalidRequest, match=r"takes 3 blocks; the pool has 2") as refused:
+        with pytest.raises(InvalidRequest, match=r"take 3 blocks; the pool has 2") as refused:
             engine.submit(random_prompt(length), max_tokens)
         assert refused.value.field == "stopping.max_tokens"
         assert engine.scheduler.empty

@@ -1,4 +1,4 @@
-"""Thirty-two requests of every kind in one batch: each gets what transformers says, or what it gets alone."""
+"""Thirty-two requests of all kinds in one batch: each equals transformers' result, or its own result alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def requests(random_prompt: Callable[[int], list[int]]) -> list[Request]:
     return mixed_batch([random_prompt(4 + 11 * number % 17) for number in range(COUNT)], MAX_TOKENS)
 
 
-def test_all_at_once_in_a_roomy_pool(tiny_model: Tiny, requests: list[Request]) -> None:
+def test_all_at_once_in_a_large_pool(tiny_model: Tiny, requests: list[Request]) -> None:
     engine = MixedEngine(tiny_model("llama"), device_blocks=ROOMY)
     run(engine, requests)
     tally = check(engine, requests)

@@ -1,4 +1,4 @@
-"""Equal beginnings of prompts are computed once, and nobody can tell from the tokens."""
+"""Common prefixes are computed once, without an effect on tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -130,9 +130,7 @@ def test_others_do_not_wait_for_a_prefix_that_they_do_not_share(make: Make, rand
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
-def test_whoever_waited_for_a_prefix_computes_it_when_its_owner_ends_early(
-    make: Make, random_prompt: Prompt, end: str
-) -> None:
+def test_a_waiter_computes_the_prefix_if_its_owner_ends_early(make: Make, random_prompt: Prompt, end: str) -> None:
     engine = make(token_budget=16)
     prompt = random_prompt(100)
     engine.submit(prompt, MAX_TOKENS)
@@ -160,7 +158,7 @@ def _raise_once(engine: ModelEngine) -> Callable[..., None]:
     return fail
 
 
-def test_a_preempted_sequence_finds_its_own_blocks_again(make: Make, random_prompt: Prompt) -> None:
+def test_a_preempted_sequence_hits_its_own_blocks_in_the_cache(make: Make, random_prompt: Prompt) -> None:
     engine = make(device_blocks=10)
     prompts = [random_prompt(20), random_prompt(20)]
     answers = engine.generate(prompts, 50)

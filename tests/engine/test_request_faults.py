@@ -1,4 +1,4 @@
-"""What is raised for one request ends that request alone: its neighbours get the tokens that they get without it."""
+"""An exception raised for one request ends that request only: other requests get the same tokens."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,11 +27,11 @@ Fields = dict[str, Any]
 
 
 class Oops(Exception):
-    """What a test lets the engine's own code raise."""
+    """The exception that tests raise in the engine's code."""
 
 
 class Fuse:
-    """Raises from its call number `after` on, where it is asked for the guilty request."""
+    """Raises from call number `after` on, if the call is for the guilty request."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -46,7 +46,7 @@ class Fuse:
 
 
 class Anything:
-    """A language of any output, one verb of whose states is on the fuse."""
+    """A constraint that allows everything; one method of its states is on the fuse."""
 
     def __init__(self, fuse: Fuse, verb: str) -> None:
         self.fuse = fuse
@@ -77,7 +77,7 @@ Patch = Callable[[pytest.MonkeyPatch, Fuse], Fields]
 
 
 def before(patch: pytest.MonkeyPatch, place: Any, name: str, look: Callable[..., None]) -> None:
-    """Let a function look at its arguments first."""
+    """Run a check on a function's arguments before each call."""
     original = getattr(place, name)
 
     def looking(*arguments: Any, **named: Any) -> Any:
@@ -107,12 +107,12 @@ def drawing_samples(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
 
 
 def scoring_tokens(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, logprobs, "_score_piece", lambda _, __, counts: fuse(GUILTY_LOGPROBS in counts))
+    before(patch, logprobs, "_score_chunk", lambda _, __, counts: fuse(GUILTY_LOGPROBS in counts))
     return {"logprobs": GUILTY_LOGPROBS}
 
 
 def scoring_the_prompt(patch: pytest.MonkeyPatch, fuse: Fuse) -> Fields:
-    before(patch, logprobs, "_score_piece", lambda _, __, counts: fuse(GUILTY_LOGPROBS in counts))
+    before(patch, logprobs, "_score_chunk", lambda _, __, counts: fuse(GUILTY_LOGPROBS in counts))
     return {"prompt_logprobs": GUILTY_LOGPROBS}
 
 
@@ -196,7 +196,7 @@ def undisturbed(tiny_model: Tiny) -> list[Any]:
 
 @pytest.mark.parametrize(("after", "ahead"), [(0, False), (5, True)], ids=["at once", "later, a step ahead"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_request_that_raises_fails_alone_and_says_so(
+def test_a_request_that_raises_fails_alone_with_its_exception(
     tiny_model: Tiny, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch, fault: str, after: int, ahead: bool
 ) -> None:
     engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK, ahead=ahead), Fuse(after)
@@ -220,7 +220,7 @@ def test_a_request_that_raises_fails_alone_and_says_so(
 
 
 @pytest.mark.parametrize("fault", ["a rule", "what its beams can go on with", "those of one of several samples"])
-def test_a_request_that_is_preempted_when_it_raises_gives_everything_back(
+def test_a_request_that_raises_while_preempted_releases_everything(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK, device_blocks=28, max_sequences=6), Fuse(6)
@@ -234,10 +234,10 @@ def test_a_request_that_is_preempted_when_it_raises_gives_everything_back(
     assert len(engine.tokens[urgent]) == 100
 
 
-def test_the_step_behind_one_that_raised_has_the_tokens_of_the_others(
+def test_the_step_behind_a_failed_one_has_the_tokens_of_the_other_requests(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is launched before anybody knows that the request of the step before has failed."""
+    """It is launched before the failure of the previous step is known."""
     expected = ModelEngine(tiny_model("llama"), block_size=BLOCK).generate([PROMPT, PROMPT[1:]], 14)
     engine, plans = ModelEngine(tiny_model("llama"), block_size=BLOCK, ahead=True), list[StepPlan]()
     fuse = Fuse(4)
@@ -253,7 +253,9 @@ def test_the_step_behind_one_that_raised_has_the_tokens_of_the_others(
     assert [engine.tokens[name] for name in names] == expected
 
 
-def test_a_failure_of_the_steps_own_ends_all_of_its_requests(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_whole_step_ends_all_of_its_requests(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = ModelEngine(tiny_model("llama"), block_size=BLOCK)
 
     def broken(*_: object) -> torch.Tensor:
@@ -271,7 +273,7 @@ def test_a_failure_of_the_steps_own_ends_all_of_its_requests(tiny_model: Tiny, m
 
 
 @pytest.mark.parametrize("error", [CopyFailed("no"), BlockManagerBroken("no")])
-def test_what_no_request_is_to_blame_for_is_raised(
+def test_a_fault_of_the_block_manager_is_raised(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     engine = ModelEngine(tiny_model("llama"), block_size=BLOCK)
@@ -289,7 +291,7 @@ def test_what_no_request_is_to_blame_for_is_raised(
 
 
 class TestOutcomes:
-    """Those of one batch of logits, with one work among them that cannot be sampled."""
+    """Results of one batch of logits with one work that cannot be sampled."""
 
     LOGITS = torch.randn((96, 384), generator=torch.Generator().manual_seed(4)) * 5
 
@@ -315,7 +317,7 @@ class TestOutcomes:
             return logits
 
         monkeypatch.setattr(logit_rules, "_RULES", ((lambda one: True, raising), *logit_rules._RULES))
-        return lambda work: runner._brought(self.LOGITS, work)
+        return lambda work: runner._results_of(self.LOGITS, work)
 
     def test_of_the_others_are_bit_for_bit_those_that_all_would_have_had(
         self, brought: Callable[[list[Work]], list[Sampled]]
@@ -331,7 +333,7 @@ class TestOutcomes:
             assert all(isinstance(one.fault, Oops) for one in found[first:end])
             assert found[:first] + found[end:] == expected[:first] + expected[end:]
 
-    def test_where_the_device_itself_fails_it_is_nobodys_fault(
+    def test_a_failure_of_the_device_is_blamed_on_no_request(
         self, brought: Callable[[list[Work]], list[Sampled]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def gone(*_: object, **__: object) -> torch.Tensor:
@@ -344,10 +346,10 @@ class TestOutcomes:
             brought(work)
 
 
-def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_for(
+def test_no_work_of_a_request_stays_in_a_plan_that_failed_for_it(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blocks are handed out again in the same turn: no step may write them then."""
+    """Its blocks are allocated again in the same turn, so no step may write them."""
     engine, plans, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK), list[StepPlan](), Fuse(1)
     before(monkeypatch, runner.ModelRunner, "launch", lambda _, plan: plans.append(plan))
     before(
@@ -367,7 +369,7 @@ def test_no_work_of_a_request_is_left_in_the_plan_that_it_could_not_be_laid_out_
     assert sum(work.samples for plan in plans for work in plan.work if work.sequence in sequences) == 0
 
 
-def test_a_prompt_whose_pin_raises_fails_the_pin_alone(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_whose_pin_raises_fails_only_the_pin(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fuse = ModelEngine(tiny_model("llama"), block_size=BLOCK), Fuse(0)
     before(monkeypatch, step_work, "_to_score", lambda one, _: fuse(one.request.prefill_only))
     pin = engine.scheduler.requests.pin("name", tuple(PROMPT * 2), b"", 0.0)

@@ -189,7 +189,7 @@ def test_a_write_from_outside_is_found(line: str, owned: dict[str, set[str]]) ->
     assert violations(list(writes_in("engine/schedule/scheduler.py", line)), owned)
 
 
-def test_a_class_does_not_write_what_another_writes_of_it(owned: dict[str, set[str]]) -> None:
+def test_a_class_does_not_write_a_field_that_another_class_writes(owned: dict[str, set[str]]) -> None:
     source = "class Sequence:\n    def lose(self):\n        self.table = []"
     assert violations(list(writes_in(OWNERS["Sequence"], source)), owned)
 

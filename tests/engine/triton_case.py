@@ -1,4 +1,4 @@
-"""Triton's kernels where tests can run them: on a GPU, else under Triton's interpreter."""
+"""Triton kernels in tests: on a GPU, else under Triton's interpreter."""
 
 import inspect
 from functools import cache, partial
@@ -42,7 +42,7 @@ if DEVICE.type == "cpu":
 
 
 def make_triton_backend() -> "partial[TritonBackend]":
-    """Return what makes a backend of Triton's kernels, or skip the test where there is no Triton."""
+    """Return a factory of Triton backends, or skip the test without Triton."""
     pytest.importorskip("triton")
     from engine.gpu.triton_backend import TritonBackend
 

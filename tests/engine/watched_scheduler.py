@@ -1,4 +1,4 @@
-"""A scheduler that checks its own laws at each move: the one place of the tests that looks inside it."""
+"""A scheduler that checks its invariants at each call; the only test code that accesses its internals."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -84,11 +84,11 @@ class WatchedScheduler(Scheduler):
         self._check_states()
 
     def live(self) -> list[str]:
-        """Ids of the requests that have not ended, but for those of pins."""
+        """Ids of the requests that have not ended, without those of pins."""
         return [name for name, group in self._queue.by_request.items() if not group.request.prefill_only]
 
     def untold_ends(self) -> list[str]:
-        """Ids of those whose end the next turn will tell."""
+        """Ids of the requests whose end the next turn delivers."""
         return [output.request_id for output in self._outputs._pending if isinstance(output, Finished)]
 
     # Laws.
@@ -264,7 +264,7 @@ class WatchedScheduler(Scheduler):
         return [*holding, *(sequence for sequence, _ in self._releases._pending)]
 
     def check_idle(self) -> None:
-        """Nothing is left of requests that are over."""
+        """Check that ended requests left nothing behind."""
         queue = self._queue
         assert self.empty
         assert not queue._by_id

@@ -145,7 +145,7 @@ OUT_OF_RANGE = [
     ("a bias of a negative token", rules(logit_bias={-2: 1.0}), "logit_rules.logit_bias[-2]", "-2"),
     ("an allowed token beyond", rules(allowed_token_ids=[3, 384]), "logit_rules.allowed_token_ids[1]", "384"),
     ("a negative allowed token", rules(allowed_token_ids=[-9]), "logit_rules.allowed_token_ids[0]", "-9"),
-    ("nothing to choose", nothing_to_choose, "logit_rules.allowed_token_ids", "nothing to choose"),
+    ("nothing to choose", nothing_to_choose, "logit_rules.allowed_token_ids", "no token to choose"),
     ("21 logprobs", output(logprobs=21), "output.logprobs", "21"),
     ("negative logprobs", output(logprobs=-1), "output.logprobs", "-1"),
     ("21 prompt_logprobs", output(prompt_logprobs=21), "output.prompt_logprobs", "21"),

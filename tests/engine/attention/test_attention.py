@@ -1,4 +1,4 @@
-"""Paged attention against a naive one in float64 that knows no blocks."""
+"""The reference backend against naive float64 attention without blocks."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_any_head_size(head_size: int) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 1000])
-def test_a_sliding_window_hides_what_is_farther_back(window: int) -> None:
+def test_a_sliding_window_hides_earlier_tokens(window: int) -> None:
     assert Case(MIXED, scoring=Scoring(0.25, window=window)).run() < TOLERANCE
 
 
@@ -48,7 +48,7 @@ def test_scores_are_capped(softcap: float, window: int | None) -> None:
 
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("scoring", [Scoring(0.25), Scoring(0.25, 5), Scoring(0.25, None, 5.0)])
-def test_what_others_left_in_unused_slots_does_not_leak(poison: float, scoring: Scoring) -> None:
+def test_stale_contents_of_unused_slots_do_not_leak(poison: float, scoring: Scoring) -> None:
     assert Case(MIXED, scoring=scoring, poison=poison).run() < TOLERANCE
 
 
@@ -61,8 +61,7 @@ def test_long_sequences_beside_short_ones() -> None:
     assert Case([Feed(1500, 1), Feed(0, 1), Feed(700, 40), Feed(2, 1)], head_size=4).run() < TOLERANCE
 
 
-def test_the_comparison_sees_a_wrong_window_and_a_wrong_head() -> None:
-    """The tests above can fail: the same batch with another scoring is far off."""
+def test_the_comparison_detects_a_wrong_window_and_a_wrong_head() -> None:
     right = Case(MIXED)
     assert right.run() < TOLERANCE
     torch.manual_seed(0)
@@ -144,7 +143,7 @@ class TestBlocks:
         assert torch.equal(source, source_before)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_what_went_to_the_host_and_back_is_the_same_to_the_byte(self, dtype: torch.dtype) -> None:
+    def test_blocks_swapped_out_and_in_are_equal_to_the_byte(self, dtype: torch.dtype) -> None:
         backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6, dtype=dtype, host_blocks=4)
         bytes_of = backend.cache.view(torch.uint8)
         bytes_of.random_(0, 256)  # NaNs of every kind among them
@@ -166,7 +165,7 @@ class TestBlocks:
         with pytest.raises(AssertionError, match="requires a host tier"):
             alone.swap([Copy(1, 1)], Direction.DEVICE_TO_HOST)
 
-    def test_the_cache_has_a_block_more_than_the_pool_and_its_size_is_told(self) -> None:
+    def test_the_cache_has_one_block_more_than_the_pool(self) -> None:
         geometry = CacheGeometry(3, 2, 4)
         backend = TorchBackend(geometry, block_size=5, device_blocks=6, dtype=torch.float16)
         assert backend.cache.shape == (7, 3, 2, *backend.block_shape())

@@ -1,4 +1,4 @@
-"""Every attention backend against attention in float64: each pair of properties of a batch comes together once."""
+"""All attention backends against float64 attention, with pairwise combinations of batch properties."""
 
 import math
 import random
@@ -42,7 +42,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
 
 def pairwise(properties: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield combinations, until each two values of different properties have come together; always the same ones."""
+    """Yield combinations that cover each pair of values of different properties; deterministic."""
     names, draw = list(properties), random.Random(1)
     places = {name: range(len(properties[name])) for name in names}
     missing = {
@@ -150,19 +150,19 @@ class Mistaken(TorchBackend):
 @pytest.mark.parametrize(
     ("make", "moved"), [(Forgetful, None), (Forgetful, "copied"), (Mistaken, "copied"), (Mistaken, "swapped")]
 )
-def test_a_row_left_out_and_a_block_left_behind_are_seen(make: MakeBackend, moved: Moved | None) -> None:
+def test_the_comparison_detects_a_missing_row_and_a_missing_block(make: MakeBackend, moved: Moved | None) -> None:
     assert Case(PROMPTS, moved=moved).run() < TOLERANCES[torch.float32]
     assert Case(PROMPTS, moved=moved, make=make).run() == math.inf
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no GPU")
 @pytest.mark.parametrize("row", [row for row in TABLE if row["block_size"] % 16 == 0][:4], ids=name_of)
-def test_what_flexattention_compiles_for_a_gpu_is_attention(row: dict[str, Any]) -> None:
+def test_compiled_gpu_kernels_of_flexattention_are_attention(row: dict[str, Any]) -> None:
     assert run(partial(FlexBackend, device=DEVICE), row) < 1
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_result_does_not_depend_on_how_the_work_is_cut(threads: int) -> None:
+def test_the_result_does_not_depend_on_how_the_work_is_split(threads: int) -> None:
     make = partial(CpuBackend, kernels(tiles=False), host_blocks=0, threads=threads)
     feeds = [Feed(2000, 1), Feed(1100, 1), Feed(3, 1)]
     case = Case(feeds, kv_heads=1, group=3, head_size=64, scoring=Scoring(0.125), dtype=torch.bfloat16, make=make)
@@ -214,6 +214,6 @@ def test_many_copies_at_once_take_each_block_to_its_place_and_touch_no_other(
     assert torch.equal(device[untouched], before[untouched])
 
 
-def test_heads_larger_than_the_kernels_have_room_for_are_refused() -> None:
+def test_heads_larger_than_the_kernels_support_are_refused() -> None:
     with pytest.raises(ModelUnsupported, match="head size must be at most 256 for the CPU kernels, not 272"):
         CpuBackend(kernels(tiles=False), CacheGeometry(1, 1, 272), 16, 2)

@@ -1,4 +1,4 @@
-"""Copies of blocks within and between the tiers: which pieces of bytes they are, and that they are right."""
+"""Block copies within and between the tiers: their contiguous ranges, and their results."""
 
 from unittest.mock import patch
 

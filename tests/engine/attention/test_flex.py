@@ -1,4 +1,4 @@
-"""FlexAttention's masks, against a mask of every pair of positions; and its compiled kernels, a few times."""
+"""FlexAttention's masks against a mask of each pair of positions, and its compiled kernels."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def forget_graphs() -> Iterator[None]:
 
 
 def scattered(feeds: list[Feed], block_size: int, draw: random.Random, spare: int = 3) -> tuple[PagedBatch, int]:
-    """Return a batch whose blocks lie anywhere, and how many blocks there are."""
+    """Return a batch with random block ids, and the number of blocks."""
     counts = [blocks_for(sum(feed), block_size) for feed in feeds]
     blocks = draw.sample(range(1, sum(counts) + spare + 1), sum(counts))
     work = []
@@ -106,7 +106,7 @@ def test_windows_blocks_and_groups_of_any_size_uncompiled(block_size: int, windo
 
 
 def test_sequences_may_share_blocks_and_hold_them_at_different_places() -> None:
-    """No sequence of the engine does the latter; the mask relies on nothing."""
+    """The engine never holds a block at different indices, but the mask does not rely on this."""
     geometry = CacheGeometry(2, 1, 8)
     work = [Work(1, (0,), 9, (2, 1, 3), True, Sampling()), Work(2, (0,) * 3, 4, (1, 4), True, Sampling())]
     batch = PagedBatch.of(work, 4, CPU)
@@ -118,7 +118,7 @@ def test_sequences_may_share_blocks_and_hold_them_at_different_places() -> None:
     assert (found - expected).abs().max() < 1e-5
 
 
-def test_queries_may_lie_in_memory_as_models_leave_them() -> None:
+def test_queries_may_have_any_strides() -> None:
     batch, blocks = scattered([*MIXED], 4, random.Random(0))
     backend = FlexBackend(CacheGeometry(1, 2, 8), 4, blocks, compiled=False)
     backend.cache.normal_()
@@ -134,7 +134,7 @@ def test_no_work_is_no_output() -> None:
     assert backend.attend(0, torch.empty(0, 4, 8), batch, Scoring(0.3)).shape == (0, 4, 8)
 
 
-def test_the_slots_behind_a_newly_begun_block_hold_no_v_of_others() -> None:
+def test_unused_slots_of_a_new_block_hold_no_stale_v() -> None:
     backend = FlexBackend(CacheGeometry(2, 1, 2), 4, 6, compiled=False)
     backend.cache.fill_(torch.nan)
     work = [Work(1, (0,) * 3, 0, (5,), True, Sampling()), Work(2, (0,), 6, (2, 1), True, Sampling())]
@@ -172,7 +172,7 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def test_without_a_compiler_the_backend_says_so_at_once() -> None:
+def test_without_a_compiler_the_backend_is_refused_at_start() -> None:
     with (
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.raises(BackendUnavailable, match="need a C\\+\\+ compiler, but none was found"),
@@ -184,13 +184,13 @@ def test_without_a_compiler_the_backend_says_so_at_once() -> None:
     ("block_size", "blocks", "reason"),
     [(24, 2, "must be a multiple of 16 .*, not 24"), (16, 2**20, "fewer than 2..31 elements .*, not 4294971392")],
 )
-def test_what_the_kernels_for_gpus_cannot_do_is_refused(block_size: int, blocks: int, reason: str) -> None:
+def test_shapes_that_the_gpu_kernels_do_not_support_are_refused(block_size: int, blocks: int, reason: str) -> None:
     with pytest.raises(BackendUnavailable, match=reason):
         FlexBackend(CacheGeometry(2, 1, 64), block_size, blocks, device=torch.device("cuda"))
 
 
 class FlexEngine(ModelEngine):
-    """An engine whose cache is full of NaN, and whose model attends by compiled FlexAttention."""
+    """An engine with compiled FlexAttention and a cache full of NaN."""
 
     def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> FlexBackend:
         backend = FlexBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)

@@ -1,4 +1,4 @@
-"""Copies between the tiers beside the steps: cases 60, 61 and 63 of docs/kv-acceptance.md with a slow copy stream."""
+"""Copies between the tiers concurrent with steps: cases 60, 61 and 63 of docs/kv-acceptance.md."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ Tiny = Callable[[str], Path]
 
 
 class FailingBackend(TorchBackend):
-    """Fails at copies when it is told to."""
+    """A backend whose copies fail on demand."""
 
     fails = False
 
@@ -54,9 +54,9 @@ class FailingBackend(TorchBackend):
 
 
 class Rig:
-    """A runner of a real model over 8 device and 4 host blocks, whose copies are held back until they are let go.
+    """A runner of a real model over 8 device and 4 host blocks, with a HeldCopyStream.
 
-    Its steps run on a thread, so that one may wait while the test goes on.
+    Steps run on a separate thread, so that the test can continue while a step waits.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,11 +78,11 @@ class Rig:
         return step.result()
 
     def news(self) -> object:
-        """Return what happens next: the copy that a step begins to wait for, or the step that ends."""
+        """Return the next event: the copy that a step starts to wait for, or the step that ends."""
         return self.stream.news.get(timeout=PATIENCE_SECONDS)
 
     def waited_for(self) -> HeldCopy:
-        """Return the copy that a step begins to wait for."""
+        """Return the copy that a step starts to wait for."""
         copy = self.news()
         assert isinstance(copy, HeldCopy), "no step waits for a copy"
         return copy
@@ -206,7 +206,7 @@ class TestASlowCopy:
         for host_block in (1, 2, 3):
             assert torch.equal(rig.host_cache[host_block], before[3])
 
-    def test_63_blocks_come_back_in_the_order_of_the_copies(self, rig: Rig, expect: Expect) -> None:
+    def test_63_blocks_are_released_in_the_order_of_the_copies(self, rig: Rig, expect: Expect) -> None:
         rig.run(work=(feed(FIRST, (3, 5)),))
         rig.run(out((3, 1)))
         rig.run(out((5, 2)))
@@ -217,9 +217,7 @@ class TestASlowCopy:
         first.let_go()
         assert step.result(PATIENCE_SECONDS) == expect(SECOND[:3])
 
-    def test_63_each_block_comes_back_with_its_own_copy_and_not_with_the_last_one(
-        self, rig: Rig, expect: Expect
-    ) -> None:
+    def test_63_each_block_is_released_by_its_own_copy_not_by_the_last_one(self, rig: Rig, expect: Expect) -> None:
         rig.run(work=(feed(FIRST, (3, 5)),))
         rig.run(out((3, 1)))
         rig.run(out((5, 2)))
@@ -245,7 +243,7 @@ class TestUnderWay:
     def copies(self, stream: HeldCopyStream) -> BlockCopies:
         return BlockCopies(TorchBackend(CacheGeometry(1, 1, 1), 1, 4, host_blocks=4), stream, 1)
 
-    def test_63_copies_that_ended_are_forgotten_in_order(self, copies: BlockCopies, stream: HeldCopyStream) -> None:
+    def test_63_finished_copies_are_dropped_in_order(self, copies: BlockCopies, stream: HeldCopyStream) -> None:
         copies.make([out((1, 1)), back((2, 2)), out((3, 3))])
         assert copies.in_flight == 3
         first, second, third = stream.copies
@@ -308,7 +306,7 @@ class TestAFailedCopy:
 
 
 class Twins:
-    """A backend that runs random copies and steps, and one beside it whose copies are made one by one, at once."""
+    """A backend that runs random copies and steps, and a reference that copies one by one."""
 
     DEVICE_BLOCKS, HOST_BLOCKS, SLOTS = 6, 5, 2
 
@@ -333,7 +331,7 @@ class Twins:
         self.compare()
 
     def copy(self) -> None:
-        """Make the copies of up to two answers; the twin knows another order of the pairs."""
+        """Run the copies of up to two results; the reference uses another order of the pairs."""
         answers = [self._answer() for _ in range(self._source.randrange(3))]
         for to_host, to_device, within in answers:
             for copy in to_host:
@@ -356,7 +354,7 @@ class Twins:
             self._write(block)
 
     def compare(self) -> None:
-        """Wait for every copy, then compare both tiers byte for byte."""
+        """Wait for all copies, then compare both tiers byte for byte."""
         table = tuple(range(1, self.DEVICE_BLOCKS + 1))
         self._copies.wait_for([Work(1, (0,), 0, table, True, GREEDY)])
         assert torch.equal(self._backend.cache.cpu(), self._twin.cache)
@@ -390,13 +388,13 @@ class Twins:
 class TestRandomCopiesAndSteps:
     @pytest.mark.parametrize("seed", range(25))
     @pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, FreeCopyStream])
-    def test_equal_a_twin_that_copies_one_by_one(self, kind: type[Any], seed: int) -> None:
+    def test_equal_a_reference_that_copies_one_by_one(self, kind: type[Any], seed: int) -> None:
         stream = kind()
         Twins(seed, stream, torch.device("cpu")).run()
         close(stream)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-    def test_equal_a_twin_on_a_gpu(self) -> None:
+    def test_equal_a_reference_on_a_gpu(self) -> None:
         device = torch.device("cuda")
         stream = copy_stream_for(device)
         assert isinstance(stream, CudaCopyStream)
@@ -405,7 +403,7 @@ class TestRandomCopiesAndSteps:
 
 
 class TestTheWholeEngine:
-    """Prefixes that were moved to the host, and come back for whoever hits them, in an engine with a real model."""
+    """Prefixes swapped out and swapped in at a hit, in an engine with a real model."""
 
     HOST_BLOCKS = 24
 
@@ -414,7 +412,7 @@ class TestTheWholeEngine:
         return [random_prompt(18) for _ in range(4)]
 
     @pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, FreeCopyStream])
-    def test_generates_the_same_whenever_the_copies_are_made(
+    def test_generates_the_same_whenever_the_copies_run(
         self, tiny_model: Tiny, prompts: list[list[int]], kind: type[Any]
     ) -> None:
         loaded = loaded_model(tiny_model("llama"))

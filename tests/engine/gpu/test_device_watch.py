@@ -1,4 +1,4 @@
-"""Failures of steps, and the loss of the device: the one is survived, the other ends the engine."""
+"""Failed steps, which the engine survives, and a lost device, which ends it."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ PLACES = ["launch", "end", "one request's sampling"]
 
 
 class Device:
-    """One that may be lost while a step is launched, or while it runs; and that may fail without being lost."""
+    """A device that may be lost at the launch or during a step, or fail without being lost."""
 
     def __init__(self, failure: Exception | None = None, *, at: str = "launch", lost: bool = False) -> None:
         self.failure, self._at, self._lost = failure, at, lost
@@ -56,7 +56,7 @@ def ends(outputs: list[Output]) -> list[Failure | None]:
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_a_lost_device_ends_the_loop_and_no_request_is_blamed(at: str) -> None:
+def test_a_lost_device_ends_the_loop_and_fails_no_request(at: str) -> None:
     # The error that is raised first may be of a library, and say nothing of the device.
     engine, turn = turns(Device(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"), at=at, lost=True))
     with pytest.raises(DeviceLost, match=r"CUBLAS_STATUS_EXECUTION_FAILED; .* an illegal memory access"):
@@ -66,7 +66,7 @@ def test_a_lost_device_ends_the_loop_and_no_request_is_blamed(at: str) -> None:
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_a_device_that_answers_is_not_lost_and_the_next_request_is_served(at: str) -> None:
+def test_a_responding_device_is_not_lost_and_the_next_request_is_served(at: str) -> None:
     device = Device(torch.OutOfMemoryError("CUDA out of memory"), at=at)
     engine, turn = turns(device)
     assert ends(turn()) == [Failure.REQUEST if at == "one request's sampling" else Failure.STEP]
@@ -75,7 +75,7 @@ def test_a_device_that_answers_is_not_lost_and_the_next_request_is_served(at: st
     assert ends([output for _ in range(6) for output in turn()]) == [None]
 
 
-def test_what_ends_the_engine_already_keeps_its_name() -> None:
+def test_an_error_that_ends_the_engine_is_not_replaced() -> None:
     device = Device(lost=True)
     with pytest.raises(CopyFailed), watched(device.check):
         raise CopyFailed("a copy of blocks failed")

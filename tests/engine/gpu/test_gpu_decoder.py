@@ -1,4 +1,4 @@
-"""The GPU's decoder and its recorded steps: on a GPU where there is one, else under Triton's interpreter."""
+"""The GPU decoder and its captured steps, on a GPU or under Triton's interpreter."""
 
 import gc
 from collections.abc import Callable
@@ -41,7 +41,7 @@ Tiny = Callable[[str], Path]
 
 
 def play_again(run: Run[Result]) -> tuple[Callable[[], None], Result]:
-    """Play by running it again, into the same memory: for attention of torch's, which asks for lengths as it runs."""
+    """Replay by running the function again into the same memory, because torch attention reads lengths."""
     output = run()
     assert isinstance(output, torch.Tensor)
 
@@ -102,7 +102,7 @@ def test_the_models_modules_share_the_weights_that_were_fused(tiny_model: Tiny) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("hidden", [64, 576, 1000])
-def test_a_sum_is_normed_as_the_modules_do(hidden: int, dtype: torch.dtype) -> None:
+def test_a_sum_is_normalized_as_in_the_modules(hidden: int, dtype: torch.dtype) -> None:
     torch.manual_seed(hidden)
     residual, computed = (torch.randn(5, hidden, device=DEVICE).to(dtype) for _ in range(2))
     norm = LlamaRMSNorm(hidden, 1e-5).to(DEVICE, dtype)
@@ -117,7 +117,7 @@ def test_a_sum_is_normed_as_the_modules_do(hidden: int, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [64, 1536])
-def test_gates_open_as_the_modules_do(size: int, dtype: torch.dtype) -> None:
+def test_gates_equal_those_of_the_modules(size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(size)
     gates = torch.randn(3, 2 * size, device=DEVICE).to(dtype) * 4
     left, right = gates.split(size, dim=1)
@@ -130,7 +130,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 class TestRecorded:
-    """With the modules over torch's attention on the CPU, whose steps are run again where a graph would be played."""
+    """Modules over torch attention on the CPU, whose steps run again instead of a graph replay."""
 
     @pytest.fixture
     def loaded(self, tiny_model: Tiny) -> LoadedModel:
@@ -147,7 +147,7 @@ class TestRecorded:
         blocks = blocks_for(loaded.context_tokens, BLOCK)
         return RecordedDecoder(ModulesDecoder(loaded, backend), RECORDER, BLOCK, blocks, batch_sizes(5), DEVICE)
 
-    def test_every_size_gives_the_logits_of_a_step_that_is_not_recorded(
+    def test_every_size_gives_the_logits_of_a_step_without_graph(
         self, loaded: LoadedModel, backend: AttentionBackend, recorded: RecordedDecoder
     ) -> None:
         plain = ModelRunner(loaded, backend, BLOCK)
@@ -159,7 +159,7 @@ class TestRecorded:
             parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
             torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)
 
-    def test_all_sizes_can_be_recorded_beforehand(
+    def test_all_sizes_can_be_captured_in_advance(
         self, recorded: RecordedDecoder, loaded: LoadedModel, backend: AttentionBackend
     ) -> None:
         told: list[tuple[int, int]] = []
@@ -190,7 +190,7 @@ class TestRecorded:
 
 
 @pytest.mark.parametrize("decode", ["few launches", "modules"])
-def test_a_whole_step_of_kernels_can_be_recorded(tiny_model: Tiny, decode: str) -> None:
+def test_a_whole_step_of_kernels_can_be_captured(tiny_model: Tiny, decode: str) -> None:
     loaded = load_model(tiny_model("llama"), torch.float32, DEVICE)
     backend = make_triton_backend()(loaded.geometry, BLOCK, 12, torch.float32)
     decoder: Decoder = ModulesDecoder(loaded, backend)
@@ -210,9 +210,9 @@ def test_a_whole_step_of_kernels_can_be_recorded(tiny_model: Tiny, decode: str) 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a CUDA graph reads whatever is there now")
 class TestTape:
-    """The twin of a CUDA graph that the tests above trust."""
+    """The CPU model of a CUDA graph that the tests above rely on."""
 
-    def test_it_plays_launches_on_the_memory_that_they_had(self) -> None:
+    def test_it_replays_launches_on_the_same_memory(self) -> None:
         numbers, most = torch.arange(4.0), torch.zeros(())
 
         def run() -> torch.Tensor:
@@ -225,7 +225,7 @@ class TestTape:
             play()
         assert result.tolist() == [15.0, 11.0, 10.0, 13.0]
 
-    def test_it_fails_where_memory_that_it_did_not_allocate_is_given_back(self) -> None:
+    def test_it_fails_if_memory_that_it_did_not_allocate_is_freed(self) -> None:
         def recorded(numbers: torch.Tensor, places: torch.Tensor) -> Callable[[], None]:
             return LaunchTape()(lambda: numbers[places])[0]
 
@@ -234,7 +234,7 @@ class TestTape:
         with pytest.raises(MemoryGivenBack, match=r"touches \(2,\) torch.int64"):
             play()
 
-    def test_it_refuses_what_waits_for_the_device(self) -> None:
+    def test_it_refuses_launches_that_synchronize(self) -> None:
         numbers = torch.arange(4.0)
         for waiting in (lambda: numbers * float(numbers.sum()), lambda: numbers[numbers > 1]):
             with pytest.raises(NotRecordable):

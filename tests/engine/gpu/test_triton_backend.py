@@ -1,4 +1,4 @@
-"""What the Triton backend does beyond the table that all backends share; on a GPU where there is one."""
+"""Features of the Triton backend beyond the table of all backends, on a GPU if there is one."""
 
 import math
 import random
@@ -26,7 +26,7 @@ ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no
 
 
 @pytest.mark.parametrize("window", [None, 7, 100, 300])
-def test_a_ragged_batch_with_a_window_or_without(window: int | None) -> None:
+def test_a_ragged_batch_with_and_without_a_window(window: int | None) -> None:
     feeds = [*MIXED, Feed(900, 1), Feed(400, 2), Feed(0, 300), Feed(257, 130)]
     assert Case(feeds, group=3, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
 
@@ -39,11 +39,11 @@ def test_prompts_may_begin_anywhere_in_a_tile_of_keys(window: int | None) -> Non
 
 
 @pytest.mark.parametrize("group", [1, 3, 20, 33, 71])
-def test_any_number_of_query_heads_may_share_one_of_k_and_v(group: int) -> None:
+def test_any_number_of_query_heads_may_share_a_kv_head(group: int) -> None:
     assert Case(MIXED, kv_heads=1, group=group, make=make_triton_backend()).run() < TOLERANCE
 
 
-def test_where_blocks_lie_does_not_change_a_bit() -> None:
+def test_block_ids_do_not_change_a_bit() -> None:
     feeds = [(700, 1), (90, 1), (40, 60), (0, 9)]
     ordered, shuffled = (_attended_with(feeds, shuffle) for shuffle in (False, True))
     assert torch.equal(ordered, shuffled)
@@ -73,8 +73,8 @@ def _write(backend: TritonBackend, *work: Work) -> None:
     backend.write(0, key, value, batch)
 
 
-def test_tensors_as_transformers_lays_them_out_need_no_copy_of_their_own() -> None:
-    """K, V and the queries come with heads before tokens, or cut out of one product."""
+def test_tensors_with_the_strides_of_transformers_need_no_copy() -> None:
+    """K, V and queries have heads before tokens, or are slices of one product."""
     torch.manual_seed(1)
     backend = make_triton_backend()(CacheGeometry(1, 2, 16), 8, 4, torch.float32)
     batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, DEVICE)
@@ -86,7 +86,7 @@ def test_tensors_as_transformers_lays_them_out_need_no_copy_of_their_own() -> No
     assert (found - naive_attention(query.double(), key.double(), value.double(), SCORING)).abs().max() < TOLERANCE
 
 
-def test_layers_that_look_differently_far_back_share_a_batch() -> None:
+def test_layers_with_different_windows_share_a_batch() -> None:
     torch.manual_seed(1)
     backend = make_triton_backend()(CacheGeometry(1, 1, 16), 16, 30, torch.float32)
     table = tuple(range(1, 26))
@@ -103,7 +103,7 @@ def test_layers_that_look_differently_far_back_share_a_batch() -> None:
         assert (found - expected).abs().max() < TOLERANCE
 
 
-def test_no_sequences_bring_nothing() -> None:
+def test_no_sequences_return_no_results() -> None:
     backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
     batch = PagedBatch.of([], 16, DEVICE)
     empty = torch.empty(0, 2, 16, device=DEVICE)
@@ -112,7 +112,7 @@ def test_no_sequences_bring_nothing() -> None:
 
 
 class TestRecorded:
-    """Decoding with buffers that are made once, for lengths that change."""
+    """Decoding with preallocated buffers and varying lengths."""
 
     ROWS = 5
     LENGTHS = ([700, 1, 0, 40, 129], [3, 900, 500, 0, 0], [0, 0, 0, 0, 0], [256, 128, 64, 1, 1])
@@ -144,7 +144,7 @@ class TestRecorded:
                 rows.append(torch.full(query.shape[1:], 7.0))
         return rows
 
-    def test_one_set_of_buffers_serves_any_lengths_and_padding_is_left_alone(
+    def test_one_set_of_buffers_serves_any_lengths_and_padding_is_unchanged(
         self, backend: TritonBackend, batch: PagedBatch
     ) -> None:
         work = backend.work_list(self.ROWS, 6)
@@ -159,9 +159,7 @@ class TestRecorded:
                 assert (found - expected).abs().max() < TOLERANCE
 
     @ON_A_GPU
-    def test_a_graph_that_was_recorded_once_is_played_for_any_lengths(
-        self, backend: TritonBackend, batch: PagedBatch
-    ) -> None:
+    def test_a_graph_captured_once_is_replayed_for_any_lengths(self, backend: TritonBackend, batch: PagedBatch) -> None:
         work = backend.work_list(self.ROWS, 6)
         query = torch.randn(self.ROWS, 6, 16).to(DEVICE)
         output = torch.full_like(query, 7.0)

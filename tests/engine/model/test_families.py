@@ -70,7 +70,7 @@ def test_prompts_longer_than_the_window_fed_in_chunks_shorter_than_it(folder: Pa
     assert near_ties(folder, prompts, answers, MAX_TOKENS) <= FEW
 
 
-def test_a_pool_so_small_that_sequences_lose_their_blocks(folder: Path, prompts: list[list[int]]) -> None:
+def test_a_small_pool_with_preemptions(folder: Path, prompts: list[list[int]]) -> None:
     engine = ModelEngine(folder, block_size=BLOCK_SIZE, device_blocks=CONTEXT // BLOCK_SIZE, token_budget=16)
     answers = engine.generate(prompts, MAX_TOKENS)
     assert engine.scheduler.totals.preemptions >= 1
@@ -87,7 +87,7 @@ def test_further_families_in_chunks_and_together(checkpoint: Checkpoint, prompts
 
 
 @pytest.mark.parametrize("key", WITH_WINDOWS_OR_CAPS)
-def test_windows_and_caps_change_the_answers_so_that_these_tests_would_see_them_ignored(
+def test_ignored_windows_and_caps_would_change_the_answers(
     checkpoint: Checkpoint, prompts: list[list[int]], key: str
 ) -> None:
     family = FAMILIES[key]
@@ -120,7 +120,7 @@ def test_the_context_of_long_rotations_ends_where_they_would_change(
     folder = checkpoint(FAMILIES["phi3 with long rotations"])
     engine = ModelEngine(folder)
     assert engine.loaded.context_tokens == CONTEXT
-    with pytest.raises(InvalidRequest, match=f"context has {CONTEXT}"):
+    with pytest.raises(InvalidRequest, match=f"must be at most {CONTEXT} tokens"):
         engine.submit(random_prompt(CONTEXT), 1)
 
 
@@ -149,7 +149,9 @@ def test_the_context_of_long_rotations_ends_where_they_would_change(
     ],
     ids=lambda value: value.name if isinstance(value, Family) else "",
 )
-def test_a_model_that_would_answer_otherwise_is_refused(checkpoint: Checkpoint, family: Family, reason: str) -> None:
+def test_a_model_that_paged_attention_would_change_is_refused(
+    checkpoint: Checkpoint, family: Family, reason: str
+) -> None:
     with pytest.raises(ModelUnsupported, match=f"^{family.name}: .*{reason}"):
         load_model(checkpoint(family), torch.float32, torch.device("cpu"))
 

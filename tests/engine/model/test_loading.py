@@ -1,4 +1,4 @@
-"""Which models are taken, which are refused with what reason, and what is known of those that are taken."""
+"""Supported and refused models, with reasons, and the properties of loaded ones."""
 
 import shutil
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def load(folder: Path) -> Any:
             SMALL,
             r"\(ALiBi\), .*; BloomForCausalLM computes its attention itself \(only 0 of 4 layers",
         ),
-        ("falcon", SMALL, "it does not use transformers' attention interface, but chooses among"),
+        ("falcon", SMALL, "it does not use transformers' attention interface, but selects its attention"),
         ("falcon", SMALL | {"alibi": True}, "it does not use transformers' attention interface"),
         ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "it does not use transformers' attention"),
         ("mpt", MPT, r"a distance bias to its scores \(ALiBi\), .*; MptForCausalLM computes its attention itself"),
@@ -123,11 +123,11 @@ def load(folder: Path) -> Any:
         ),
         ("diffllama", GROUPED, "its layer 0 attends more than once"),
         ("gemma4_text", GROUPED | {"vocab_size_per_layer_input": 384}, "its layers differ in KV heads or head size"),
-        ("stablelm", GROUPED, "its layers do not hand their attention what the forward call is given"),
+        ("stablelm", GROUPED, "its layers do not pass the arguments of the forward call to their attention"),
         ("doge", GROUPED, "its attention uses a custom mask"),
     ],
 )
-def test_a_model_whose_attention_is_something_else_is_refused(
+def test_a_model_with_unsupported_attention_is_refused(
     make: Make, family: str, config: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ModelUnsupported, match=f"^{family}: .*{reason}"):

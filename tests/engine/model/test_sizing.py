@@ -1,4 +1,4 @@
-"""What is foretold of memory is what the engine then takes; and the numbers of the PagedAttention paper come out."""
+"""Predicted memory equals the engine's memory, and the numbers of the PagedAttention paper are reproduced."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ ALL = FAMILIES | {name: Family(name, config) for name, config in FURTHER.items()
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_configuration_tells_what_loading_the_model_finds(name: str, checkpoint: Checkpoint) -> None:
+def test_the_configuration_predicts_the_loaded_model(name: str, checkpoint: Checkpoint) -> None:
     folder = checkpoint(ALL[name])
     shape = read_shape(folder, torch.bfloat16)
     loaded = load_model(folder, torch.bfloat16, torch.device("cpu"))
@@ -40,7 +40,7 @@ def test_the_configuration_tells_what_loading_the_model_finds(name: str, checkpo
     assert shape.vocabulary_size == loaded.vocabulary_size
 
 
-def test_a_configuration_that_says_no_context_and_a_quantized_one_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_configuration_without_context_length_and_a_quantized_one_are_refused_with_the_reason(tmp_path: Path) -> None:
     CONFIG_MAPPING["bloom"]().save_pretrained(tmp_path / "bloom")
     with pytest.raises(ModelUnsupported, match=r"^bloom: its configuration lacks the context length"):
         read_shape(tmp_path / "bloom", torch.float32)
@@ -50,7 +50,7 @@ def test_a_configuration_that_says_no_context_and_a_quantized_one_are_refused_wi
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"model_type": "no such thing"}'])
-def test_what_is_no_configuration_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelUnsupported, match=rf"^{tmp_path.name}: .") as refused:
         read_shape(tmp_path, torch.float32)
@@ -93,7 +93,7 @@ def test_weights_and_slots_of_the_papers_servers(
 
 
 def test_opt_13b_batches_as_in_the_papers_figure_13() -> None:
-    """ShareGPT: 7.00 on average where each reserves 2,048 tokens, and in blocks 30.42, 4.3 times as many."""
+    """ShareGPT: 7.00 on average with reservations of 2,048 tokens, and 30.42 with blocks, 4.3 times as many."""
     pool = PoolSize(16, 15_700 // 16)
     assert pool.reserved_requests(2048) == 7
     assert pool.requests(161 + 338) == 30
@@ -111,7 +111,7 @@ def test_opt_13b_on_an_a100_gets_what_the_weights_leave() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_caches_tensors_have_the_bytes_that_were_foretold_and_another_block_would_be_too_much(
+def test_cache_tensors_have_the_predicted_size_and_one_more_block_does_not_fit(
     dtype: torch.dtype,
 ) -> None:
     geometry = CacheGeometry(layers=3, kv_heads=2, head_size=16)
@@ -133,7 +133,7 @@ def test_memory_for_padding_alone_holds_no_block() -> None:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Return what a function has allocated at the most."""
+    """Return the peak memory that a function allocates."""
     run()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
@@ -149,7 +149,7 @@ def shape_in_float32(config: Any) -> ModelShape:
     return shape_of(config, torch.float32)
 
 
-def test_sampling_with_every_filter_takes_less_than_foretold_but_not_far_less() -> None:
+def test_sampling_with_every_filter_takes_less_than_predicted_but_not_far_less() -> None:
     rows, vocabulary = 16, 20_000
     sizes = shape_in_float32(CONFIG_MAPPING["llama"](vocab_size=vocabulary, num_hidden_layers=1)).step_sizes(0, rows)
     draws = [Draw(Sampling(temperature=1.0, top_k=50, top_p=0.9, seed=1), 0, place) for place in range(rows)]
@@ -160,7 +160,7 @@ def test_sampling_with_every_filter_takes_less_than_foretold_but_not_far_less() 
 
 
 class _NoCache:
-    """An attention backend without a cache: what a step takes but for attention's own needs."""
+    """An attention backend without a cache, to measure a step without attention."""
 
     def write(self, *_: object) -> None:
         pass
@@ -181,7 +181,7 @@ WIDE = {
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_activations_take_less_than_foretold_but_not_far_less(name: str) -> None:
+def test_activations_take_less_than_predicted_but_not_far_less(name: str) -> None:
     tokens = 256
     config = CONFIG_MAPPING[name](num_hidden_layers=2, vocab_size=64, bos_token_id=1, eos_token_id=2, **WIDE[name])
     register()
@@ -255,6 +255,6 @@ def test_a_requests_last_token_needs_no_slot() -> None:
     assert [PoolSize(16, 0).blocks_of(tokens) for tokens in (1, 2, 17, 18, 33, 34)] == [1, 1, 1, 2, 2, 3]
 
 
-def test_memory_that_the_weights_fill_is_refused_with_what_is_needed() -> None:
+def test_too_little_memory_is_refused_naming_the_need() -> None:
     with pytest.raises(DoesNotFit, match=r"^0\.90 GiB of it can be used, but a pool of one block needs 1\.63 GiB$"):
         planner(on_gpu=False, block_size=4096).for_memory(GIB, 0.9, 900 << 20)

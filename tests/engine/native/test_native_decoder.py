@@ -1,4 +1,4 @@
-"""Llama-shaped models run by the native kernels as a whole: as close to float32 as transformers' own bfloat16."""
+"""Llama-shaped models run by the native kernels: as close to float32 as transformers' own bfloat16."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +60,7 @@ def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, .
 
 
 def differences(folder: Path, tokens: tuple[int, ...], found: torch.Tensor) -> tuple[float, float]:
-    """Return how far logits are from those of transformers in float32, and how far its own in bfloat16 are."""
+    """Return the distances from transformers' float32 logits: of these logits, and of transformers' bfloat16."""
     model = reference_model(folder)
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True).eval()
     with torch.inference_mode():
@@ -94,11 +94,11 @@ def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(kernels: Kernels, 
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "gemma2", "phi3", "mixtral", "gpt_neox", "gpt_bigcode"])
-def test_what_is_not_llama_shaped_is_left_to_its_modules(checkpoint: Checkpoint, kind: str) -> None:
+def test_a_model_that_is_not_llama_shaped_runs_its_modules(checkpoint: Checkpoint, kind: str) -> None:
     assert not runs(load_model(checkpoint(FAMILIES[kind]), torch.bfloat16, CPU).model)
 
 
-def test_a_model_that_the_kernels_would_answer_otherwise_is_left_to_its_modules(
+def test_a_model_that_the_kernels_do_not_support_runs_its_modules(
     kernels: Kernels, tiny_model: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = load_model(tiny_model("llama"), torch.bfloat16, CPU)
@@ -119,7 +119,7 @@ def test_kernels_are_compiled_once_and_found_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [library.name]
 
 
-def test_without_a_compiler_attention_is_torchs_unless_the_kernels_are_asked_for(
+def test_without_a_compiler_torch_is_the_default_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -131,7 +131,7 @@ def test_without_a_compiler_attention_is_torchs_unless_the_kernels_are_asked_for
     assert kernels_for("torch", CPU, "") is None
 
 
-def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "g++"
     compiler.write_text('#!/bin/sh\ncase "$1" in --version) echo 1;; *) echo "error: no space" >&2; exit 1;; esac\n')
     compiler.chmod(0o755)

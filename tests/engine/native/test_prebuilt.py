@@ -1,4 +1,4 @@
-"""Kernels that were compiled beforehand, as the image has them."""
+"""Kernels compiled in advance, as in the image."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def on_a_cpu_with(flags: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", prebuilt.KINDS, ids=lambda kind: kind.name)
-def test_the_best_library_is_found_that_a_cpu_can_run(
+def test_the_best_library_for_a_cpu_is_found(
     folder: Path, kind: prebuilt.Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_cpu_with({*kind.needs, "aes"}, monkeypatch)
@@ -59,14 +59,14 @@ def test_none_is_found_for_a_cpu_that_lacks_an_instruction(
         prebuilt.find(folder)
 
 
-def test_a_library_of_other_sources_is_not_taken(folder: Path, tmp_path: Path, capable: None) -> None:
+def test_a_library_of_other_sources_is_not_used(folder: Path, tmp_path: Path, capable: None) -> None:
     library = prebuilt.find(folder)
     (tmp_path / library.name.replace(library.stem.rpartition("-")[2], "0" * 20)).write_bytes(library.read_bytes())
     with pytest.raises(KernelsUnavailable):
         prebuilt.find(tmp_path)
 
 
-def test_without_a_compiler_they_are_taken(
+def test_without_a_compiler_prebuilt_kernels_are_used(
     folder: Path, tmp_path: Path, capable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -76,7 +76,7 @@ def test_without_a_compiler_they_are_taken(
     assert found.bfloat16
 
 
-def test_they_do_what_kernels_compiled_for_this_cpu_do(folder: Path, capable: None) -> None:
+def test_prebuilt_kernels_have_the_features_of_this_cpu(folder: Path, capable: None) -> None:
     made = Kernels(prebuilt.find(folder))
     assert made.bfloat16
     assert made.tiles is ("amx_bf16" in HERE)

@@ -1,4 +1,4 @@
-"""Whether draws look as if they came from a distribution."""
+"""Chi-square tests of sampled tokens."""
 
 import math
 from collections import Counter
@@ -9,9 +9,9 @@ _LEAST_EXPECTED = 5.0
 
 
 def chi_square_is_likely(counts: Counter[int], chances: Sequence[float]) -> bool:
-    """Return whether a chi-square test lets the draws pass that 999 of 1,000 honest ones do.
+    """Return whether a chi-square test accepts the draws, at a significance of 0.1 %.
 
-    A token without any chance must not have come at all.
+    A token of probability 0 must not occur.
     """
     draws = counts.total()
     assert all(chances[token] > 0 for token in counts), "a token came that cannot"
@@ -25,6 +25,6 @@ def chi_square_is_likely(counts: Counter[int], chances: Sequence[float]) -> bool
 
 
 def _critical(freedom: int) -> float:
-    """The value that chi-square with so many degrees of freedom stays below in 99.9 % (Wilson and Hilferty, 1931)."""
+    """Return the 99.9 % quantile of chi-square (Wilson and Hilferty, 1931)."""
     part = 2 / (9 * freedom)
     return freedom * (1 - part + 3.0902 * math.sqrt(part)) ** 3

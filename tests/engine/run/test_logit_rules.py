@@ -1,4 +1,4 @@
-"""Rules on logits: equal to transformers' processors, in order, and blind to the rest of the batch."""
+"""Logit rules: equal to transformers' processors, in order, and independent of other rows."""
 
 import math
 import random
@@ -41,14 +41,12 @@ Tiny = Callable[[str], Path]
 
 @pytest.fixture
 def logits() -> torch.Tensor:
-    """Rows with both signs, a zero and a forbidden token."""
     numbers = torch.randn((4, VOCABULARY), generator=torch.Generator().manual_seed(5)) * 3
     numbers[:, 7] = torch.tensor([-2.0, 2.0, 0.0, -math.inf])
     return numbers
 
 
 def applied(logits: torch.Tensor, rules: LogitRules = NO_RULES, banned: Sequence[int] = ()) -> torch.Tensor:
-    """Apply the same rules to each row."""
     return apply_rules(logits, [RowRules(rules, PROMPT, OUTPUT, frozenset(banned))] * len(logits))
 
 
@@ -57,24 +55,24 @@ class TestAgainstTransformers:
         return torch.tensor([[*PROMPT, *OUTPUT]] * len(logits))
 
     @pytest.mark.parametrize("penalty", [0.3, 0.999, 1.1, 1.7, 50.0])
-    def test_the_repetition_penalty_is_theirs(self, logits: torch.Tensor, penalty: float) -> None:
+    def test_the_repetition_penalty_equals_that_of_transformers(self, logits: torch.Tensor, penalty: float) -> None:
         expected = RepetitionPenaltyLogitsProcessor(penalty)(self.input_ids(logits), logits.clone())
         assert torch.equal(applied(logits, LogitRules(repetition_penalty=penalty)), expected)
 
-    def test_the_bias_is_theirs(self, logits: torch.Tensor) -> None:
+    def test_the_bias_equals_that_of_transformers(self, logits: torch.Tensor) -> None:
         biases = ((0, 1.5), (7, -100.0), (199, 0.1))
         processor = SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases])
         expected = processor(self.input_ids(logits), logits.clone())
         assert torch.equal(applied(logits, LogitRules(logit_bias=biases)), expected)
 
-    def test_what_is_not_allowed_is_what_they_suppress(self, logits: torch.Tensor) -> None:
+    def test_banned_tokens_equal_those_that_transformers_suppresses(self, logits: torch.Tensor) -> None:
         allowed = (0, 5, 7, 199)
         others = [token for token in range(VOCABULARY) if token not in allowed]
         expected = SuppressTokensLogitsProcessor(others)(self.input_ids(logits), logits.clone())
         assert torch.equal(applied(logits, LogitRules(allowed_token_ids=allowed)), expected)
 
     @pytest.mark.parametrize("min_tokens", [0, 5, 6, 20])
-    def test_what_min_tokens_bars_is_what_they_do(self, logits: torch.Tensor, min_tokens: int) -> None:
+    def test_min_tokens_ban_the_same_tokens_as_in_transformers(self, logits: torch.Tensor, min_tokens: int) -> None:
         processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), min_tokens, [0, 9])
         expected = processor(self.input_ids(logits), logits.clone())
         request = Request("r", PROMPT, GREEDY, Stopping(30, frozenset({0, 9}), min_tokens))
@@ -92,7 +90,9 @@ class TestAgainstTransformers:
             Sampling(1.2, top_k=12, top_p=0.9, min_p=0.05, seed=4),
         ],
     )
-    def test_2000_draws_after_rules_are_distributed_as_theirs(self, logits: torch.Tensor, sampling: Sampling) -> None:
+    def test_2000_draws_after_rules_have_the_distribution_of_transformers(
+        self, logits: torch.Tensor, sampling: Sampling
+    ) -> None:
         rules = LogitRules(repetition_penalty=1.4, logit_bias=((0, 4.0), (7, -1.0)))
         biases = [[[token], bias] for token, bias in rules.logit_bias]
         processors = LogitsProcessorList([SequenceBiasLogitsProcessor(biases)])
@@ -131,19 +131,19 @@ class TestEachRule:
         assert torch.equal(changed.isinf(), expected.isinf())
         assert changed.nan_to_num() == pytest.approx(expected.nan_to_num(), abs=1e-5)
 
-    def test_a_penalty_counts_for_a_bias_too_as_in_vllms_example(self) -> None:
+    def test_a_penalty_scales_a_bias_too_as_in_vllms_example(self) -> None:
         """Token 0 was said: (2 + 3) / 1.5 is 3.33, less than the 4 of token 1; the other way round it would be 4.33."""
         row = RowRules(LogitRules(repetition_penalty=1.5, logit_bias=((0, 3.0),)), prompt=(0,))
         logits = torch.tensor([[2.0, 4.0]])
         assert apply_rules(logits, [row]).tolist() == [[pytest.approx(5 / 1.5), 4.0]]
         assert sample(logits, [Draw(GREEDY, 0, 0, row)]) == [1]
 
-    def test_no_bias_makes_up_for_what_cannot_be_chosen(self) -> None:
+    def test_no_bias_allows_a_banned_token(self) -> None:
         rules = LogitRules(repetition_penalty=0.5, logit_bias=tuple((token, 1e9) for token in range(4)))
         row = RowRules(rules, (0, 1, 2), banned_token_ids=frozenset({0}), mask=bytes([0b1011]))
         assert apply_rules(torch.ones(1, 4), [row]).isinf().tolist() == [[True, False, True, False]]
 
-    def test_the_logits_given_stay_as_they_are(self, logits: torch.Tensor) -> None:
+    def test_the_input_logits_are_not_modified(self, logits: torch.Tensor) -> None:
         before = logits.clone()
         applied(logits, LogitRules(2.0, 0.5, 0.25, ((0, 3.0),), (0, 7, 9)), banned=[7])
         assert torch.equal(logits, before)
@@ -153,7 +153,7 @@ class TestEachRule:
         assert torch.equal(applied(logits), logits)
 
     @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0])
-    def test_extreme_numbers_choose_as_moderate_ones(self, temperature: float) -> None:
+    def test_extreme_numbers_sample_like_moderate_ones(self, temperature: float) -> None:
         logits = torch.tensor([[1.0, 2.0, 3.0, -1.0]])
         cases = {
             LogitRules(logit_bias=((0, 1e300), (1, -1e300))): 0,
@@ -195,7 +195,7 @@ class TestBatches:
             assert torch.equal(apply_rules(own, [draw.rules])[0], together[number])
             assert sample(own, [draw]) == [chosen[number]]
 
-    def test_a_request_says_the_same_alone_and_in_company(self, tiny_model: Tiny) -> None:
+    def test_a_request_generates_the_same_tokens_alone_and_in_a_batch(self, tiny_model: Tiny) -> None:
         def answer(company: int) -> list[int]:
             engine = ModelEngine(tiny_model("llama"))
             for number in range(company):
@@ -232,12 +232,12 @@ class TestEngine:
             assert answers == [expected] * 3
         assert engine.scheduler.totals.preemptions > 0
 
-    def test_a_presence_penalty_without_bound_says_nothing_twice(self, tiny_model: Tiny) -> None:
+    def test_an_unbounded_presence_penalty_repeats_no_token(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"))
         [answer] = engine.generate([self.PROMPT], 60, logit_rules=LogitRules(presence_penalty=1e9))
         assert len(set(answer)) == 60
 
-    def test_a_request_that_was_begun_elsewhere_goes_on_with_the_same_penalties(self, tiny_model: Tiny) -> None:
+    def test_a_resumed_request_has_the_same_penalties(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"))
         common = (Sampling(0.8, seed=9), Stopping(20, frozenset({11}), 15))
         rules = LogitRules(1.2, 0.4, 0.3)
@@ -281,7 +281,7 @@ BAD = [
     (LogitRules(logit_bias=((4, math.nan),)), "logit_rules.logit_bias[4]", "nan"),
     (LogitRules(logit_bias=((200, 1.0),)), "logit_rules.logit_bias", "200"),
     (LogitRules(allowed_token_ids=(1, -1)), "logit_rules.allowed_token_ids", "-1"),
-    (LogitRules(allowed_token_ids=(1, 2)), "logit_rules.allowed_token_ids", "nothing to choose"),
+    (LogitRules(allowed_token_ids=(1, 2)), "logit_rules.allowed_token_ids", "no token to choose"),
 ]
 
 
@@ -297,7 +297,7 @@ def test_rules_that_cannot_be_followed_are_refused(rules: LogitRules, field: str
 
 @pytest.mark.parametrize("stopping", [Stopping(9, min_tokens=10), Stopping(9, min_tokens=-1)])
 def test_min_tokens_beyond_max_tokens_are_refused(stopping: Stopping) -> None:
-    with pytest.raises(InvalidRequest, match=r"^stopping.min_tokens is -?1") as refused:
+    with pytest.raises(InvalidRequest, match=r"^stopping.min_tokens must be between 0 and") as refused:
         Capacity(100, VOCABULARY, 16, 16).check(Request("r", PROMPT, GREEDY, stopping))
     assert refused.value.field == "stopping.min_tokens"
 

@@ -1,4 +1,4 @@
-"""Log-probabilities equal transformers', of generated tokens and of prompts, however the work is cut into steps."""
+"""Log-probabilities equal those of transformers, for generated tokens and prompts, with any chunks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Tiny = Callable[[str], Path]
 
 
 def check(folder: Path, tokens: Sequence[int], scored: Sequence[Sampled], first: int, count: int) -> None:
-    """Compare what is said of the tokens from place `first` on with the reference."""
+    """Compare the log-probabilities of the tokens from index `first` on with the reference."""
     reference = reference_logprobs(folder, tokens)[first - 1 :]
     assert [one.token_id for one in scored] == list(tokens[first:])
     for row, one in zip(reference, scored, strict=True):
@@ -47,7 +47,7 @@ class TestScore:
         [row] = score(torch.tensor([[0.0, 1.0, 5.0, 5.0, 1.0]]), [4], [4])
         assert [token for token, _ in row.top] == [2, 3, 1, 4]
 
-    def test_a_vocabulary_smaller_than_what_is_asked_for_gives_all_of_it(self) -> None:
+    def test_a_request_for_more_candidates_than_the_vocabulary_returns_all(self) -> None:
         [row] = score(torch.zeros((1, 3)), [1], [20])
         assert [token for token, _ in row.top] == [0, 1, 2]
         assert row.logprob == pytest.approx(math.log(1 / 3))
@@ -59,7 +59,7 @@ class TestScore:
         assert score(logits[63:], [7], [count]) == together[63:]
 
 
-def test_what_a_step_brings_comes_in_the_order_of_its_works() -> None:
+def test_results_are_in_the_order_of_the_work() -> None:
     logits = torch.full((7, 10), -9.0)
     for row, token in enumerate((9, 8, 3, 4, 4, 4, 6)):
         logits[row, token] = 9.0
@@ -90,7 +90,7 @@ class TestGenerated:
             answers.append(engine.generate([PROMPT] * 2, 20, sampling=Sampling(seed=4), logprobs=count))
         assert answers[0] == answers[1]
 
-    def test_nobody_gets_any_who_did_not_ask(self, tiny_model: Tiny) -> None:
+    def test_only_requests_with_logprobs_get_them(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"))
         asked, other = engine.submit(PROMPT, 5, logprobs=2), engine.submit(PROMPT[1:], 5)
         engine.run()
@@ -142,7 +142,7 @@ class TestPrompts:
         engine.run()
         assert (engine.scored[name], len(engine.tokens[name])) == ([], 3)
 
-    def test_are_scored_though_they_are_in_the_cache(self, tiny_model: Tiny) -> None:
+    def test_are_scored_even_if_they_are_cached(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"), block_size=4, token_budget=16)
         engine.generate([PROMPT], 3)
         names = [engine.submit(PROMPT, 3, prompt_logprobs=2) for _ in range(3)]
@@ -151,7 +151,7 @@ class TestPrompts:
             assert engine.cached[name] == 0
             check(engine.folder, PROMPT, engine.scored[name], 1, 2)
 
-    def test_that_arrive_beside_an_equal_one_are_computed_and_let_it_be(self, tiny_model: Tiny) -> None:
+    def test_that_arrive_beside_an_equal_one_are_computed_without_affecting_it(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"), block_size=4, token_budget=16)
         plain, scored = engine.submit(PROMPT, 3), engine.submit(PROMPT, 3, prompt_logprobs=2)
         second = engine.submit(PROMPT, 3)
@@ -168,7 +168,7 @@ class TestPrompts:
         check(engine.folder, [*PROMPT, *engine.tokens[name]], engine.sampled[name], len(PROMPT), 2)
 
     @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
-    def test_are_scored_once_though_they_are_preempted_half_way(self, tiny_model: Tiny, preemption: Preemption) -> None:
+    def test_are_scored_once_even_if_preempted_halfway(self, tiny_model: Tiny, preemption: Preemption) -> None:
         folder, pool = tiny_model("llama"), {"block_size": 4, "device_blocks": 12, "host_blocks": 24}
         engine = ModelEngine(folder, token_budget=4, max_sequences=4, preemption=preemption, **pool)
         # While the one prompt is computed, three tokens a step, the other's answer grows into its blocks.
@@ -182,7 +182,7 @@ class TestPrompts:
         check(folder, PROMPT[:2], engine.scored[urgent], 1, 1)
 
 
-def test_those_of_the_demo_model_are_transformers_in_small_steps_and_after_preemptions(demo_model: Path) -> None:
+def test_those_of_the_demo_model_equal_transformers_in_small_steps_and_after_preemptions(demo_model: Path) -> None:
     engine = ModelEngine(demo_model, block_size=4, device_blocks=12, token_budget=6, max_sequences=4)
     text = [504, 2365, 6354, 16438, 27003, 690, 260, 23790, 2767, 30, 657, 253, 3365, 1194, 28, 260]
     prompts = [text[:2], [*text, *text[::-1]][:19]]
@@ -196,7 +196,7 @@ def test_those_of_the_demo_model_are_transformers_in_small_steps_and_after_preem
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("count", [-1, MAX_LOGPROBS + 1])
-def test_more_than_can_be_asked_for_is_refused(field: str, count: int) -> None:
+def test_more_logprobs_than_the_maximum_are_refused(field: str, count: int) -> None:
     request = Request("r", PROMPT, GREEDY, Stopping(9), **{field: count})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=f"^{field} must be between 0 and 20, not {count}") as refused:
         Capacity(100, 384, 16, 16).check(request)

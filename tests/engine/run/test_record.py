@@ -1,4 +1,4 @@
-"""A record of requests tells which of them begin alike, and nothing of their tokens."""
+"""A record of requests has their shared prefixes, but not their tokens."""
 
 from itertools import count
 
@@ -15,7 +15,6 @@ PROMPT = [7001, 7002, 7003, 7004, 7005, 7006, 7007, 7008, 7009, 7010]
 
 
 def recorded(prompt, output=(), *, number=1, salt=b"", secret=SECRET, temperature=0.0):
-    """What is recorded of a request that ended."""
     scheduler = Scheduler(Capacity(100_000, 100_000, SIZE, 64), Limits(32, 8))
     request = Request(f"r{number}", tuple(prompt), Sampling(temperature), Stopping(20), salt, priority=3)
     group = Group.of(request, count(number))
@@ -48,12 +47,12 @@ def test_no_token_is_in_a_record_and_none_can_be_guessed_without_its_secret():
     assert not set(recorded(PROMPT, secret=b"t" * 32).keys) & set(recorded(PROMPT).keys)
 
 
-def test_a_record_says_how_the_engine_was_set():
+def test_a_record_has_the_settings_of_the_engine():
     scheduler = Scheduler(Capacity(1000, 1000, SIZE, 64), Limits(32, 8))
     assert RequestsRecord(scheduler, SECRET).settings == RecordSettings(SIZE, 64, token_budget=32, max_sequences=8)
 
 
-def test_made_up_tokens_are_alike_where_keys_are_and_nowhere_else():
+def test_synthetic_tokens_are_equal_exactly_where_keys_are():
     tokens = SyntheticTokens(SIZE)
     one = tokens.of(recorded(PROMPT))
     alike = tokens.of(recorded(PROMPT[:9]))

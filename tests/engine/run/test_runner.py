@@ -1,4 +1,4 @@
-"""The runner carries out a plan as it stands: copies first, then the work, a token for each work that samples."""
+"""The runner executes a plan: copies first, then the work, with a token for each sampling work."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_copies_are_made_before_the_work_reads_them(runner: ModelRunner, tiny_mo
     assert tokens_of(runner, StepPlan(4, (), (work((expected[0],), 7, (7, 2)),))) == expected[1:]
 
 
-def test_a_plan_of_copies_alone_samples_nothing(runner: ModelRunner, backend: TorchBackend) -> None:
+def test_a_plan_of_copies_only_samples_nothing(runner: ModelRunner, backend: TorchBackend) -> None:
     backend.cache[3] = 5.0
     assert tokens_of(runner, StepPlan(1, (Copies(device_to_device=(Copy(3, 1),)),), ())) == []
     assert (backend.cache[1] == 5.0).all()
@@ -65,7 +65,7 @@ def test_the_lists_of_an_answer_run_in_order_and_those_of_two_answers_are_not_me
     assert backend.host_cache[:3, 0, 0, 0, 0, 0].tolist() == [0, 2, 3]
 
 
-def test_tokens_come_in_the_order_of_the_works_that_sample(runner: ModelRunner, tiny_model: Tiny) -> None:
+def test_tokens_are_in_the_order_of_sampling_work(runner: ModelRunner, tiny_model: Tiny) -> None:
     prompts = [(5,), (6, 7), (8, 9, 10)]
     first, second, third = (tokens[0] for tokens in greedy_reference(tiny_model("llama"), prompts, 1))
     assert len({first, second, third}) == 3

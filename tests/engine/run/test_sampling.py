@@ -1,4 +1,4 @@
-"""Sampling: equal to a slow twin, distributed as it should be, and blind to the rest of the batch."""
+"""Sampling: equal to a slow reference, correctly distributed, and independent of other rows."""
 
 import math
 from collections import Counter
@@ -32,11 +32,11 @@ samplings = st.builds(
 
 
 class Unclear(Exception):
-    """Two choices are too near for the twin to say."""
+    """Two choices are too close for the reference to decide."""
 
 
 class Twin:
-    """One row at a time, in Python's floats, by the book."""
+    """The reference: one row at a time, in Python floats."""
 
     @staticmethod
     def mix(value: int) -> int:
@@ -91,7 +91,7 @@ class Twin:
     vocabulary=st.integers(1, 40),
     ties=st.booleans(),
 )
-def test_the_result_equals_a_slow_twins(
+def test_the_result_equals_a_slow_reference(
     rows: list[tuple[Sampling, int, int]], numbers: int, vocabulary: int, ties: bool
 ) -> None:
     logits = np.random.default_rng(numbers).normal(scale=3, size=(len(rows), vocabulary)).astype(np.float32)
@@ -115,7 +115,7 @@ def test_the_result_equals_a_slow_twins(
     position=st.integers(0, 2**31),
     vocabulary=st.integers(1, 50),
 )
-def test_the_noise_equals_a_slow_twins(seed: int, sample_index: int, position: int, vocabulary: int) -> None:
+def test_the_noise_equals_a_slow_reference(seed: int, sample_index: int, position: int, vocabulary: int) -> None:
     draw = Draw(Sampling(seed=seed), sample_index, position)
     [noise] = gumbel_noise([draw], vocabulary, CPU).tolist()
     assert noise == pytest.approx([Twin.noise(draw, token) for token in range(vocabulary)], rel=1e-5, abs=1e-5)
@@ -168,7 +168,7 @@ class TestNoise:
 
 
 def _seed_of(bits: int, token: int) -> int:
-    """Return the seed whose noise of `token` at position 0 of sample 0 is made from these 64 bits."""
+    """Return the seed for which the noise of `token` at position 0 of sample 0 has these 64 bits."""
     state = (_unmix(bits) - token * GOLDEN) & MASK
     for _ in range(2):  # position 0 and sample 0
         state = (_unmix(state) - GOLDEN) & MASK
@@ -206,7 +206,7 @@ class TestDistribution:
             Sampling(temperature=1.5, top_k=8, top_p=0.9, min_p=0.1, seed=-9),
         ],
     )
-    def test_tokens_come_as_often_as_the_filtered_softmax_says(self, sampling: Sampling) -> None:
+    def test_token_frequencies_follow_the_filtered_softmax(self, sampling: Sampling) -> None:
         draws = [Draw(sampling, 0, position) for position in range(self.DRAWS)]
         counts = Counter(sample(torch.tensor(self.LOGITS).expand(self.DRAWS, -1), draws))
         kept = Twin.allowed(list(self.LOGITS), sampling)
@@ -219,7 +219,7 @@ class TestDistribution:
 
 class TestBatches:
     @pytest.mark.parametrize("neighbours", range(4))
-    def test_a_row_draws_the_same_token_alone_and_among_64(self, neighbours: int) -> None:
+    def test_a_row_samples_the_same_token_alone_and_among_64(self, neighbours: int) -> None:
         source = np.random.default_rng(neighbours)
         for place, sampling in enumerate(
             [Sampling(seed=1), Sampling(0.3, seed=2), Sampling(top_p=0.9, seed=3), Sampling(top_k=50, seed=4)] * 4
@@ -242,7 +242,7 @@ class TestBatches:
             draws[row] = Draw(sampling, 0, 100 + place)
             assert sample(logits, draws)[row] == sample(logits[row : row + 1], [draws[row]])[0]
 
-    def test_a_neighbours_filter_does_not_take_a_very_unlikely_token_away(self) -> None:
+    def test_a_filter_of_one_row_does_not_remove_an_unlikely_token_of_another(self) -> None:
         """Float32 sums of chances reach 1 before the end, so a top_p of 1 must be no filter at all."""
         vocabulary = 2**20
         for position in range(50):
@@ -258,7 +258,7 @@ class TestBatches:
         assert alone == [int(noise.argmax())]
         assert sample(logits, [draw, Draw(Sampling(top_k=3), 0, 0)])[:1] == alone
 
-    def test_a_request_draws_the_same_tokens_alone_and_in_company(self, tiny_model: Callable[[str], Path]) -> None:
+    def test_a_request_samples_the_same_tokens_alone_and_in_a_batch(self, tiny_model: Callable[[str], Path]) -> None:
         def answer(company: int, token_budget: int) -> list[int]:
             engine = ModelEngine(tiny_model("llama"), token_budget=token_budget)
             for number in range(company):
@@ -323,17 +323,17 @@ class TestEdges:
         assert self.support(Sampling(top_p=0.6, min_p=0.5), logits) == {0}
 
     @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-40, 1e-300, 5e-324])
-    def test_hardly_any_temperature_is_greedy(self, temperature: float) -> None:
+    def test_a_tiny_temperature_is_greedy(self, temperature: float) -> None:
         assert self.support(Sampling(temperature=temperature), (1.0, 90.0, 89.0, -90.0)) == {1}
 
-    def test_much_temperature_makes_all_alike(self) -> None:
+    def test_a_huge_temperature_makes_all_tokens_equally_likely(self) -> None:
         assert self.support(Sampling(temperature=1e30), (1.0, 90.0, 89.0, -90.0)) == {0, 1, 2, 3}
 
     @pytest.mark.parametrize("temperature", [3e38, 3.5e38, 1e39, 1.7e308])
-    def test_heat_beyond_float32_lets_no_forbidden_token_come(self, temperature: float) -> None:
+    def test_a_temperature_beyond_float32_samples_no_forbidden_token(self, temperature: float) -> None:
         assert self.support(Sampling(temperature=temperature), (0.0, -math.inf, 1.0, 90.0)) == {0, 2, 3}
 
-    def test_a_forbidden_token_never_comes(self) -> None:
+    def test_a_forbidden_token_is_never_sampled(self) -> None:
         assert self.support(Sampling(temperature=5.0), (0.0, -math.inf, 1.0)) == {0, 2}
 
     def test_logits_in_half_precision_are_sampled_in_single(self) -> None:

@@ -1,4 +1,4 @@
-"""Rounds of random requests that are cut off somewhere, and go on elsewhere as a gateway lets them go on."""
+"""Rounds of random requests that are cut off and resumed, as by a gateway's failover."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ TOLERANCE = 1e-4  # of log-probabilities
 
 
 class Round(NamedTuple):
-    """What happened in a round, summed over all the places where its requests went on."""
+    """Results of a round, summed over all resumptions."""
 
     ended: int  # samples that had ended before,
     begun: int  # those that went on with tokens,
@@ -30,14 +30,14 @@ class Round(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A request that goes on, and how many tokens each of its samples had."""
+    """A resumed request, and the number of tokens of each sample at the cut."""
 
     request: Request
     lengths: list[int]
 
 
 def run_round(folder: Path, constraints: Sequence[Constraint], number: int) -> Round:
-    """Run one round, and check that whoever goes on elsewhere gets what it would have got undisturbed."""
+    """Run one round, and check that resumed requests get the same tokens as undisturbed ones."""
     draw = random.Random(f"round {number}")
     requests = [_request(draw, name, constraints) for name in range(10)]
     whole = ModelEngine(
@@ -65,7 +65,7 @@ def run_round(folder: Path, constraints: Sequence[Constraint], number: int) -> R
 
 
 def _request(draw: random.Random, name: int, constraints: Sequence[Constraint]) -> Request:
-    """Make a request with any options at once that can be combined. A new option is a line here."""
+    """Make a request with a random combination of options. A new option is a line here."""
     prompt = tuple(draw.randrange(3, VOCABULARY) for _ in range(draw.randint(1, 24)))
     temperature = draw.choice((0.0, 0.7, 1.0, 1.5))
     sampling = Sampling(
@@ -91,9 +91,9 @@ def _request(draw: random.Random, name: int, constraints: Sequence[Constraint]) 
 
 
 def _cut(draw: random.Random, whole: ModelEngine, request: Request) -> _Cut:
-    """Cut each sample anywhere, as a gateway has it that may have heard of one more than of another.
+    """Cut each sample anywhere, because a gateway may have received more of one sample than of another.
 
-    One that is there to its last token has ended; one of them has not.
+    A sample cut after its last token has ended; at least one has not.
     """
     samples = whole.samples[request.request_id]
     lengths = [draw.choice((0, len(tokens), draw.randint(0, len(tokens)))) for tokens in samples]
@@ -106,7 +106,7 @@ def _cut(draw: random.Random, whole: ModelEngine, request: Request) -> _Cut:
 
 
 def _run(engine: ModelEngine, requests: Sequence[Request], draw: random.Random) -> None:
-    """Let them come at random moments, and run until all have ended."""
+    """Submit requests at random times, and run until all have ended."""
     for request in requests:
         engine.take(request)
         for _ in range(draw.choice((0, 1, 3))):
@@ -115,7 +115,7 @@ def _run(engine: ModelEngine, requests: Sequence[Request], draw: random.Random) 
 
 
 def _in_a_small_pool(folder: Path, requests: Sequence[Request], draw: random.Random) -> ModelEngine:
-    """Run them where the largest leaves little room beside it, and a request comes first in every order and grows."""
+    """Run requests in a pool little larger than the largest one, beside a growing request of higher priority."""
     neighbour = Request("neighbour", (5, 6, 7), Sampling(seed=1), Stopping(30), priority=-2, samples=((),) * 6)
     full = ModelEngine(folder, block_size=BLOCK, max_sequences=SEQUENCES).scheduler.capacity
     largest = max(full.max_blocks(request) for request in (neighbour, *requests))
@@ -133,7 +133,7 @@ def _in_a_small_pool(folder: Path, requests: Sequence[Request], draw: random.Ran
 
 
 def _check(engine: ModelEngine, name: str, whole: ModelEngine, cut: _Cut) -> None:
-    """Compare what was told before the cut and after it with what was told of the whole."""
+    """Compare the output before and after the cut with that of the whole request."""
     expected = whole.finished[cut.request.request_id.removesuffix(" again")]
     undisturbed = expected.request.request_id
     members = engine.finished[name].members

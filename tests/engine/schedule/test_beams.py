@@ -1,4 +1,4 @@
-"""Beam search gives the answers of transformers, whatever the chunks, the preemptions and the neighbours."""
+"""Beam search gives the answers of transformers, with any chunks, preemptions and other requests."""
 
 import math
 import random
@@ -94,7 +94,7 @@ class TestEqualToTransformers:
             assert answer.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
             assert answer.stop_token == (answer.tokens[-1] if stopped else None)
 
-    def test_with_bias_and_penalties_and_fewest_tokens(self, folder: Path) -> None:
+    def test_with_bias_penalties_and_min_tokens(self, folder: Path) -> None:
         search, ends = BeamSearch(4), [*range(30, 90)]
         biases = tuple((token, 4.0) for token in prompt(9))
         request = Request(
@@ -205,7 +205,7 @@ class TestBlocks:
 
 
 class TestEnds:
-    def test_a_cancelled_search_gives_its_blocks_back_and_answers_nothing(self, folder: Path) -> None:
+    def test_a_cancelled_search_releases_its_blocks_and_has_no_answers(self, folder: Path) -> None:
         for turns in range(12):
             engine = ModelEngine(folder, block_size=BLOCK)
             name = search_with(engine, prompt(10), BeamSearch(4), 20, samples=3)
@@ -219,14 +219,14 @@ class TestEnds:
                 (FinishReason.CANCELLED, 0, None)
             ]
 
-    def test_a_search_whose_time_is_over_fails(self, folder: Path) -> None:
+    def test_an_expired_search_fails(self, folder: Path) -> None:
         engine = ModelEngine(folder, block_size=BLOCK)
         name = search_with(engine, prompt(10), BeamSearch(4), 20, deadline=6.0)
         engine.run()
         group = engine.finished[name]
         assert (group.failure, [one.finish for one in group.answers]) == (Failure.DEADLINE, [FinishReason.FAILED])
 
-    def test_where_there_are_fewer_answers_than_asked_for_the_rest_are_empty(self, folder: Path) -> None:
+    def test_missing_answers_are_empty(self, folder: Path) -> None:
         request = Request(
             request_id="r",
             prompt=tuple(prompt(5)),
@@ -272,7 +272,7 @@ class TestRefused:
 class TestContinuations:
     LOGITS = torch.randn((40, 500), generator=torch.Generator().manual_seed(3)) * 4
 
-    def test_are_the_likeliest_by_the_models_own_log_probabilities(self) -> None:
+    def test_are_the_most_likely_by_the_models_log_probabilities(self) -> None:
         expected = self.LOGITS.double().log_softmax(-1)
         for number, one in enumerate(continuations(self.LOGITS, [None] * 40, [6] * 40)):
             values, token_ids = expected[number].topk(6)
@@ -292,7 +292,7 @@ class TestContinuations:
 
 
 class TestSearch:
-    def test_the_first_beam_that_goes_on_is_the_likeliest_and_ties_go_to_the_smaller_token(self) -> None:
+    def test_the_first_beam_is_the_most_likely_and_ties_go_to_the_smaller_token(self) -> None:
         beams = Beams(BeamSearch(2), Stopping(5))
         kept = beams.advance([[]], [[(7, -1.0), (3, -1.0), (9, -0.5)]])
         assert [(one.parent, one.token_id, one.logprob) for one in kept] == [(0, 9, -0.5), (0, 3, -1.0)]

@@ -1,4 +1,4 @@
-"""Outputs kept in a language while they are batched, preempted, moved and forked; and states that fail."""
+"""Constraints of batched, preempted, resumed and forked requests; and failing constraints."""
 
 import random
 import re
@@ -49,7 +49,7 @@ def mask_of(tokens: Iterable[int]) -> bytes:
 
 
 @given(allowed=st.sets(st.integers(0, 40), min_size=1), banned=st.sets(st.integers(-2, 50)))
-def test_a_mask_leaves_a_token_where_one_is_allowed_and_not_barred(allowed: set[int], banned: set[int]) -> None:
+def test_a_mask_leaves_a_token_if_one_is_allowed_and_not_banned(allowed: set[int], banned: set[int]) -> None:
     assert allows_any(mask_of(allowed), banned) == bool(allowed - banned)
 
 
@@ -104,7 +104,7 @@ def alone(folder: Path, constraint: Constraint) -> list[list[int]]:
 
 
 def answers(engine: ModelEngine, constraint: Constraint) -> list[list[int]]:
-    """Three samples, with nothing else in the engine than what there is."""
+    """Answers of three samples in an idle engine."""
     name = engine.submit(PROMPT, MOST, sampling=SAMPLED, samples=3, stop=[END], constraint=constraint)
     engine.run()
     return engine.samples[name]
@@ -115,7 +115,7 @@ def text(vocabulary: Vocabulary, tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, Sampling(temperature=9.0, top_k=40, seed=3)])
-def test_every_answer_belongs_to_the_language(
+def test_every_output_satisfies_the_constraint(
     folder: Path, vocabulary: Vocabulary, constraint: Constraint, sampling: Sampling
 ) -> None:
     engine = ModelEngine(folder)
@@ -128,7 +128,7 @@ def test_every_answer_belongs_to_the_language(
     assert [engine.tokens[free]] == ModelEngine(folder).generate([PROMPT], 30, sampling=sampling, stop=[END])
 
 
-def test_an_answer_that_is_complete_ends_at_once(folder: Path, vocabulary: Vocabulary) -> None:
+def test_a_complete_output_ends_immediately(folder: Path, vocabulary: Vocabulary) -> None:
     constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "abc?"))
     engine = ModelEngine(folder)
     bias = LogitRules(logit_bias=((END, -1e9),))
@@ -139,13 +139,13 @@ def test_an_answer_that_is_complete_ends_at_once(folder: Path, vocabulary: Vocab
     assert (member.finish, member.stop_token) == (FinishReason.STOP, None)
 
 
-def test_the_language_of_no_text_ends_with_the_end(folder: Path, vocabulary: Vocabulary) -> None:
+def test_a_constraint_without_text_ends_with_the_end_token(folder: Path, vocabulary: Vocabulary) -> None:
     engine = ModelEngine(folder)
     constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "(?:)"))
     assert engine.generate([PROMPT], 9, stop=[END], constraint=constraint) == [[END]]
 
 
-def test_min_tokens_give_way_where_the_language_ends(folder: Path, vocabulary: Vocabulary) -> None:
+def test_min_tokens_yield_to_the_end_of_the_constraint(folder: Path, vocabulary: Vocabulary) -> None:
     engine = ModelEngine(folder)
     constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "x{1,5}"))
     engine.take(Request("r", PROMPT, GREEDY, Stopping(9, frozenset({END}), 9), constraint=constraint))
@@ -166,7 +166,7 @@ def test_an_answer_of_max_tokens_is_the_beginning_of_one(
 
 
 @pytest.mark.parametrize("budget", [3, 512])
-def test_answers_are_the_same_whatever_the_chunks_and_whoever_else_runs(
+def test_answers_do_not_depend_on_chunks_and_other_requests(
     folder: Path, constraint: Constraint, vocabulary: Vocabulary, alone: list[list[int]], budget: int
 ) -> None:
     engine = ModelEngine(folder, block_size=BLOCK, token_budget=budget, max_sequences=min(64, budget))
@@ -195,9 +195,7 @@ def test_answers_are_the_same_after_preemptions_of_each_kind(
     assert (group.stats.swapped_tokens > 0) == (preemption is Preemption.SWAP)
 
 
-def test_answers_go_on_where_another_engine_left_them(
-    folder: Path, constraint: Constraint, alone: list[list[int]]
-) -> None:
+def test_answers_continue_after_a_failover(folder: Path, constraint: Constraint, alone: list[list[int]]) -> None:
     stopping = Stopping(MOST, frozenset({END}))
     whole = Request("moved", PROMPT, SAMPLED, stopping, samples=((), (), ()), constraint=constraint)
     shortest = min(map(len, alone))
@@ -209,7 +207,7 @@ def test_answers_go_on_where_another_engine_left_them(
         assert [[*before, *after] for before, after in zip(begun, engine.samples["moved"], strict=True)] == alone
 
 
-def test_a_sample_takes_its_own_mask_where_the_trunk_knows_more_tokens(
+def test_a_sample_uses_its_own_mask_if_the_trunk_has_more_tokens(
     folder: Path, vocabulary: Vocabulary, alone: list[list[int]], constraint: Constraint
 ) -> None:
     engine = ModelEngine(folder, block_size=BLOCK)
@@ -223,7 +221,7 @@ def test_a_sample_takes_its_own_mask_where_the_trunk_knows_more_tokens(
 # What is refused
 
 
-def test_what_was_generated_outside_the_language_is_refused(folder: Path, constraint: Constraint) -> None:
+def test_generated_tokens_that_violate_the_constraint_are_refused(folder: Path, constraint: Constraint) -> None:
     engine = ModelEngine(folder)
     with pytest.raises(InvalidRequest) as refused:
         engine.take(Request("r", PROMPT, GREEDY, Stopping(9), samples=((), (350,)), constraint=constraint))
@@ -238,7 +236,7 @@ def test_what_was_generated_outside_the_language_is_refused(folder: Path, constr
         (LogitRules(), Stopping(9, ignored_token_ids=frozenset({END})), "stopping.ignore_eos"),
     ],
 )
-def test_what_could_leave_nothing_to_choose_is_refused(
+def test_rules_that_could_ban_all_tokens_are_refused(
     constraint: Constraint, rules: LogitRules, stopping: Stopping, field: str
 ) -> None:
     request = Request("r", PROMPT, GREEDY, stopping, logit_rules=rules, constraint=constraint)
@@ -252,7 +250,7 @@ def test_what_could_leave_nothing_to_choose_is_refused(
 
 @dataclass
 class Tiring:
-    """A language of anything, whose state fails after some tokens."""
+    """A constraint that allows everything and fails after some tokens."""
 
     left: int
     complete: bool = False
@@ -289,7 +287,7 @@ def test_a_state_that_fails_ends_its_request_and_no_other(folder: Path, samples:
 
 
 @pytest.mark.parametrize("preemption", [None, Preemption.RECOMPUTE, Preemption.SWAP])
-def test_beams_in_a_language_are_those_of_transformers_kept_in_it(
+def test_constrained_beams_equal_those_of_transformers(
     folder: Path, vocabulary: Vocabulary, constraint: Constraint, preemption: Preemption | None
 ) -> None:
     def allowed(_batch: int, tokens: torch.Tensor) -> list[int]:
@@ -325,7 +323,7 @@ def test_beams_in_a_language_are_those_of_transformers_kept_in_it(
     assert (engine.finished[name].stats.preemptions > 0) == (preemption is not None)
 
 
-def test_beams_of_a_language_with_fewer_texts_than_beams_are_all_of_them(folder: Path, vocabulary: Vocabulary) -> None:
+def test_a_constraint_with_fewer_texts_than_beams_returns_all_of_them(folder: Path, vocabulary: Vocabulary) -> None:
     engine = ModelEngine(folder)
     constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "x|y"))
     name = engine.submit(PROMPT, 5, beam_search=BeamSearch(4), samples=4, stop=[END], constraint=constraint)

@@ -1,4 +1,4 @@
-"""Isolated requests: nothing else is in their batches until they have gained a token, and others wait no longer."""
+"""Isolated requests are alone in their batches until they gain a token, and delay others for a limited time."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ LONG_PROMPT = tuple(range(1, 21))  # three steps of the budget
 
 
 class Rig(EngineInProcess):
-    """An engine over a fake model. A request is known in plans by its seed, which is its number."""
+    """An engine over a fake model. The seed of a request, which is its number, identifies it in plans."""
 
     def __init__(self, isolation_turns: float = 1000.0, *, ahead: bool = False, device_blocks: int = 60) -> None:
         capacity = Capacity(64, VOCABULARY, 4, device_blocks)
@@ -50,7 +50,7 @@ def numbers_in(plan: StepPlan) -> set[int]:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_it_is_alone_in_its_batches_until_its_first_token_and_then_like_any_other(ahead: bool) -> None:
+def test_it_is_alone_in_its_batches_until_its_first_token(ahead: bool) -> None:
     rig = Rig(ahead=ahead)
     rig.run_until_decoding(rig.ask((1, 2, 3), 30))
     isolated, after = rig.ask(LONG_PROMPT, 5, isolated=True), rig.ask((4, 5), 20)
@@ -66,7 +66,7 @@ def test_it_is_alone_in_its_batches_until_its_first_token_and_then_like_any_othe
         assert rig.tokens[name] == expected
 
 
-def test_nothing_of_it_is_computed_in_the_turn_that_says_that_it_has_started() -> None:
+def test_nothing_is_computed_in_the_turn_that_delivers_its_start() -> None:
     rig = Rig()
     rig.run_until_decoding(rig.ask((1, 2, 3), 30))
     rig.ask(LONG_PROMPT, 5, isolated=True)
@@ -79,7 +79,7 @@ def test_nothing_of_it_is_computed_in_the_turn_that_says_that_it_has_started() -
     assert rig.batches()[-1] == {1}
 
 
-def test_of_several_the_next_one_starts_when_the_one_before_has_its_token_and_others_had_a_turn() -> None:
+def test_several_run_one_after_the_other_with_a_step_of_others_between() -> None:
     rig = Rig()
     rig.run_until_decoding(rig.ask((1, 2, 3), 40))
     names = [rig.ask((number, 7, 8), 30, isolated=True) for number in (4, 5, 6)]
@@ -106,7 +106,7 @@ def test_a_beam_search_which_has_no_token_before_its_end_is_alone_until_then() -
     assert {True, False} not in widths
 
 
-def test_it_keeps_others_waiting_no_longer_than_the_limit() -> None:
+def test_it_delays_others_no_longer_than_the_limit() -> None:
     rig = Rig(isolation_turns=2)
     rig.run_until_decoding(rig.ask((1, 2, 3), 30))
     rig.ask(LONG_PROMPT, 5, isolated=True)
@@ -116,7 +116,7 @@ def test_it_keeps_others_waiting_no_longer_than_the_limit() -> None:
     assert batches[first : first + 3] == [{1}, {1}, {0, 1}]
 
 
-def test_where_others_hold_the_blocks_that_it_lacks_these_go_on() -> None:
+def test_others_continue_if_they_hold_the_blocks_that_it_lacks() -> None:
     rig = Rig(device_blocks=9)
     first = rig.ask((1, 2, 3), 20)
     while len(rig.tokens[first]) < 12:  # it holds 4 blocks, and is not preempted for a later one

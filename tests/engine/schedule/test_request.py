@@ -1,4 +1,4 @@
-"""What the engine takes of a request's numbers, whatever a gateway has let pass."""
+"""Checks of a request's numbers, independent of a gateway's checks."""
 
 import math
 
@@ -10,7 +10,7 @@ from engine.schedule.request import Capacity, Request, Sampling, Stopping
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "top_k"])
 @pytest.mark.parametrize("value", [-1, -1e-300, math.nan, math.inf, -math.inf])
-def test_numbers_that_no_sampling_has_are_refused_by_name(field: str, value: float) -> None:
+def test_invalid_sampling_parameters_are_refused_naming_the_field(field: str, value: float) -> None:
     if field == "top_k" and value != -1:
         pytest.skip("it is an integer")
     request = Request("r", (5,), Sampling(**{field: value}), Stopping(4))  # type: ignore[arg-type]
@@ -22,7 +22,7 @@ def test_numbers_that_no_sampling_has_are_refused_by_name(field: str, value: flo
 @pytest.mark.parametrize(
     ("field", "value"), [("request_id", "i" * 513), ("request_id", "ö" * 257), ("salt", bytes(481))]
 )
-def test_an_id_or_salt_that_is_too_long_is_refused_by_name(field: str, value: str | bytes) -> None:
+def test_a_too_long_id_or_salt_is_refused_naming_the_field(field: str, value: str | bytes) -> None:
     fields = {"request_id": "r", field: value}
     request = Request(prompt=(5,), sampling=Sampling(), stopping=Stopping(4), **fields)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"must have at most .* bytes, not") as caught:

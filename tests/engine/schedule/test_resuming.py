@@ -1,4 +1,4 @@
-"""Requests begun at another engine: they go on as if nothing had happened, with what had ended left alone."""
+"""Requests resumed after a failover: the same tokens as undisturbed, and ended samples unchanged."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def compiled(vocabulary: Vocabulary) -> Sequence[Constraint]:
 
 @pytest.fixture
 def alone(folder: Path) -> list[list[int]]:
-    """Three samples, with nothing else in the engine."""
+    """Answers of three samples in an idle engine."""
     engine = ModelEngine(folder, block_size=BLOCK)
     engine.take(three())
     engine.run()
@@ -52,7 +52,7 @@ def three(**fields: object) -> Request:
     return replace(Request("r", PROMPT, SAMPLED, Stopping(MOST), samples=((), (), ())), **fields)  # type: ignore[arg-type]
 
 
-def test_random_requests_that_are_cut_off_anywhere_go_on_elsewhere_as_if_nothing_had_happened(
+def test_random_requests_continue_after_a_failover_with_the_same_tokens(
     folder: Path, constraints: Sequence[Constraint]
 ) -> None:
     rounds = [run_round(folder, constraints, number) for number in range(4)]
@@ -80,14 +80,14 @@ def test_nothing_is_computed_for_samples_that_had_ended_and_no_block_is_held_for
     ]
 
 
-def test_samples_that_had_ended_take_no_place_and_no_blocks_of_the_limits(folder: Path) -> None:
+def test_ended_samples_do_not_count_against_the_limits(folder: Path) -> None:
     engine = ModelEngine(folder, block_size=BLOCK, device_blocks=6, max_sequences=1)
     engine.take(three(ended=frozenset({0, 1})))
     engine.run()
     assert [len(tokens) for tokens in engine.samples["r"]] == [0, 0, MOST]
 
 
-def test_a_request_with_ended_samples_that_is_cancelled_says_so_of_the_others_alone(folder: Path) -> None:
+def test_cancelling_a_request_with_ended_samples_ends_only_the_others(folder: Path) -> None:
     engine = ModelEngine(folder, block_size=BLOCK)
     engine.take(three(ended=frozenset({1})))
     engine.turn()
@@ -101,13 +101,21 @@ def test_a_request_with_ended_samples_that_is_cancelled_says_so_of_the_others_al
 @pytest.mark.parametrize(
     ("fields", "field", "text"),
     [
-        ({"ended": frozenset({0, 1, 2})}, "samples.ended", "all samples have ended"),
-        ({"samples": ((), (5, VOCABULARY)), "ended": frozenset({1})}, "samples.generated_token_ids", "has 384"),
-        ({"samples": ((), tuple(range(10, 22)))}, "samples.generated_token_ids", "12 tokens are generated already"),
+        ({"ended": frozenset({0, 1, 2})}, "samples.ended", "must leave at least one sample"),
+        (
+            {"samples": ((), (5, VOCABULARY)), "ended": frozenset({1})},
+            "samples.generated_token_ids",
+            "must be between 0 and 383, not 384",
+        ),
+        (
+            {"samples": ((), tuple(range(10, 22)))},
+            "samples.generated_token_ids",
+            "fewer than stopping.max_tokens .12. tokens, not 12",
+        ),
         (
             {"samples": ((), (9, END)), "stopping": Stopping(MOST, frozenset({END}))},
             "samples.generated_token_ids",
-            "0 is among the tokens of sample 1, and ends it",
+            "of sample 1 has stop token 0",
         ),
         (
             {"samples": ((), ()), "ended": frozenset({1}), "sampling": GREEDY, "beam_search": BeamSearch(2)},
@@ -116,7 +124,7 @@ def test_a_request_with_ended_samples_that_is_cancelled_says_so_of_the_others_al
         ),
     ],
 )
-def test_what_cannot_go_on_is_refused_naming_the_field(
+def test_an_invalid_resumption_is_refused_naming_the_field(
     folder: Path, fields: dict[str, object], field: str, text: str
 ) -> None:
     engine = ModelEngine(folder, block_size=BLOCK)
@@ -134,7 +142,7 @@ def test_a_sample_whose_constraint_is_complete_has_ended(folder: Path, constrain
     index = next(i for i, member in enumerate(engine.finished["r"].members) if member.stop_token is None)
     assert engine.finished["r"].members[index].finish is FinishReason.STOP, "it was complete"
     samples = ((),) * index + (tuple(engine.samples["r"][index]),)
-    with pytest.raises(InvalidRequest, match="it is complete, so its sample has ended") as refused:
+    with pytest.raises(InvalidRequest, match="the output is complete, so its sample has ended") as refused:
         engine.take(three(request_id="s", constraint=constraint, stopping=stopping, samples=(*samples, ())))
     assert refused.value.field == "samples.generated_token_ids"
     assert engine.scheduler.empty

@@ -1,4 +1,4 @@
-"""Several samples of one prompt: computed once, shared, copied on write; whatever happens to them, the same tokens."""
+"""Several samples of one prompt: prefilled once, shared, copied on write, with unchanged tokens."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ def folder(tiny_model):
 
 @pytest.fixture
 def alone(folder):
-    """Three samples of a prompt of ten tokens, twelve tokens each, with nothing else in the engine."""
+    """Answers of three samples (prompt of ten tokens, twelve tokens each) in an idle engine."""
     engine = ModelEngine(folder, block_size=BLOCK)
     name = engine.submit(prompt(10), 12, sampling=SAMPLED, samples=3)
     engine.run()
@@ -59,7 +59,7 @@ def test_the_prompt_is_computed_once_and_its_whole_blocks_are_shared(folder, len
 
 
 @pytest.mark.parametrize("budget", [3, 5, 512])
-def test_samples_are_the_same_whatever_the_chunks_and_whoever_else_runs(folder, alone, budget):
+def test_samples_do_not_depend_on_chunks_and_other_requests(folder, alone, budget):
     engine = ModelEngine(folder, block_size=BLOCK, token_budget=budget, max_sequences=min(64, budget))
     others = [engine.submit(prompt(9, seed), 8, sampling=Sampling(seed=seed)) for seed in range(2, 4)]
     name = engine.submit(prompt(10), 12, sampling=SAMPLED, samples=3)
@@ -86,7 +86,7 @@ def test_samples_are_the_same_after_preemptions_of_each_kind(folder, alone, pree
         assert (group.stats.recomputed_tokens > 0, group.stats.swapped_tokens) == (True, 0)
 
 
-def test_a_sample_that_stops_early_gives_its_blocks_back_while_the_others_go_on(folder, alone):
+def test_a_sample_that_stops_early_releases_its_blocks_while_the_others_continue(folder, alone):
     stop = next(token for token in alone[1] if all(token not in other for other in (alone[0], alone[2])))
     end = alone[1].index(stop) + 1
     engine = ModelEngine(folder, block_size=BLOCK)
@@ -111,7 +111,7 @@ def test_the_others_are_forked_from_a_trunk_that_ended_with_its_first_token(fold
     assert engine.samples[name] == [[stop], *alone[1:]]
 
 
-def test_samples_go_on_where_another_engine_left_them(folder, alone):
+def test_samples_continue_after_a_failover(folder, alone):
     whole = Request("moved", tuple(prompt(10)), SAMPLED, Stopping(12), samples=((), (), ()))
     for lengths in ((1, 1, 1), (5, 2, 8), (0, 3, 1), (11, 11, 11)):
         engine = ModelEngine(folder, block_size=BLOCK)
@@ -195,7 +195,7 @@ class TestSwapping:
         assert [engine.samples[name] for name in names] == [plain.samples[name] for name in pairs]
 
     @pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
-    def test_a_group_that_holds_nearly_the_whole_pool_is_preempted_and_returns(self, folder, preemption):
+    def test_a_group_that_holds_nearly_the_whole_pool_is_preempted_and_resumes(self, folder, preemption):
         engine = ModelEngine(folder, block_size=BLOCK, device_blocks=20, host_blocks=20, preemption=preemption)
         plain = ModelEngine(folder, block_size=BLOCK)
         for one in (plain, engine):
@@ -233,7 +233,7 @@ class TestSwapping:
 
 
 def submit_pair(engine, shared, number):
-    """Submit a request of two sequences that begins with `shared`: a beam search, or every third time samples."""
+    """Submit a request of two sequences that starts with `shared`: a beam search, or every third time samples."""
     if number % 3 == 1:
         return engine.submit([*shared, 100 + number], 24, sampling=Sampling(seed=number), samples=2)
     return engine.submit([*shared, 100 + number], 24, beam_search=BeamSearch(2), samples=2)
@@ -246,7 +246,7 @@ def slots(engine, sequence):
 
 
 @pytest.mark.parametrize("turns", [0, 1, 4])
-def test_a_request_whose_time_is_over_fails_by_its_deadline_in_the_queue_and_while_it_runs(folder, turns):
+def test_an_expired_request_fails_in_the_queue_and_while_it_runs(folder, turns):
     engine = ModelEngine(folder, block_size=BLOCK, device_blocks=12)
     other = engine.submit(prompt(30, 4), 16, priority=-1)
     request = Request("late", tuple(prompt(10)), SAMPLED, Stopping(6), samples=((), ()), deadline=float(turns))
@@ -260,7 +260,7 @@ def test_a_request_whose_time_is_over_fails_by_its_deadline_in_the_queue_and_whi
     assert [len(engine.tokens[name]) for name in (other, quick)] == [16, 2]
 
 
-def test_what_was_generated_before_the_deadline_has_been_told(folder, alone):
+def test_tokens_generated_before_the_deadline_are_delivered(folder, alone):
     engine = ModelEngine(folder, block_size=BLOCK)
     engine.take(Request("late", tuple(prompt(10)), SAMPLED, Stopping(12), samples=((), (), ()), deadline=8.0))
     engine.run()
@@ -273,7 +273,7 @@ def test_what_was_generated_before_the_deadline_has_been_told(folder, alone):
     ]
 
 
-def test_costs_decide_between_the_two_ways():
+def test_costs_decide_between_swap_and_recomputation():
     costs = PreemptionCosts(seconds_per_block=0.01)
     assert costs.swap_is_cheaper(1, 100), "until computing was measured, swapping is tried"
     fed = Work(1, tuple(range(20)), 0, (1,), False, SAMPLED)

@@ -1,4 +1,4 @@
-"""The scheduler and the loop around it, over a model without tensors: what is refused, and how requests end."""
+"""The scheduler and its loop, over a model without tensors: refusals, and how requests end."""
 
 import random
 from collections.abc import Callable
@@ -21,7 +21,7 @@ BLOCK = 4
 
 
 class Rig(EngineInProcess):
-    """An engine over a fake model, with a scheduler that checks itself."""
+    """An engine over a fake model, with a scheduler that checks its invariants."""
 
     def __init__(self, device_blocks: int = 8, limits: Limits | None = None, host_blocks: int = 0) -> None:
         capacity = Capacity(CONTEXT, VOCABULARY, BLOCK, device_blocks, host_blocks)
@@ -50,9 +50,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("request_", "field", "words"),
         [
-            (a_request(prompt=()), "prompt", "prompt is empty"),
+            (a_request(prompt=()), "prompt", "prompt must have at least 1 token, not 0"),
             (a_request(max_tokens=0), "stopping.max_tokens", "max_tokens must be at least 1, not 0"),
-            (a_request(max_tokens=-3), "stopping.max_tokens", "max_tokens is -3"),
+            (a_request(max_tokens=-3), "stopping.max_tokens", "max_tokens must be at least 1, not -3"),
             (a_request(prompt=(1, 50)), "prompt.token_ids", "must be between 0 and 49, not 50"),
             (a_request(prompt=(1, -1)), "prompt.token_ids", "must be between 0 and 49, not -1"),
             (
@@ -60,9 +60,13 @@ class TestRefusals:
                 "stopping.max_tokens",
                 r"at most 32 tokens \(the model.s context\), not 33",
             ),
-            (a_request(prompt=(1,) * 20, max_tokens=6), "stopping.max_tokens", "takes 7 blocks; the pool has 6"),
+            (a_request(prompt=(1,) * 20, max_tokens=6), "stopping.max_tokens", "take 7 blocks; the pool has 6"),
             (a_request(samples=((3, 50),)), "samples.generated_token_ids", "must be between 0 and 49, not 50"),
-            (a_request(samples=((3, 4),)), "samples.generated_token_ids", "2 tokens are generated already"),
+            (
+                a_request(samples=((3, 4),)),
+                "samples.generated_token_ids",
+                "fewer than stopping.max_tokens .2. tokens, not 2",
+            ),
         ],
     )
     def test_a_request_that_can_never_be_served_is_refused(self, request_: Request, field: str, words: str) -> None:
@@ -81,7 +85,7 @@ class TestRefusals:
             a_request(samples=((3,),)),
         ],
     )
-    def test_what_just_fits_is_taken(self, request_: Request) -> None:
+    def test_a_request_that_just_fits_is_accepted(self, request_: Request) -> None:
         blocks = 8 if request_.stopping.max_tokens == 12 else 6
         rig = Rig(device_blocks=blocks)
         rig.take(request_)
@@ -98,7 +102,7 @@ class TestRefusals:
         rig.run()
         rig.scheduler.requests.submit(a_request("a"))
 
-    def test_a_full_queue_refuses_and_takes_again_when_somebody_left(self, rig: Rig) -> None:
+    def test_a_full_queue_refuses_until_a_request_ends(self, rig: Rig) -> None:
         for _ in range(6):
             rig.submit([1], 3)
         with pytest.raises(QueueFull, match="6 requests wait"):
@@ -108,7 +112,7 @@ class TestRefusals:
         with pytest.raises(QueueFull):
             rig.scheduler.requests.submit(a_request())
 
-    def test_those_whose_blocks_are_asked_for_still_count_as_waiting(self, rig: Rig) -> None:
+    def test_admitting_requests_still_count_as_waiting(self, rig: Rig) -> None:
         rig.blocks.delay = 3
         rig.submit([1], 3)
         rig.turn()
@@ -118,7 +122,7 @@ class TestRefusals:
         with pytest.raises(QueueFull):
             rig.scheduler.requests.submit(a_request())
 
-    def test_a_draining_engine_refuses_the_new_and_ends_the_old(self, rig: Rig) -> None:
+    def test_a_draining_engine_refuses_new_requests_and_finishes_live_ones(self, rig: Rig) -> None:
         rig.submit([1, 2], 3)
         rig.submit([3, 4], 3)
         rig.turn()
@@ -161,7 +165,7 @@ class TestRefusals:
 class TestLimits:
     @pytest.mark.parametrize("field", ["token_budget", "max_sequences", "max_waiting"])
     @pytest.mark.parametrize("value", [0, -1])
-    def test_a_limit_below_one_is_refused_by_name(self, field: str, value: int) -> None:
+    def test_a_limit_below_one_is_refused_naming_the_field(self, field: str, value: int) -> None:
         with pytest.raises(ValueError, match=f"{field} must be at least 1, not {value}"):
             Limits(**{field: value})
 
@@ -179,7 +183,7 @@ class TestLimits:
             assert len(rig.blocks.pool.sequences) <= 2
         assert {one.finish for one in rig.finished.values()} == {FinishReason.LENGTH}
 
-    def test_a_long_prompt_is_fed_in_pieces_of_the_budget(self) -> None:
+    def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget(self) -> None:
         rig = Rig(limits=Limits(5, 4, 6))
         rig.submit(range(18), 2)
         rig.run()
@@ -198,7 +202,7 @@ class TestLimits:
 
 
 class TestCancel:
-    def test_a_waiting_request_ends_without_ever_asking_for_blocks(self, rig: Rig) -> None:
+    def test_a_waiting_request_ends_without_requesting_blocks(self, rig: Rig) -> None:
         name = rig.submit([1, 2], 3)
         rig.scheduler.requests.cancel(name)
         rig.turn()
@@ -207,7 +211,7 @@ class TestCancel:
         assert not rig.steps
 
     @pytest.mark.parametrize("turns", [0, 1, 2])
-    def test_one_whose_blocks_are_asked_for_gives_them_back_as_soon_as_they_come(self, rig: Rig, turns: int) -> None:
+    def test_an_admitting_request_releases_its_blocks_when_they_are_granted(self, rig: Rig, turns: int) -> None:
         rig.blocks.delay = 3
         name = rig.submit([1, 2], 3)
         for _ in range(turns + 1):
@@ -221,7 +225,7 @@ class TestCancel:
         assert [free.reason for free in rig.frees()] == [FreeReason.CANCELLED]
         assert name not in rig.cached, "it never started"
 
-    def test_one_whose_blocks_are_refused_is_forgotten(self) -> None:
+    def test_an_admitting_request_that_is_refused_is_dropped(self) -> None:
         rig = Rig(device_blocks=4)
         rig.submit([1] * 8, 9)
         while "r0" not in rig.cached:
@@ -236,7 +240,7 @@ class TestCancel:
         assert rig.finished["r0"].finish is FinishReason.LENGTH
 
     @pytest.mark.parametrize("turns", range(2, 9))
-    def test_a_running_request_keeps_its_tokens_and_gives_its_blocks_back(self, rig: Rig, turns: int) -> None:
+    def test_a_cancelled_request_keeps_its_tokens_and_releases_its_blocks(self, rig: Rig, turns: int) -> None:
         name = rig.submit([1, 2, 3, 4, 5], 12)
         for _ in range(turns):
             rig.turn()
@@ -278,14 +282,14 @@ class TestCancel:
 
 
 class TestOrder:
-    def test_a_more_urgent_request_is_admitted_first_though_it_came_last(self) -> None:
+    def test_a_request_of_higher_priority_is_admitted_first_though_it_arrived_last(self) -> None:
         rig = Rig(limits=Limits(16, 1, 6))
         for name, priority, age in (("plain", 1, 0), ("urgent", 0, 0), ("old", 1, 5)):
             rig.submit([1, 2], 1, request_id=name, priority=priority, age=age)
         rig.run()
         assert list(rig.finished) == ["urgent", "old", "plain"]
 
-    def test_the_least_urgent_gives_way_when_blocks_run_out(self) -> None:
+    def test_the_lowest_priority_is_preempted_when_blocks_run_out(self) -> None:
         rig = Rig(device_blocks=6)
         for name, priority in (("first", 1), ("second", 1), ("urgent", 0)):
             rig.submit([len(name)] * 3, 14, request_id=name, priority=priority)
@@ -296,7 +300,7 @@ class TestOrder:
         assert preempted["second"] > 0
         assert next(iter(rig.finished)) == "urgent"
 
-    def test_a_victims_blocks_travel_with_the_extend_that_needs_them(self) -> None:
+    def test_a_victims_blocks_are_freed_in_the_step_that_extends_another_group(self) -> None:
         rig = Rig(device_blocks=5)
         rig.submit([1] * 4, 16)
         rig.submit([2] * 4, 16)
@@ -307,14 +311,14 @@ class TestOrder:
             assert {free.preempted_for_group for free in step.frees} <= {extend.group for extend in step.extends}
         assert all(sequence.generated == 16 for sequence in rig.finished.values())
 
-    def test_no_sequence_asks_for_more_room_than_it_can_still_need(self) -> None:
+    def test_no_sequence_requests_more_room_than_it_can_need(self) -> None:
         rig = Rig(device_blocks=8)
         rig.submit([1, 2, 3], 6)  # 8 slots, 2 blocks
         rig.run()
         assert max(room for step in rig.steps for extend in step.extends for _, room in extend.rooms) <= 8
         assert rig.blocks.session.totals.peak_held_blocks == 2
 
-    def test_a_newcomer_leaves_room_for_the_rest_of_the_prompts_that_run(self) -> None:
+    def test_an_admission_leaves_room_for_the_rest_of_running_prompts(self) -> None:
         rig = Rig(device_blocks=5, limits=Limits(5, 4, 6))
         rig.submit(range(18), 2)  # fed in pieces, 5 blocks in the end
         while "r0" not in rig.cached:
@@ -324,7 +328,7 @@ class TestOrder:
         assert rig.scheduler.totals.preemptions == 0
         assert [free.reason.name for free in rig.frees()] == ["FINISHED"] * 2
 
-    def test_one_that_asks_for_much_is_not_overtaken_for_ever(self) -> None:
+    def test_a_large_request_does_not_starve(self) -> None:
         rig = Rig(device_blocks=6)
         rig.submit([1] * 3, 3)
         rig.turn()
@@ -340,7 +344,7 @@ class TestOrder:
 
 
 class TestStarvation:
-    """A new urgent request comes whenever one has ended, so that there is always one that waits."""
+    """A new request of high priority arrives whenever one has ended, so that one always waits."""
 
     def order(self, aging: float, late: int, turns: int = 120) -> list[str]:
         """Return the requests by their ends: one of class `late` among urgent ones of class 0, one at a time."""
@@ -353,14 +357,14 @@ class TestStarvation:
         rig.run()
         return list(rig.finished)
 
-    def test_within_a_class_nobody_is_overtaken_for_ever(self) -> None:
+    def test_within_a_priority_no_request_starves(self) -> None:
         assert self.order(aging=0.0, late=0)[0] == "low"
 
-    def test_without_aging_a_lower_class_waits_for_the_last_of_the_higher(self) -> None:
+    def test_without_aging_a_lower_priority_waits_for_all_higher_ones(self) -> None:
         assert self.order(aging=0.0, late=1)[-1] == "low"
 
     @pytest.mark.parametrize("late", [1, 2])
-    def test_with_aging_it_is_overtaken_only_by_those_who_came_in_its_time(self, late: int) -> None:
+    def test_with_aging_only_requests_within_its_delay_overtake_it(self, late: int) -> None:
         order, more = self.order(aging=20.0, late=late), self.order(aging=20.0, late=late, turns=300)
         place = order.index("low")
         assert 0 < place < len(order) - 1
@@ -377,7 +381,7 @@ class TestStarvation:
 
 class TestWatermark:
     @pytest.mark.parametrize(("fraction", "ends_first"), [(0.0, "long"), (0.3, "short")])
-    def test_who_begins_beside_others_leaves_it_free(self, fraction: float, ends_first: str) -> None:
+    def test_an_admission_beside_others_leaves_the_watermark_free(self, fraction: float, ends_first: str) -> None:
         rig = Rig(device_blocks=10, limits=Limits(32, 4, 6, admission_watermark=fraction))
         rig.submit([1] * 3, 8, request_id="short")
         rig.turn()
@@ -385,13 +389,13 @@ class TestWatermark:
         rig.run()
         assert next(iter(rig.finished)) == ends_first
 
-    def test_who_is_alone_takes_all_there_is(self) -> None:
+    def test_a_request_that_runs_alone_may_use_the_watermark(self) -> None:
         rig = Rig(limits=Limits(32, 4, 6, admission_watermark=0.5))
         rig.submit([1] * 28, 4)
         rig.run()
         assert rig.finished["r0"].generated == 4
 
-    def test_who_comes_back_from_the_host_leaves_it_free_too(self) -> None:
+    def test_a_swap_in_leaves_the_watermark_free_too(self) -> None:
         preempted = []
         for fraction in (0.0, 0.4):
             limits = Limits(16, 4, 6, Preemption.SWAP, fraction)
@@ -410,7 +414,7 @@ class TestWatermark:
 
 @pytest.mark.parametrize("length", [3, 4, 5])
 @pytest.mark.parametrize(("late", "most"), [(0, 0), (1, 1)])
-def test_an_answer_may_take_a_step_longer_without_delaying_anybody(length: int, late: int, most: int) -> None:
+def test_a_result_may_take_a_step_longer_without_a_delay(length: int, late: int, most: int) -> None:
     rig = Rig()
     rig.submit([1] * length, 24)
     while not rig.tokens["r0"]:
@@ -455,14 +459,14 @@ class TestFailures:
 
 
 class TestSlowAnswers:
-    def test_leave_nobody_out_while_they_come_within_a_step(self, rig: Rig) -> None:
+    def test_late_results_skip_no_sequence_within_a_step(self, rig: Rig) -> None:
         for length in (1, 2, 3):
             rig.submit([7] * length, 20)
         rig.run()
         assert rig.scheduler.totals.skipped == 0
         assert rig.scheduler.totals.planned == sum(len(plan.work) for plan in rig.runner.plans)
 
-    def test_are_counted_by_those_who_sat_out_a_step_for_them(self, rig: Rig) -> None:
+    def test_late_results_are_counted_by_the_skipped_sequences(self, rig: Rig) -> None:
         rig.submit([1, 2, 3], 20)
         turns = 0
         while not rig.scheduler.empty:
@@ -496,7 +500,7 @@ class TestABlockManagerThatIsAway:
         assert sum(map(len, fed)) == rig.scheduler.totals.computed_tokens == sum(len(p) + 6 - 1 for p in prompts)
         rig.watched.check_idle()
 
-    def test_has_cached_prefixes_still_when_it_comes_back(self, rig: Rig) -> None:
+    def test_still_has_cached_prefixes_when_it_reconnects(self, rig: Rig) -> None:
         rig.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], 3)
         rig.run()
         rig.blocks.lose()
@@ -506,7 +510,7 @@ class TestABlockManagerThatIsAway:
         rig.run()
         assert rig.cached[again] == 8
 
-    def test_that_has_come_back_is_something_that_moved(self, rig: Rig) -> None:
+    def test_that_reconnects_counts_as_progress(self, rig: Rig) -> None:
         # Answers may be there already: who sleeps now could sleep for ever.
         rig.submit([1, 2, 3, 4, 5], 6)
         rig.turn()
@@ -517,7 +521,7 @@ class TestABlockManagerThatIsAway:
         rig.blocks.restore()
         assert rig.turn().progressed
 
-    def test_hears_of_a_request_cancelled_meanwhile_when_it_is_back(self, rig: Rig) -> None:
+    def test_receives_the_frees_of_a_request_cancelled_meanwhile(self, rig: Rig) -> None:
         name = rig.submit([1, 2, 3, 4, 5], 6)
         rig.turn()
         rig.turn()
@@ -555,7 +559,7 @@ def test_recomputed_tokens_are_those_fed_twice(seed: int) -> None:
 
 
 @pytest.mark.parametrize("generated", range(1, 6))
-def test_a_request_goes_on_where_another_engine_left_it(rig: Rig, generated: int) -> None:
+def test_a_request_continues_after_a_failover(rig: Rig, generated: int) -> None:
     whole = expected_tokens([1, 2, 3], 9, 6, frozenset(), VOCABULARY)
     sampling = Sampling(seed=9)
     rig.take(Request("moved", (1, 2, 3), sampling, Stopping(6), samples=(tuple(whole[:generated]),)))
@@ -585,21 +589,21 @@ class TestAnswersThatCannotBe:
                 StepResult(1, (Refusal(StepItem.LENGTH, 0, StepRefusal.INVALID, "no"),), (), (), 8),
                 "length was refused: no",
             ),
-            (StepResult(1, (), (TableChange(77, 0, [1], 4, 0),), (), 7), "sequence 77 changed"),
+            (StepResult(1, (), (TableChange(77, 0, [1], 4, 0),), (), 7), "table of sequence 77"),
         ],
     )
     def test_a_contradiction_is_an_error(self, asked: Scheduler, answer: StepResult, words: str) -> None:
         with pytest.raises(BlockManagerBroken, match=words):
             asked.apply(answer)
 
-    def test_an_answer_that_nobody_asked_for_is_an_error(self) -> None:
+    def test_a_result_without_a_step_in_flight_is_an_error(self) -> None:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
         with pytest.raises(BlockManagerBroken, match="result of step 1, but step None is in flight"):
             scheduler.apply(StepResult(1, (), (), (), 8))
 
 
 class TestCopies:
-    """No item that is asked today makes copies; what an answer brings is carried out all the same."""
+    """No item of a Step makes copies today; copies of a result run all the same."""
 
     COPIES = Copies((Copy(3, 1),), (Copy(2, 7),), (Copy(5, 1), Copy(6, 2)))
 
@@ -615,7 +619,7 @@ class TestCopies:
         to_host, to_device, within = self.COPIES
         return StepResult(step, (), tuple(tables), within, 7, device_to_host=to_host, host_to_device=to_device)
 
-    def test_are_made_once_with_the_next_step(self, answered: Scheduler) -> None:
+    def test_are_run_once_with_the_next_step(self, answered: Scheduler) -> None:
         plan = answered.plan(0.0)
         assert plan
         assert plan.copies == (self.COPIES,)
@@ -625,7 +629,7 @@ class TestCopies:
         assert following
         assert following.copies == ()
 
-    def test_are_made_though_their_sequence_has_ended(self, answered: Scheduler) -> None:
+    def test_are_run_even_if_their_sequence_has_ended(self, answered: Scheduler) -> None:
         answered.requests.cancel("new")
         plan = answered.plan(0.0)
         assert plan
@@ -644,7 +648,7 @@ class TestCopies:
         assert plan.copies == (self.COPIES, self.COPIES)
 
 
-def test_every_free_reason_of_an_end_is_told(rig: Rig) -> None:
+def test_every_end_frees_its_blocks_with_its_reason(rig: Rig) -> None:
     ends: dict[str, Callable[[], None]] = {
         "FINISHED": lambda: None,
         "CANCELLED": lambda: rig.scheduler.requests.cancel("CANCELLED"),

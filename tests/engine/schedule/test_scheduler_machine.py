@@ -1,4 +1,4 @@
-"""Random requests, cancellations, slow answers, lost pools and failing steps in tiny pools, and what always holds."""
+"""Random requests, cancellations, late results, lost pools and failing steps in tiny pools, with invariants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Steps that are launched before the one before them has told its tokens."""
+"""Steps launched before the previous one has returned its tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ Tiny = Callable[[str], Path]
 
 @dataclass
 class Diary:
-    """What a runner was asked, in order: ("launch", step), ("result", step)."""
+    """Records the calls of a runner: ("launch", step), ("result", step)."""
 
     runner: FakeRunner
     entries: list[tuple[str, int]] = field(default_factory=list)
@@ -58,7 +58,7 @@ def engine(diary: Diary) -> EngineInProcess:
     return EngineInProcess(diary, Capacity(64, VOCABULARY, 4, 40), ahead=True)
 
 
-def test_a_decoding_step_is_launched_before_the_tokens_of_the_one_before_are_asked_for(
+def test_a_decoding_step_is_launched_before_the_tokens_of_the_previous_one_are_read(
     engine: EngineInProcess, diary: Diary
 ) -> None:
     name = engine.submit(PROMPT, 6)
@@ -77,7 +77,7 @@ def test_no_step_is_launched_for_a_token_beyond_the_last(engine: EngineInProcess
     assert len(diary.plans) == 3
 
 
-def test_what_was_computed_for_a_sequence_that_stopped_is_dropped(engine: EngineInProcess, diary: Diary) -> None:
+def test_results_for_a_sequence_that_stopped_are_discarded(engine: EngineInProcess, diary: Diary) -> None:
     whole = expected_tokens(PROMPT, 0, 12, frozenset(), VOCABULARY)
     stop = whole[4]
     name = engine.submit(PROMPT, 12, stop={stop})
@@ -89,7 +89,7 @@ def test_what_was_computed_for_a_sequence_that_stopped_is_dropped(engine: Engine
     engine.assert_released()
 
 
-def test_who_comes_meanwhile_takes_part_from_the_step_after(engine: EngineInProcess, diary: Diary) -> None:
+def test_a_request_that_arrives_meanwhile_takes_part_from_the_step_after(engine: EngineInProcess, diary: Diary) -> None:
     names = [engine.submit(PROMPT, 10)]
     while len(engine.tokens[names[0]]) < 4:
         engine.turn()
@@ -110,7 +110,7 @@ def test_who_comes_meanwhile_takes_part_from_the_step_after(engine: EngineInProc
     ],
     ids=["log-probabilities", "penalties", "a beam search"],
 )
-def test_what_needs_the_last_token_first_is_not_planned_ahead(needs: dict[str, object], tiny_model: Tiny) -> None:
+def test_work_that_depends_on_the_last_token_is_not_planned_ahead(needs: dict[str, object], tiny_model: Tiny) -> None:
     found = []
     for ahead in (False, True):
         engine = ModelEngine(tiny_model("llama"), ahead=ahead)
@@ -124,7 +124,7 @@ def test_what_needs_the_last_token_first_is_not_planned_ahead(needs: dict[str, o
     assert found[0] == found[1]
 
 
-def test_a_step_that_fails_takes_the_one_launched_behind_it_along(engine: EngineInProcess, diary: Diary) -> None:
+def test_a_failing_step_fails_the_step_launched_behind_it(engine: EngineInProcess, diary: Diary) -> None:
     name = engine.submit(PROMPT, 10)
     while len(engine.tokens[name]) < 3:
         engine.turn()
@@ -137,7 +137,7 @@ def test_a_step_that_fails_takes_the_one_launched_behind_it_along(engine: Engine
     assert engine.tokens[other] == expected_tokens(PROMPT, 0, 4, frozenset(), VOCABULARY)
 
 
-def test_a_model_says_the_same_tokens_a_step_ahead(tiny_model: Tiny) -> None:
+def test_a_model_generates_the_same_tokens_a_step_ahead(tiny_model: Tiny) -> None:
     prompts = [tuple(range(3 + seed, 12 + 3 * seed)) for seed in range(6)]
     found = []
     for ahead in (False, True):
@@ -153,7 +153,9 @@ def test_a_model_says_the_same_tokens_a_step_ahead(tiny_model: Tiny) -> None:
 
 
 @pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE], ids=lambda way: way.value)
-def test_a_model_says_the_same_tokens_a_step_ahead_of_preemptions(tiny_model: Tiny, preemption: Preemption) -> None:
+def test_a_model_generates_the_same_tokens_a_step_ahead_of_preemptions(
+    tiny_model: Tiny, preemption: Preemption
+) -> None:
     prompts = [tuple(range(3 + seed, 14 + 3 * seed)) for seed in range(6)]
     found, preemptions = [], []
     for blocks, ahead in ((200, False), (30, True)):

@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU, also where there is none: the interpreter takes more than the compiler does."""
+"""The kernels compile for a GPU, even without one: the compiler rejects code that the interpreter accepts."""
 
 import os
 import subprocess

@@ -45,7 +45,7 @@ def tuned(keys: int, min_chunk: int, pieces: int, rows: int) -> Tuning:
 
 
 def check_work(sequences: list[tuple[int, int]], kv_heads: int, group: int, window: int | None, tuning: Tuning) -> None:
-    """List the work, and compare what it covers with what the sequences see and feed."""
+    """List the work, and compare it with the visible and fed tokens of the sequences."""
     batch = batch_of(sequences)
     layer = PagedLayer(torch.empty(1, 1, 2, kv_heads, 1, 1, device=DEVICE), 0)
     work = WorkList.allocate(len(sequences), tile_count(batch, group, tuning), kv_heads * group, layer, tuning)
@@ -110,7 +110,7 @@ def rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("kv_heads", "group", "size"), [(2, 3, 16), (1, 5, 80), (3, 1, 2)])
 @pytest.mark.parametrize("normed", [True, False])
-def test_queries_and_keys_are_normed_and_rotated_and_padding_is_left_alone(
+def test_queries_and_keys_are_normalized_and_rotated_and_padding_is_unchanged(
     dtype: torch.dtype, kv_heads: int, group: int, size: int, normed: bool
 ) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Triton is there for GPUs: where it is not installed, everything else runs as before."""
+"""Triton is only needed on GPUs: without it everything else works."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ assert not any(name.startswith("engine.triton_kernels") for name in sys.modules)
 """
 
 
-def test_what_does_not_choose_the_triton_backend_does_not_need_triton() -> None:
+def test_only_the_triton_backend_needs_triton() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'protos')!r}]{SCRIPT}"]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

@@ -351,7 +351,7 @@ def test_a_request_whose_time_is_over_fails_by_its_deadline(gateway: Link) -> No
     gateway.submit("r", 900, timeout={"nanos": 1})
     finished = gateway.read_until(lambda response: response.step.finished).step.finished[0]
     assert finished.failure == engine_pb2.FAILURE_REASON_DEADLINE_QUEUED
-    assert finished.detail.startswith("its time was over")
+    assert finished.detail.startswith("deadline exceeded")
 
 
 def test_an_empty_message_ends_the_link_and_its_requests(tiny_quire: RunningQuire, link: Callable[[], Link]) -> None:

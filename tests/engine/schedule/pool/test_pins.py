@@ -1,4 +1,4 @@
-"""Pinned prefixes in the engine: computed like a request, kept whoever needs space, and gone when they are unpinned."""
+"""Pinned prefixes in the engine: computed like a request, never evicted, and released when unpinned."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def cached(rig: Rig, prompt: tuple[int, ...], salt: bytes = b"") -> int:
 
 
 def crowd_out(rig: Rig) -> None:
-    """Let requests write to every block that can be had."""
+    """Run requests that write to every available block."""
     for number in range(6):
         rig.submit([20 + number] * 15, 10)
     rig.run()
@@ -73,7 +73,7 @@ class TestPinning:
         assert cached(rig, (*PREFIX, 5)) == 0
         assert cached(rig, (*PREFIX, 5), salt=b"tenant") == 2 * BLOCK
 
-    def test_a_prefix_is_fed_in_pieces_of_the_budget(self) -> None:
+    def test_a_prefix_is_prefilled_in_chunks_of_the_budget(self) -> None:
         rig = Rig(device_blocks=12, limits=Limits(3, 2, 6))
         assert pin(rig).pinned
         assert [len(work.token_ids) for plan in rig.runner.plans for work in plan.work] == [3, 3, 2]
@@ -94,7 +94,7 @@ class TestPinning:
         assert pin(rig, token_ids=WHOLE) is first, "what does not fill a block is not pinned"
         assert len(rig.steps) == steps
 
-    def test_prefixes_that_begin_alike_share_their_blocks(self, rig: Rig) -> None:
+    def test_prefixes_with_a_common_beginning_share_blocks(self, rig: Rig) -> None:
         pin(rig, "short", tuple(range(8)))
         longer = pin(rig, "long", tuple(range(16)))
         assert (len(longer.blocks), rig.blocks.pool.device.counts.held) == (4, 4)
@@ -108,17 +108,17 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "token_ids", "kind", "field", "words"),
         [
-            ("", PREFIX, InvalidPin, "name", "0 bytes"),
-            ("n" * 129, PREFIX, InvalidPin, "name", "129 bytes, it must have 1 to 128"),
-            ("q", (1, 2, 3), InvalidPin, "prompt", "prompt has 3 tokens, and a block holds 4"),
+            ("", PREFIX, InvalidPin, "name", "not 0"),
+            ("n" * 129, PREFIX, InvalidPin, "name", "between 1 and 128 bytes, not 129"),
+            ("q", (1, 2, 3), InvalidPin, "prompt", "prompt must have at least 4 tokens .*, not 3"),
             ("q", (1,) * CONTEXT, InvalidPin, "prompt", "prompt must have fewer than 32 tokens"),
             ("q", (1, 2, 3, VOCABULARY), InvalidPin, "prompt", "must have token ids between 0 and 49, not 50"),
-            ("q", (1, 2, 3, -1), InvalidPin, "prompt", "has token -1"),
-            ("q", tuple(range(24)), PinTooLarge, "prompt", "takes 6 blocks; the pool has 6"),
+            ("q", (1, 2, 3, -1), InvalidPin, "prompt", "between 0 and 49, not -1"),
+            ("q", tuple(range(24)), PinTooLarge, "prompt", "fewer than 6 blocks .*, not 6"),
             ("p", (9,) * 8, PinExists, "name", "name 'p' is in use for a prefix with other tokens"),
         ],
     )
-    def test_what_cannot_be_pinned_is_refused(
+    def test_an_invalid_pin_is_refused(
         self, name: str, token_ids: tuple[int, ...], kind: type[Exception], field: str, words: str
     ) -> None:
         rig = Rig(device_blocks=8)
@@ -145,7 +145,7 @@ class TestRefusals:
     def test_a_request_that_needs_pinned_blocks_is_refused_naming_both_numbers(self) -> None:
         rig = Rig(device_blocks=8)
         pin(rig)
-        with pytest.raises(InvalidRequest, match="takes 7 blocks; the pool has 8, 2 of them pinned"):
+        with pytest.raises(InvalidRequest, match="take 7 blocks; the pool has 8, 2 of them pinned"):
             rig.submit([30] * 10, 17)
         rig.submit([30] * 10, 15)
         rig.run()
@@ -161,7 +161,7 @@ class TestRefusals:
             pin(rig)
 
     @pytest.mark.parametrize("answered", [True, False])
-    def test_a_pin_that_the_block_manager_refuses_is_forgotten(
+    def test_a_pin_that_the_block_manager_refuses_is_not_declared_any_more(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, answered: bool
     ) -> None:
         def refuse(*_: object) -> None:
@@ -184,7 +184,7 @@ class TestRefusals:
 
 
 class TestUnpinning:
-    def test_gives_the_blocks_back_but_leaves_them_cached(self, rig: Rig) -> None:
+    def test_releases_the_blocks_but_leaves_them_cached(self, rig: Rig) -> None:
         pin(rig)
         rig.scheduler.requests.unpin("p")
         rig.run()
@@ -192,7 +192,7 @@ class TestUnpinning:
         assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
         assert rig.scheduler.capacity.unpinned_blocks == 12
 
-    def test_what_is_not_pinned_is_unknown(self, rig: Rig) -> None:
+    def test_unpinning_an_unknown_name_is_refused(self, rig: Rig) -> None:
         with pytest.raises(UnknownPin, match="name 'p' is not pinned"):
             rig.scheduler.requests.unpin("p")
 
@@ -231,7 +231,7 @@ class TestReset:
         assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
         rig.watched.check_idle()
 
-    def test_disturbs_nobody_who_runs(self, rig: Rig) -> None:
+    def test_does_not_affect_running_requests(self, rig: Rig) -> None:
         rig.submit([1, 2, 3, 4, 5], 12)
         for _ in range(5):
             rig.turn()
@@ -244,7 +244,7 @@ class TestReset:
 class TestABlockManagerThatIsAway:
     @pytest.mark.parametrize("change", ["unpin", "reset", "pin"])
     @pytest.mark.parametrize("turns", range(4))
-    def test_has_what_is_pinned_when_it_is_back_empty(self, rig: Rig, turns: int, change: str) -> None:
+    def test_recomputes_pins_when_it_reconnects_empty(self, rig: Rig, turns: int, change: str) -> None:
         kept = pin(rig, "kept")
         pin(rig, "other", (9,) * 8)
         changes: dict[str, Callable[[], object]] = {
@@ -268,7 +268,7 @@ class TestABlockManagerThatIsAway:
         assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
         rig.watched.check_idle()
 
-    def test_for_too_long_ends_what_is_being_computed_but_no_pin(self, rig: Rig) -> None:
+    def test_for_too_long_ends_computing_pins_but_no_finished_pin(self, rig: Rig) -> None:
         kept, late = pin(rig, "kept"), pin(rig, "late", (8,) * 8, run=False)
         rig.scheduler.requests.fail_all(Failure.BLOCK_MANAGER, "away")
         rig.run()

@@ -1,4 +1,4 @@
-"""What the engine's view of its pool says of the host tier."""
+"""The host tier in the engine's view of its pool."""
 
 from itertools import count
 
@@ -8,7 +8,7 @@ from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 
 
-def test_a_host_block_that_was_given_up_is_no_twin_any_more_whoever_holds_it_next():
+def test_a_released_host_block_is_no_copy_any_more_whatever_holds_it_next():
     view = PoolView(Capacity(64, 50, 4, 10, 10))
     first, sharer, other = (
         Group.of(Request(f"r{n}", (1,) * 4, Sampling(), Stopping(2)), count(n)).trunk for n in (1, 2, 3)

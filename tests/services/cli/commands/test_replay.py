@@ -160,7 +160,7 @@ def test_preemption_by_swapping_recomputes_no_token(tmp_path: Path) -> None:
 def test_limits_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
     refused = replay(busy_engine(1).save(tmp_path), "--token-budget", 2)
     assert refused.exit_code == 2
-    assert "token_budget is 2" in refused.stderr
+    assert "token_budget must be at least max_sequences (6), not 2" in refused.stderr
 
 
 # Operations
