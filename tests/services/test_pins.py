@@ -161,7 +161,7 @@ class TestCommands:
         return CliRunner().invoke(cli, [*arguments, "--address", quire.addresses["gateway"]], **options)
 
     def test_pin_list_unpin_and_reset(self, quire: RunningQuire, tmp_path: Path) -> None:
-        assert self.run(quire, "pins").output == "nothing is pinned\n"
+        assert self.run(quire, "pins").output == "no prefix is pinned\n"
         file = tmp_path / "system.txt"
         file.write_text(TEXT)
         said = self.run(quire, "pin", "mine", "--file", str(file)).output
@@ -170,7 +170,7 @@ class TestCommands:
         assert self.run(quire, "pin", "mine", TEXT).output == said == self.run(quire, "pins").output
         assert self.run(quire, "pin", "mine", "-", input=TEXT).output == said
         assert self.run(quire, "reset-cache").output.startswith(f"mine: {pin.token_count} tokens")
-        assert self.run(quire, "unpin", "mine").output == "nothing is pinned\n"
+        assert self.run(quire, "unpin", "mine").output == "no prefix is pinned\n"
 
     def test_failures_are_reported_in_one_line(self, quire: RunningQuire) -> None:
         refused = self.run(quire, "unpin", "nobody")
