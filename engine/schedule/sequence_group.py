@@ -103,10 +103,7 @@ class Sequence:
     # Tokens.
 
     def start_constraint(self) -> None:
-        """Advance the constraint over the tokens generated before.
-
-        Raises ConstraintFailed, also if no token may follow.
-        """
+        """Advance the constraint over earlier tokens. Raises ConstraintFailed, also if no token may follow."""
         if constraint := self.request.constraint:
             self.state = constraint.start()
             for token in self.tokens[len(self.request.prompt) :]:
@@ -167,10 +164,7 @@ class Sequence:
         self.sent = self.computed
 
     def fork(self, number: int) -> "Sequence":
-        """Return a copy that continues independently.
-
-        If this sequence has blocks, the next Step forks the copy from it.
-        """
+        """Return a copy that continues independently; the next Step forks it if this sequence has blocks."""
         state = self.state and self.state.copy()
         child = Sequence(number, self.group, 0, list(self.tokens), lost_tokens=self.lost_tokens, state=state)
         if self.table:  # else it was preempted, and all beams are recomputed together
