@@ -87,9 +87,9 @@ def refusal(quire: RunningQuire, wanted: gateway_pb2.GenerateRequest) -> tuple[s
 
 BAD = [
     ({}, "constraint", "must have one of"),
-    ({"json_object": False}, "constraint.json_object", "false"),
-    ({"regex": ""}, "constraint.regex", "0 bytes"),
-    ({"regex": "a" * 65537}, "constraint.regex", "65537 bytes"),
+    ({"json_object": False}, "constraint.json_object", "must be true"),
+    ({"regex": ""}, "constraint.regex", "bytes, not 0"),
+    ({"regex": "a" * 65537}, "constraint.regex", "bytes, not 65537"),
     ({"regex": "("}, "constraint.regex", "unclosed group"),
     ({"regex": "(x{1000}){1000}{1000}"}, "constraint.regex", "too much"),
     ({"json_schema": "{"}, "constraint.json_schema", "no JSON"),

@@ -38,7 +38,7 @@ def test_a_language_is_compiled_once_and_the_oldest_is_forgotten(tiny_model: Cal
     asyncio.run(compile_many())
 
 
-def test_too_many_that_wait_are_refused_and_one_that_is_given_up_makes_room(tiny_model: Callable[[str], Path]) -> None:
+def test_too_many_pending_compilations_are_refused_until_one_is_cancelled(tiny_model: Callable[[str], Path]) -> None:
     async def wait_and_give_up() -> None:
         constraints = await loaded(tiny_model("llama"))
         waiting = [asyncio.create_task(constraints.compiled(wanted(f"a{number}"))) for number in range(32)]

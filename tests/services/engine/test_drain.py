@@ -30,7 +30,7 @@ def engine(tiny_model: Callable[[str], Path], service: Callable[..., RunningServ
     return one
 
 
-def test_gateways_hear_of_a_drain_at_once_and_of_each_end_before_their_streams_end(engine: RunningService) -> None:
+def test_gateways_receive_a_drain_at_once_and_each_end_before_their_streams_end(engine: RunningService) -> None:
     stub = engine_pb2_grpc.EngineStub(engine.channel)
     idle, busy = Link(stub), Link(stub)
     for name in LONG:

@@ -222,7 +222,7 @@ def test_a_submission_whose_reading_raises_is_refused(
         (ConstraintFailed("half a character: \ud800"), engine_pb2.FAILURE_REASON_CONSTRAINT),
     ],
 )
-def test_a_failure_is_told_whatever_its_words_are(
+def test_a_failure_is_sent_whatever_its_message(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, error: Exception, failure: int
 ) -> None:
     # The log would carry the half character to pytest-xdist, which cannot take it.

@@ -38,7 +38,7 @@ def test_a_write_that_the_gateway_holds_up_is_left_when_more_waits_than_may() ->
         asyncio.run(serve())
 
 
-def test_an_output_that_is_longer_than_the_bound_is_sent_when_none_waits() -> None:
+def test_an_output_longer_than_the_bound_is_sent_if_no_other_is_queued() -> None:
     async def take() -> engine_pb2.StepOutput | None:
         link = GatewayLink(max_bytes=10)
         link.put(output(*range(100)))
@@ -74,7 +74,7 @@ def test_a_task_that_is_cancelled_otherwise_stays_cancelled() -> None:
         asyncio.run(cancel())
 
 
-def test_who_asks_hears_when_the_stream_has_sent_what_was_pushed_before() -> None:
+def test_on_sent_calls_back_after_all_queued_output_is_sent() -> None:
     async def serve() -> list[str]:
         link, order = GatewayLink(), list[str]()
         link.put(output(1))

@@ -167,7 +167,7 @@ def test_the_news_of_one_step_for_a_gateway_are_one_message(gateway: Link, expec
     until_met(ran_together)
 
 
-def test_each_gateway_hears_only_of_its_own_requests(link: Callable[[], Link], expected: list[int]) -> None:
+def test_each_gateway_receives_only_its_own_outputs(link: Callable[[], Link], expected: list[int]) -> None:
     links = {"a": link(), "b": link()}
     for name, one in links.items():
         one.submit(name, 30)
@@ -177,13 +177,13 @@ def test_each_gateway_hears_only_of_its_own_requests(link: Callable[[], Link], e
         assert {news.request_id for response in one.responses for news in response.step.tokens} == {name}
 
 
-def test_an_idle_link_gets_a_heartbeat_at_once_and_again_after_a_while(gateway: Link) -> None:
+def test_an_idle_link_receives_heartbeats(gateway: Link) -> None:
     gateway.read_until(lambda _: len(gateway.responses) == 2)
     assert [response.WhichOneof("kind") for response in gateway.responses] == ["heartbeat"] * 2
     assert gateway.responses[0].heartbeat.steps >= 0
 
 
-def test_a_request_begun_elsewhere_goes_on_where_it_was(gateway: Link, expected: list[int]) -> None:
+def test_a_request_continues_at_another_engine(gateway: Link, expected: list[int]) -> None:
     gateway.submit("r", 20, samples=[engine_pb2.SampleState(generated_token_ids=expected[:15])], attempt=2)
     gateway.finish("r")
     assert gateway.tokens("r") == expected[15:20], "max_tokens counts from the prompt's end"
@@ -198,7 +198,7 @@ def test_a_stop_token_is_among_the_tokens_and_named_at_the_end(gateway: Link, ex
     assert (sample.reason, sample.stop_token_id) == (decoding_pb2.FINISH_REASON_STOP, stop)
 
 
-def test_a_request_that_was_begun_elsewhere_goes_on_with_its_penalties_and_log_probabilities(gateway: Link) -> None:
+def test_a_continued_request_keeps_its_penalties_and_log_probabilities(gateway: Link) -> None:
     fields = {
         "logit_rules": decoding_pb2.LogitRules(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
         "stopping": decoding_pb2.Stopping(max_tokens=20, min_tokens=18, stop_token_ids=[11]),
@@ -216,7 +216,7 @@ def test_a_request_that_was_begun_elsewhere_goes_on_with_its_penalties_and_log_p
     assert all(len(one.logprobs) == len(one.token_ids) for one in news)
 
 
-def test_samples_that_had_ended_elsewhere_are_only_said_to_have_ended(gateway: Link) -> None:
+def test_samples_that_ended_before_a_failover_appear_only_in_the_end(gateway: Link) -> None:
     fields = {"sampling": decoding_pb2.Sampling(temperature=1, top_p=1, seed=5, sample_count=3)}
     gateway.submit("whole", **fields, samples=[engine_pb2.SampleState()] * 3)
     gateway.finish("whole")
@@ -230,7 +230,7 @@ def test_samples_that_had_ended_elsewhere_are_only_said_to_have_ended(gateway: L
     assert [end.reason for end in finished.samples] == ends
 
 
-def test_every_message_tells_what_the_engine_has_to_do(tiny_quire: RunningQuire, gateway: Link) -> None:
+def test_every_message_has_the_engines_load(tiny_quire: RunningQuire, gateway: Link) -> None:
     blocks = tiny_quire.pool().device_blocks
     nothing = engine_pb2.EngineLoad(available_blocks=blocks)
     # The engine learns a moment after the pool that the blocks of the requests before are free.
@@ -257,7 +257,7 @@ def test_every_message_tells_what_the_engine_has_to_do(tiny_quire: RunningQuire,
     gateway.read_until(lambda response: response.HasField("heartbeat") and response.load == nothing)
 
 
-def test_get_engine_describes_what_the_pool_is_registered_as(tiny_quire: RunningQuire) -> None:
+def test_get_engine_describes_the_registered_pool(tiny_quire: RunningQuire) -> None:
     engine = tiny_quire.engine.GetEngine(engine_pb2.GetEngineRequest())
     pool = tiny_quire.pool()
     assert engine == engine_pb2.GetEngineResponse(
@@ -279,7 +279,7 @@ def test_get_engine_describes_what_the_pool_is_registered_as(tiny_quire: Running
 
 
 @pytest.mark.parametrize("same_link", [True, False])
-def test_a_second_submission_of_a_live_id_is_refused_and_the_first_goes_on(
+def test_a_second_submission_of_a_live_id_is_refused_and_the_first_continues(
     link: Callable[[], Link], expected: list[int], same_link: bool
 ) -> None:
     first = link()
@@ -319,14 +319,14 @@ INVALID = {
 
 
 @pytest.mark.parametrize("field", INVALID)
-def test_what_can_never_be_served_is_refused_naming_the_field(gateway: Link, field: str) -> None:
+def test_an_impossible_request_is_refused_with_its_field(gateway: Link, field: str) -> None:
     gateway.submit("r", **INVALID[field])
     refused = gateway.refusal("r")
     assert (refused.reason, refused.field, refused.attempt) == (engine_pb2.REFUSAL_REASON_INVALID, field, 1)
     assert refused.detail
 
 
-def test_an_id_of_100_kb_is_refused_and_the_requests_of_others_go_on(
+def test_an_id_of_100_kb_is_refused_and_other_requests_continue(
     tiny_quire: RunningQuire, link: Callable[[], Link], expected: list[int]
 ) -> None:
     session = tiny_quire.pool().session
@@ -496,7 +496,7 @@ def test_output_that_is_not_read_is_merged_and_nothing_of_it_lost(
     assert len(deaf.responses) < 150
 
 
-def test_a_gateway_that_does_not_read_holds_nobody_up(gateway: Link, deaf: Link, expected: list[int]) -> None:
+def test_a_gateway_that_does_not_read_delays_no_other(gateway: Link, deaf: Link, expected: list[int]) -> None:
     deaf.submit(max_tokens=300, **much_output(samples=2))
     gateway.submit("r", 300)
     gateway.finish("r")

@@ -11,7 +11,7 @@ from tests.services.engine.test_serve import Link
 SELDOM_SECONDS = "3600"
 
 
-def test_gateways_are_sent_at_once_that_an_idle_engine_is_without_its_manager_and_that_it_has_it_again(
+def test_an_idle_engine_reports_the_loss_and_the_return_of_its_manager_at_once(
     tiny_model: Callable[[str], Path], service: Callable[..., RunningService], tmp_path: Path
 ) -> None:
     at = f"unix:{tmp_path}/kvmanager.sock"

@@ -291,9 +291,7 @@ CONFIGURATION = (
 )
 
 
-def test_a_hub_ids_configuration_comes_without_its_weights_which_are_fetched_when_they_are_asked_for(
-    hub: str, tmp_path: Path
-) -> None:
+def test_a_hub_configuration_is_downloaded_without_weights(hub: str, tmp_path: Path) -> None:
     read = print_folder("org/tiny", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
     assert (read.returncode, read.stderr) == (0, "")
     folder = Path(read.stdout.strip())

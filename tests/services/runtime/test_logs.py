@@ -105,7 +105,7 @@ class TestJson:
 
 
 class TestLogs:
-    def test_whoever_logs_does_not_wait_for_a_pipe_that_is_not_read(self) -> None:
+    def test_logging_does_not_wait_for_a_full_pipe(self) -> None:
         pipe = Pipe()
         logs = LogWriter(TextFormatter(), pipe.write)
         for number in range(LINES):
@@ -136,7 +136,7 @@ class TestLogs:
         assert len(came) < LINES
         assert logs.dropped >= dropped
 
-    def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(self) -> None:
+    def test_a_full_pipe_does_not_delay_the_end(self) -> None:
         pipe = Pipe()
         logs = LogWriter(TextFormatter(), pipe.write)
         for number in range(LINES):
@@ -154,7 +154,7 @@ class TestLogs:
         assert first.startswith("a line of the log could not be written: TypeError")
         assert second == "after it"
 
-    def test_a_reader_that_has_gone_costs_lines_and_nothing_else(self, patience: None) -> None:
+    def test_a_closed_pipe_loses_only_lines(self, patience: None) -> None:
         read, write = os.pipe()
         os.close(read)
         logs = LogWriter(TextFormatter(), write)
@@ -188,7 +188,7 @@ with logging_to_stderr("engine", "json", "info"):
 """
 
 
-def test_exceptions_that_nobody_caught_and_warnings_are_lines_too() -> None:
+def test_uncaught_exceptions_and_warnings_are_logged() -> None:
     done = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, check=True)
     warning, thread, other, last = map(json.loads, done.stderr.splitlines())
     assert (warning["logger"], warning["level"]) == ("py.warnings", "WARNING")
@@ -297,7 +297,7 @@ def test_the_id_that_http_answers_with_leads_to_the_log_and_to_explain(quire: Ru
     assert {event.request_id for event in story.events} == {name}
 
 
-def test_a_client_that_leaves_is_told_as_such(quire: RunningQuire) -> None:
+def test_a_disconnected_client_is_logged_as_cancelled(quire: RunningQuire) -> None:
     def leave(request: gateway_pb2.GenerateRequest) -> None:
         call = quire.gateway.Generate(request, timeout=CALL_SECONDS)
         next(call)
@@ -310,7 +310,7 @@ def test_a_client_that_leaves_is_told_as_such(quire: RunningQuire) -> None:
     assert told["engine"]["held_blocks"] > 0
 
 
-def test_a_deadline_is_told_as_such(quire: RunningQuire) -> None:
+def test_a_passed_deadline_is_logged_as_such(quire: RunningQuire) -> None:
     def wait(request: gateway_pb2.GenerateRequest) -> None:
         request.timeout.FromMilliseconds(150)
         with suppress(grpc.RpcError):
@@ -338,7 +338,7 @@ def test_no_line_was_dropped(quire: RunningQuire) -> None:
         assert Scrape.of(url).value("quire_log_lines_dropped_total") == 0
 
 
-def test_a_service_that_cannot_go_on_says_why_in_one_line_with_the_stack() -> None:
+def test_a_failed_service_logs_the_reason_in_one_line_with_the_stack() -> None:
     process = launch("kvmanager", "--listen", "nonsense", "--log-format", "json")
     output, _ = process.communicate(timeout=CALL_SECONDS)
     assert process.returncode == 1

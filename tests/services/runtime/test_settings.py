@@ -86,7 +86,7 @@ def test_a_name_that_the_kv_manager_would_refuse_is_refused_at_the_start(field: 
         EngineSettings(**{field: name})
 
 
-def test_clients_ask_for_a_model_by_the_end_of_its_name_unless_told_otherwise() -> None:
+def test_the_served_name_defaults_to_the_last_part_of_the_model() -> None:
     assert EngineSettings(model="/models/tiny").served_name() == "tiny"
     assert EngineSettings(model="org/name").served_name() == "name"
     assert EngineSettings(model="/models/tiny", model_name="mine").served_name() == "mine"
@@ -142,7 +142,7 @@ def test_settings_survive_the_way_to_a_child_process(label: str) -> None:
     assert parse(label, *arguments_of(settings)) == settings
 
 
-def test_a_switch_in_the_environment_does_not_reach_a_child_that_was_told_otherwise(
+def test_a_flag_overrides_the_environment_of_a_child(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("QUIRE_GATEWAY_INSECURE", "true")
@@ -151,7 +151,7 @@ def test_a_switch_in_the_environment_does_not_reach_a_child_that_was_told_otherw
 
 
 @pytest.mark.parametrize("name", ["serve", "demo"])
-def test_serve_and_demo_take_the_engines_settings_too(name: str) -> None:
+def test_serve_and_demo_have_the_engines_settings(name: str) -> None:
     options = {parameter.name for parameter in cli.commands[name].params if isinstance(parameter, click.Option)}
     inner = {"listen", "kvmanager", "engine", "model_name", "engine_id", "insecure", "metrics_compat"}
     wanted = {field.name for field in dataclasses.fields(EngineSettings)} - inner
@@ -166,7 +166,7 @@ def test_serve_has_the_kv_managers_settings_of_its_page_and_records() -> None:
     ] == ["map_listen", "kv_cache_metrics_sample", "record_folder", "record_megabytes"]
 
 
-def test_serve_takes_what_concerns_the_gateways_port_and_nothing_of_the_links_inside() -> None:
+def test_serve_has_the_gateways_settings_of_its_port_but_not_of_internal_links() -> None:
     options = {parameter.name for parameter in cli.commands["serve"].params}
     assert options >= {"api_keys", "prefixes", "insecure", "tls_certificate", "tls_key", "tls_client_ca"}
     assert not [name for name in options if name and name.startswith("link_") and name != "link_timeout_seconds"]
@@ -229,12 +229,12 @@ def test_the_command_refuses_a_bad_setting_at_once_naming_it(
         ("dns:///0.0.0.0:50051", False),
     ],
 )
-def test_an_address_is_local_only_where_no_other_machine_reaches_it(address: str, local: bool) -> None:
+def test_an_address_is_local_if_no_other_machine_reaches_it(address: str, local: bool) -> None:
     assert is_local(address) == local
 
 
 @pytest.mark.parametrize("label", TYPES)
-def test_no_service_listens_beyond_this_machine_without_its_guard_unless_told_so(label: str) -> None:
+def test_no_service_is_exposed_without_its_guard_or_insecure(label: str) -> None:
     kind, everywhere = TYPES[label], "0.0.0.0:1"
     guard: dict[str, Any] = {"api_keys": "f"}
     if label != "gateway":

@@ -79,9 +79,7 @@ def assert_nothing_is_left(quire: RunningQuire, services: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
-    quires: dict[str, RunningQuire], name: str
-) -> None:
+def test_a_signal_lets_running_requests_finish_and_rejects_new_ones(quires: dict[str, RunningQuire], name: str) -> None:
     quire = quires[name]
     expected = quire.generate(REQUEST).token_ids
     services = quire.children()
@@ -128,7 +126,7 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(
     watch.close()
 
 
-def test_a_grace_time_that_is_too_short_cuts_requests_off_and_ends_all_the_same(
+def test_requests_beyond_the_grace_time_are_aborted(
     quires: dict[str, RunningQuire],
 ) -> None:
     quire = quires["short grace"]
@@ -154,7 +152,7 @@ def test_a_grace_time_that_is_too_short_cuts_requests_off_and_ends_all_the_same(
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_service_that_ends_is_not_killed_by_being_asked_again_and_again(
+def test_repeated_signals_do_not_kill_a_service_that_shuts_down(
     service: Callable[..., RunningService], name: str
 ) -> None:
     one = service("kvmanager", "--listen", "127.0.0.1:0", "--grace-seconds", "0")

@@ -233,7 +233,7 @@ def test_the_engines_word_reaches_the_client_with_its_status(
         *(Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED, Status.INTERNAL),
     ],
 )
-def test_what_an_operators_call_ends_with_at_the_engine_reaches_the_operator(
+def test_the_engines_status_of_an_admin_call_reaches_the_operator(
     gateway: gateway_pb2_grpc.GatewayStub, code: Status
 ) -> None:
     assert administer(gateway, code) == (code, "in words", "a.field")
@@ -394,7 +394,7 @@ def test_every_row_about_keys_is_seen_by_a_client(
     assert KEYED_PROVOCATIONS[error](keyed_gateway) == statuses.STATUS[error].grpc
 
 
-def test_a_client_sees_that_a_request_is_given_up_with_which_engines_are_lost(
+def test_a_client_receives_the_status_of_a_request_that_loses_engines(
     patient_gateway: gateway_pb2_grpc.GatewayStub,
 ) -> None:
     request = prompt_request("x", 5)

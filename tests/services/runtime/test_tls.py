@@ -107,7 +107,7 @@ def test_a_certificate_that_expired_is_not_trusted(authority: Authority) -> None
     assert result_of(ServerTLS(expired), ClientTLS(files(None, authority.ca))) == "UNAVAILABLE"
 
 
-def test_the_name_must_be_the_one_that_is_asked_for(authority: Authority) -> None:
+def test_the_certificates_name_must_be_the_expected_one(authority: Authority) -> None:
     server = ServerTLS(files(authority.issue("named", host="engine")))
     assert result_of(server, ClientTLS(files(None, authority.ca), "engine")) == "SERVING"
     assert result_of(server, ClientTLS(files(None, authority.ca), "gateway")) == "UNAVAILABLE"
@@ -123,7 +123,7 @@ def test_the_name_must_be_the_one_that_is_asked_for(authority: Authority) -> Non
     ],
     ids=["the authority's", "none", "another authority's", "an expired one"],
 )
-def test_where_certificates_are_asked_for_only_the_authoritys_gets_in(
+def test_with_a_client_ca_only_its_certificates_are_accepted(
     authority: Authority,
     stranger: Authority,
     client: Callable[[Authority, Authority], Pair | None],
@@ -181,7 +181,7 @@ def replace(old: Pair, new: Pair) -> None:
         Path(f"{other}.link").replace(there)
 
 
-def test_a_replaced_certificate_is_shown_to_new_connections_while_old_streams_go_on(authority: Authority) -> None:
+def test_new_connections_use_a_replaced_certificate_while_old_streams_continue(authority: Authority) -> None:
     old = authority.issue("old")
 
     async def rotate() -> None:
@@ -217,7 +217,7 @@ def test_a_file_that_is_wrong_later_is_left_aside_with_a_line_in_the_log(
     assert "TLS: keeping the previous certificates: TLS cannot use" in caplog.text
 
 
-def test_an_authority_that_is_taken_away_lets_nobody_in_any_more(
+def test_certificates_of_a_removed_authority_are_refused(
     authority: Authority, stranger: Authority, tmp_path: Path
 ) -> None:
     ca = tmp_path / "clients.pem"
@@ -234,7 +234,7 @@ def test_an_authority_that_is_taken_away_lets_nobody_in_any_more(
     assert asyncio.run(call_twice()) == ("SERVING", "UNAVAILABLE")
 
 
-def test_a_client_takes_the_files_of_when_it_connects(
+def test_a_client_uses_the_current_files_when_it_connects(
     authority: Authority, stranger: Authority, tmp_path: Path
 ) -> None:
     ca = tmp_path / "ca.pem"
@@ -386,7 +386,7 @@ def test_no_port_answers_without_a_certificate_or_without_tls(encrypted: Encrypt
     assert "UNAVAILABLE" in plain.stderr
 
 
-def test_https_lets_in_whom_grpc_lets_in(encrypted: Encrypted) -> None:
+def test_https_accepts_the_same_certificates_as_grpc(encrypted: Encrypted) -> None:
     url = encrypted.https_url
     trusting = ssl.create_default_context(cafile=encrypted.ca)
     for refused in (url, url.replace("https", "http")):

@@ -53,7 +53,7 @@ async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, se
     raise AssertionError("a health that never changes changed")
 
 
-def test_a_client_that_pings_too_often_is_sent_away_and_one_within_bounds_is_not(
+def test_a_client_that_pings_too_often_is_disconnected_and_one_within_bounds_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def both() -> list[str | None]:
@@ -192,7 +192,7 @@ def test_no_link_takes_messages_above_64_mib(tiny_quire: RunningQuire, service: 
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_prompt_that_the_gateway_takes_gets_through_to_the_engine_whole(tiny_quire: RunningQuire) -> None:
+def test_an_admitted_prompt_reaches_the_engine_whole(tiny_quire: RunningQuire) -> None:
     """3 MiB of token ids at the gateway are as much on the link to the engine, which says what does not fit."""
     request = prompt_request("")
     request.prompt.token_ids.ids.extend([300] * (1024 * 1024))

@@ -29,7 +29,7 @@ def test_a_registration_is_read_as_it_was_written(spec: PoolSpec) -> None:
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(1, (1 << 63) - 1), st.integers(0, 86_400))
-def test_what_answers_a_registration_is_read_as_it_was_written(epoch: int, session: int, lease: int) -> None:
+def test_a_registered_message_is_read_as_it_was_written(epoch: int, session: int, lease: int) -> None:
     data = registered_message(epoch, session, lease).SerializeToString()
     registered = pb.PoolResponse.FromString(data).registered
     assert (registered.manager_epoch, registered.session, seconds_of(registered.lease)) == (epoch, session, lease)

@@ -17,7 +17,7 @@ def test_seconds_are_kept_to_the_nanosecond_and_written_the_same_once_they_were_
     assert seconds_of(duration(read)) == read
 
 
-def test_what_is_below_zero_or_beyond_the_most_is_written_as_the_nearest_duration() -> None:
+def test_durations_are_clamped_to_their_range() -> None:
     assert duration(-1.0) == Duration()
     assert duration(1e300) == Duration(seconds=MAX_SECONDS)
     assert duration(0.999_999_999_9) == Duration(seconds=1)

@@ -351,7 +351,7 @@ def test_random_bytes_as_the_request_of_a_call_are_refused_or_are_a_request(
 @example(b"GET /metrics HTTP/1.1\r\nHost: quire\r\n\r\n")
 @example(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))  # as a TLS client begins
 @example(_PREFACE + b"\xff\xff\xff" + bytes(6))  # a frame of 16 MB
-def test_what_is_not_http_2_is_hung_up_on(bystander: Bystander, data: bytes) -> None:
+def test_a_connection_without_http_2_is_closed(bystander: Bystander, data: bytes) -> None:
     host, _, port = bystander.running.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=_SOCKET_SECONDS) as connection:
         try:

@@ -22,6 +22,6 @@ def test_a_lookup_is_read_as_it_was_written(token_ids: list[int], salt: bytes, f
 
 
 @given(st.lists(st.builds(PrefixHolding, NAMES, COUNTS, COUNTS), max_size=5))
-def test_what_pools_hold_is_read_as_it_was_written(holdings: list[PrefixHolding]) -> None:
+def test_holdings_are_read_as_they_were_written(holdings: list[PrefixHolding]) -> None:
     data = holdings_message(holdings).SerializeToString()
     assert holdings_of(pb.LookupPrefixResponse.FromString(data)) == holdings

@@ -57,7 +57,7 @@ def test_an_answer_is_read_as_it_was_written(applied: AppliedStep) -> None:
 
 
 @given(answers())
-def test_an_answer_says_more_for_those_who_keep_books_of_their_own(applied: AppliedStep) -> None:
+def test_an_answer_has_sealed_keys_and_block_counts(applied: AppliedStep) -> None:
     message = drain(result_message(applied))
     keys = [message.sealed_keys[start : start + 32] for start in range(0, len(message.sealed_keys), 32)]
     assert list(map(Seal, message.sealed_blocks, keys)) == applied.sealed

@@ -146,7 +146,7 @@ def test_a_token_that_cannot_follow_makes_a_state_fail_and_no_other(letters: Voc
     assert tokens_of(other.allowed()) == {3}
 
 
-def test_tokens_that_the_model_has_not_are_no_way_to_go_on(letters_folder: Path) -> None:
+def test_tokens_unknown_to_the_model_are_never_allowed(letters_folder: Path) -> None:
     smaller = Vocabulary(letters_folder, 2, [END])
     assert 1 in tokens_of(CompiledGrammar(smaller, GrammarSpec("regex", "a")).start().allowed())
     with pytest.raises(InvalidGrammar, match="no token of the model can follow"):
@@ -154,7 +154,7 @@ def test_tokens_that_the_model_has_not_are_no_way_to_go_on(letters_folder: Path)
 
 
 @pytest.mark.parametrize("pattern", ["a/b", 'a"b\\\\n', "(?i)straße", "^a$", "a\nb", r"\d{4}-\d\d|x", "start: /a/"])
-def test_patterns_mean_what_they_mean_elsewhere(tiny: Vocabulary, pattern: str) -> None:
+def test_patterns_match_as_in_python(tiny: Vocabulary, pattern: str) -> None:
     language = CompiledGrammar(tiny, GrammarSpec("regex", pattern))
     for text in ("a/b", 'a"b\\n', "STRASSE", "straße", "a", "a\nb", "2024-05", "x", "start: /a/"):
         try:
@@ -167,7 +167,7 @@ def test_patterns_mean_what_they_mean_elsewhere(tiny: Vocabulary, pattern: str) 
 @pytest.mark.parametrize(
     "value", [{"name": "Ann", "age": 7}, {"name": "Ann", "age": 100}, {"age": 7, "name": "Ann"}, {"name": "Ann"}, 5]
 )
-def test_what_a_schema_lets_pass_is_valid(tiny: Vocabulary, value: object) -> None:
+def test_admitted_texts_are_valid_under_the_schema(tiny: Vocabulary, value: object) -> None:
     language = CompiledGrammar(tiny, GrammarSpec("json_schema", json.dumps(PERSON)))
     in_order = not isinstance(value, dict) or list(value) == sorted(value, reverse=True)
     expected = jsonschema.Draft202012Validator(PERSON).is_valid(value) and in_order
@@ -193,9 +193,7 @@ def can_say(language: CompiledGrammar, vocabulary: Vocabulary, text: str) -> boo
         (2, {'{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }', '{\n "a": [1,\t\n2]\r\n}'}),
     ],
 )
-def test_blanks_are_as_many_as_the_setting_says(
-    tiny_model: Callable[[str], Path], kind: str, blanks: int, spaced: set[str]
-) -> None:
+def test_blanks_follow_the_setting(tiny_model: Callable[[str], Path], kind: str, blanks: int, spaced: set[str]) -> None:
     vocabulary = Vocabulary(tiny_model("llama"), VOCABULARY, [0], JsonBounds(blanks=blanks))
     language = CompiledGrammar(vocabulary, GrammarSpec(kind, '{"type": "object"}'))
     texts = ['{"a":[1,2]}', '{"a": [1, 2]}', '{ "a" : [ 1 , 2 ] }', '{\n "a": [1,\t\n2]\r\n}', '{"a":   [1,2]}', " {}"]
@@ -234,7 +232,7 @@ def test_no_number_has_more_digits_than_the_settings_say(
         ({"type": "object"}, '{"12345678":"1234567"}'),
     ],
 )
-def test_what_a_schema_asks_for_and_what_strings_say_may_be_longer(
+def test_the_schemas_own_digits_and_strings_are_not_bounded(
     numerals: Callable[[JsonBounds], Vocabulary], schema: object, text: str
 ) -> None:
     vocabulary = numerals(JsonBounds(1, 2, 2, 1))
@@ -308,13 +306,13 @@ FAULTY = [
 
 
 @pytest.mark.parametrize(("kind", "text"), FINE)
-def test_what_can_be_compiled_passes_the_trial(sandbox: CompileSandbox, tiny: Vocabulary, kind: str, text: str) -> None:
+def test_a_good_grammar_passes_the_sandbox(sandbox: CompileSandbox, tiny: Vocabulary, kind: str, text: str) -> None:
     assert sandbox.fault(GrammarSpec(kind, text)) == ""
     CompiledGrammar(tiny, GrammarSpec(kind, text))
 
 
 @pytest.mark.parametrize(("kind", "text", "fault"), FAULTY, ids=[f"{text[:20]} {fault}" for _, text, fault in FAULTY])
-def test_what_cannot_is_found_out_in_bounded_time_and_in_one_line(
+def test_a_bad_grammar_is_reported_in_bounded_time_and_in_one_line(
     sandbox: CompileSandbox, kind: str, text: str, fault: str
 ) -> None:
     begun = time.monotonic()
@@ -325,7 +323,7 @@ def test_what_cannot_is_found_out_in_bounded_time_and_in_one_line(
     assert time.monotonic() - begun < 60, "it is given up after 10 seconds at most, and would take minutes"
 
 
-def test_a_trial_that_is_closed_ends_its_process_and_begins_another_when_asked_again(sandbox: CompileSandbox) -> None:
+def test_a_closed_sandbox_ends_its_process_and_starts_another_on_demand(sandbox: CompileSandbox) -> None:
     assert sandbox.fault(GrammarSpec("regex", "a")) == ""
     before = sandbox._process
     assert before is not None

@@ -163,7 +163,7 @@ def test_every_text_that_is_admitted_is_exactly_valid(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(keywords=narrow, how=st.integers(0, 2), seed=st.integers(0, 2**32))
-def test_bounds_that_meet_from_several_schemas_admit_only_what_is_valid(
+def test_intersecting_bounds_admit_only_valid_texts(
     tiny: Vocabulary, keywords: dict[str, str], how: int, seed: int
 ) -> None:
     parts, source = [written({name: value}) for name, value in keywords.items()], random.Random(seed)
@@ -245,7 +245,7 @@ def test_an_integer_is_admitted_as_a_constant_or_refused_by_its_place(tiny: Voca
         ({"allOf": [{"multipleOf": 65537}, {"multipleOf": 65539}]}, "multipleOf: the least common multiple"),
     ],
 )
-def test_what_would_come_out_as_another_value_is_refused_by_its_place(schema: object, place: str) -> None:
+def test_a_value_that_would_change_is_refused_with_its_path(schema: object, place: str) -> None:
     with pytest.raises(InvalidSchema, match=f"^{re.escape(place)}"):
         prepare_schema(schema if isinstance(schema, str) else json.dumps(schema))
 
@@ -295,7 +295,7 @@ def test_a_keyword_that_cannot_be_followed_is_refused_by_its_place(keyword: str,
 
 
 @pytest.mark.parametrize("keyword", sorted(ANNOTATIONS | {"x-order"}))
-def test_an_annotation_changes_nothing_whatever_it_says(tiny: Vocabulary, keyword: str) -> None:
+def test_an_annotation_changes_nothing(tiny: Vocabulary, keyword: str) -> None:
     for value in ('"base64"', "[1e400, 9007199254740993]", '{"minimun": 3}', "true"):
         plain = {"type": "string", "enum": ["a", "b"]}
         noted = json.dumps(plain)[:-1] + f', "{keyword}": {value}' + "}"
@@ -331,7 +331,7 @@ def test_names_of_properties_and_constants_are_no_keywords() -> None:
         ({"type": "string", "enum": ["a", None], "nullable": True}, True),
     ],
 )
-def test_nullable_adds_null_to_the_type_beside_it(tiny: Vocabulary, schema: object, with_null: bool) -> None:
+def test_nullable_adds_null_to_the_type(tiny: Vocabulary, schema: object, with_null: bool) -> None:
     assert admits(tiny, schema, '"a"')
     assert admits(tiny, schema, "null") == with_null
 
@@ -350,6 +350,6 @@ def test_a_keyword_that_its_draft_does_not_know_is_refused(draft: str, keyword: 
 
 
 @pytest.mark.parametrize("text", ["NaN", '{"const": Infinity}', '{"default": -Infinity}'])
-def test_what_is_no_number_of_json_is_refused(text: str) -> None:
+def test_nan_and_infinity_are_refused(text: str) -> None:
     with pytest.raises(InvalidSchema, match="is not a JSON number"):
         prepare_schema(text)

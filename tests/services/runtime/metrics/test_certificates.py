@@ -37,7 +37,7 @@ def test_the_first_of_a_chain_to_expire_counts_and_a_file_that_is_wrong_changes_
     assert registry.get_sample_value(NAME, {"usage": "tls"}) == first
 
 
-def test_who_has_no_certificates_shows_none() -> None:
+def test_without_certificates_no_expiry_is_exported() -> None:
     registry = CollectorRegistry()
     show_certificates(SimpleNamespace(tls_certificate=""), registry)
     assert list(registry.collect()) == []

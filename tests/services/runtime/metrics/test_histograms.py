@@ -11,7 +11,7 @@ from services.runtime.metrics.histograms import Buckets, Histogram
 BOUNDS = (0.001, 0.01, 0.5, 1.0, 20.0)
 
 
-def test_what_is_shown_is_what_the_library_shows_for_the_same_values() -> None:
+def test_a_histogram_is_exported_like_the_librarys() -> None:
     draw = random.Random(1)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     one = Histogram(ours, "seconds", "Of something.", ("a", "b"), BOUNDS)

@@ -60,7 +60,7 @@ def shown(address: str = "127.0.0.1:0") -> Exposition:
     return Exposition(registry, address)
 
 
-def test_the_registry_is_read_on_the_event_loop_while_others_wait_for_the_answer() -> None:
+def test_the_registry_is_read_on_the_event_loop_one_scrape_at_a_time() -> None:
     async def scrape() -> list[Scrape]:
         async with metrics_server(shown()) as url:
             return await asyncio.gather(*(asyncio.to_thread(Scrape.of, url) for _ in range(4)))
@@ -143,7 +143,7 @@ def test_a_collector_that_fails_is_a_failed_scrape_and_in_the_log(caplog: pytest
     assert "no such figure" in caplog.text
 
 
-def test_a_page_is_made_in_slices_between_which_others_go_on_and_is_that_of_the_library() -> None:
+def test_a_page_is_written_in_slices_and_equals_the_librarys() -> None:
     registry = CollectorRegistry()
     many = Gauge("many", "So many that they take several slices.", ("number",), registry=registry)
     for number in range(3000):

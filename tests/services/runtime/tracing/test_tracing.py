@@ -122,9 +122,7 @@ def test_a_request_is_one_trace_through_three_services(quire: RunningQuire, coll
     assert spans["hold blocks"].event("free").attributes["quire.kv.reason"] == "finished"
 
 
-def test_a_prompt_that_is_found_in_the_cache_says_so_where_its_blocks_are_granted(
-    quire: RunningQuire, collector: Collector
-) -> None:
+def test_a_cached_prompt_is_marked_in_the_span_of_its_blocks(quire: RunningQuire, collector: Collector) -> None:
     client, request = Client(), prompt_request("The same long prompt, said once and then said again, all of it.", 2)
     quire.generate(request)
     answer = client.generate(quire, request)
@@ -146,7 +144,7 @@ def test_http_continues_the_clients_trace_as_well(quire: RunningQuire, collector
 
 
 @pytest.mark.parametrize("parent", ["not sampled", "none", "malformed"])
-def test_a_request_that_is_not_sampled_leaves_no_span(quire: RunningQuire, collector: Collector, parent: str) -> None:
+def test_an_unsampled_request_has_no_span(quire: RunningQuire, collector: Collector, parent: str) -> None:
     before = {span.trace_id for span in collector.all_spans()}
     client, followed = Client(), Client()
     if parent == "not sampled":
@@ -176,7 +174,7 @@ def test_a_preemption_shows_in_the_engines_span_and_in_the_managers(quire: Runni
     assert {first.parent_id, second.parent_id} == {request.span_id}
 
 
-def test_a_client_that_leaves_ends_its_spans(quire: RunningQuire, collector: Collector) -> None:
+def test_a_disconnected_client_ends_its_spans(quire: RunningQuire, collector: Collector) -> None:
     def left() -> dict[str, CollectedSpan] | None:
         """Return the spans; None where all had been answered before."""
         client = Client()
@@ -200,7 +198,7 @@ def test_a_request_that_is_refused_is_a_failed_span(quire: RunningQuire, collect
     assert span.fault == "INVALID_ARGUMENT"
 
 
-def test_requests_go_on_without_a_collector_and_are_traced_again_when_it_is_back(
+def test_requests_run_without_a_collector_and_are_traced_again_after_its_return(
     quire: RunningQuire, collector: Collector
 ) -> None:
     collector.close()
@@ -226,5 +224,5 @@ def test_without_an_endpoint_nothing_is_recorded() -> None:
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4317", "unix:/x", "ftp://127.0.0.1"])
 def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"^otlp_endpoint is '"):
+    with pytest.raises(InvalidSetting, match=r"^otlp_endpoint must be a URL"):
         create_tracing("gateway", endpoint)

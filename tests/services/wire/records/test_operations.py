@@ -25,7 +25,7 @@ def test_a_file_is_replayed_to_the_pool_and_the_checksum_that_were_recorded(seed
     assert report_of(replay.pool) == report_of(pool)
 
 
-def test_the_header_says_what_is_in_it() -> None:
+def test_the_header_describes_the_record() -> None:
     header = a_record(1)[0][0].header
     assert (header.format, header.version) == ("quire-operations", 2)
     assert header.sensitive == "contains token ids"
@@ -45,7 +45,7 @@ def test_a_large_snapshot_is_written_in_many_short_entries_with_pauses_before() 
     assert (reader.end, reader.end_reason) == (None, "its writer was interrupted")
 
 
-def test_a_file_that_was_cut_off_is_replayed_as_far_as_it_goes_and_says_where() -> None:
+def test_an_interrupted_record_is_replayed_to_its_last_whole_entry() -> None:
     entries, _ = a_record(1)
     file = content(entries[:-2])
     last = length_delimited(entries[-2])
@@ -112,7 +112,7 @@ def of_version(version: int) -> Callable[[list[Entry]], bytes]:
         ),
     ],
 )
-def test_what_is_no_record_is_refused_with_one_sentence_that_says_where(
+def test_an_invalid_record_is_refused_with_the_entry_and_the_reason(
     change: Callable[[list[Entry]], bytes], said: str
 ) -> None:
     entries, _ = a_record(1)

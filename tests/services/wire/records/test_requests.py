@@ -57,7 +57,7 @@ def test_settings_and_requests_are_read_as_they_were_written(
     assert reader.end == "why"
 
 
-def test_the_header_says_what_is_in_it() -> None:
+def test_the_header_describes_the_record() -> None:
     header = HEADER.header
     assert (header.format, header.version, header.engine_id) == ("quire-requests", 2, "engine")
     assert header.sensitive.startswith("no token ids")
@@ -76,7 +76,7 @@ def test_the_header_says_what_is_in_it() -> None:
         ),
     ],
 )
-def test_what_is_no_request_is_refused_saying_which_entry(entry: records_pb2.RecordEntry, said: str) -> None:
+def test_an_invalid_request_is_refused_with_its_entry(entry: records_pb2.RecordEntry, said: str) -> None:
     with pytest.raises(InvalidRecord) as refused:
         list(requests_of(RecordReader(io.BytesIO(content([HEADER, entry])))))
     assert str(refused.value) == said
