@@ -92,7 +92,7 @@ BAD = [
     ({"regex": "a" * 65537}, "constraint.regex", "bytes, not 65537"),
     ({"regex": "("}, "constraint.regex", "unclosed group"),
     ({"regex": "(x{1000}){1000}{1000}"}, "constraint.regex", "too much"),
-    ({"json_schema": "{"}, "constraint.json_schema", "no JSON"),
+    ({"json_schema": "{"}, "constraint.json_schema", "must be JSON"),
     ({"json_schema": "[" * 60000}, "constraint.json_schema", "nested"),
     ({"json_schema": '{"type": "objekt"}'}, "constraint.json_schema", "objekt"),
     ({"json_schema": '{"uniqueItems": true}'}, "constraint.json_schema", "uniqueItems"),
