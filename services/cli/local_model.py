@@ -41,7 +41,7 @@ def _shown(bring: Callable[[str, Path, StageProgress], Path], name: str, *, logg
 def engine_with_folder(settings: EngineSettings) -> EngineSettings:
     """Return the settings with the model's folder instead of its name; clients still use the name.
 
-    Compiled kernels are kept beside the models where nothing else is said. Raises as `fetch` does.
+    The default folder of compiled kernels is next to the models. Raises as `fetch` does.
     """
     kernels = settings.kernels_folder or str(default_cache().parent / "kernels")
     folder = str(fetch(settings.model, logged=settings.log_format == "json"))

@@ -1,6 +1,6 @@
 """Load for any server of language models, and measurements of it: `quire bench serve`.
 
-`workloads` and `arrivals` say what is asked and when, as plain values that follow from a seed; `driver` asks, through a
-client of `clients`, in load processes of `processes`; `statistics` makes figures of the records, `report` and `plots`
-show them.
+`workloads` and `arrivals` define requests and their times as plain values that follow from a seed. `driver` sends the
+requests through a client of `clients`, in the load processes of `processes`. `statistics` computes figures from the
+records; `report` and `plots` show them.
 """

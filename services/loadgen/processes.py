@@ -33,7 +33,7 @@ class ProcessDied(Exception):
 class Share:
     """Measurements of one process: its requests and its own load.
 
-    lags: by how many seconds its event loop was late, asked every hundredth of a second.
+    lags: delays of its event loop in seconds, sampled every 10 ms.
     """
 
     records: list[Record]
@@ -46,9 +46,9 @@ Seen = Callable[[float, Sequence[Progress]], None]
 
 
 def run(target: Target, load: Load, processes: int, seen: Seen) -> tuple[list[Share], bool]:
-    """Run a load with `count` processes; return their shares, and True if Ctrl-C interrupted it.
+    """Run a load in `processes` processes; return their shares, and True if Ctrl-C interrupted it.
 
-    `seen` hears now and then the seconds since the beginning and the progress of each. Raises ProcessDied, Unreachable.
+    `seen` receives the seconds since the start and the progress of each process. Raises ProcessDied, Unreachable.
     """
     # A fork would carry gRPC's threads along.
     context = multiprocessing.get_context("spawn")
@@ -165,7 +165,7 @@ class _Worker:
 
     async def _drive(self, driver: Driver) -> None:
         driving = asyncio.create_task(driver.run())
-        beside = [asyncio.create_task(self._probe()), asyncio.create_task(self._tell(driver))]
+        background = [asyncio.create_task(self._probe()), asyncio.create_task(self._report_progress(driver))]
         loop = asyncio.get_running_loop()
         # After the start command the pipe carries only the stop command, or its end with the main process.
         loop.add_reader(self._connection.fileno(), self._stop, driving)
@@ -174,7 +174,7 @@ class _Worker:
                 await driving
         finally:
             loop.remove_reader(self._connection.fileno())
-            for task in beside:
+            for task in background:
                 task.cancel()
 
     def _stop(self, driving: "asyncio.Task[None]") -> None:
@@ -183,11 +183,11 @@ class _Worker:
 
     async def _probe(self) -> None:
         while True:
-            asked = self._clock() + _PROBE_SECONDS
+            expected = self._clock() + _PROBE_SECONDS
             await asyncio.sleep(_PROBE_SECONDS)
-            self._lags.append(max(0.0, self._clock() - asked))
+            self._lags.append(max(0.0, self._clock() - expected))
 
-    async def _tell(self, driver: Driver) -> None:
+    async def _report_progress(self, driver: Driver) -> None:
         while True:
             self._connection.send(driver.progress)
             await asyncio.sleep(_PROGRESS_SECONDS)

@@ -61,7 +61,7 @@ class Authority:
     def issue(self, service: str, hosts: Sequence[str], days: float, now: datetime) -> Issued:
         """Write a certificate for a service under its name, this machine's, and further hosts: names or addresses.
 
-        It ends after so many days, or with the authority. An existing one is replaced.
+        It expires after `days`, or with the authority. An existing one is replaced.
         """
         names = [_general_name(host) for host in dict.fromkeys((service, *_LOCAL, *hosts))]
         return self._sign(service, x509.SubjectAlternativeName(names), days, now)

@@ -110,8 +110,8 @@ _arrival_options = together(
     click.option(
         "--concurrency",
         type=_AT_LEAST_1,
-        help=f"Alone: a closed loop of so many requests at a time. [default: {_DEFAULT_CONCURRENCY}] With arrivals: no "
-        "more at a time.",
+        help=f"Alone: a closed loop with this many concurrent requests. [default: {_DEFAULT_CONCURRENCY}] With "
+        "arrivals: maximum of concurrent requests.",
     ),
     click.option("--rate", type=_ABOVE_0, help="Poisson arrivals with this rate per second; inf: all at once."),
     click.option(

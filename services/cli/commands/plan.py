@@ -111,8 +111,9 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     """Print the number of KV blocks that fit, and their capacity.
 
-    Give one of --gpu-memory, --memory, --device-blocks and --requests. The first two tell how many blocks fit beside
-    the weights and the work of a step; the others how much memory is needed. No weights are read, and no GPU is needed.
+    Give one of --gpu-memory, --memory, --device-blocks and --requests. The first two give the number of blocks that
+    fit next to the weights and a step's buffers; the others the memory that is needed. No weights are read, and no GPU
+    is needed.
     """
     given = [name for name in _GOALS if values[name] is not None]
     if len(given) != 1:

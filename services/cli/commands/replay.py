@@ -148,9 +148,9 @@ def _settings(recorded: RecordSettings, options: Options) -> RecordSettings:
     """Return the recorded settings with the given options; for another block size, the same memory in blocks."""
     size = options.block_size or recorded.block_size
     same_memory = max(1, recorded.device_blocks * recorded.block_size // size)
-    asked = {name: value for name, value in asdict(options).items() if value is not None}
-    del asked["no_prefix_cache"]
-    return replace(recorded, **{"device_blocks": same_memory} | asked)
+    given = {name: value for name, value in asdict(options).items() if value is not None}
+    del given["no_prefix_cache"]
+    return replace(recorded, **{"device_blocks": same_memory} | given)
 
 
 def _show_requests(figures: Figures, settings: RecordSettings, end: str, as_json: bool) -> None:

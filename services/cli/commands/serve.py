@@ -79,12 +79,12 @@ async def _supervise(supervisor: Supervisor, show: Print, local: LocalSettings) 
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with ExitStack() as findable:
         life = asyncio.create_task(_start_and_watch(supervisor, show, local, findable))
-        asked = asyncio.create_task(stop.wait())
-        await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
         failure = life.exception() if life.done() else None
-        for task in (life, asked):
+        for task in (life, stopping):
             task.cancel()
-        await asyncio.gather(life, asked, return_exceptions=True)
+        await asyncio.gather(life, stopping, return_exceptions=True)
     show("serve", f"stopping: {'a service failed' if failure else 'signal received'}")
     await supervisor.stop()
     if failure:

@@ -71,7 +71,7 @@ def serve(metrics_listen: str, **values: Any) -> None:
     have finished.
     """
     from services.cli.commands.serve import serve as run
-    from services.cli.local.engines import divided
+    from services.cli.local.engines import split_engine
     from services.cli.local.supervisor import metrics_addresses
 
     local = settings_from(LocalSettings, values)
@@ -82,7 +82,7 @@ def serve(metrics_listen: str, **values: Any) -> None:
     of_kvmanager = (*_OF_PORTS, *_OF_SERVES_KVMANAGER) if values["map_listen"] else _OF_SERVES_KVMANAGER
     kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_kvmanager}))
     try:
-        divided(engine, local.engines)
+        split_engine(engine, local.engines)
         metrics = metrics_addresses(metrics_listen, local.engines)
     except ValueError as error:
         raise click.UsageError(str(error)) from error

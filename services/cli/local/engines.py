@@ -8,11 +8,11 @@ from services.engine.settings import EngineSettings
 from services.runtime.settings import InvalidSetting
 
 
-def divided(engine: EngineSettings, count: int) -> list[EngineSettings]:
-    """Return the settings of `count` engines, each with its share of the memory and of the cores.
+def split_engine(engine: EngineSettings, count: int) -> list[EngineSettings]:
+    """Return the settings of `count` engines, each with a share of the memory and the cores.
 
-    Their ids stay the same at every start, so that an engine that starts again replaces its pool. Raises
-    InvalidSetting where there is less than one of something for each.
+    Their ids are the same at every start, so that a restarted engine replaces its pool. Raises InvalidSetting if a
+    share would be empty.
     """
     # Its default name is that of its socket, which changes at every start.
     name = engine.engine_id or platform.node()

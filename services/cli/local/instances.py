@@ -1,7 +1,7 @@
 """Addresses of this user's running `quire serve` instances: a file for each, in the runtime folder.
 
-A file is locked as long as its process lives, so that one which a killed process has left behind is known as such,
-whatever process has its id now.
+A file is locked while its process runs, so that the file of a killed process is detected even if its process id is
+reused.
 """
 
 import fcntl

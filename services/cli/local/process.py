@@ -78,8 +78,8 @@ class ServiceProcess:
         if self._echo is not None:
             await self._echo
 
-    def how_it_ended(self) -> str:
-        """Return the end of the process in one line."""
+    def exit_summary(self) -> str:
+        """Return the exit status and the last line of output in one line."""
         status = self._process.returncode if self._process else None
         if status is not None and status < 0:
             return f"{self.label} was ended by {signal.Signals(-status).name}"

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from services.cli.local.engines import divided
+from services.cli.local.engines import split_engine
 from services.cli.local.process import Print, ServiceProcess
 from services.cli.local.restarts import Restarts
 from services.cli.local.settings import LocalSettings
@@ -61,7 +61,7 @@ class Supervisor:
         local: LocalSettings,
     ) -> None:
         """Wire the services together; they run from `start` on. Raises InvalidSetting where engines cannot share."""
-        engines = divided(engine, local.engines)
+        engines = split_engine(engine, local.engines)
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
         self._local = local
         self._show = show
@@ -101,7 +101,7 @@ class Supervisor:
             done, _ = await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for end, service in ends.items():
                 if end in done:
-                    raise ServiceFailed(service.how_it_ended())
+                    raise ServiceFailed(service.exit_summary())
         finally:
             for task in (ready, *ends):
                 task.cancel()
@@ -141,11 +141,11 @@ class Supervisor:
             if delay is None:
                 raise ServiceFailed(_given_up(service, restarts))
             number = f"restart {restarts.count} of at most {restarts.most}"
-            self._show(_SERVE, f"{service.how_it_ended()}: starting it again in {delay:g} s, {number}")
+            self._show(_SERVE, f"{service.exit_summary()}: starting it again in {delay:g} s, {number}")
             await asyncio.sleep(delay)
             await service.start()
 
 
 def _given_up(service: ServiceProcess, restarts: Restarts) -> str:
     tried = f" ({restarts.most} restarts before did not help)" if restarts.most else ""
-    return f"{service.how_it_ended()}{tried}"
+    return f"{service.exit_summary()}{tried}"

@@ -16,7 +16,7 @@ class RequestFailed(Exception):
     """A failed request.
 
     `status` is a gRPC status' name, the number of an HTTP status, or names the failure of the connection.
-    `retry_after` is when the server asked to come again, in seconds.
+    `retry_after` is the server's Retry-After in seconds.
     """
 
     def __init__(self, status: str, message: str = "", retry_after: float | None = None) -> None:
@@ -30,8 +30,8 @@ class Target:
     """A server and the way to call it. `prompt_seed` is the seed of the prompts' tokens.
 
     `kind` is `grpc` for a Quire gateway at `host:port` or `unix:/path`, else `completions` or `chat` for the path of an
-    OpenAI-compatible server at a URL. `tls` has whom to trust, and what to show who asks; `server_name` replaces the
-    host in what the server's certificate must name. `extra_body` is added to each JSON request.
+    OpenAI-compatible server at a URL. `tls` has the trusted authorities and the client's certificate;
+    `server_name` replaces the host that the server's certificate must name. `extra_body` is added to each JSON request.
     """
 
     kind: str
