@@ -129,7 +129,7 @@ def test_an_operation_that_does_not_fit_is_refused_with_the_reason(sandbox: Watc
     assert sandbox.page.get_attribute("#log li:first-child", "class") == "refused"
     assert len(sandbox.evaluate(SEQUENCES)) == 3
     press(sandbox, "append 1")
-    assert newest(sandbox) == "Refused: 81 tokens are more than the 80 that a sequence may become here."
+    assert newest(sandbox) == "Refused: a sequence must have at most 80 tokens, not 81."
 
 
 def test_a_reloaded_page_keeps_its_pool(sandbox: Watched) -> None:
