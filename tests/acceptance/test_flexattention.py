@@ -10,7 +10,7 @@ from engine.attention.backend import Scoring
 from engine.attention.flex_backend import FlexBackend
 from engine.model.loading import load_model
 from engine.schedule.request import Capacity
-from services.engine.startup.backends import BackendOptions, choose
+from services.engine.startup.backends import BackendOptions, choose_backend
 from tests.engine.paged_case import Case, Feed
 
 # torch's compiler imports modules that torch has deprecated.
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is dep
 def test_the_setting_flex_chooses_flexattention(tiny_model: Callable[[str], Path]) -> None:
     loaded = load_model(tiny_model("llama"), torch.float32, torch.device("cpu"))
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 8, 16)
-    assert isinstance(choose(BackendOptions("flex", loaded, capacity, None, 4)).backend, FlexBackend)
+    assert isinstance(choose_backend(BackendOptions("flex", loaded, capacity, None, 4)).backend, FlexBackend)
 
 
 def test_compiled_bfloat16_kernels_attend_with_window_and_softcap() -> None:
