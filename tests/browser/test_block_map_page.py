@@ -86,7 +86,7 @@ def test_changes_are_drawn_and_logged_live(engine: tuple[str, Stream], watched: 
     assert watched.evaluate(TALLY)["held"] == 0
     stream.allocate(1, 9)
     watched.wait_for(HELD, 3)
-    watched.page.wait_for_selector("#events >> text=Sequence 1 (request-1) began with 3 blocks (1-3).")
+    watched.page.wait_for_selector("#events >> text=Sequence 1 (request-1) was allocated 3 blocks (1-3).")
     stream.step(commits=commits((1, 0, [1] * 8)), forks=[pb.Fork(parent=1, child=2, length=9)])
     watched.wait_for("() => window.blockMap.tally('device').shared === 3")
     stream.step(extends=extends((1, [(2, 10)])))
@@ -131,7 +131,7 @@ def test_the_keyboard_alone_finds_a_block(engine: tuple[str, Stream], watched: W
     watched.page.focus("#device canvas")
     watched.page.keyboard.press("ArrowRight")
     watched.page.keyboard.press("ArrowRight")
-    watched.page.wait_for_selector("#spoken >> text='Block 3 · held · sequence 1 · being filled'")
+    watched.page.wait_for_selector("#spoken >> text='Block 3 · held · sequence 1 · partially filled'")
     watched.page.keyboard.press("Enter")
     watched.page.wait_for_selector("#panel[data-block='3']")
     watched.page.click("#sequences button")
