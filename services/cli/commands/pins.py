@@ -20,7 +20,8 @@ async def administer(connection: Connection, timeout: float, **request: Any) -> 
     except grpc.aio.AioRpcError as error:
         return fail(connection.address, error)
     for one in response.pins:
-        where = f"in {len(one.block_ids)} blocks" if one.pinned else "being computed"
+        blocks = len(one.block_ids)
+        where = f"in {blocks} block{'s' * (blocks != 1)}" if one.pinned else "being computed"
         click.echo(f"{one.name}: {one.token_count} tokens, {where}")
     if not response.pins:
         click.echo("no prefix is pinned", err=True)
