@@ -161,5 +161,5 @@ def test_unsupported_options_of_a_beam_search_are_refused_by_name_without_a_step
         tiny_quire.generate(request)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert dict(caught.value.trailing_metadata())[FIELD_METADATA] == field
-    assert caught.value.details().startswith((field, "prompt has"))
+    assert caught.value.details().startswith((field, "prompt ("))
     assert steps(tiny_quire) == before

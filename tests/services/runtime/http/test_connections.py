@@ -95,7 +95,7 @@ def test_the_pages_of_the_kv_manager_are_sent_at_once(caplog: pytest.LogCaptureF
         manager = KVManagerService(KVManagerSettings(listen="127.0.0.1:0", map_listen="127.0.0.1:0"))
         await manager.start()
         try:
-            return await spoken(listening(caplog, "shows its blocks"))
+            return await spoken(listening(caplog, "block map at"))
         finally:
             await manager.stop()
 
