@@ -42,6 +42,8 @@ ANY_METRICS_PORT = {
 }
 # Promises of equal tokens are made in float32.
 EXACT = {f"QUIRE_{command}_DTYPE": "float32" for command in ("SERVE", "ENGINE")}
+# A process that is aborted prints the stacks of its threads.
+STACKS = {"PYTHONFAULTHANDLER": "1"}
 # Commands of the user who runs the tests must not find the services of tests.
 RUNTIME_FOLDER = tempfile.mkdtemp(prefix="quire-test-runtime-")
 atexit.register(shutil.rmtree, RUNTIME_FOLDER, ignore_errors=True)
@@ -169,7 +171,7 @@ class RunningQuire:
 
     def ended(self, seconds: float = STOP_SECONDS) -> int:
         """Wait for its end, and return the exit status."""
-        status = self.process.wait(timeout=seconds)
+        status = exit_status(self.process, self.output, seconds)
         self.output.finish()
         return status
 
@@ -199,7 +201,11 @@ class RunningService:
         self.channel.close()
         if self.process.poll() is None:
             self.process.terminate()
-        status = self.process.wait(timeout=STOP_SECONDS)
+        return self.ended()
+
+    def ended(self, seconds: float = STOP_SECONDS) -> int:
+        """Wait for its end, and return the exit status. Raises RuntimeError with its stacks if it does not end."""
+        status = exit_status(self.process, self.output, seconds)
         self.output.finish()
         return status
 
@@ -270,6 +276,16 @@ class Answer:
             self.finished = response.finished
 
 
+def exit_status(process: subprocess.Popen[str], output: Output, seconds: float) -> int:
+    """Wait for the end of a process. Raises RuntimeError with its output and its stacks if it does not end."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+        output.finish()
+        raise RuntimeError(f"it has not ended within {seconds} s:\n" + "\n".join(output.lines)) from None
+
+
 def start_quire(*arguments: str) -> RunningQuire:
     """Start `quire serve` on its own Unix socket and wait until it is ready."""
     return start_quires(arguments)[0]
@@ -316,5 +332,5 @@ def launch(*arguments: str, module: str = COMMAND, **environment: str) -> subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **ANY_METRICS_PORT, **EXACT, "QUIRE_RUNTIME": RUNTIME_FOLDER, **environment},
+        env={**os.environ, **ANY_METRICS_PORT, **EXACT, **STACKS, "QUIRE_RUNTIME": RUNTIME_FOLDER, **environment},
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
-from tests.running_quire import STOP_SECONDS, RunningService
+from tests.running_quire import RunningService
 from tests.scrape import Scrape
 from tests.services.engine.test_serve import Link
 
@@ -50,7 +50,7 @@ def test_gateways_receive_a_drain_at_once_and_each_end_before_their_streams_end(
     busy.half_close()  # reads the stream to its end, which is none by an error
     idle.half_close()
     assert all(response.draining for response in busy.responses[-2:])
-    assert engine.process.wait(STOP_SECONDS) == 0  # one signal is enough, and it may get no second one while it ends
+    assert engine.ended() == 0  # one signal is enough, and it may get no second one while it ends
 
 
 def test_an_engine_that_drains_gives_its_pool_up_instead_of_losing_it(
@@ -64,7 +64,7 @@ def test_an_engine_that_drains_gives_its_pool_up_instead_of_losing_it(
     )
     engine.output.wait_for("engine is ready")
     engine.process.terminate()
-    assert engine.process.wait(STOP_SECONDS) == 0
+    assert engine.ended() == 0
     manager.output.wait_for("engine detached")
     assert not [line for line in manager.output.lines if "broke" in line]
     assert Scrape.of(manager.metrics_url).value("quire_kv_broken_streams_total") == 0

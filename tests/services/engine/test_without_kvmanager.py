@@ -37,3 +37,4 @@ def test_an_idle_engine_reports_the_loss_and_the_return_of_its_manager_at_once(
     assert len(link.finish("after").samples) == 1
     assert len(link.tokens("after")) == 5
     link.break_off()
+    engine.close()  # else the manager would wait for it to detach
