@@ -14,13 +14,13 @@ OTHERS = ("tests/engine/gpu/test_gpu_decoder.py", "tests/engine/gpu/test_copy_st
 # Files and tests that run at the same time, since the compilation of kernels takes most of the time.
 SUITE: list[tuple[tuple[str, ...], str]] = [
     *(
-        ((TABLE,), f"(triton or flex) and {dtype} and not compiles")
+        ((TABLE,), f"(triton or flex) and {dtype} and not compiled")
         for dtype in ("float32", "bfloat16", "torch.float16")
     ),
-    *(((TABLE,), "compiles"), (OTHERS, "")),
+    *(((TABLE,), "compiled"), (OTHERS, "")),
 ]
 # Enough to see that tests are found, run and counted: without a GPU `make test` runs all of them.
-SMALL_SUITE: list[tuple[tuple[str, ...], str]] = [(OTHERS, "normed and 64")]
+SMALL_SUITE: list[tuple[tuple[str, ...], str]] = [(OTHERS, "normalized and 64")]
 
 
 def measure(notes: Notes) -> None:

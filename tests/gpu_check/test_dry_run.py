@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.gpu_check import suite
 from bench.report.targets import targets
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,12 @@ def coverage(folder: Path, command: str, *arguments: str) -> None:
 def result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "gpu.json").read_text())
     return found
+
+
+@pytest.mark.parametrize(("files", "which"), suite.SUITE, ids=[which for _, which in suite.SUITE])
+def test_each_part_of_the_suite_selects_tests(files: tuple[str, ...], which: str) -> None:
+    line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files, "-k", which]
+    assert subprocess.run(line, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.timeout(1800)

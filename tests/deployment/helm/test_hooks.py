@@ -85,7 +85,7 @@ def test_helm_test_checks_health_and_generates(monkeypatch: pytest.MonkeyPatch) 
     assert pod["spec"]["restartPolicy"] == "Never"
     parsed = [parse(container["args"], variables(container), monkeypatch) for container in pod["spec"]["containers"]]
     assert [name for name, _ in parsed] == ["health", "generate"]
-    assert {options["address"] for _, options in parsed} == {"blue-quire-gateway:50051"}
+    assert {options.get("at") or options["address"] for _, options in parsed} == {"blue-quire-gateway:50051"}
 
 
 @pytest.mark.parametrize(("key", "commands"), [("", ["health"]), ("test-key", ["health", "generate-0"])])
