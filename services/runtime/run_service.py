@@ -6,9 +6,10 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import NoReturn, Protocol
 
 import grpc
@@ -26,6 +27,7 @@ from services.runtime.metrics.server import metrics_server
 from services.runtime.service import Service
 
 _LAST_SECONDS = 1.0
+_SIGNAL_BYTES = 4096
 # Twice the maximum of gRPC's connections; the default limit is often lower.
 _OPEN_FILES = 8192
 # Environment variable: the service stops when its standard input is closed by the parent process.
@@ -129,6 +131,34 @@ def _leave(*_: object) -> NoReturn:
 
 
 async def _run(label: str, make: Callable[[], Service], metrics_shown: AbstractAsyncContextManager[None]) -> None:
+    with _woken_by_signals():
+        await _run_until_stopped(label, make, metrics_shown)
+
+
+@contextmanager
+def _woken_by_signals() -> Iterator[None]:
+    """Wake the event loop at each signal.
+
+    Otherwise a signal that arrives just before the loop waits, or at another thread, is handled at the loop's next
+    event, which an idle service may not have for long.
+    """
+    loop = asyncio.get_running_loop()
+    readable, writable = socket.socketpair()
+    with readable, writable:
+        for end in (readable, writable):
+            end.setblocking(False)
+        loop.add_reader(readable, readable.recv, _SIGNAL_BYTES)
+        signal.set_wakeup_fd(writable.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(-1)
+            loop.remove_reader(readable)
+
+
+async def _run_until_stopped(
+    label: str, make: Callable[[], Service], metrics_shown: AbstractAsyncContextManager[None]
+) -> None:
     asked_to_stop = _stop_signals()
     service = make()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service.name, service.readiness), service.server)

@@ -1,5 +1,7 @@
 """How an engine leaves: gateways hear of it at once, and what was cut off ends before their streams do."""
 
+import ctypes
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,9 +55,10 @@ def test_gateways_receive_a_drain_at_once_and_each_end_before_their_streams_end(
     assert engine.ended() == 0  # one signal is enough, and it may get no second one while it ends
 
 
-def test_an_engine_that_drains_gives_its_pool_up_instead_of_losing_it(
+def test_a_signal_that_another_thread_receives_makes_an_idle_engine_detach_and_end(
     tiny_model: Callable[[str], Path], service: Callable[..., RunningService], tmp_path: Path
 ) -> None:
+    """As one that arrives just before the event loop waits, it does not interrupt that wait."""
     manager = service("kvmanager", "--listen", f"unix:{tmp_path}/manager.sock")
     engine = service(
         "engine",
@@ -63,7 +66,9 @@ def test_an_engine_that_drains_gives_its_pool_up_instead_of_losing_it(
         *("--model", str(tiny_model("llama")), "--device-blocks", "32", "--threads", "1"),
     )
     engine.output.wait_for("engine is ready")
-    engine.process.terminate()
+    pid = engine.process.pid
+    thread = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid)
+    assert ctypes.CDLL(None).tgkill(pid, thread, signal.SIGTERM) == 0
     assert engine.ended() == 0
     manager.output.wait_for("engine detached")
     assert not [line for line in manager.output.lines if "broke" in line]
