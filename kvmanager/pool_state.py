@@ -127,7 +127,10 @@ class PoolState:
             raise OutOfBlocks(shortage(needed, self.device.available))
 
     def grant(self, count: int, outcome: Outcome) -> list[int]:
-        """Hand out `count` device blocks, moving evicted contents to free host blocks. There must be enough blocks."""
+        """Hand out `count` device blocks, and move evicted contents to free host blocks.
+
+        The caller has checked that there are enough.
+        """
         blocks = self.device.grant_many(count)
         outcome.granted_blocks += count
         if self.device.evictions:
@@ -135,7 +138,7 @@ class PoolState:
         return blocks
 
     def granting(self, table: list[int], count: int, outcome: Outcome) -> Parts:
-        """Append `count` granted device blocks to a table, in parts. There must be enough blocks."""
+        """Append `count` granted device blocks to a table, in parts, as `grant` does."""
         while count:
             blocks = self.grant(min(count, parts.PART), outcome)
             table += blocks

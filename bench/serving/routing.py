@@ -74,7 +74,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Fleet:
-    """Engines of so many blocks behind a gateway."""
+    """Engines with equal pools behind a gateway."""
 
     policy: RoutingPolicy
     engines: int

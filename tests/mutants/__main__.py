@@ -28,7 +28,9 @@ PACKAGES = ("blocks", "kvmanager", "engine", "services")
 BUILD = ROOT / "build" / "mutants"
 # What `make test` leaves out starts browsers, containers and clusters, or takes very long.
 LEFT_OUT = ("acceptance", "browser", "deployment", "gpu_check", "mutants")
-# A test that a fault makes wait for ever ends after this much more than its tests usually take.
+# Compiled kernels, which git ignores.
+PREBUILT = "engine/native/prebuilt"
+# Seconds beyond the usual time of its tests, after which a fault counts as found by a timeout.
 GRACE_SECONDS = 120.0
 SETTINGS = """\
 [run]
@@ -74,9 +76,8 @@ class Trees:
                 if (ROOT / name).is_file():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(ROOT / name, folder / name)
-            for ignored in ("engine/native/prebuilt",):
-                if (ROOT / ignored).is_dir():
-                    shutil.copytree(ROOT / ignored, folder / ignored, dirs_exist_ok=True)
+            if (ROOT / PREBUILT).is_dir():
+                shutil.copytree(ROOT / PREBUILT, folder / PREBUILT, dirs_exist_ok=True)
             self._free.put(folder)
 
     def try_fault(self, mutant: Mutant, tests: TestMap) -> str:

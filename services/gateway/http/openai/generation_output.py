@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class ChunkSuffix:
         self.value = b',"usage":%b}\n\n' % to_json(usage([counted])).encode()
 
 
-class ChunkWriter:
+class ChunkWriter(ABC):
     """Encodes the events of one generation as chunks. Empty bytes mean no chunk.
 
     A chunk is sent for each token, so its constant parts are encoded once: a prefix for each sample, up to the key
@@ -146,8 +147,9 @@ class ChunkWriter:
         self.usage = finished.usage
         return b"".join(self._write_finish(sample, end) for sample, end in enumerate(finished.samples))
 
+    @abstractmethod
     def _write_finish(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
-        raise NotImplementedError
+        """Encode the end of one sample."""
 
     def _last_chunk(self, sample: int, empty_content: bytes, finish: Mapping[str, Any]) -> bytes:
         parts = (empty_content, b',"logprobs":null,', to_json(finish)[1:-1].encode(), b"}]", self._suffix.value)
