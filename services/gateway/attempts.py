@@ -12,7 +12,7 @@ from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.lost_engines import LostEngines
 from services.gateway.fleet.request_stream import Event
 from services.gateway.prepared_request import PreparedRequest
-from services.runtime.errors import RequestGivenUp, Unavailable
+from services.runtime.errors import RepeatedEngineLoss, Unavailable
 
 # An engine that refused the request does not report when it has room again.
 _RETRY_SECONDS = 0.2
@@ -100,7 +100,7 @@ class RequestAttempts:
     def _count_lost(self, engine_id: str) -> None:
         try:
             self._lost.add(engine_id)
-        except RequestGivenUp:
+        except RepeatedEngineLoss:
             request = self._request
             self._dispatcher.on_given_up(request.model.name, request.submission.request_id, self._lost.engine_ids)
             raise

@@ -113,5 +113,5 @@ class GenerationFailed(ServiceError):
     """The engine failed to generate."""
 
 
-class RequestGivenUp(ServiceError):
+class RepeatedEngineLoss(ServiceError):
     """Several engines were lost while they computed the request, so it is not sent to another one."""

@@ -59,7 +59,7 @@ STATUS: dict[type[Exception], Status] = {
     errors.Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503),
     errors.DeadlineExceeded: Status(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     errors.GenerationFailed: Status(grpc.StatusCode.INTERNAL, 500),
-    errors.RequestGivenUp: Status(grpc.StatusCode.INTERNAL, 500),
+    errors.RepeatedEngineLoss: Status(grpc.StatusCode.INTERNAL, 500),
 }
 
 

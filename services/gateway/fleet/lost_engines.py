@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.runtime.errors import RequestGivenUp
+from services.runtime.errors import RepeatedEngineLoss
 
 # After this many losses the next engine computes the request in a batch of its own.
 _MAX_LOST_IN_SHARED_BATCHES = 2
@@ -38,10 +38,10 @@ class LostEngines:
         self._runs_isolated = False
 
     def add(self, engine_id: str) -> None:
-        """Count the current engine as lost. Raises RequestGivenUp."""
+        """Count the current engine as lost. Raises RepeatedEngineLoss."""
         self.engine_ids.append(engine_id)
         if self._runs_isolated:
-            raise RequestGivenUp(
+            raise RepeatedEngineLoss(
                 f"{len(self.engine_ids)} engines were lost one after the other while they had the request, "
                 "the last of them with no other request in its batch"
             )

@@ -35,7 +35,7 @@ _CODES: dict[type[Exception], str] = {
     errors.Unavailable: "unavailable",
     errors.DeadlineExceeded: "deadline_passed",
     errors.GenerationFailed: "generation_failed",
-    errors.RequestGivenUp: "request_given_up",
+    errors.RepeatedEngineLoss: "request_given_up",
 }
 _MISSING = "missing"
 _VALIDATION_MESSAGES = {  # pydantic's error type: message and code
@@ -111,7 +111,7 @@ def _response(status: int, body: dict[str, Any], headers: Mapping[str, str]) -> 
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    if isinstance(error, errors.RequestGivenUp):
+    if isinstance(error, errors.RepeatedEngineLoss):
         return {"x-should-retry": "false"}  # OpenAI's clients retry status 500 unless this header is set
     return (
         {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else statuses.retry_headers(error)

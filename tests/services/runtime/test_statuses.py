@@ -400,12 +400,12 @@ def test_a_client_receives_the_status_of_a_request_that_loses_engines(
     request = prompt_request("x", 5)
     request.request_id = "deadly"
     code, words = failure_of(patient_gateway.Generate(request, timeout=CALL_SECONDS))
-    assert code == statuses.STATUS[errors.RequestGivenUp].grpc
+    assert code == statuses.STATUS[errors.RepeatedEngineLoss].grpc
     assert "3 engines were lost one after the other" in words
 
 
 # Bytes that are no message are no domain error: what comes of them is seen in tests/services/wire/test_fuzzed_bytes.py.
-SEEN_ELSEWHERE = {DecodeError, errors.RequestGivenUp, *KEYED_PROVOCATIONS}
+SEEN_ELSEWHERE = {DecodeError, errors.RepeatedEngineLoss, *KEYED_PROVOCATIONS}
 ROWS = [error for error in statuses.STATUS if error not in SEEN_ELSEWHERE]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.gateway.fleet.lost_engines import LostEngines
-from services.runtime.errors import RequestGivenUp
+from services.runtime.errors import RepeatedEngineLoss
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def test_a_request_is_isolated_after_two_losses_and_given_up_after_an_isolated_o
         isolated.append(lost.isolated)
     assert isolated == [False, True]
     lost.on_started(isolated=True)
-    with pytest.raises(RequestGivenUp, match="3 engines were lost one after the other"):
+    with pytest.raises(RepeatedEngineLoss, match="3 engines were lost one after the other"):
         lost.add("one")
     assert lost.engine_ids == ["one", "two", "one"]
 

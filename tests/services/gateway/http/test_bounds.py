@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.runtime.errors import GenerationFailed, Overloaded, RequestGivenUp, ServiceError
+from services.runtime.errors import GenerationFailed, Overloaded, RepeatedEngineLoss, ServiceError
 from services.runtime.statuses import STATUS
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
 from tests.faults import wait_until
@@ -429,7 +429,7 @@ def test_the_api_port_serves_no_metrics(server: ScriptedServer) -> None:
 
 
 def test_a_request_lost_with_several_engines_is_not_to_be_retried(server: ScriptedServer) -> None:
-    server.handler.refusal = RequestGivenUp("3 engines were lost")
+    server.handler.refusal = RepeatedEngineLoss("3 engines were lost")
     response = post(server, json.dumps(BODY))
     assert refusal(response) == (500, "request_given_up")
     assert response.headers["x-should-retry"] == "false"
