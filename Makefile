@@ -3,10 +3,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard protos/quire/v1/*.proto)
-# Two workers fill two cores; make test ARGS=-n4 starts more. What the tests of a file share is started once.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests often wait for processes, so three workers fill two cores. What the tests of a file share is started once.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 EXTRAS := serve,tracing,bench,dev
 DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
+# Tests start hundreds of processes, which would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 # The one on the PATH, else the one that `make helm` fetches.
 HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
 HELM_TESTS := tests/deployment/helm

@@ -55,6 +55,7 @@ def test_the_fastest_tests_of_a_line_are_chosen_and_those_of_a_service_for_the_f
     for context, arcs in {
         "tests/test_a.py::slow": [(1, 2), (2, 3)],
         "tests/test_a.py::fast": [(1, 2)],
+        "tests/test_a.py::broken": [(1, 2)],
         "tests/test_b.py::first (setup)": [(2, 4)],
         "tests/test_c.py::one (call)": [(4, 5)],
         "": [(6, 7)],
@@ -62,9 +63,11 @@ def test_the_fastest_tests_of_a_line_are_chosen_and_those_of_a_service_for_the_f
         data.set_context(context)
         data.add_arcs({str(file): arcs})
     data.write()
-    seconds = {"tests/test_a.py::slow": 50.0, "tests/test_a.py::fast": 1.0, "tests/test_b.py::first": 3.0}
+    seconds = {"tests/test_a.py::slow": 25.0, "tests/test_a.py::fast": 1.0, "tests/test_b.py::first": 3.0}
     seconds |= {"tests/test_b.py::second": 2.0, "tests/test_c.py::one": 1.0, "tests/test_c.py::two": 1.0}
-    (tmp_path / "seconds").write_text("\n".join(json.dumps(one) for one in seconds.items()))
+    phases = [(node_id, time, "passed") for node_id, time in seconds.items()]
+    phases += [("tests/test_a.py::broken", 0.5, "failed"), ("tests/test_a.py::broken", 0.1, "passed")]
+    (tmp_path / "seconds").write_text("\n".join(map(json.dumps, phases)))
     tests = TestMap(tmp_path / "coverage", tmp_path / "seconds", tmp_path)
     assert tests.select("product.py", 2).node_ids == (
         *("tests/test_a.py::fast", "tests/test_a.py::slow"),

@@ -25,8 +25,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write the seconds of each phase where they happen: in workers, or where there are none."""
+    """Write the seconds and outcome of each phase where they happen: in workers, or where there are none."""
     if hasattr(report, "node"):  # from a worker, which has written it
         return
     with Path(os.environ[SECONDS_FILE]).open("a") as lines:
-        lines.write(json.dumps([report.nodeid, report.duration]) + "\n")
+        lines.write(json.dumps([report.nodeid, report.duration, report.outcome]) + "\n")

@@ -11,8 +11,8 @@ import coverage
 from coverage.numbits import numbits_to_nums
 
 # Tests in the process of pytest are fast and exact; those that start services follow, as long as there is time.
-IN_PROCESS_SECONDS = 60.0
-WITH_SERVICES_SECONDS = 120.0
+IN_PROCESS_SECONDS = 30.0
+WITH_SERVICES_SECONDS = 60.0
 # What services run belongs to the test that started them, or to all tests of a file where a fixture of it did.
 _SETUP = " (setup)"
 _PHASES = (_SETUP, " (call)", " (teardown)")
@@ -27,16 +27,24 @@ class Selection:
 
 
 class TestMap:
-    """The tests of each line, from a coverage file with contexts and a file of seconds."""
+    """The tests of each line, from a coverage file with contexts and a file of seconds and outcomes.
+
+    Tests that failed without a fault find none.
+    """
 
     __test__ = False
 
     def __init__(self, data_file: Path, seconds_file: Path, root: Path) -> None:
         self._root = root
         self._seconds: dict[str, float] = defaultdict(float)
+        failed: set[str] = set()
         for line in seconds_file.read_text().splitlines():
-            node_id, seconds = json.loads(line)
+            node_id, seconds, outcome = json.loads(line)
             self._seconds[node_id] += seconds
+            if outcome == "failed":
+                failed.add(node_id)
+        for node_id in failed:
+            del self._seconds[node_id]
         self._of_file: dict[str, list[str]] = defaultdict(list)
         for node_id in self._seconds:
             self._of_file[node_id.split("::")[0]].append(node_id)
