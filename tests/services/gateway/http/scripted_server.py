@@ -1,11 +1,15 @@
 """The HTTP server in front of a handler whose output and errors are set by the test."""
 
 import asyncio
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import ANONYMOUS, Caller, Origin
@@ -29,12 +33,12 @@ SHORT_LIMITS = HttpLimits(CONNECTIONS, read_seconds=0.3, write_seconds=0.5)
 
 
 class ScriptedHandler:
-    """Generates the prompt `max_tokens` times. `refusal` rejects a request, `failure` ends it after a token."""
+    """Generates the prompt `max_tokens` times. `rejection` rejects a request, `failure` ends it after a token."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.load(folder)
         self.callers: list[Caller] = []
-        self.refusal: Exception | None = None
+        self.rejection: Exception | None = None
         self.failure: BaseException | None = None
         self.hold = asyncio.Event()
         self.hold.set()
@@ -43,8 +47,8 @@ class ScriptedHandler:
 
     async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
         self.callers.append(origin.caller)
-        if self.refusal:
-            raise self.refusal
+        if self.rejection:
+            raise self.rejection
         self.running += 1
         self.started += 1
         try:
@@ -89,16 +93,22 @@ class Observer(GatewayObserver):
 class ScriptedServer:
     """A server on its own thread and event loop."""
 
-    def __init__(self, folder: Path, bounds: HttpLimits = LONG_LIMITS) -> None:
+    def __init__(self, folder: Path, limits: HttpLimits = LONG_LIMITS, context: ssl.SSLContext | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.handler, self.readiness, self.observer = ScriptedHandler(folder), Readiness(), Observer()
         self.readiness.set(True)
         app = ObservedApp(make_app(self.handler, self.readiness, _authenticate), self.readiness, self.observer)
-        self.server = HttpServer(app, bounds, on_rejected=lambda status: count_rejection(self.observer, status))
+        self.server = HttpServer(app, limits, context, lambda status: count_rejection(self.observer, status))
         self.url = self.run(self.server.start("127.0.0.1:0"))
+        assert self.server._server is not None
+        for listener in self.server._server.sockets:  # connections inherit it; the default is up to 32 MB
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         self.place = ("127.0.0.1", int(self.url.rpartition(":")[2]))
+        self.client = httpx.Client(
+            base_url=self.url, limits=httpx.Limits(max_keepalive_connections=0), timeout=CALL_SECONDS
+        )
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
@@ -137,6 +147,7 @@ class ScriptedServer:
             unblock.set()
 
     def close(self) -> None:
+        self.client.close()
         self.run(self.server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

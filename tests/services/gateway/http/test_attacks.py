@@ -1,7 +1,6 @@
 """Attacks on a gateway with HTTPS and API keys, while the stream of another tenant continues undisturbed.
 
-Attacks over gRPC are in tests/services/test_attacks.py. Attacks that need neither keys nor TLS are in test_bounds.py.
-Mutual TLS is in tests/services/runtime/test_tls.py.
+Attacks over gRPC are in tests/services/test_attacks.py. Attacks that need no keys are in test_bounds.py.
 """
 
 import base64
@@ -12,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,19 @@ from services.gateway.access.api_keys import make_key
 from tests.api_keys import write_keys
 from tests.certificates import Authority
 from tests.faults import wait_until
+from tests.load import SLOW_SEED
 from tests.running.neighbour import NEIGHBOUR_TOKENS, Neighbour, Pieces
 from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
-from tests.services.gateway.held import LONG_CHAT, RECEIVE_BYTES, held_stream
+from tests.services.gateway.http.responses import events, read_all, rejection
 from tests.services.runtime.test_tls import name_shown, version_spoken
 from tests.timing import standing_still
 
 SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"
-READ_SECONDS = 2
+# Half a megabyte, because of the log probabilities: twice the buffers between a server and a client with a receive
+# buffer of RECEIVE_BYTES.
+LONG_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "On and on"}], "max_tokens": 400}
+LONG_CHAT |= {"ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 20}
+RECEIVE_BYTES = 4096
 # Options for limits that no client reaches, even on a slow machine.
 LONG_LIMITS = ("--http-write-seconds", "120", "--slow-client-seconds", "120", "--link-timeout-seconds", "120")
 
@@ -46,7 +50,7 @@ ENTRIES = {
 
 
 class SecuredGateway:
-    """A gateway with API keys and TLS at the tiny engine, and its clients."""
+    """A gateway with API keys and TLS, and its clients."""
 
     def __init__(self, gateway: RunningService, authority: Authority, certificate: tuple[Path, Path]) -> None:
         self.gateway = gateway
@@ -75,19 +79,25 @@ class SecuredGateway:
         usage = self.complete(key, **fields).json()["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
-    def connect(self, receive_bytes: int | None = None) -> ssl.SSLSocket:
-        """Open a TLS connection."""
+    def connect(self, receive_bytes: int) -> ssl.SSLSocket:
         plain = socket.socket()
         plain.settimeout(CALL_SECONDS)
-        if receive_bytes is not None:
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         plain.connect(self.place)
         return self._context.wrap_socket(plain, server_hostname="localhost")
 
-    def held(self, key: str, headers: dict[str, str] | None = None) -> AbstractContextManager[httpx.Response]:
-        """Start a stream that does not end inside."""
+    @contextmanager
+    def held(self, key: str, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
+        """Start a stream that does not end inside, because its client does not read it."""
+        options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)]
+        transport = httpx.HTTPTransport(verify=self._context, socket_options=options)
         all_headers = {"authorization": f"Bearer {key}", **(headers or {})}
-        return held_stream(self.url, all_headers, self._context)
+        with (
+            httpx.Client(base_url=self.url, transport=transport, timeout=CALL_SECONDS, headers=all_headers) as client,
+            client.stream("POST", "/v1/chat/completions", json=LONG_CHAT) as response,
+        ):
+            assert response.status_code == 200, response.read()
+            yield response
 
     def chat(self, key: str, name: str = "", **fields: Any) -> httpx.Response:
         """Send a short chat, with `name` as request id."""
@@ -101,60 +111,32 @@ class SecuredGateway:
 
 
 @pytest.fixture(scope="module")
-def start(
+def secured(
     tiny_quire: RunningQuire, service: Callable[..., RunningService], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., SecuredGateway]:
-    """Starts a gateway with API keys, a certificate and further arguments."""
-
-    def start(*arguments: str) -> SecuredGateway:
-        folder = tmp_path_factory.mktemp("secured")
-        keys, authority = write_keys(folder / "keys.toml", ENTRIES), Authority(folder)
-        certificate, key = authority.issue("front")
-        gateway = service(
-            *("gateway", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"),
-            *("--engines", tiny_quire.addresses["engine"], "--api-keys", str(keys)),
-            *("--tls-certificate", str(certificate), "--tls-key", str(key), *arguments),
-        )
-        gateway.output.wait_for("gateway is ready")
-        return SecuredGateway(gateway, authority, (certificate, key))
-
-    return start
-
-
-@pytest.fixture(scope="module")
-def impatient(start: Callable[..., SecuredGateway]) -> Iterator[SecuredGateway]:
-    """A gateway with a short limit to read requests, for the tests of that limit."""
-    one = start("--http-read-seconds", str(READ_SECONDS))
-    yield one
-    one.close()
-    assert one.gateway.close() == 0
-
-
-@pytest.fixture(scope="module")
-def secured(start: Callable[..., SecuredGateway]) -> Iterator[SecuredGateway]:
-    one = start(*LONG_LIMITS)
-    gateway = one.gateway
+) -> Iterator[SecuredGateway]:
+    """A gateway at the tiny engine. After the tests, its log has no secrets and no header that a client made up."""
+    folder = tmp_path_factory.mktemp("secured")
+    keys, authority = write_keys(folder / "keys.toml", ENTRIES), Authority(folder)
+    certificate, key = authority.issue("front")
+    gateway = service(
+        *("gateway", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"),
+        *("--engines", tiny_quire.addresses["engine"], "--api-keys", str(keys)),
+        *("--tls-certificate", str(certificate), "--tls-key", str(key), *LONG_LIMITS),
+    )
+    gateway.output.wait_for("gateway is ready")
+    one = SecuredGateway(gateway, authority, (certificate, key))
     yield one
     one.close()
     assert gateway.close() == 0
     log = "\n".join(gateway.output.lines)
-    for secret in (
-        *KEYS,
-        "Bearer",
-        "authorization",
-        "Traceback",
-        "launch code",
-        "heron",
-        "bluebells",
-        "passwd",
-    ):
-        assert secret not in log
+    secrets = ("Bearer", "authorization", "Traceback", "launch code", "heron", "bluebells", "passwd")
+    assert [secret for secret in (*KEYS, *secrets) if secret in log] == []
     assert [line for line in gateway.output.lines if "evil" in line and not line.startswith("request ended ")] == []
 
 
 def texts_over_http(client: httpx.Client) -> Pieces:
-    asked = body(prompt="Pages of memory, again and", max_tokens=NEIGHBOUR_TOKENS, stream=True)
-    with client.stream("POST", "/v1/completions", json=asked) as response:
+    request = body(prompt="Pages of memory, again and", max_tokens=NEIGHBOUR_TOKENS, stream=True)
+    with client.stream("POST", "/v1/completions", json=request) as response:
         for event in events(response):
             yield event["choices"][0]["text"]
 
@@ -177,26 +159,6 @@ def _neighbour_is_undisturbed(tiny_quire: RunningQuire, neighbour: Neighbour) ->
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"prompt": SECRET_PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}
-
-
-def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    response.raise_for_status()
-    lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
-    return (json.loads(line) for line in lines if line != "[DONE]")
-
-
-def refusal(response: httpx.Response) -> tuple[int, str]:
-    error = response.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return response.status_code, error["code"]
-
-
-def read_all(connection: socket.socket) -> bytes:
-    parts = []
-    with suppress(ConnectionResetError):
-        while part := connection.recv(65536):
-            parts.append(part)
-    return b"".join(parts)
 
 
 # Keys.
@@ -231,7 +193,7 @@ def test_all_other_paths_need_a_valid_key(secured: SecuredGateway, values: list[
     calls = [(method, path) for path, methods in described.items() for method in methods if path not in OPEN]
     assert len(calls) == 6
     answers = [secured.anyone.request(method, path, headers=headers, json={}) for method, path in calls]
-    assert {refusal(answer) for answer in answers} == {(401, "invalid_api_key")}
+    assert {rejection(answer) for answer in answers} == {(401, "invalid_api_key")}
     assert {answer.headers["www-authenticate"] for answer in answers} == {"Bearer"}
     errors = [answer.json()["error"] for answer in answers]
     assert all(error == errors[0] for error in errors), "paths differ in their error"
@@ -260,8 +222,8 @@ def test_a_request_id_in_use_is_rejected_for_its_tenant_alone_until_the_request_
     named = {"x-request-id": "x"}
     with secured.held(A, named) as response:
         assert response.headers["x-request-id"] == "chatcmpl-x"
-        assert refusal(secured.chat(A, "x")) == (409, "request_is_live")
-        assert refusal(secured.chat(A, "", request_id="x")) == (409, "request_is_live")
+        assert rejection(secured.chat(A, "x")) == (409, "request_is_live")
+        assert rejection(secured.chat(A, "", request_id="x")) == (409, "request_is_live")
         for name in ("x", "a/x", "a/chatcmpl-x"):
             assert secured.chat(B, name).headers["x-request-id"] == f"chatcmpl-{name}"
         assert secured.chat(A, "y").status_code == 200
@@ -274,18 +236,18 @@ def test_a_request_id_in_use_is_rejected_for_its_tenant_alone_until_the_request_
 
 def test_a_tenant_at_its_request_limit_is_rejected_and_others_are_served(secured: SecuredGateway) -> None:
     with secured.held(SINGLE):
-        refused = secured.complete(SINGLE)
-        assert (refusal(refused), refused.json()["error"]["type"]) == ((429, "overloaded"), "rate_limit_error")
-        assert int(refused.headers["retry-after"]) >= 1
+        rejected = secured.complete(SINGLE)
+        assert (rejection(rejected), rejected.json()["error"]["type"]) == ((429, "overloaded"), "rate_limit_error")
+        assert int(rejected.headers["retry-after"]) >= 1
         assert secured.complete(A).status_code == 200
     wait_until(lambda: secured.complete(SINGLE).status_code == 200, "the tenant is below its limit")
 
 
 def test_a_rejected_request_has_its_id_in_the_header_and_in_the_log(secured: SecuredGateway) -> None:
     with secured.held(SINGLE):
-        refused = [secured.complete(SINGLE, {"x-request-id": "one-too-many"}), secured.complete(SINGLE)]
-    assert [refusal(one) for one in refused] == [(429, "overloaded")] * 2
-    names = [one.headers["x-request-id"] for one in refused]
+        rejected = [secured.complete(SINGLE, {"x-request-id": "one-too-many"}), secured.complete(SINGLE)]
+    assert [rejection(one) for one in rejected] == [(429, "overloaded")] * 2
+    names = [one.headers["x-request-id"] for one in rejected]
     assert names[0] == "cmpl-one-too-many"
     assert names[1].startswith("cmpl-")
     denied = secured.chat(HUMBLE, "denied", priority=-1)
@@ -316,7 +278,7 @@ def test_a_tenant_at_its_token_rate_is_rejected_with_the_seconds_to_wait(secured
     seconds = int(answers[2].headers["retry-after"])
     assert 30 - passed <= seconds <= 30  # 50 tokens are missing, 100 are added in 60 s
     assert seconds * 1000 - 1000 <= int(answers[2].headers["retry-after-ms"]) <= seconds * 1000
-    assert refusal(secured.complete(FRUGAL, prompt=["x"] * 50)) == (429, "overloaded")  # many prompts in one request
+    assert rejection(secured.complete(FRUGAL, prompt=["x"] * 50)) == (429, "overloaded")  # many prompts in one request
 
 
 # Names and headers.
@@ -329,16 +291,16 @@ def test_a_path_as_model_name_is_unknown_and_no_file_is_read(secured: SecuredGat
     pipes = [tmp_path / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model")]
     for pipe in pipes:
         os.mkfifo(pipe)
-    asked: dict[str, dict[str, Any]] = {
+    requests: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "x"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
         "/tokenize": {"prompt": "x"},
         "/detokenize": {"tokens": [1]},
     }
     for model in (*PATHS, str(tmp_path), str(tmp_path / "model"), f"../../../../..{tmp_path}"):
-        for path, fields in asked.items():
-            refused = secured.of(A).post(path, json={**fields, "model": model})
-            assert refusal(refused) == (404, "model_not_found"), (path, model)
+        for path, fields in requests.items():
+            rejected = secured.of(A).post(path, json={**fields, "model": model})
+            assert rejection(rejected) == (404, "model_not_found"), (path, model)
     for pipe in pipes:  # the error proves that no reader has the pipe open
         with pytest.raises(OSError, match="No such device or address"):
             os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -347,9 +309,9 @@ def test_a_path_as_model_name_is_unknown_and_no_file_is_read(secured: SecuredGat
 def test_an_encoded_header_in_a_request_id_or_model_name_is_not_decoded(secured: SecuredGateway) -> None:
     name = "a%0d%0aset-cookie:evil=1"
     assert secured.complete(A, {"x-request-id": name}).headers["x-request-id"] == f"cmpl-{name}"
-    refused = secured.complete(A, model="m\r\nset-cookie: evil=1")
-    assert refusal(refused) == (404, "model_not_found")
-    assert "set-cookie" not in refused.headers
+    rejected = secured.complete(A, model="m\r\nset-cookie: evil=1")
+    assert rejection(rejected) == (404, "model_not_found")
+    assert "set-cookie" not in rejected.headers
 
 
 # TLS.
@@ -381,8 +343,8 @@ def test_a_replaced_certificate_is_used_for_new_connections_and_open_ones_contin
     secured: SecuredGateway, tiny_quire: RunningQuire
 ) -> None:
     ca, lines = secured.authority.ca, secured.gateway.output.lines
-    asked = body(max_tokens=600, stream=True)
-    with secured.client(A) as old, old.stream("POST", "/v1/completions", json=asked) as response:
+    request = body(max_tokens=100, seed=SLOW_SEED, stream=True)
+    with secured.client(A) as old, old.stream("POST", "/v1/completions", json=request) as response:
         with standing_still(tiny_quire.children()["engine"]):
             assert name_shown(secured.address, ca) == "front"
             seen = len(lines)
@@ -417,36 +379,18 @@ GARBAGE = {
 }
 
 
-def test_malformed_tls_closes_only_its_connection_and_is_not_logged(impatient: SecuredGateway) -> None:
-    seen = len(impatient.gateway.output.lines)
+def test_malformed_tls_closes_only_its_connection_and_is_not_logged(secured: SecuredGateway) -> None:
+    output = secured.gateway.output
+    seen = len(output.lines)
     for garbage in GARBAGE.values():
-        with socket.create_connection(impatient.place, CALL_SECONDS) as connection:
-            with suppress(ConnectionResetError, BrokenPipeError):
+        with socket.create_connection(secured.place, CALL_SECONDS) as connection:
+            with suppress(OSError):
                 connection.sendall(garbage)
+                connection.shutdown(socket.SHUT_WR)  # some garbage is the beginning of a record
             assert b"HTTP" not in read_all(connection)
-    wait_until(lambda: impatient.complete(A).status_code == 200, "others are served")
-    impatient.gateway.output.wait_for("request ended ", after=seen)  # earlier lines are in the log by now
-    assert [line for line in impatient.gateway.output.lines[seen:] if not line.startswith("request ended ")] == []
-
-
-def test_a_stalled_client_times_out_before_and_after_the_handshake(impatient: SecuredGateway) -> None:
-    started = time.monotonic()
-    plain = [socket.create_connection(impatient.place, CALL_SECONDS) for _ in range(30)]
-    for connection in plain[10:]:
-        with suppress(ConnectionResetError, BrokenPipeError):  # timed out already, on a slow machine
-            connection.sendall(hello()[:100])
-    shaken = [impatient.connect() for _ in range(10)]
-    for spoken in shaken[5:]:
-        with suppress(OSError):
-            spoken.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
-    wait_until(lambda: impatient.complete(A).status_code == 200, "others are served")
-    ends = [read_all(connection) for connection in (*plain, *shaken)]
-    # The defaults of the libraries are 60 s for a handshake and 75 s for an idle connection.
-    assert READ_SECONDS * 0.9 < time.monotonic() - started < 45
-    assert not any(b"HTTP" in end for end in ends[:30])
-    assert all(end.startswith(b"HTTP/1.1 408 ") for end in ends[30:])
-    for connection in (*plain, *shaken):
-        connection.close()
+    assert secured.chat(A, "after-garbage").status_code == 200
+    output.wait_for("after-garbage", after=seen)  # earlier lines are in the log by now
+    assert [line for line in output.lines[seen:] if not line.startswith("request ended ")] == []
 
 
 def test_a_connection_reset_ends_its_generation(secured: SecuredGateway) -> None:
@@ -456,6 +400,6 @@ def test_a_connection_reset_ends_its_generation(secured: SecuredGateway) -> None
     with secured.connect(RECEIVE_BYTES) as connection:
         connection.sendall(head + length + content)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-        assert refusal(secured.chat(A, "broken")) == (409, "request_is_live")
+        assert rejection(secured.chat(A, "broken")) == (409, "request_is_live")
         os.close(connection.detach())  # without close_notify and with unread data, so that TCP sends a reset
     wait_until(lambda: secured.chat(A, "broken").status_code == 200, "the generation has ended")
