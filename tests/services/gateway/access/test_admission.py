@@ -51,13 +51,6 @@ def test_each_sequence_of_a_request_counts() -> None:
     admission.admit("m", 1, 1.0, Sequences(11, "beam_search.width"))  # alone
 
 
-def test_a_limit_without_rejections_ignores_the_low_watermark() -> None:
-    admission = AdmissionControl(10, PLENTY)
-    slots = [admission.admit("m", 1, 0.0) for _ in range(10)]
-    slots.pop().release(1.0)
-    admission.admit("m", 1, 1.0)
-
-
 def test_requests_are_limited_over_all_models_and_tokens_for_each_model() -> None:
     admission = AdmissionControl(3, 100)
     admission.admit("a", 100, 0.0)
@@ -90,24 +83,6 @@ def test_the_upper_bound_of_tokens_is_replaced_once_they_are_known() -> None:
     slot.release(0.2)
     slot.set_tokens(50, 0.3)
     assert admission.queued_tokens("m") == 20
-
-
-def test_a_request_above_the_limit_is_admitted_to_an_empty_queue() -> None:
-    admission = AdmissionControl(10, 100)
-    small = admission.admit("m", 1, 0.0)
-    refusal(admission, 0.0, 500)
-    small.on_started(1.0)
-    large = admission.admit("m", 500, 1.0)
-    refusal(admission, 1.0)
-    large.on_started(2.0)
-    admission.admit("m", 100, 2.0)
-
-
-def test_a_rejected_large_request_does_not_block_a_small_one() -> None:
-    admission = AdmissionControl(10, 100)
-    admission.admit("m", 50, 0.0)
-    refusal(admission, 0.0, 60)
-    admission.admit("m", 10, 0.0)
 
 
 # Retry times

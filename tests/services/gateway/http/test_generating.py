@@ -9,6 +9,7 @@ from google.protobuf.json_format import ParseDict
 
 from quire.v1 import gateway_pb2
 from tests.running_quire import Answer, RunningQuire
+from tests.services.gateway.http.responses import events
 
 PROMPT = "The quick brown fox"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
@@ -77,14 +78,6 @@ def close(values: list[float]) -> Any:
     return pytest.approx(values, abs=1e-5)
 
 
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the JSON values of a stream's events up to `[DONE]`."""
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = response.text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
-
-
 @pytest.mark.parametrize(("body", "fields"), SAME)
 def test_a_completion_equals_that_of_grpc(
     tiny_quire: RunningQuire, http: httpx.Client, body: dict[str, Any], fields: dict[str, Any]
@@ -109,7 +102,7 @@ def test_a_stream_equals_the_complete_response(http: httpx.Client, path: str) ->
     prompt = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": CHAT}
     body = {**prompt, "seed": 7, "n": 2, "stop": ["ck", "e"], **LIMIT}
     whole = http.post(path, json=body).json()
-    streamed = events(http.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}}))
+    streamed = list(events(http.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}})))
     texts, reasons = {0: "", 1: ""}, {}
     for chunk in streamed[:-1]:
         assert chunk["usage"] is None

@@ -16,6 +16,7 @@ from services.gateway.text.tool_calls import (
     ToolCallParser,
 )
 from tests.running_quire import RunningQuire
+from tests.services.gateway.http.responses import events
 
 SUM = {"type": "object", "properties": {"a": {"$ref": "#/$defs/digit"}}, "required": ["a"]}
 SUM |= {"additionalProperties": False, "$defs": {"digit": {"enum": [1, 2, 3]}}}
@@ -86,9 +87,8 @@ def called(http: httpx.Client, **body: Any) -> tuple[list[dict[str, Any]], dict[
     choice = response.json()["choices"][0]
     calls = choice["message"].get("tool_calls", [])
     streamed, content, reason = [], "", None
-    stream = http.post("/v1/chat/completions", json={**ASK, **body, "stream": True}).text
-    for line in stream.strip().split("\n\n")[:-1]:
-        part = json.loads(line.removeprefix("data: "))["choices"][0]
+    for event in events(http.post("/v1/chat/completions", json={**ASK, **body, "stream": True})):
+        part = event["choices"][0]
         content += part["delta"].get("content", "")
         reason = part["finish_reason"]
         for call in part["delta"].get("tool_calls", []):

@@ -23,7 +23,7 @@ class Calls:
         self._error = error
         setattr(observer, method, self._call)
 
-    def _call(self, *arguments: Any) -> RequestObserver:
+    def _call(self, *arguments: Any, **_: Any) -> RequestObserver:
         self.seen.append(arguments)
         if self._error is not None:
             raise self._error

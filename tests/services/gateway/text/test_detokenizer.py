@@ -1,5 +1,4 @@
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -193,14 +192,3 @@ def test_the_cost_of_a_token_does_not_depend_on_the_length_of_the_stream(
     ids = ids_of(b"\x80" * 1000) + plain + ids_of("🙂".encode() * 500) + plain * 1000
     streamed(tokenizer, ids)
     assert 0 < tokenizer.decoded_tokens < 10 * len(ids)
-
-
-@pytest.fixture(scope="module")
-def demo_tokenizer(demo_model: Path) -> Tokenizer:
-    return Tokenizer.load(demo_model)
-
-
-@given(data=st.data())
-def test_the_demo_model_streams_what_it_decodes(demo_tokenizer: Tokenizer, data: st.DataObject) -> None:
-    ids = data.draw(st.lists(st.integers(0, demo_tokenizer.vocabulary_size - 1), max_size=50))
-    assert "".join(streamed(demo_tokenizer, ids)) == demo_tokenizer.decode(ids)

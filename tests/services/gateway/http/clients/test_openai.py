@@ -64,15 +64,6 @@ def test_log_probabilities(client: "OpenAI") -> None:
     assert len(made.choices[0].logprobs.token_logprobs) == 5
 
 
-def test_stop_and_penalties(client: "OpenAI") -> None:
-    arguments = {"model": "tiny-llama", "prompt": PROMPT, "max_tokens": 40, "seed": 2}
-    text = client.completions.create(**arguments).choices[0].text
-    made = client.completions.create(**arguments, stop=[text[3:5]])
-    assert (made.choices[0].text, made.choices[0].finish_reason) == (text[: text.index(text[3:5])], "stop")
-    other = client.completions.create(**arguments, frequency_penalty=2, presence_penalty=2, logit_bias={"70": 50})
-    assert other.choices[0].text != text
-
-
 def test_responses_are_parsed_into_a_pydantic_class(client: "OpenAI") -> None:
     made = client.chat.completions.parse(
         model="tiny-llama", messages=MESSAGES, max_tokens=400, seed=0, response_format=Pet
@@ -96,15 +87,6 @@ def test_tools_are_called(client: "OpenAI") -> None:
     answered = [*MESSAGES, made.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
     again = client.chat.completions.create(model="tiny-llama", messages=answered, tools=tools, max_tokens=5)
     assert again.usage.prompt_tokens > made.usage.prompt_tokens
-
-
-def test_fields_of_vllm_are_accepted(client: "OpenAI") -> None:
-    extra = {"top_k": 1, "ignore_eos": True, "min_tokens": 4, "cache_salt": "s"}
-    made = client.completions.create(model="tiny-llama", prompt=PROMPT, max_tokens=8, extra_body=extra)
-    greedy = client.completions.create(
-        model="tiny-llama", prompt=PROMPT, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
-    )
-    assert made.choices[0].text == greedy.choices[0].text
 
 
 def test_errors_raise_the_exceptions_of_the_client(client: "OpenAI") -> None:
