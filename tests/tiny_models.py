@@ -23,6 +23,7 @@ CONTEXT = 2048
 _SPREAD = 0.3
 
 _CHAT_TEMPLATE = (
+    "{% if messages[0].role == 'critic' %}{{ raise_exception('No critic may begin.') }}{% endif %}"
     "{% if tools %}<|tools|>{{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}<|{{ message['role'] }}|>"
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"

@@ -10,17 +10,20 @@ import signal
 from engine.run.runner import ModelRunner
 from engine.schedule.step_plan import Launched, StepPlan
 from services.cli.main import main
-from tests.running import slow_engine
+from tests.running.slow_engine import slow_down
 
 DEADLY_SEED = 666
+
+_launch = ModelRunner.launch
 
 
 def launch(self: ModelRunner, plan: StepPlan) -> Launched:
     if any(work.sampling.seed == DEADLY_SEED for work in plan.work):
         os.kill(os.getpid(), signal.SIGKILL)
-    return slow_engine.launch(self, plan)
+    return _launch(self, plan)
 
 
 if __name__ == "__main__":
     ModelRunner.launch = launch  # type: ignore[method-assign]
+    slow_down()
     main()

@@ -250,7 +250,7 @@ def run_cases(quire: RunningQuire, numbers: Sequence[int], outcomes: Outcomes) -
             for _ in clients.map(lambda one: _call(quire, one, outcomes), calls):
                 pass
             submitted.result()
-        neighbour.see_it_go_on()
+        neighbour.wait_for_tokens()
     finally:
         neighbour.close()
     outcomes.faults += neighbour.faults

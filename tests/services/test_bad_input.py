@@ -1,22 +1,19 @@
-"""Requests that a gateway must refuse, each while another client's stream continues undisturbed."""
+"""Requests that a gateway refuses, while another client's stream continues."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from quire.v1 import gateway_pb2
 from services.runtime.errors import FIELD_METADATA
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running.neighbour import Neighbour, tokens_over_grpc
-from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
-from tests.scrape import Scrape
+from tests.running_quire import CALL_SECONDS, RunningQuire
 from tests.timing import standing_still
 from tests.tiny_models import CONTEXT, VOCABULARY
 
@@ -37,9 +34,9 @@ def neighbour(tiny_quire: RunningQuire) -> Iterator[Neighbour]:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_disturbed(tiny_quire: RunningQuire, neighbour: Neighbour) -> Iterator[None]:
+def _others_continue(tiny_quire: RunningQuire, neighbour: Neighbour) -> Iterator[None]:
     yield
-    neighbour.see_it_go_on()
+    neighbour.wait_for_tokens()
     assert tiny_quire.settled_pool(sequences=1).sequences <= 1, "a refused request holds blocks"
 
 
@@ -48,7 +45,7 @@ def base() -> gateway_pb2.GenerateRequest:
 
 
 def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
-    """Return the status, the message and the field to blame of a call that must not succeed."""
+    """Return the status, the message and the blamed field of a call that fails."""
     with pytest.raises(grpc.RpcError) as caught:
         list(call)
     metadata = dict(caught.value.trailing_metadata())
@@ -60,7 +57,7 @@ def refuse(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> tuple[g
 
 
 def change(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
-    """Make a function that sets fields, such as sampling={"top_k": -1}; their former values are lost."""
+    """Return a function that replaces fields, such as sampling={"top_k": -1}."""
 
     def apply(request: gateway_pb2.GenerateRequest) -> None:
         for name in fields:
@@ -91,7 +88,7 @@ def output(**fields: Any) -> Callable[[gateway_pb2.GenerateRequest], None]:
 
 
 def nothing_to_choose(request: gateway_pb2.GenerateRequest) -> None:
-    """Allow nothing but the end of the sequence and a stop token, and neither before the second token."""
+    """Allow only end tokens, while min_tokens forbids both at the first token."""
     request.logit_rules.allowed_token_ids.extend([0, 9])
     request.stopping.stop_token_ids.append(9)
     request.stopping.min_tokens = 1
@@ -114,16 +111,16 @@ OUT_OF_RANGE = [
     ("a token id beyond the vocabulary", prompt(token_ids={"ids": [1, VOCABULARY]}), "prompt.token_ids.ids[1]", "384"),
     ("a negative token id", prompt(token_ids={"ids": [-1]}), "prompt.token_ids.ids[0]", "-1"),
     ("a negative temperature", sampling(temperature=-0.5), "sampling.temperature", "-0.5"),
-    ("a temperature that is no number", sampling(temperature=float("nan")), "sampling.temperature", "nan"),
+    ("a temperature that is not a number", sampling(temperature=float("nan")), "sampling.temperature", "nan"),
     ("an infinite temperature", sampling(temperature=float("inf")), "sampling.temperature", "inf"),
     ("top_p 0", sampling(top_p=0), "sampling.top_p", "0"),
     ("top_p above 1", sampling(top_p=1.5), "sampling.top_p", "1.5"),
-    ("top_p that is no number", sampling(top_p=float("nan")), "sampling.top_p", "nan"),
+    ("top_p that is not a number", sampling(top_p=float("nan")), "sampling.top_p", "nan"),
     ("a negative top_k", sampling(top_k=-1), "sampling.top_k", "-1"),
     ("min_p above 1", sampling(min_p=2), "sampling.min_p", "2"),
     ("a negative min_p", sampling(min_p=-0.1), "sampling.min_p", "-0.1"),
     ("no samples", sampling(sample_count=0), "sampling.sample_count", "0"),
-    ("more samples than can be", sampling(sample_count=129), "sampling.sample_count", "129"),
+    ("more samples than the maximum", sampling(sample_count=129), "sampling.sample_count", "129"),
     ("more samples than run at once", sampling(sample_count=65), "sampling.sample_count", "65"),
     ("max_tokens 0", stopping(max_tokens=0), "stopping.max_tokens", "0"),
     ("negative max_tokens", stopping(max_tokens=-5), "stopping.max_tokens", "-5"),
@@ -138,9 +135,9 @@ OUT_OF_RANGE = [
     ("a repetition penalty of 0", rules(repetition_penalty=0), "logit_rules.repetition_penalty", "0"),
     ("a negative repetition penalty", rules(repetition_penalty=-1.5), "logit_rules.repetition_penalty", "-1.5"),
     ("an infinite repetition penalty", rules(repetition_penalty=INFINITY), "logit_rules.repetition_penalty", "inf"),
-    ("a presence penalty that is no number", rules(presence_penalty=NAN), "logit_rules.presence_penalty", "nan"),
+    ("a presence penalty that is not a number", rules(presence_penalty=NAN), "logit_rules.presence_penalty", "nan"),
     ("an infinite frequency penalty", rules(frequency_penalty=-INFINITY), "logit_rules.frequency_penalty", "-inf"),
-    ("a bias that is no number", rules(logit_bias={3: 1.0, 5: NAN}), "logit_rules.logit_bias[5]", "nan"),
+    ("a bias that is not a number", rules(logit_bias={3: 1.0, 5: NAN}), "logit_rules.logit_bias[5]", "nan"),
     ("a bias beyond the vocabulary", rules(logit_bias={400: 1.0}), "logit_rules.logit_bias[400]", "383"),
     ("a bias of a negative token", rules(logit_bias={-2: 1.0}), "logit_rules.logit_bias[-2]", "-2"),
     ("an allowed token beyond", rules(allowed_token_ids=[3, 384]), "logit_rules.allowed_token_ids[1]", "384"),
@@ -155,11 +152,11 @@ OUT_OF_RANGE = [
     ("a timeout of 0", timeout(0), "timeout", "0"),
     ("a negative timeout", timeout(-1), "timeout", "-1"),
     ("a timeout of more than a day", timeout(86_401), "timeout", "86401"),
-    ("a timeout that no duration is", change(timeout=Duration(seconds=2**62)), "timeout", "86400"),
+    ("a timeout beyond a Duration", change(timeout=Duration(seconds=2**62)), "timeout", "86400"),
     ("a length penalty of 500", beams(length_penalty=500), "beam_search.length_penalty", "500"),
     ("a length penalty of -1e9", beams(length_penalty=-1e9), "beam_search.length_penalty", "-1000000000"),
-    ("a length penalty that is no number", beams(length_penalty=NAN), "beam_search.length_penalty", "nan"),
-    ("more ends than a search looks at", beams(width=14, ends=300), "stopping.stop_token_ids", "4096"),
+    ("a length penalty that is not a number", beams(length_penalty=NAN), "beam_search.length_penalty", "nan"),
+    ("more end tokens than a search considers", beams(width=14, ends=300), "stopping.stop_token_ids", "4096"),
 ]
 
 
@@ -211,34 +208,29 @@ def test_an_unknown_model_is_not_found_by_any_call(tiny_quire: RunningQuire) -> 
     gateway = tiny_quire.gateway
     request = base()
     request.model = "gpt-9"
-    calls = [
-        lambda: gateway.Generate(request),
-        lambda: [gateway.Tokenize(gateway_pb2.TokenizeRequest(model="gpt-9", prompt=request.prompt))],
-        lambda: [gateway.GetModel(gateway_pb2.GetModelRequest(model="gpt-9"))],
+    calls: list[Any] = [
+        gateway.Generate(request),
+        (gateway.Tokenize(gateway_pb2.TokenizeRequest(model="gpt-9", prompt=request.prompt)) for _ in "x"),
+        (gateway.GetModel(gateway_pb2.GetModelRequest(model="gpt-9")) for _ in "x"),
     ]
     for call in calls:
-        with pytest.raises(grpc.RpcError) as caught:
-            list(call())
-        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-        assert "gpt-9" in caught.value.details()
-        assert "tiny-llama" in caught.value.details()
-        assert (FIELD_METADATA, "model") in caught.value.trailing_metadata()
+        code, message, blamed = refusal(call)
+        assert (code, blamed) == (grpc.StatusCode.NOT_FOUND, "model")
+        assert "gpt-9" in message
+        assert "tiny-llama" in message
 
 
 def test_tokenize_refuses_an_empty_prompt(tiny_quire: RunningQuire) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest())
-    assert caught.value.code() == INVALID
-    assert (FIELD_METADATA, "prompt") in caught.value.trailing_metadata()
+    request = gateway_pb2.TokenizeRequest()
+    code, _, blamed = refusal(tiny_quire.gateway.Tokenize(request) for _ in "x")
+    assert (code, blamed) == (INVALID, "prompt")
 
 
 def test_tokenize_refuses_token_ids_outside_the_vocabulary(tiny_quire: RunningQuire) -> None:
     request = gateway_pb2.TokenizeRequest()
     request.prompt.token_ids.ids.append(VOCABULARY)
-    with pytest.raises(grpc.RpcError) as caught:
-        tiny_quire.gateway.Tokenize(request)
-    assert caught.value.code() == INVALID
-    assert (FIELD_METADATA, "prompt.token_ids.ids[0]") in caught.value.trailing_metadata()
+    code, _, blamed = refusal(tiny_quire.gateway.Tokenize(request) for _ in "x")
+    assert (code, blamed) == (INVALID, "prompt.token_ids.ids[0]")
 
 
 def test_the_id_of_a_live_request_is_refused_and_free_again_after_it(tiny_quire: RunningQuire) -> None:
@@ -246,7 +238,7 @@ def test_the_id_of_a_live_request_is_refused_and_free_again_after_it(tiny_quire:
     request.request_id = "twice"
     with standing_still(tiny_quire.children()["engine"]):
         live = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
-        wait_until(lambda: tiny_quire.open_streams() == 2, "it is under way, and the neighbour's stream")
+        wait_until(lambda: tiny_quire.open_streams() == 2, "the request and the neighbour's stream are in flight")
         code, message, blamed = refuse(tiny_quire, request)
     assert next(live).HasField("started")
     assert (code, blamed) == (grpc.StatusCode.ALREADY_EXISTS, "request_id")
@@ -262,15 +254,17 @@ def test_an_impossible_max_tokens_does_not_reduce_the_limits_of_others(tiny_quir
     request.stopping.max_tokens = 2**31 - 1
     with standing_still(tiny_quire.children()["engine"]):
         unbounded = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
-        wait_until(lambda: tiny_quire.open_streams() == 2, "it is under way, and the neighbour's stream")
+        wait_until(lambda: tiny_quire.open_streams() == 2, "the request and the neighbour's stream are in flight")
         call = tiny_quire.gateway.Generate(base(), timeout=CALL_SECONDS)
-        wait_until(lambda: tiny_quire.open_streams() == 3 or not call.is_active(), "the other one is let in, or not")
+        wait_until(
+            lambda: tiny_quire.open_streams() == 3 or not call.is_active(), "the other request is admitted or refused"
+        )
     assert refusal(unbounded)[2] == "stopping.max_tokens"
     assert [response.WhichOneof("event") for response in call][-1] == "finished"
 
 
 def answer_of_freed_id(quire: RunningQuire, request: gateway_pb2.GenerateRequest) -> list[int]:
-    """Poll until the gateway has received the cancellation, which gives no event."""
+    """Return the answer once the gateway has received the cancellation, which gives no event."""
     answers: list[list[int]] = []
 
     def answered() -> bool:
@@ -285,11 +279,10 @@ def answer_of_freed_id(quire: RunningQuire, request: gateway_pb2.GenerateRequest
     return answers[0]
 
 
-# Bytes that are no message
+# Malformed bytes
 
 
 def raw_call(quire: RunningQuire, method: str, data: bytes) -> Any:
-    """Send bytes as a request."""
     return quire.channel.unary_stream(f"/quire.v1.Gateway/{method}", None, None)(data, timeout=CALL_SECONDS)
 
 
@@ -325,7 +318,7 @@ def test_an_unknown_method_is_unimplemented(tiny_quire: RunningQuire) -> None:
     [
         (20, grpc.StatusCode.RESOURCE_EXHAUSTED),
         (4.1, grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (3.9, grpc.StatusCode.NOT_FOUND),  # it is read, and then its model is looked for
+        (3.9, grpc.StatusCode.NOT_FOUND),  # parsed; the model is unknown
     ],
 )
 def test_a_gateway_accepts_messages_of_at_most_4_mib(
@@ -343,68 +336,16 @@ def test_a_prompt_that_takes_long_to_tokenize_does_not_block_other_requests(
     request = base()
     request.prompt.text = "Words " * 100_000
     call = tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS)
-    neighbour.see_it_go_on()
+    neighbour.wait_for_tokens()
     code, message, _ = refusal(call)
     assert code == INVALID
     assert str(CONTEXT) in message
 
 
-# A gateway with other settings
-
-
-class Strict(NamedTuple):
-    """A gateway and its engine."""
-
-    gateway: RunningService
-    engine: RunningService
-
-    @property
-    def stub(self) -> gateway_pb2_grpc.GatewayStub:
-        return gateway_pb2_grpc.GatewayStub(self.gateway.channel)
-
-    def open_streams(self) -> float:
-        shown = Scrape.of(self.gateway.metrics_url)
-        return shown.values("quire_open_streams", "protocol").get("grpc", 0)
-
-
-@pytest.fixture(scope="module")
-def strict(
-    tiny_model: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    service: Callable[..., RunningService],
-) -> Strict:
-    """A gateway with a limit of one request, whose chat template requires that the user speaks first."""
-    folder = tmp_path_factory.mktemp("strict") / "model"
-    shutil.copytree(tiny_model("llama"), folder)
-    (folder / "chat_template.jinja").write_text(
-        "{% if messages[0].role != 'user' %}{{ raise_exception('The user speaks first.') }}{% endif %}"
-        "{{ messages[0].content }}"
-    )
-    kvmanager = service("kvmanager", "--listen", "127.0.0.1:0")
-    engine = service(
-        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", kvmanager.address),
-        *("--model", str(folder), "--device-blocks", "64", "--engine-id", "strict"),
-    )
-    one = service("gateway", "--listen", "127.0.0.1:0", "--max-requests", "1", "--engines", engine.address)
-    one.output.wait_for("gateway is ready")
-    return Strict(one, engine)
-
-
-def test_a_chat_that_the_template_rejects_is_refused_with_its_message(strict: Strict) -> None:
+def test_a_chat_that_the_template_rejects_is_refused_with_its_message(tiny_quire: RunningQuire) -> None:
     request = base()
-    request.prompt.chat.messages.add(role="assistant", content="Hello?")
-    code, message, blamed = refusal(strict.stub.Generate(request, timeout=CALL_SECONDS))
+    request.prompt.chat.messages.add(role="critic", content="Hello?")
+    code, message, blamed = refuse(tiny_quire, request)
     assert (code, blamed) == (INVALID, "prompt.chat")
     assert message.startswith("prompt.chat: ")
-    assert message.endswith("The user speaks first.")
-
-
-def test_a_gateway_at_its_request_limit_refuses_the_next(strict: Strict) -> None:
-    with standing_still(strict.engine.process.pid):
-        live = strict.stub.Generate(prompt_request(PROMPT, 300), timeout=CALL_SECONDS)
-        wait_until(lambda: strict.open_streams() == 1, "it is under way")
-        code, message, blamed = refusal(strict.stub.Generate(base(), timeout=CALL_SECONDS))
-    assert next(live).HasField("started")
-    assert (code, blamed) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
-    assert "1 sequences" in message
-    live.cancel()
+    assert message.endswith("No critic may begin.")

@@ -266,27 +266,3 @@ def test_a_prompt_of_one_token_has_no_log_probabilities(tiny_quire: RunningQuire
     answer = tiny_quire.generate(request)
     assert "prompt_logprobs" not in answer.events
     assert len(answer.token_ids) == 3
-
-
-def test_log_probabilities_of_a_preempted_request_arrive_once(
-    quire: Callable[..., RunningQuire],
-    tiny_model: Callable[[str], Path],
-    reference: Callable[[Sequence[int]], torch.Tensor],
-) -> None:
-    tiny = quire(
-        *("--model", str(tiny_model("llama")), "--device-blocks", "40", "--block-size", "4"),
-        *("--token-budget", "8", "--max-sequences", "8"),
-    )
-
-    def request(number: int) -> gateway_pb2.GenerateRequest:
-        one = ids_request([number + 2, *PROMPT[number:]], 60, seed=number)
-        one.output.logprobs = one.output.prompt_logprobs = 2
-        return one
-
-    answers = run_streams(tiny, map(request, range(8)), 8)
-    assert tiny.settled_pool().totals.preemptions > 0
-    for number, answer in enumerate(answers):
-        prompt = list(request(number).prompt.token_ids.ids)
-        rows = reference([*prompt, *answer.token_ids])
-        check(prompt[1:], rows[: len(prompt) - 1], answer.prompt_logprobs, 2)
-        check(answer.token_ids, rows[len(prompt) - 1 :], answer.logprobs, 2)

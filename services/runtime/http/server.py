@@ -92,8 +92,9 @@ class HttpServer:
 def _listener(address: str, purpose: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
+        if int(port) > MAX_PORT:
+            raise OverflowError  # create_server would raise it too, and leave a socket open
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        # The port as given, because getaddrinfo wraps numbers beyond 65535.
         listener = socket.create_server((place[0], int(port)), family=family, backlog=1024)
         # Connections inherit both options. asyncio sets TCP_NODELAY only on sockets made with IPPROTO_TCP; without it,
         # responses on kept-alive connections wait 40 ms for the client's acknowledgement.

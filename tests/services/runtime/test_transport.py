@@ -86,6 +86,23 @@ def test_two_servers_do_not_share_a_port() -> None:
     asyncio.run(bind_twice())
 
 
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nonsense", "the address must be host:port or unix:/path"),
+        ("unix:/no/such/folder/x.sock", "No such file or directory"),
+        ("256.0.0.1:0", "Name or service not known"),
+        ("127.0.0.1:70000", "the port must be between 0 and 65535, not 70000"),
+    ],
+)
+def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: str) -> None:
+    async def bind() -> None:
+        transport.bind(transport.server(MIB), address)
+
+    with pytest.raises(transport.AddressUnavailable, match=f"cannot listen on {address}: {reason}"):
+        asyncio.run(bind())
+
+
 async def is_closed(address: str, greeting: bytes) -> bool:
     """Return whether a connection is closed on which only this is said."""
     host, _, port = address.rpartition(":")

@@ -135,7 +135,7 @@ def secured(
 
 
 def texts_over_http(client: httpx.Client) -> Pieces:
-    request = body(prompt="Pages of memory, again and", max_tokens=NEIGHBOUR_TOKENS, stream=True)
+    request = body(prompt="Pages of memory, again and", max_tokens=NEIGHBOUR_TOKENS, seed=SLOW_SEED, stream=True)
     with client.stream("POST", "/v1/completions", json=request) as response:
         for event in events(response):
             yield event["choices"][0]["text"]
@@ -153,7 +153,7 @@ def neighbour(secured: SecuredGateway) -> Iterator[Neighbour]:
 @pytest.fixture(autouse=True)
 def _neighbour_is_undisturbed(tiny_quire: RunningQuire, neighbour: Neighbour) -> Iterator[None]:
     yield
-    neighbour.see_it_go_on()
+    neighbour.wait_for_tokens()
     assert tiny_quire.settled_pool(sequences=1).sequences <= 1, "a rejected request holds blocks"
 
 

@@ -90,6 +90,23 @@ def test_an_address_that_is_taken_is_refused() -> None:
         asyncio.run(show())
 
 
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nonsense", "the address must be host:port"),
+        ("127.0.0.1:70000", "the port must be between 0 and 65535, not 70000"),
+        ("256.0.0.1:0", "Name or service not known"),
+    ],
+)
+def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: str) -> None:
+    async def show() -> None:
+        async with metrics_server(shown(address)):
+            pass
+
+    with pytest.raises(AddressUnavailable, match=f"cannot show metrics on {address}: {reason}"):
+        asyncio.run(show())
+
+
 def test_more_connections_than_eight_are_refused_and_those_that_end_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     patient = HttpLimits(connections=8, read_seconds=60.0, write_seconds=60.0)  # none of the idle ones is given up
     monkeypatch.setattr("services.runtime.metrics.server._LIMITS", patient)
