@@ -1,9 +1,8 @@
-"""A real Prometheus: found on this machine or taken out of Debian's package, run with the project's configuration."""
+"""A real Prometheus, installed or from Debian's package, with the project's configuration."""
 
 import json
 import re
 import shutil
-import signal
 import subprocess
 import time
 import urllib.parse
@@ -31,13 +30,13 @@ Series = dict[str, Any]
 
 
 class NoPrometheus(Exception):
-    """Prometheus is not here and cannot be had; the message says why."""
+    """Prometheus is not installed and cannot be downloaded."""
 
 
 def prometheus_folder() -> Path:
-    """Return the folder with the commands prometheus and promtool; Debian's package is unpacked into the cache.
+    """Return the folder with prometheus and promtool; without an installed one, unpack Debian's package into the cache.
 
-    Nothing is installed on the system. Raises NoPrometheus.
+    Raises NoPrometheus.
     """
     installed = shutil.which("prometheus")
     if installed and shutil.which("promtool"):
@@ -49,7 +48,7 @@ def prometheus_folder() -> Path:
 
 def _unpack(workshop: Path) -> Path:
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise NoPrometheus("prometheus is not installed, and this is no Debian whose package could be taken")
+        raise NoPrometheus("prometheus is not installed, and without apt-get and dpkg it cannot be downloaded")
     apt = workshop / "package"
     (apt / "lists").mkdir(parents=True)
     own = [f"-oDir::State::lists={apt / 'lists'}", f"-oDir::Cache={apt}", "-oAPT::Sandbox::User=root"]
@@ -64,17 +63,19 @@ def _unpack(workshop: Path) -> Path:
         unpacked = workshop / "unpacked"
         subprocess.run(["dpkg", "-x", package, unpacked], check=True, capture_output=True, text=True)
     except subprocess.TimeoutExpired as error:
-        raise NoPrometheus("Debian's package prometheus could not be had in time") from error
+        raise NoPrometheus("the download of Debian's package prometheus timed out") from error
     except subprocess.CalledProcessError as error:
-        raise NoPrometheus(f"Debian's package prometheus could not be had: {error.stderr.strip()[-300:]}") from error
+        raise NoPrometheus(
+            f"the download of Debian's package prometheus failed: {error.stderr.strip()[-300:]}"
+        ) from error
     return unpacked
 
 
 class RunningPrometheus:
-    """Scrapes services, and evaluates rules, once in every `interval`.
+    """Scrapes services and evaluates rules once in every `interval`.
 
-    `targets` are their addresses, with commas between several, by the names in the project's configuration; `rules` are
-    the texts of files of rules by their names.
+    `targets` maps the configuration's names to addresses, comma-separated if there are several; `rules` maps names
+    of rule files to their texts. Scraped metrics whose names match `dropped` are not stored.
     """
 
     def __init__(
@@ -84,12 +85,12 @@ class RunningPrometheus:
         targets: dict[str, str],
         rules: Mapping[str, str] = MappingProxyType({}),
         interval: str = "1s",
+        dropped: str = "",
     ) -> None:
         configuration = folder / "prometheus.yml"
         for name, text in rules.items():
             (folder / name).write_text(text)
-        self._configuration, self._interval = configuration, interval
-        configuration.write_text(_configured(CONFIGURATION.read_text(), targets, interval))
+        configuration.write_text(_configured(CONFIGURATION.read_text(), targets, interval, dropped))
         self.process = subprocess.Popen(
             [
                 commands / "prometheus",
@@ -106,13 +107,8 @@ class RunningPrometheus:
         self.url = "http://" + line.split("address=")[1].split()[0]
         self._output.wait_for("Server is ready")
 
-    def watch(self, targets: dict[str, str]) -> None:
-        """Scrape these from now on."""
-        self._configuration.write_text(_configured(CONFIGURATION.read_text(), targets, self._interval))
-        self.process.send_signal(signal.SIGHUP)
-
     def query(self, expression: str, **at: float) -> list[Series]:
-        """Run an instant query: of now, or of a `time` in seconds since 1970."""
+        """Run an instant query, for now or for a `time` in seconds since 1970."""
         return self._get("query", query=expression, **at)
 
     def query_range(self, expression: str, start: float, end: float, step: float = 1.0) -> list[Series]:
@@ -120,17 +116,14 @@ class RunningPrometheus:
         return self._get("query_range", query=expression, start=start, end=end, step=step)
 
     def wait_until(self, expression: str) -> None:
-        """Wait until a query returns something."""
+        """Wait until a query returns data."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not self.query(expression):
             assert time.monotonic() < deadline, f"{expression} stays empty"
-            time.sleep(PAUSE_SECONDS)  # only asking tells, and those who are watched need the processor too
+            time.sleep(PAUSE_SECONDS)  # the API has no notifications; the scraped services need the processor
 
     def wait_for_scrapes(self, moment: float) -> None:
-        """Wait until all was scraped anew after a moment, in seconds since 1970: what was scraped before can be read.
-
-        A scrape that began earlier may have come in later than what was asked since then.
-        """
+        """Wait for a scrape of each target after a moment in seconds since 1970; earlier scrapes are then stored."""
         self.wait_until(f"count(timestamp(up) > {moment}) == count(up)")
 
     def close(self) -> None:
@@ -142,7 +135,7 @@ class RunningPrometheus:
             self._output.finish()
 
     def alerts(self) -> list[Series]:
-        """Return the alerts that are pending or firing, with their labels, annotations and values."""
+        """Return pending and firing alerts with their labels, annotations and values."""
         return self._data("alerts")["alerts"]  # type: ignore[no-any-return]
 
     def _get(self, call: str, **parameters: Any) -> list[Series]:
@@ -154,13 +147,15 @@ class RunningPrometheus:
             return json.load(answer)["data"]
 
 
-def _configured(text: str, targets: dict[str, str], interval: str) -> str:
-    """Return the configuration with another interval, and other addresses in the place of its own."""
+def _configured(text: str, targets: dict[str, str], interval: str, dropped: str) -> str:
+    """Replace the configuration's interval and addresses, and drop metrics."""
     text = re.sub(r"(scrape_interval|scrape_timeout|evaluation_interval): \d+s", rf"\1: {interval}", text)
     configuration, left = yaml.safe_load(text), dict(targets)
     for job in configuration["scrape_configs"]:
         names = [name for found in job.pop("dns_sd_configs", []) for name in found["names"]]
         addresses = [address for name in names for address in left.pop(name).split(",") if address]
         job["static_configs"] = [{"targets": addresses}]
+        if dropped:
+            job["metric_relabel_configs"] = [{"source_labels": ["__name__"], "regex": dropped, "action": "drop"}]
     assert not left, f"{', '.join(left)} not scraped"
     return yaml.safe_dump(configuration)
