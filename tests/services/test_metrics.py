@@ -149,7 +149,8 @@ def test_each_service_exports_its_metrics_with_their_labels(tiny_quire: RunningQ
     tiny_quire.generate(prompt_request("Once", 2))
     httpx.get(f"{tiny_quire.http_url}/health", timeout=CALL_SECONDS)
     families = scrape(tiny_quire, service).families
-    assert {name for name in families if name.startswith(("quire_", "vllm:"))} == SHOWN[service].keys() | OF_EVERY_SERVICE
+    shown = {name for name in families if name.startswith(("quire_", "vllm:"))}
+    assert shown == SHOWN[service].keys() | OF_EVERY_SERVICE
     for name, labels in SHOWN[service].items():
         assert families[name].documentation
         for sample in families[name].samples:
