@@ -1,7 +1,7 @@
-"""Checks before serving that paged attention computes what the model means.
+"""Checks before serving that paged attention can replace the attention of a model.
 
 A model that does not pass its batch to its attention, ignores positions, or uses a special mask would still run, but
-return wrong tokens. So a few tokens are run through it, once with masks that encode what they would hide.
+return wrong tokens. So a few tokens are run through it, once with masks whose values count the visible tokens.
 """
 
 from collections.abc import Callable, Sequence

@@ -83,8 +83,8 @@ def address_option(service: str) -> Callable[[Command], Command]:
 def connection_options(service: str = "gateway", *, api_key: bool = True) -> Callable[[Command], Command]:
     """Replace the parameter `address` of a command by a `connection`, made of it and of the options added here.
 
-    Without an address it is the service of that name of a running `quire serve`. They can also be set for all commands
-    together: QUIRE_CA, QUIRE_API_KEY and so on.
+    Without an address, the service of this name of a running `quire serve` is used. The options can also be set for all
+    commands together: QUIRE_CA, QUIRE_API_KEY and so on.
     """
 
     def decorate(command: Command) -> Command:

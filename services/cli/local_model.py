@@ -14,9 +14,9 @@ log = logging.getLogger("quire")
 
 
 def fetch(name: str, *, logged: bool = False) -> Path:
-    """Return the folder of a model, fetch it if it is missing, and show or log the progress.
+    """Return the folder of a model, fetching it if necessary with a display of the progress. Raises ModelUnavailable.
 
-    Raises ModelUnavailable. SIGTERM and Ctrl-C interrupt it with KeyboardInterrupt, and end what it has started.
+    SIGTERM and Ctrl-C interrupt it with KeyboardInterrupt, and end its child processes.
     """
     return _shown(resolve, name, logged=logged)
 

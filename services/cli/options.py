@@ -1,4 +1,4 @@
-"""Command-line options and environment variables of a settings dataclass, made from its fields."""
+"""Command-line options and environment variables made from the fields of a settings dataclass."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ Command = Callable[..., Any]
 
 
 def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Make one decorator of several, in the order in which help shows them."""
+    """Combine decorators into one, in the order in which help lists their options."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -34,7 +34,7 @@ def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: A
 
 
 def settings_from(settings_type: type[Settings], values: dict[str, Any]) -> Settings:
-    """Make the settings of those values that it has fields for. Raises click.UsageError, naming the field."""
+    """Make the settings from the values of its fields. Raises click.UsageError, naming the field."""
     names = {field.name for field in dataclasses.fields(settings_type)}  # type: ignore[arg-type]
     try:
         return settings_type(**{name: value for name, value in values.items() if name in names})
@@ -43,7 +43,7 @@ def settings_from(settings_type: type[Settings], values: dict[str, Any]) -> Sett
 
 
 def arguments_of(settings: Any) -> list[str]:
-    """Return the command-line arguments that make these settings again."""
+    """Return the command-line arguments for these settings."""
     arguments = []
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

@@ -58,7 +58,7 @@ class GatewayRequests:
         reports: RequestReports,
         on_event_loop: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Start without requests. `on_event_loop` calls back on the loop that owns the links."""
+        """Start without requests. `on_event_loop` runs a callback on the loop that owns the links."""
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._recorder = recorder

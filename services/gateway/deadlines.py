@@ -29,9 +29,10 @@ class Deadline:
 
     @contextmanager
     def reported(self, on_exceeded: Callable[[], None]) -> Iterator[None]:
-        """Call `on_exceeded` if the block ends because of the deadline: by DeadlineExceeded, or by its cancellation.
+        """Call `on_exceeded` if the block ends because of the deadline.
 
-        At the deadline gRPC may cancel the call, or the client may disconnect, before DeadlineExceeded is raised.
+        The block then ends by DeadlineExceeded or by its cancellation: at the deadline gRPC may cancel the call, or the
+        client may disconnect, before DeadlineExceeded is raised.
         """
         try:
             yield

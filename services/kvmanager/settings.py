@@ -40,5 +40,5 @@ class KVManagerSettings:
         exposure.check_tls(self)
 
     def check_exposure(self) -> None:
-        """Raise InvalidSetting when others than this machine could use it without a certificate."""
+        """Raise InvalidSetting if other machines could use it without a certificate."""
         exposure.check_exposure(self, "tls_client_ca", "anyone who can connect can use it")

@@ -1,4 +1,4 @@
-"""Runs one process's share of a load: sessions start when they are due, and their calls run one after the other."""
+"""Runs one process's share of a load: sessions start when they are due, and their calls run in sequence."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ class Progress(NamedTuple):
 
 
 class Driver:
-    """One running client. `clock` returns seconds since its start; `records` are those of ended requests."""
+    """A running client. `clock` returns seconds since its start; `records` are those of ended requests."""
 
     def __init__(self, client: Client, load: Load, share: tuple[int, int], clock: Callable[[], float]) -> None:
         self.records: list[Record] = []
@@ -41,7 +41,7 @@ class Driver:
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """Current progress."""
         running = sum(record.output_tokens for record in self._live.values())
         ended = len(self.records)
         return Progress(ended + len(self._live), ended, self._failed, self._tokens_of_ended + running)
@@ -63,7 +63,7 @@ class Driver:
                 sessions.create_task(self._session(planned, gate))
 
     async def _worker(self) -> None:
-        """Run sessions one after the other until none is left."""
+        """Run sessions in sequence until none is left."""
         for planned in self._plan:
             if self._clock() >= self._end:
                 return

@@ -1,4 +1,4 @@
-"""Load processes: each runs a share of the load in its own event loop, apart from the terminal's display."""
+"""Load processes: each runs a share of the load in its own event loop, separate from the terminal's display."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class ProcessDied(Exception):
 class Share:
     """Measurements of one process: its requests and its own load.
 
-    lags: delays of its event loop in seconds, sampled every 10 ms.
+    `lags` are the delays of its event loop in seconds, sampled every 10 ms.
     """
 
     records: list[Record]
@@ -81,7 +81,7 @@ def _run(connections: Sequence[Connection], seen: Seen) -> tuple[list[Share], bo
     interrupted = False
     while len(results) < len(connections):
         try:
-            _hear(connections, results, progress)
+            _receive(connections, results, progress)
             seen(time.monotonic() - beginning, list(progress.values()))
         except KeyboardInterrupt:
             interrupted = True
@@ -91,10 +91,10 @@ def _run(connections: Sequence[Connection], seen: Seen) -> tuple[list[Share], bo
     return [results[connection] for connection in connections], interrupted
 
 
-def _hear(
+def _receive(
     connections: Sequence[Connection], results: dict[Connection, Share], progress: dict[Connection, Progress]
 ) -> None:
-    """Receive messages of processes, for the interval of one progress report."""
+    """Receive messages of processes during the interval of one progress report."""
     for ready in wait([one for one in connections if one not in results], _PROGRESS_SECONDS):
         message = _received(ready, 0)  # type: ignore[arg-type]
         if isinstance(message, Share):
@@ -104,7 +104,7 @@ def _hear(
 
 
 def _received(connection: Connection, seconds: float) -> Any:
-    """Return the next message of a process. Raises ProcessDied, Unreachable."""
+    """Return the next message of a process. Raises ProcessDied and Unreachable."""
     try:
         if not connection.poll(seconds):
             raise ProcessDied(f"a load process did not start within {seconds:g} seconds")
@@ -126,7 +126,7 @@ def _end(worker: Any) -> None:
 
 
 def _work(connection: Connection, target: Target, load: Load, share: tuple[int, int]) -> None:
-    """Be a load process."""
+    """Run a load process: the entry point of the child."""
     # Ctrl-C reaches all processes of a terminal; the main process decides for the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -136,7 +136,7 @@ def _work(connection: Connection, target: Target, load: Load, share: tuple[int, 
 
 
 class _Worker:
-    """A load process at work."""
+    """A running load process."""
 
     def __init__(self, connection: Connection, target: Target, load: Load) -> None:
         self._connection = connection

@@ -24,8 +24,8 @@ class Usage:
 class Record:
     """A request: its lengths, the times of its tokens, and its end. Times are seconds since the start of the run.
 
-    `due` is when it was to be sent, `status` is COMPLETED or names what it ended with. At `times[i]` came `counts[i]`
-    tokens together.
+    `due` is the planned time of sending; `status` is COMPLETED or the name of its error. At `times[i]`, `counts[i]`
+    tokens arrived together.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def completed(self) -> bool:
-        """True if the request completed."""
+        """Whether the request completed."""
         return self.status == COMPLETED
 
     @property
@@ -63,7 +63,7 @@ class Record:
         return self.times[0] if self.times else None
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it, for a file of records: moments in seconds, to the microsecond."""
+        """Return the record for a file: times in seconds, rounded to microseconds."""
         return {
             "number": self.number,
             "session": self.session,

@@ -1,4 +1,4 @@
-"""Runs loads against a server, one after the other, and makes figures of each."""
+"""Runs loads against a server in sequence, and summarizes each."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ _LATE_SECONDS = 0.02
 class ClientUse:
     """Client resources of a load: CPU of all processes, and lateness of event loops in seconds.
 
-    busiest_cpu_share: of a core, by the process that used most.
+    `busiest_cpu_share` is the share of a core used by the busiest process.
     """
 
     processes: int
@@ -37,7 +37,7 @@ class ClientUse:
 
     @property
     def is_bottleneck(self) -> bool:
-        """True if the client may have been the bottleneck."""
+        """Whether the client may have been the bottleneck."""
         late = self.loop_lag_seconds is not None and self.loop_lag_seconds.p99 > _LATE_SECONDS
         return late or self.busiest_cpu_share > _BUSY_SHARE
 
@@ -54,11 +54,11 @@ class Run:
 
     @property
     def counted(self) -> list[Record]:
-        """The records without those of the warm-up."""
+        """The records after the warm-up."""
         return counted(self.records, self.load.bounds)
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it, for a report."""
+        """Return the run for a report."""
         client = {**vars(self.client), "was_the_limit": self.client.is_bottleneck}
         lag = self.client.loop_lag_seconds
         return {
@@ -75,7 +75,7 @@ def describe(target: Target) -> Server:
 
 
 def completed_by(target: Target, server: Server) -> Target:
-    """Complete the target with the server's model name and vocabulary size, unless they were given."""
+    """Fill in the server's model name and vocabulary size, unless they were given."""
     vocabulary = target.vocabulary_size or server.vocabulary_size
     return replace(target, model=target.model or server.model, vocabulary_size=vocabulary)
 

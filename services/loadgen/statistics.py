@@ -19,7 +19,7 @@ _PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean, percentiles (linear between values, as numpy's) and the largest, of `count` values."""
+    """Mean, percentiles (linear between values, as numpy's) and maximum of `count` values."""
 
     count: int
     mean: float
@@ -34,8 +34,8 @@ class Spread:
 class Objectives:
     """Latency limits of a good request, in seconds; None: no limit.
 
-    ttft: the first token came no later. itl: no later token came so long after the one before it. tpot: nor did they on
-    average. e2e: the last one came no later.
+    `ttft` limits the time to the first token, `itl` each gap between tokens, `tpot` the mean time per output token,
+    `e2e` the time to the last token.
     """
 
     ttft: float | None = None
@@ -45,13 +45,13 @@ class Objectives:
 
     @property
     def given(self) -> dict[str, float]:
-        """Those that are set."""
+        """The limits that are set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of completed requests, in seconds; None where no request has such a value."""
+    """Latencies of completed requests, in seconds; None if no request has such a value."""
 
     ttft: Spread | None
     itl: Spread | None
@@ -67,13 +67,13 @@ class Refusals:
 
     count: int
     seconds_to_answer: Spread | None
-    told_retry_after: int
+    with_retry_after: int
     retry_after_seconds: Spread | None
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Completed requests that kept to all objectives, as a share of all that were sent, and per second."""
+    """Completed requests that met all objectives, as a share of all sent requests, and per second."""
 
     objectives: dict[str, float]
     requests: int
@@ -83,7 +83,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of a run. Requests of the warm-up count only in `warmup_requests`.
+    """Summary of a run. Requests of the warm-up count only in `warmup_requests`.
 
     Throughput is that of completed requests over `seconds`: from the first one sent to the last one's end.
     """
@@ -112,18 +112,18 @@ class Summary:
     late_seconds: Spread | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the summary as plain values."""
         return asdict(self)
 
 
 def counted(records: Iterable[Record], bounds: Bounds) -> list[Record]:
-    """Return the records after the warm-up, in the order in which they were sent."""
+    """Return the records after the warm-up, in the order of sending."""
     in_order = sorted(records, key=lambda record: record.sent)
     return [record for record in in_order[bounds.warmup_requests :] if record.sent >= bounds.warmup_seconds]
 
 
 def summarize(records: Sequence[Record], bounds: Bounds, objectives: Objectives = Objectives()) -> Summary:
-    """Make the figures of all records of a run."""
+    """Summarize all records of a run."""
     measured = counted(records, bounds)
     done = [record for record in measured if record.completed]
     seconds = _seconds(measured)
@@ -170,9 +170,9 @@ def latencies(done: Sequence[Record]) -> Latencies:
 
 
 def gaps_of(record: Record) -> Values:
-    """Return the seconds between consecutive tokens; tokens of one message share the time.
+    """Return the seconds between consecutive tokens.
 
-    There are none before the first token, and nothing between it and those that came with it.
+    The time between two messages is divided by the tokens of the second; gaps within the first message are 0.
     """
     times, counts = np.array(record.times), np.array(record.counts)
     if not len(times):
@@ -182,7 +182,7 @@ def gaps_of(record: Record) -> Values:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Return mean, percentiles and largest of values, None of none."""
+    """Return mean, percentiles and maximum of values; None without values."""
     made = np.fromiter(values, np.float64) if not isinstance(values, np.ndarray) else values
     if not len(made):
         return None
@@ -191,12 +191,12 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def joined(arrays: Iterable[Values]) -> Values:
-    """Return the values of all arrays, of which there may be none."""
+    """Concatenate arrays; there may be none."""
     return np.concatenate([np.empty(0), *arrays])
 
 
 def in_flight(starts: Values, ends: Values) -> tuple[Values, NDArray[np.int64]]:
-    """Return the moments at which intervals begin or end, and how many are open from each on."""
+    """Return the times at which intervals begin or end, and the number of open intervals from each time on."""
     moments = np.concatenate((starts, ends))
     steps = np.concatenate((np.ones(len(starts), np.int64), -np.ones(len(ends), np.int64)))
     # At equal times, ends precede starts.
@@ -205,7 +205,7 @@ def in_flight(starts: Values, ends: Values) -> tuple[Values, NDArray[np.int64]]:
 
 
 def tokens_over_time(records: Sequence[Record], width: float) -> tuple[Values, Values]:
-    """Return the beginnings of slices of `width` seconds since the run began, and the tokens per second in each."""
+    """Return the starts of time slices of `width` seconds, and the tokens per second in each."""
     times = joined(np.array(record.times) for record in records)
     counts = joined(np.array(record.counts) for record in records)
     if not len(times):
@@ -226,7 +226,7 @@ def _rate(amount: float, seconds: float) -> float:
 
 
 def _peak(done: Sequence[Record]) -> float:
-    """Return the highest number of tokens received in one second of the run."""
+    """Return the maximum number of tokens received in one second of the run."""
     _, rates = tokens_over_time(done, 1.0)
     return float(rates.max()) if len(rates) else 0.0
 

@@ -40,7 +40,7 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Malformed(NamedTuple):
-    """Stands for a malformed request until its call is aborted."""
+    """Placeholder of a malformed request until its call is aborted."""
 
     error: InvalidField
 

@@ -55,11 +55,11 @@ class Watched:
         self.expected: tuple[str, ...] = ()
         self._errors: list[str] = []
         self.hosts: set[str] = set()
-        page.on("console", self._hear)
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self._errors.append(str(error)))
         page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
 
-    def _hear(self, message: "ConsoleMessage") -> None:
+    def _on_console(self, message: "ConsoleMessage") -> None:
         if message.type in ("error", "warning"):
             self._errors.append(f"{message.text} ({message.location.get('url', '')})")
 

@@ -20,6 +20,6 @@ class StepBuilder:
     lengths: list[Length] = field(default_factory=list)
 
     def build(self, number: int) -> Step | None:
-        """Return the Step of this number, None where nothing is asked."""
+        """Return the Step of this number, None if it has no items."""
         lists = {name: tuple(items) for name, items in vars(self).items() if items}
         return Step(number, **lists) if lists else None

@@ -33,29 +33,29 @@ _SERVICE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate that was written: whose it is, and when it ends."""
+    """A written certificate: its subject, and when it expires."""
 
     service: str
     ends: datetime
 
 
 class Authority:
-    """The authority of a folder, and its certificates there."""
+    """The authority of a folder, and the certificates in it."""
 
     def __init__(self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-        """Use `open_authority` or `make_authority`."""
+        """Take a certificate and its key; use `open_authority` or `make_authority`."""
         self._folder = folder
         self._certificate = certificate
         self._key = key
 
     def services(self) -> list[str]:
-        """Return those that have a certificate, sorted."""
+        """Return the services that have a certificate, sorted."""
         return sorted(
             path.parent.name for path in self._folder.glob(f"*/{_CERTIFICATE}") if path.parent.name != AUTHORITY
         )
 
     def ends(self, service: str) -> datetime:
-        """Return when a service's certificate ends. Raises InvalidSetting where that cannot be read."""
+        """Return when a service's certificate expires. Raises InvalidSetting if it cannot be read."""
         return _read(self._folder / service / _CERTIFICATE).not_valid_after_utc
 
     def issue(self, service: str, hosts: Sequence[str], days: float, now: datetime) -> Issued:
@@ -67,7 +67,7 @@ class Authority:
         return self._sign(service, x509.SubjectAlternativeName(names), days, now)
 
     def renew(self, service: str, days: float, now: datetime) -> Issued:
-        """Replace a service's certificate by one of the same names. Raises InvalidSetting where it cannot be read."""
+        """Replace a service's certificate by one with the same names. Raises InvalidSetting if it cannot be read."""
         before = _read(self._folder / service / _CERTIFICATE)
         names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return self._sign(service, names, days, now)
@@ -143,7 +143,7 @@ def create(
 
 
 def renew(authority: Authority, days: float, within_days: float | None) -> Iterator[Issued]:
-    """Renew certificates that end within `days`; None: all. Raises InvalidSetting if one cannot be read."""
+    """Renew the certificates that expire within `days`; None: all. Raises InvalidSetting if one cannot be read."""
     for service in authority.services():
         if within_days is None or authority.ends(service) <= now() + timedelta(days=within_days):
             yield authority.renew(service, days, now())
@@ -223,5 +223,5 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
 
 
 def now() -> datetime:
-    """Return the time, to the second, as certificates have it."""
+    """Return the time in whole seconds, the resolution of certificates."""
     return datetime.now(UTC).replace(microsecond=0)

@@ -31,7 +31,7 @@ Values = dict[str, Any]
 
 
 def run(connection: Connection, values: Values) -> int:
-    """Measure a server, and report; return the exit status. Raises click.UsageError and click.ClickException."""
+    """Measure a server and report; return the exit status. Raises click.UsageError and click.ClickException."""
     try:
         return _run(connection, values)
     except (InvalidFile, InvalidSelection) as error:

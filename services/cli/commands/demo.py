@@ -98,7 +98,7 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
 
 
 def _silent(_label: str, _line: str) -> None:
-    """Show no log: ServiceFailed holds the reason of a failed service."""
+    """Discard a log line: ServiceFailed has the reason of a failed service."""
 
 
 async def _start(supervisor: Supervisor, console: Console) -> None:
@@ -165,7 +165,7 @@ def _paragraph(answer: _Answer) -> Text:
 
 
 async def _pool(address: str) -> kvmanager_pb2.PoolInfo:
-    """Return the pool once the last answers' blocks are given back, which is a moment after the clients have them."""
+    """Return the pool once the blocks of the last answers are freed, shortly after the clients receive the ends."""
     async with transport.channel(address) as channel:
         stub = kvmanager_pb2_grpc.KVManagerStub(channel)
         for _ in range(_SETTLE_TRIES):

@@ -24,7 +24,7 @@ _ANY = 2**31 - 1  # tokens of context, ids of the vocabulary, requests that wait
 
 
 class SchedulerStalled(Exception):
-    """Requests are live, but the scheduler makes no progress: a fault of the scheduler."""
+    """Requests are live, but the scheduler makes no progress: a bug in the scheduler."""
 
 
 def _figure(label: str) -> Any:
@@ -92,7 +92,7 @@ class RequestsReplay:
         *,
         prefix_cache: bool = True,
     ) -> None:
-        """Put scheduler and pool together. `settings` are those of this run. Raises ValueError where none can be so."""
+        """Create scheduler and pool with the settings of this run. Raises ValueError if these are inconsistent."""
         self._arriving = deque(sorted((one for one in requests if one.output_tokens), key=lambda one: one.number))
         self._left_out = len(requests) - len(self._arriving)
         self._refused = 0
@@ -119,7 +119,7 @@ class RequestsReplay:
         self._engine = Engine(self._scheduler, self._runner, self._blocks, lambda: float(self._now))
 
     def run(self, ended: Callable[[int], None]) -> Figures:
-        """Run all requests to their ends; `ended` receives the count of ended ones. Raises SchedulerStalled."""
+        """Run all requests to their ends; `ended` receives the number of ended ones. Raises SchedulerStalled."""
         while self._arriving or not self._scheduler.empty:
             if self._scheduler.empty:
                 self._await_arrival()
@@ -159,7 +159,7 @@ class RequestsReplay:
         self._live[name] = recorded
 
     def _turn(self) -> bool:
-        """Turn the engine once, and return whether that moved anything."""
+        """Run one turn of the engine; return True if it made progress."""
         turn = self._engine.turn()
         if self._engine.last_failure is not None:
             raise self._engine.last_failure

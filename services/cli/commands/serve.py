@@ -60,7 +60,7 @@ def _print(console: Console, label: str, line: str) -> None:
 
 
 def _pass_on(logs: LogWriter, label: str, line: str) -> None:
-    """Pass JSON lines on; log other lines, of libraries or of this process, in the service's name."""
+    """Log a line of a service: JSON lines unchanged, others under the service's name."""
     if line.startswith("{") and line.endswith("}"):
         logs.put(line)
     else:

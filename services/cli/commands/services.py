@@ -45,7 +45,7 @@ def _metrics_option(default: str, meaning: str = "Address of the metrics for Pro
 
 
 def _closed(settings: _Settings) -> _Settings:
-    """Return the settings. Raises UsageError if they expose the service without protection, before it starts."""
+    """Return the settings. Raises UsageError, before the start, if they expose the service without protection."""
     try:
         settings.check_exposure()
     except InvalidSetting as error:

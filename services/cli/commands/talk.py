@@ -158,7 +158,7 @@ async def _answer_that_fits(
 
 
 def _name(answer: _PrintedAnswer, connection: Connection) -> str:
-    """Name the request as `quire explain` does: with an API key, its tenant precedes the id."""
+    """Return the request's name for `quire explain`: with an API key, the tenant precedes the id."""
     return f"request {'TENANT/' if connection.api_key else ''}{answer.request_id}"
 
 

@@ -1,1 +1,1 @@
-"""`quire serve` on this machine: its services as processes, started again when they end, and where others find them."""
+"""`quire serve` on this machine: its services as processes, their restarts, and their addresses for other commands."""

@@ -1,4 +1,4 @@
-"""One service as a child process: its lines, its readiness, its end, and a new life after it."""
+"""One service as a child process: its output, its readiness, its end, and its restart."""
 
 import asyncio
 import json
@@ -26,10 +26,10 @@ ServiceSettings = KVManagerSettings | EngineSettings | GatewaySettings
 
 
 class ServiceProcess:
-    """A service that can be started again after its end. `show` gets each of its lines with its label."""
+    """A service that can be restarted. `show` receives each of its output lines with its label."""
 
     def __init__(self, label: str, settings: ServiceSettings, metrics: str, show: Print) -> None:
-        """Describe it; it runs from `start` on. `metrics` is where it shows its metrics; empty: nowhere."""
+        """Describe the process; it runs from `start` on. `metrics` is the address of its metrics, empty for none."""
         self.label = label
         self.settings = settings
         self.address = ""  # its listening address, once it is ready
@@ -42,7 +42,7 @@ class ServiceProcess:
         self._echo: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process; it is ready later. Must not run."""
+        """Start the process, which is ready later. It must not be running."""
         # A pipe, because a call to the service may need API keys and certificates that this process does not have.
         ready, is_ready = os.pipe()
         self.ready.clear()
@@ -64,7 +64,7 @@ class ServiceProcess:
         return lasted
 
     async def stop(self) -> None:
-        """Let it finish its work, and kill it if it does not within its grace time."""
+        """Let it finish its requests; kill it after its grace time."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):

@@ -5,13 +5,13 @@ LONGEST_DELAY_SECONDS = 30.0
 
 
 class Restarts:
-    """The restarts of one service: at most `most` without a long ready time in between, each after a longer delay.
+    """Counts the restarts of one service: at most `most` without a long ready time in between, with growing delays.
 
-    A plain window of time would never end a crash loop whose every start takes longer than the window allows for.
+    A limit per time window would never end a crash loop whose every start takes longer than the window allows.
     """
 
     def __init__(self, most: int, reset_seconds: float) -> None:
-        """Count from 0 again after a life that was ready for `reset_seconds`."""
+        """Count from 0 again after the service was ready for `reset_seconds`."""
         self.most = most
         self.count = 0
         self._reset_seconds = reset_seconds
@@ -19,7 +19,7 @@ class Restarts:
     def next_delay(self, ready_seconds: float) -> float | None:
         """Return the seconds until the next start, or None at the limit.
 
-        `ready_seconds` is how long the life that has just ended was ready; 0 for one that never was.
+        `ready_seconds` is how long the process that has just ended was ready; 0 if it never was.
         """
         if ready_seconds and ready_seconds >= self._reset_seconds:
             self.count = 0

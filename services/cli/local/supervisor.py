@@ -1,4 +1,4 @@
-"""Runs the services as processes over Unix sockets, starts those again that end, and stops them in order."""
+"""Runs the services as processes over Unix sockets, restarts those that exit, and stops them in order."""
 
 import asyncio
 import shutil
@@ -24,10 +24,10 @@ def engine_labels(count: int) -> list[str]:
 
 
 def metrics_addresses(first: str, engines: int = 1) -> dict[str, str]:
-    """Return where each service shows its metrics: the gateway at `first`, the others on the next ports.
+    """Return the metrics address of each service: the gateway at `first`, the others on the next ports.
 
-    An engine, the KV manager, then further engines. Port 0 is any port, for each of them; an empty address is none.
-    Raises ValueError for anything but host:port.
+    The order is: an engine, the KV manager, then further engines. Port 0 is any port, for each of them; an empty
+    address is none. Raises ValueError for anything but host:port.
     """
     one, *more = engine_labels(engines)
     labels = ("gateway", one, "kvmanager", *more)
@@ -46,9 +46,9 @@ class ServiceFailed(Exception):
 
 
 class Supervisor:
-    """KV manager, engines and gateway as child processes. `show` receives each of their log lines with the label.
+    """KV manager, engines and gateway as child processes.
 
-    `metrics` says where each shows its metrics, by its label.
+    `show` receives each of their log lines with the label. `metrics` has their metrics addresses by label.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Supervisor:
         metrics: dict[str, str],
         local: LocalSettings,
     ) -> None:
-        """Wire the services together; they run from `start` on. Raises InvalidSetting where engines cannot share."""
+        """Connect the services; they run from `start` on. Raises InvalidSetting if an engine's share would be empty."""
         engines = split_engine(engine, local.engines)
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
         self._local = local
@@ -85,13 +85,13 @@ class Supervisor:
 
     @property
     def address(self) -> str:
-        """Where clients find the gateway; with the port that port 0 became once it is ready."""
+        """The gateway's address for clients; port 0 is replaced by the actual port once it is ready."""
         return self._gateway.address or self._gateway.settings.listen
 
     async def start(self) -> None:
-        """Start all, and return when the engines and the gateway are ready. Raises ServiceFailed if one ends before.
+        """Start all, and return when the engines and the gateway are ready. Raises ServiceFailed if one exits before.
 
-        What keeps a service from starting the first time is most likely a setting, which a second time would not mend.
+        A service that exits at its first start is not restarted: the cause is most likely a setting.
         """
         for service in self._all():
             await service.start()
@@ -110,7 +110,7 @@ class Supervisor:
         self._gateway.settings = replace(self._gateway.settings, listen=self.address)
 
     async def keep_running(self) -> None:
-        """Start services again that end by themselves. Raises ServiceFailed when one has done so too often."""
+        """Restart services that exit. Raises ServiceFailed when one has exited too often."""
         keepers = [asyncio.create_task(self._keep_running(service)) for service in self._all()]
         try:
             done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +121,7 @@ class Supervisor:
             await asyncio.gather(*keepers, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Stop the gateway, then the engines, then the KV manager, each drained before the next."""
+        """Drain and stop the gateway, then the engines, then the KV manager."""
         for together in ([self._gateway], self._engines, [self._kvmanager]):
             await asyncio.gather(*(service.stop() for service in together))
         shutil.rmtree(self._folder, ignore_errors=True)

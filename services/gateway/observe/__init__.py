@@ -1,1 +1,1 @@
-"""What observes requests: reports, metrics, accounting. Nothing here changes what happens to a request."""
+"""Observers of requests: reports, metrics, accounting. Nothing here changes a request."""

@@ -1,1 +1,1 @@
-"""Clients of the servers that a load is sent to."""
+"""Clients of the measured servers."""

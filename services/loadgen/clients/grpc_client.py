@@ -1,4 +1,4 @@
-"""Client of a Quire gateway over gRPC: prompts are token ids, and each message holds its token count."""
+"""Client of a Quire gateway over gRPC: prompts are token ids, and each message has its token count."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class _Connection:
 
 
 class GrpcClient:
-    """Connections to a gateway: as many as its streams take."""
+    """Connections to a gateway, as many as its streams need."""
 
     def __init__(self, target: Target, prompts: PromptMaker, clock: Callable[[], float]) -> None:
         self._target = target
@@ -57,7 +57,7 @@ class GrpcClient:
         return Server(model.model, model.vocabulary_size, model.context_tokens, details)
 
     def prepare(self, prompt: Prompt, output_tokens: int) -> gateway_pb2.GenerateRequest:
-        """Make the request."""
+        """Build the request."""
         request = gateway_pb2.GenerateRequest(model=self._target.model)
         request.prompt.token_ids.ids.extend(self._prompts.token_ids(prompt))
         if self._target.temperature is not None:
@@ -98,7 +98,7 @@ class GrpcClient:
         return finished
 
     def _free_connection(self) -> _Connection:
-        """Return the first connection that has room, a new one where none has."""
+        """Return the first connection with room for a stream, or a new one."""
         found = next((one for one in self._connections if one.streams < _STREAMS_PER_CONNECTION), None)
         if found is None:
             found = self._connect()

@@ -1,6 +1,6 @@
 """Client of an OpenAI-compatible server over HTTP, with server-sent events.
 
-With aiohttp, whose parser is C: an event takes 17 microseconds of CPU where httpx takes 66.
+It uses aiohttp, whose parser is written in C: an event takes 17 microseconds of CPU, with httpx 66.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class OpenAIClient:
         )
 
     async def describe(self) -> Server:
-        """List the models, and choose the named one or the first. Raises Unreachable."""
+        """List the models, and select the named one or the first. Raises Unreachable."""
         url = f"{self._base}/v1/models"
         try:
             async with self._session.get(url, timeout=_DESCRIBE, server_hostname=self._server_name) as response:
@@ -61,7 +61,7 @@ class OpenAIClient:
         return Server(found["id"], None, found.get("max_model_len"))
 
     def prepare(self, prompt: Prompt, output_tokens: int) -> bytes:
-        """Make the body of the request. A chat's prompt is words, about one for each token."""
+        """Build the body of the request. The prompt of a chat is text with about one word per token."""
         body: Body = {"model": self._target.model, "stream": True, "stream_options": {"include_usage": True}}
         if self._chat:
             body |= {"messages": [{"role": "user", "content": self._prompts.text(prompt)}]}
@@ -109,8 +109,8 @@ class OpenAIClient:
 class _Answer:
     """The answer of one request.
 
-    A chunk with text counts as a token where the server does not say how many there are so far. Where its last count
-    differs, chunks brought several: the tokens are spread over them evenly.
+    A chunk with text counts as one token unless the server reports the count so far. If the server's last count is
+    higher, chunks had several tokens: the total is spread over them evenly.
     """
 
     def __init__(self, record: Record) -> None:
@@ -119,7 +119,7 @@ class _Answer:
         self._told_so_far = 0
 
     def take(self, chunk: Body, now: float) -> None:
-        """Note one chunk. Raises RequestFailed where it is an error."""
+        """Record one chunk. Raises RequestFailed if it is an error."""
         if error := chunk.get("error"):
             message = error.get("message", "") if isinstance(error, dict) else str(error)
             raise RequestFailed("cut short", message)
@@ -135,7 +135,7 @@ class _Answer:
             self._record.add_tokens(tokens, now)
 
     def finish(self) -> None:
-        """Check the end, and spread the tokens. Raises RequestFailed."""
+        """Check that the answer is complete, and spread the tokens. Raises RequestFailed."""
         if not self.done:
             raise RequestFailed("cut short", "the stream ended without [DONE]")
         total, times = self._record.usage.output_tokens, self._record.times
@@ -157,7 +157,7 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def spread(total: int, places: int) -> list[int]:
-    """Spread a total over places as evenly as whole numbers go."""
+    """Divide a total into `places` integers that differ by at most 1."""
     return [total * (place + 1) // places - total * place // places for place in range(places)]
 
 
@@ -197,7 +197,7 @@ def _usage(usage: Body) -> Usage:
 
 
 async def _error(response: aiohttp.ClientResponse) -> str:
-    """Return the message of a refusal."""
+    """Return the message of an error response."""
     text = await response.text(errors="replace")
     try:
         body = json.loads(text)

@@ -1,4 +1,4 @@
-"""Opens the client of a target."""
+"""Creates the client of a target."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ DEFAULT_VOCABULARY = 32_000
 
 
 def open_client(target: Target, clock: Callable[[], float]) -> Client:
-    """Make the client; inside a running event loop."""
+    """Create the client inside a running event loop."""
     prompts = PromptMaker(target.prompt_seed, target.vocabulary_size or DEFAULT_VOCABULARY)
     if target.kind == "grpc":
         from services.loadgen.clients.grpc_client import GrpcClient

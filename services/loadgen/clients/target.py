@@ -27,11 +27,11 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A server and the way to call it. `prompt_seed` is the seed of the prompts' tokens.
+    """A server and how to call it. `prompt_seed` is the seed of the prompts' tokens.
 
     `kind` is `grpc` for a Quire gateway at `host:port` or `unix:/path`, else `completions` or `chat` for the path of an
-    OpenAI-compatible server at a URL. `tls` has the trusted authorities and the client's certificate;
-    `server_name` replaces the host that the server's certificate must name. `extra_body` is added to each JSON request.
+    OpenAI-compatible server at a URL. `tls` has the trusted authorities and the client's certificate; `server_name`
+    replaces the host that the server's certificate must name. `extra_body` is added to each JSON request.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Target:
     extra_body: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it, for a report; without the key."""
+        """Return the description for a report, without the API key."""
         values = {name: value for name, value in vars(self).items() if name != "api_key"}
         return values | {"tls": None if self.tls is None else vars(self.tls)}
 

@@ -1,1 +1,1 @@
-"""Reports of a run: tables, JSON and pictures."""
+"""Reports of a run: tables, JSON and plots."""

@@ -1,4 +1,4 @@
-"""How far a run is, on a terminal."""
+"""Progress of a run on a terminal."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -14,7 +14,7 @@ _WINDOW_SECONDS = 3.0
 
 
 class Bar:
-    """A progress bar on stderr, of requests if their number is known, otherwise of time. Only on a terminal."""
+    """A progress bar on stderr: of requests if their number is known, otherwise of time. Shown only on a terminal."""
 
     def __init__(self, title: str, load: Load) -> None:
         console = Console(stderr=True)
@@ -40,7 +40,7 @@ class Bar:
         self._bar.stop()
 
     def __call__(self, seconds: float, shares: Sequence[Progress]) -> None:
-        """Show how far all processes are, so long after the beginning."""
+        """Show the progress of all processes, given the seconds since the start."""
         sent, ended, failed, tokens = (sum(one) for one in zip(*shares, strict=True))
         failures = f", {failed:,} failed" if failed else ""
         figures = f"{ended:,} done, {sent - ended:,} in flight{failures}, {self._rate(seconds, tokens):,.0f} tokens/s"

@@ -1,4 +1,4 @@
-"""The style of pictures. Imports no plotting library."""
+"""The style of plots. Imports no plotting library."""
 
 from typing import Any
 

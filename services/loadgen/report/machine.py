@@ -1,4 +1,4 @@
-"""The machine and the versions of a measurement. Needs only the standard library."""
+"""The machine and the package versions of a measurement. Needs only the standard library."""
 
 import platform
 import subprocess
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def hardware() -> dict[str, Any]:
-    """Describe CPU, and GPU where torch is imported and finds one."""
+    """Describe the CPU, and the GPU if torch is imported and finds one."""
     return {"cpu": _cpu(), "cores": _cores(), "machine": platform.machine()} | _gpu()
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of Python and of those packages that are installed."""
+    """Return the versions of Python and of the installed ones of these packages."""
     found = {"python": platform.python_version()}
     for name in packages:
         try:

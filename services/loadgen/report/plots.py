@@ -1,4 +1,4 @@
-"""Pictures of runs: latency distributions and load over time; for several rates, latency against rate."""
+"""Plots of runs: latency distributions and load over time; for several rates, latency against rate."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _MOST_POINTS = 2000
 
 
 def draw(path: Path, title: str, runs: Sequence[Run]) -> None:
-    """Draw the runs into a file whose suffix is the format: one run over time, several against their rates."""
+    """Plot the runs into a file whose suffix is the format: one run over time, several against their rates."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -46,7 +46,7 @@ def _one(panels: Sequence[Any], run: Run) -> None:
 
 
 def _cumulative(axes: Any, title: str, seconds: Iterable[float]) -> None:
-    """Draw the share of values up to each, with the median and the 99th percentile."""
+    """Plot the share of values up to each value, with the median and the 99th percentile."""
     values = np.sort(np.fromiter(seconds, np.float64)) / _MILLI
     axes.set_title(title)
     axes.set_xlabel("milliseconds")
@@ -83,7 +83,7 @@ def _warmup(axes: Any, run: Run) -> None:
 
 
 def _requests(axes: Any, records: Sequence[Record]) -> None:
-    """Draw the number of requests in flight, and of those without their first token."""
+    """Plot the number of requests in flight, and of those without their first token."""
     sent = np.array([record.sent for record in records])
     ended = np.array([record.ended for record in records])
     first = np.array([record.ended if record.first_token is None else record.first_token for record in records])

@@ -36,7 +36,7 @@ _LATE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Conditions:
-    """The common conditions of a command's runs. `command` holds no secret."""
+    """Conditions shared by all runs of a command. `command` contains no secret."""
 
     command: list[str]
     seed: int
@@ -47,7 +47,7 @@ class Conditions:
     load_average: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
     def as_json(self) -> dict[str, Any]:
-        """Describe them."""
+        """Return them for a report."""
         return {
             "benchmark": "serve",
             "started": self.started,
@@ -70,7 +70,7 @@ def write_json(path: Path, conditions: Conditions, runs: Sequence[Run]) -> None:
 
 
 def write_records(path: Path, runs: Sequence[Run]) -> None:
-    """Write a line of JSON for each request, those of the warm-up included, in the order in which they were sent."""
+    """Write one line of JSON per request, including the warm-up, in the order of sending."""
     with path.open("w") as file:
         for place, run in enumerate(runs):
             for record in run.records:
@@ -128,7 +128,7 @@ def _figures(run: Run) -> Table:
 
 
 def figures(run: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and remark of figures other than latencies."""
+    """Yield name, value and remark of the figures other than latencies."""
     summary, client = run.summary, run.client
     yield "Requests", f"{summary.requests_per_second:,.2f}/s", f"at most {summary.most_in_flight:,} in flight"
     yield "Input tokens", f"{summary.input_tokens_per_second:,.1f}/s", f"{summary.input_tokens:,} in all"
@@ -170,7 +170,7 @@ def _latencies(summary: Summary) -> Table:
 
 
 def notes(run: Run) -> Iterator[str]:
-    """Yield notes on conditions that limit the meaning of the figures."""
+    """Yield notes on conditions that limit the validity of the figures."""
     summary = run.summary
     if run.interrupted:
         yield "Interrupted: requests that still ran are not counted."
@@ -197,12 +197,12 @@ def _refused(summary: Summary) -> Iterator[str]:
         yield f"{soon}; none got a retry time."
     else:
         after = refusals.retry_after_seconds
-        retries = f"{refusals.told_retry_after:,} got a retry time of p50 {after.p50:.1f} s, max {after.max:.1f} s"
+        retries = f"{refusals.with_retry_after:,} got a retry time of p50 {after.p50:.1f} s, max {after.max:.1f} s"
         yield f"{soon}; {retries}."
 
 
 def _sweep(runs: Sequence[Run]) -> Table:
-    """Make a row of each rate."""
+    """Add a row for each rate."""
     columns = ("Rate", "req/s", "tok/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "normalized", "hits", "goodput")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold", title="All rates, ms")
     for column in table.columns:

@@ -1,4 +1,4 @@
-"""Arrivals of sessions: in a closed loop, at random, or at the times of a trace."""
+"""Arrivals of sessions: in a closed loop, random, or at the times of a trace."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ _ARRIVALS = 1
 
 
 class Timed(NamedTuple):
-    """A session, and when it starts: seconds after the beginning."""
+    """A session and its start, in seconds since the start of the run."""
 
     start: float
     session: Session
@@ -23,12 +23,12 @@ class Timed(NamedTuple):
 class Arrivals(Protocol):
     """Start times of sessions, and the limit of concurrent requests, if any.
 
-    `paced` says whether calls also wait for their own times within a session, which pass `speedup` times as fast.
+    `paced` says whether calls also wait for their own times within a session, divided by `speedup`.
     """
 
     @property
     def concurrency(self) -> int | None:
-        """Requests at a time at most."""
+        """Maximum number of concurrent requests."""
         ...
 
     @property
@@ -38,41 +38,41 @@ class Arrivals(Protocol):
 
     @property
     def speedup(self) -> float:
-        """How much faster than the trace's its times pass."""
+        """Factor by which the trace's times are shortened."""
         ...
 
     def timed(self, sessions: Iterable[Session]) -> Iterator[Timed]:
-        """Give sessions their starts, in order of these."""
+        """Assign start times to sessions, in ascending order."""
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """Describe them, for a report."""
+        """Return them for a report."""
         ...
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A closed loop: the next session starts when one ends, and calls of a session follow at once."""
+    """A closed loop: the next session starts when one ends, and the calls of a session follow without pauses."""
 
     concurrency: int
     paced: bool = False
     speedup: float = 1.0
 
     def timed(self, sessions: Iterable[Session]) -> Iterator[Timed]:
-        """Let each start as early as it can."""
+        """Assign the start 0 to all sessions."""
         return (Timed(0.0, session) for session in sessions)
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it."""
+        """Return it for a report."""
         return {"kind": "closed loop", "concurrency": self.concurrency}
 
 
 @dataclass(frozen=True)
 class Random:
-    """Sessions start at `rate` a second on average.
+    """Random arrivals at `rate` sessions a second on average.
 
     The time between two is gamma-distributed with the shape `burstiness`: 1 is a Poisson process, less comes in bursts,
-    more evenly. An infinite rate lets all start at once.
+    more evenly. With an infinite rate all start at once.
     """
 
     rate: float
@@ -83,7 +83,7 @@ class Random:
     speedup: float = 1.0
 
     def timed(self, sessions: Iterable[Session]) -> Iterator[Timed]:
-        """Draw the starts: the same for the same seed."""
+        """Draw the start times, which are determined by the seed."""
         draw = np.random.default_rng([_ARRIVALS, self.seed])
         now = 0.0
         for session in sessions:
@@ -92,7 +92,7 @@ class Random:
                 now += float(draw.gamma(self.burstiness, 1 / (self.rate * self.burstiness)))
 
     def as_json(self) -> dict[str, Any]:
-        """Describe them."""
+        """Return them for a report."""
         limit = {} if self.concurrency is None else {"concurrency": self.concurrency}
         rate = self.rate if math.isfinite(self.rate) else "inf"
         kind = {"kind": "Poisson"} if self.burstiness == 1 else {"kind": "gamma", "burstiness": self.burstiness}
@@ -113,6 +113,6 @@ class TraceTimes:
         return iter(sorted(timed, key=lambda one: one.start))
 
     def as_json(self) -> dict[str, Any]:
-        """Describe them."""
+        """Return them for a report."""
         limit = {} if self.concurrency is None else {"concurrency": self.concurrency}
         return {"kind": "recorded", "speedup": self.speedup, **limit}

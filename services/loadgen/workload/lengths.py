@@ -1,4 +1,4 @@
-"""Distributions of lengths in tokens, as they are written on a command line."""
+"""Distributions of lengths in tokens, and their notation on the command line."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class InvalidLengths(Exception):
-    """A text that names no distribution; the message lists the valid forms."""
+    """A text that is not a distribution; the message lists the valid forms."""
 
 
 class Lengths(Protocol):
@@ -21,12 +21,12 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same."""
+    """A constant length."""
 
     tokens: int
 
     def draw(self, random: np.random.Generator) -> int:  # noqa: ARG002
-        """Return it."""
+        """Return the length."""
         return self.tokens
 
     def __str__(self) -> str:
@@ -35,13 +35,13 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Each length from `low` to `high`, both included, equally often."""
+    """Uniformly distributed lengths from `low` to `high`, both included."""
 
     low: int
     high: int
 
     def draw(self, random: np.random.Generator) -> int:
-        """Return one of them."""
+        """Return a random length."""
         return int(random.integers(self.low, self.high, endpoint=True))
 
     def __str__(self) -> str:
@@ -50,13 +50,13 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Many short and few long ones: `mean` is theirs, `sigma` the standard deviation of their logarithms."""
+    """Log-normally distributed lengths with this `mean`; `sigma` is the standard deviation of their logarithms."""
 
     mean: float
     sigma: float
 
     def draw(self, random: np.random.Generator) -> int:
-        """Return one, rounded, at least 1."""
+        """Return a random length, rounded, at least 1."""
         return max(1, round(float(random.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma))))
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from services.loadgen.workload.workloads import Call, Session, Workload
 class Bounds:
     """The length of a load: a number of `requests`, or `seconds` in which requests start; None: no such bound.
 
-    `warmup` is in the unit of the bound, requests or seconds, comes on top of it, and is not counted.
+    `warmup` is in the unit of the bound, requests or seconds. It precedes the bound and is not counted.
     """
 
     requests: int | None = None
@@ -22,27 +22,27 @@ class Bounds:
 
     @property
     def most_requests(self) -> int | None:
-        """Requests that are sent at most, those of the warm-up included."""
+        """Maximum number of requests, including the warm-up."""
         return None if self.requests is None else self.requests + self.warmup_requests
 
     @property
     def most_seconds(self) -> float | None:
-        """Seconds from the beginning in which requests may start, those of the warm-up included."""
+        """Seconds in which requests may start, including the warm-up."""
         return None if self.seconds is None else self.seconds + self.warmup_seconds
 
     @property
     def warmup_requests(self) -> int:
-        """The first requests that are not counted."""
+        """Number of first requests that are not counted."""
         return 0 if self.seconds is not None else int(self.warmup)
 
     @property
     def warmup_seconds(self) -> float:
-        """Requests that were sent before are not counted."""
+        """Requests sent before this time are not counted."""
         return self.warmup if self.seconds is not None else 0.0
 
 
 class Planned(NamedTuple):
-    """A session to run: its number, the number of its first call among all calls, and when it starts."""
+    """A session to run: its number, the number of its first call among all calls, and its start."""
 
     number: int
     first_call: int
@@ -52,7 +52,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """The whole load of one run."""
+    """The load of one run."""
 
     workload: Workload
     arrivals: Arrivals
@@ -69,11 +69,11 @@ class Load:
             calls += len(allowed)
 
     def share(self, process: int, processes: int) -> Iterator[Planned]:
-        """Yield the sessions of one of several processes, which together run all of them."""
+        """Yield the sessions of one of several processes, which together run all sessions."""
         return islice(self.planned(), process, None, processes)
 
     def share_of_concurrency(self, process: int, processes: int) -> int | None:
-        """Return how many requests one of several processes may run at a time; None: any number."""
+        """Return the maximum number of concurrent requests of one process; None: no limit."""
         most = self.arrivals.concurrency
         return None if most is None else most // processes + (process < most % processes)
 

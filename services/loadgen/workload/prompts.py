@@ -1,4 +1,4 @@
-"""Prompts as recipes: pieces whose tokens follow from their names, so that equal names mean equal tokens."""
+"""Prompts as lists of pieces. A piece's tokens are determined by its name, so equal names give equal tokens."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -38,7 +38,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """The first `tokens` tokens of a sequence that its name decides: a kind, then numbers from 0."""
+    """The first `tokens` tokens of the sequence with this name: a kind, then numbers from 0."""
 
     name: tuple[int, ...]
     tokens: int
@@ -48,12 +48,12 @@ Prompt = tuple[Piece, ...]
 
 
 def length(prompt: Prompt) -> int:
-    """Return how many tokens a prompt has."""
+    """Return the number of tokens of a prompt."""
     return sum(piece.tokens for piece in prompt)
 
 
 class PromptMaker:
-    """Makes the tokens of prompts. Another seed makes others of the same lengths that share as much."""
+    """Makes the tokens of prompts. Another seed gives other tokens, with the same lengths and shared prefixes."""
 
     def __init__(self, seed: int, vocabulary_size: int) -> None:
         self._seed = seed

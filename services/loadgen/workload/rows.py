@@ -1,4 +1,4 @@
-"""Files of recorded requests, read as rows: lengths, and where the file has them times, sessions and shared blocks."""
+"""Files of recorded requests, read as rows: lengths and, if the file has them, times, sessions and shared blocks."""
 
 import csv
 import json
@@ -17,8 +17,8 @@ class InvalidFile(Exception):
 class Row:
     """A recorded request.
 
-    `seconds` is when it came: since the first row of the file, or since the start of its session where it has one.
-    Prompts whose ids in `blocks` begin alike begin alike; each id stands for `block_tokens` tokens.
+    `seconds` is its arrival, since the first row of the file or since the start of its session if it has one. Each id
+    in `blocks` stands for `block_tokens` tokens: prompts with equal first ids share these tokens.
     """
 
     input_tokens: int
@@ -30,7 +30,7 @@ class Row:
 
 
 class Columns(NamedTuple):
-    """Names of a CSV file's columns; those of files that people have."""
+    """Names of a CSV file's columns; the defaults are those of common files."""
 
     input: str
     output: str
@@ -102,7 +102,7 @@ def _session_row(line: Mapping[str, Any]) -> Row:
 
 
 def _since_the_first(rows: Iterable[Row]) -> list[Row]:
-    """Sort rows by time, and start times at 0."""
+    """Sort rows by time, and let the times start at 0."""
     read = list(rows)
     if any(row.seconds is None for row in read):
         return read
@@ -113,5 +113,5 @@ def _since_the_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def _at_least_1(value: Any) -> int:
-    """Read a length; a row without output still requests one token."""
+    """Read a length; a row without output requests one token."""
     return max(1, int(value))

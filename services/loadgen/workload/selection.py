@@ -15,11 +15,9 @@ class InvalidSelection(Exception):
 class Selection:
     """Operations on rows, in this order. None: not applied.
 
-    limit: the first rows that are taken.
-    mean_input, mean_output: lengths are scaled to these means, in tokens.
-    cap_input, cap_output: longer ones are cut to this number of tokens.
-    max_input, max_output: rows with more tokens are skipped.
-    max_total: rows with more tokens in both together are left out: what the model's context holds.
+    `limit` takes the first rows. `mean_input` and `mean_output` scale the lengths to these means, in tokens.
+    `cap_input` and `cap_output` cut longer lengths. `max_input`, `max_output` and `max_total` (both together, as a
+    model's context) skip rows with more tokens.
     """
 
     limit: int | None = None
@@ -42,7 +40,7 @@ def select(rows: Sequence[Row], selection: Selection) -> list[Row]:
 
 
 def describe(rows: Sequence[Row], chosen: Sequence[Row], selection: Selection) -> dict[str, Any]:
-    """Return the operations that were applied, for a report."""
+    """Return the applied operations, for a report."""
     given = {name: value for name, value in vars(selection).items() if value is not None}
     taken = len(rows[: selection.limit])
     return {"file_rows": len(rows), "rows": len(chosen), "rows_left_out": taken - len(chosen), **given}

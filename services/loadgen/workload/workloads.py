@@ -20,7 +20,7 @@ _LENGTHS = 0
 
 @dataclass(frozen=True)
 class Call:
-    """One request. `offset_seconds` is its earliest time after its session's start."""
+    """One request. `offset_seconds` is its earliest time after the start of its session."""
 
     prompt: Prompt
     output_tokens: int
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Session:
-    """Calls that run one after the other. `start_seconds` is when the trace has it begin."""
+    """Calls that run in sequence. `start_seconds` is its start in the trace."""
 
     calls: tuple[Call, ...]
     start_seconds: float = 0.0
@@ -45,7 +45,7 @@ class Workload(Protocol):
 
     @property
     def has_times(self) -> bool:
-        """Whether sessions carry the times of a trace."""
+        """Whether sessions have the times of a trace."""
         ...
 
     def sessions(self) -> Iterator[Session]:
@@ -53,7 +53,7 @@ class Workload(Protocol):
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it, for a report."""
+        """Return the workload for a report."""
         ...
 
 
@@ -61,7 +61,8 @@ class Workload(Protocol):
 class RandomLengths:
     """Endless requests with random lengths.
 
-    Each prompt begins with one of `prefixes` prefixes of `prefix_tokens` tokens, which come before what `input` draws.
+    Each prompt begins with one of `prefixes` prefixes of `prefix_tokens` tokens, which precede those drawn from
+    `input`.
     """
 
     input: Lengths
@@ -72,7 +73,7 @@ class RandomLengths:
 
     @property
     def has_times(self) -> bool:
-        """It has none."""
+        """Always False."""
         return False
 
     def sessions(self) -> Iterator[Session]:
@@ -84,7 +85,7 @@ class RandomLengths:
             yield Session((Call((shared, own) if self.prefix_tokens else (own,), self.output.draw(draw)),))
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it."""
+        """Return the workload for a report."""
         shared = {"prefix_tokens": self.prefix_tokens, "prefixes": self.prefixes} if self.prefix_tokens else {}
         return {"kind": "random", "input": str(self.input), "output": str(self.output), **shared}
 
@@ -93,7 +94,7 @@ class RandomLengths:
 class Recorded:
     """The requests of a file, in its order.
 
-    Each of `copies` copies of a session has a first block of its own, so that copies share nothing with each other.
+    Each of `copies` copies of a session has its own first block, so copies share nothing.
     """
 
     path: Path
@@ -106,7 +107,7 @@ class Recorded:
         return rows.read(self.path)[0].seconds is not None
 
     def sessions(self) -> Iterator[Session]:
-        """Yield the sessions, all of one copy after all of another. Raises InvalidFile, InvalidSelection."""
+        """Yield the sessions, one copy of all after another. Raises InvalidFile and InvalidSelection."""
         chosen = selection.select(rows.read(self.path), self.selection)
         numbers = count()
         for copy in range(self.copies):
@@ -127,7 +128,7 @@ class Recorded:
 
 
 def _by_session(chosen: Sequence[Row]) -> Iterator[list[Row]]:
-    """Group calls by session in order of their times; a row without a session is a session alone."""
+    """Group calls by session, in order of their times; a row without a session is its own session."""
     sessions: dict[int, list[Row]] = {}
     for row in chosen:
         if row.session is None:
@@ -147,7 +148,7 @@ def _session(calls: Sequence[Row], copy: int, numbers: Iterator[int]) -> Session
 
 
 def _prompt(row: Row, copy: int, number: int) -> Prompt:
-    """Make a piece of each whole block; the rest at the end is unique to the prompt."""
+    """Make a piece of each whole block; the remaining tokens are unique to the prompt."""
     whole = min(len(row.blocks), row.input_tokens // row.block_tokens) if row.block_tokens else 0
     pieces = [Piece((Kind.BLOCK, one), row.block_tokens) for one in row.blocks[:whole]]
     if copy and pieces:

@@ -94,7 +94,7 @@ def test_figures_of_a_small_run_equal_those_computed_by_hand() -> None:
     assert latencies.queued.mean == 0.5
     assert made.goodput is not None
     assert (made.goodput.requests, made.goodput.share, made.goodput.requests_per_second) == (1, 1 / 3, 0.25)
-    assert made.refusals.count == made.refusals.told_retry_after == 1
+    assert made.refusals.count == made.refusals.with_retry_after == 1
     assert made.refusals.retry_after_seconds is not None
     assert made.refusals.retry_after_seconds.max == 3.0
     assert made.refusals.seconds_to_answer is not None
