@@ -6,7 +6,7 @@ Tests read the resources that requests hold from the parts of the handler.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.request_handler import RequestHandler, RequestLimits
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime.service import Service
 from services.runtime.tracing.spans import Tracing
 from tests.running_quire import CALL_SECONDS
 
@@ -41,6 +42,19 @@ MODEL = "m"
 ACME = Origin(Caller("acme", operator=False))
 # Far more than the tests use. The bucket does not refill, because its clock is constant.
 TOKENS = 10**12
+
+
+@asynccontextmanager
+async def running_service(service: Service) -> AsyncIterator[str]:
+    """Run a service in this process, and yield its address."""
+    address = await service.start()
+    running = asyncio.create_task(service.run())
+    try:
+        yield address
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await service.stop()
 
 
 @asynccontextmanager
@@ -64,29 +78,14 @@ async def null_engine(
         heartbeat_seconds=0.2,
     )
     service = EngineService(settings, None, partial(assemble, options))
-    address = await service.start()
-    running = asyncio.create_task(service.run())
-    try:
+    async with running_service(service) as address:
         await service.readiness.wait()
         yield address
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await service.stop()
 
 
-@asynccontextmanager
-async def kv_manager(folder: Path) -> AsyncIterator[None]:
+def kv_manager(folder: Path) -> AbstractAsyncContextManager[str]:
     """Run a KV manager at `folder/kvmanager.sock`."""
-    service = KVManagerService(KVManagerSettings(listen=f"unix:{folder}/kvmanager.sock", map_listen=""))
-    await service.start()
-    running = asyncio.create_task(service.run())
-    try:
-        yield
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await service.stop()
+    return running_service(KVManagerService(KVManagerSettings(listen=f"unix:{folder}/kvmanager.sock", map_listen="")))
 
 
 class Events(GatewayObserver, RequestObserver):

@@ -1,8 +1,4 @@
-"""An internal error of the gateway at one request fails only that request."""
-
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -15,31 +11,14 @@ from services.gateway.settings import GatewaySettings
 from services.runtime import transport
 from tests.load import prompt_request
 from tests.running_quire import RunningQuire
+from tests.services.gateway.handler_in_process import running_service
 
 TOKENS = 40
 GUILTY = "the stop string of the guilty request"
 
 
 class Oops(Exception):
-    """Raised inside the gateway by the test."""
-
-
-@asynccontextmanager
-async def gateway(quire: RunningQuire, folder: Path) -> "AsyncIterator[gateway_pb2_grpc.GatewayAsyncStub]":
-    """Run a gateway in this process with the engine of a Quire."""
-    address = f"unix:{folder}/gateway.sock"
-    service = GatewayService(GatewaySettings(listen=address, engines=quire.addresses["engine"], http_listen=""))
-    await service.start()
-    running = asyncio.create_task(service.run())
-    try:
-        await service.readiness.wait()
-        async with transport.channel(address) as channel:
-            yield gateway_pb2_grpc.GatewayStub(channel)  # type: ignore[misc]
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-        await service.stop()
+    pass
 
 
 def test_an_internal_error_fails_only_its_request(
@@ -57,8 +36,14 @@ def test_an_internal_error_fails_only_its_request(
     guilty = prompt_request("The quick brown fox", TOKENS)
     guilty.stopping.stop_strings.append(GUILTY)
 
+    address = f"unix:{tmp_path}/gateway.sock"
+    settings = GatewaySettings(listen=address, engines=tiny_quire.addresses["engine"], http_listen="")
+
     async def run() -> list[int]:
-        async with gateway(tiny_quire, tmp_path) as stub:
+        service = GatewayService(settings)
+        async with running_service(service), transport.channel(address) as channel:
+            await service.readiness.wait()
+            stub = gateway_pb2_grpc.GatewayStub(channel)
 
             async def tokens() -> list[int]:
                 return [token async for one in stub.Generate(request, timeout=60) for token in one.delta.token_ids]

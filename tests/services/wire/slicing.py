@@ -1,16 +1,15 @@
-"""What is done in slices, done at once."""
+"""Runs sliced work to its end."""
 
 from collections.abc import Generator
 from typing import Any
 
 
 def drain(work: Generator[Any, None, Any]) -> Any:
-    """Go on to the end; return what it comes to."""
     return sliced(work)[0]
 
 
 def sliced(work: Generator[Any, None, Any]) -> tuple[Any, int]:
-    """Go on to the end; return what it comes to, and the pauses before."""
+    """Return the result of the work, and the number of pauses."""
     pauses = 0
     while True:
         try:

@@ -1,5 +1,3 @@
-"""A registration is read as it was written."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,14 +20,14 @@ SPECS = st.builds(
 
 
 @given(SPECS)
-def test_a_registration_is_read_as_it_was_written(spec: PoolSpec) -> None:
+def test_a_registration_round_trips(spec: PoolSpec) -> None:
     data = pb.PoolRequest(register=register_message(spec)).SerializeToString()
     assert kind_of(data) == "register"
     assert read_register(data) == spec
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(1, (1 << 63) - 1), st.integers(0, 86_400))
-def test_a_registered_message_is_read_as_it_was_written(epoch: int, session: int, lease: int) -> None:
+def test_a_registered_message_round_trips(epoch: int, session: int, lease: int) -> None:
     data = registered_message(epoch, session, lease).SerializeToString()
     registered = pb.PoolResponse.FromString(data).registered
     assert (registered.manager_epoch, registered.session, seconds_of(registered.lease)) == (epoch, session, lease)

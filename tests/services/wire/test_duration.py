@@ -1,5 +1,3 @@
-"""Durations are kept to the nanosecond, and what was read is written the same."""
-
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ SECONDS = st.floats(0, 1_000_000) | st.floats(0, MAX_SECONDS) | st.integers(0, M
 
 
 @given(SECONDS)
-def test_seconds_are_kept_to_the_nanosecond_and_written_the_same_once_they_were_read(seconds: float) -> None:
+def test_seconds_round_trip_to_the_nanosecond_and_then_exactly(seconds: float) -> None:
     written = Duration.FromString(duration(seconds).SerializeToString())
     read = checked_seconds_of(written, "field")
     assert abs(read - seconds) <= 1e-9

@@ -1,4 +1,4 @@
-"""An event's message has all that the event has, but for its words."""
+"""Round trips of events, without their explanations."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ EVENTS = st.builds(
     request_id=NAMES,
     ranges=st.lists(st.tuples(BLOCKS, BLOCKS), max_size=4).map(tuple),
     refusal=st.sampled_from(StepRefusal) | st.none(),
-    detail=st.just(""),  # for the explanation alone
+    detail=st.just(""),  # not on the wire
     free_reason=st.sampled_from(FreeReason) | st.none(),
     preempted_for_group=IDS,
     cached_tokens=BLOCKS,
@@ -36,12 +36,11 @@ EVENTS = st.builds(
 
 
 def member(kind: Any, wire: Any, number: int, prefix: str) -> Any:
-    """The member of an enum that a number of the wire stands for: 0 stands for none."""
+    """Return the enum member of a number on the wire, None for 0."""
     return kind[wire.Name(number).removeprefix(prefix)] if number else None
 
 
 def event_of(message: pb.Event) -> Event:
-    """What a client reads."""
     return Event(
         number=message.event,
         engine_id=message.engine_id,
@@ -62,5 +61,5 @@ def event_of(message: pb.Event) -> Event:
 
 
 @given(EVENTS)
-def test_a_client_reads_the_event_that_was_written(event: Event) -> None:
+def test_an_event_round_trips(event: Event) -> None:
     assert event_of(pb.Event.FromString(event_message(event).SerializeToString())) == event

@@ -1,5 +1,3 @@
-"""A lookup of a prefix and its answer are read as they were written."""
-
 from array import array
 
 from hypothesis import given
@@ -16,12 +14,12 @@ COUNTS = st.integers(0, (1 << 31) - 1)
 
 
 @given(st.lists(TOKENS, max_size=3000), st.binary(max_size=512), NAMES)
-def test_a_lookup_is_read_as_it_was_written(token_ids: list[int], salt: bytes, fingerprint: str) -> None:
+def test_a_lookup_round_trips(token_ids: list[int], salt: bytes, fingerprint: str) -> None:
     data = lookup_message(token_ids, salt, fingerprint).SerializeToString()
     assert drain(read_lookup(data)) == Lookup(array("i", token_ids), salt, fingerprint)
 
 
 @given(st.lists(st.builds(PrefixHolding, NAMES, COUNTS, COUNTS), max_size=5))
-def test_holdings_are_read_as_they_were_written(holdings: list[PrefixHolding]) -> None:
+def test_holdings_round_trip(holdings: list[PrefixHolding]) -> None:
     data = holdings_message(holdings).SerializeToString()
     assert holdings_of(pb.LookupPrefixResponse.FromString(data)) == holdings

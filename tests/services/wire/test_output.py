@@ -1,4 +1,4 @@
-"""What an engine writes of requests is what gateways read."""
+"""Round trips of an engine's messages about requests, to the gateway's reader."""
 
 from itertools import count, pairwise
 
@@ -24,7 +24,7 @@ REFUSALS = (EngineUnavailable, UnsupportedField, InvalidRequest, QueueFull, Requ
 
 
 @given(st.lists(SAMPLED, max_size=4))
-def test_tokens_with_log_probabilities_are_read_as_they_were_written(tokens: list[Sampled]) -> None:
+def test_tokens_with_log_probabilities_round_trip(tokens: list[Sampled]) -> None:
     written = engine_pb2.StepOutput()
     add_output(written, Tokens("request", tokens, sample=2), attempt=3)
     read = engine_pb2.StepOutput.FromString(written.SerializeToString())
@@ -36,9 +36,7 @@ def test_tokens_with_log_probabilities_are_read_as_they_were_written(tokens: lis
 
 
 @given(st.lists(SAMPLED, max_size=4), TOKENS, st.booleans())
-def test_a_start_and_a_prompts_log_probabilities_are_read_as_they_were_written(
-    tokens: list[Sampled], number: int, isolated: bool
-) -> None:
+def test_a_start_and_a_prompts_log_probabilities_round_trip(tokens: list[Sampled], number: int, isolated: bool) -> None:
     written = engine_pb2.StepOutput()
     add_output(written, Started("request", number, isolated), attempt=3)
     add_output(written, Scored("request", number, tokens), attempt=3)
@@ -53,15 +51,13 @@ def test_a_start_and_a_prompts_log_probabilities_are_read_as_they_were_written(
 
 
 @given(st.sampled_from(REFUSALS), NAMES, st.text(max_size=1000), NAMES)
-def test_a_refusal_is_read_as_it_was_written(
-    kind: type[RequestRefused], request_id: str, said: str, field: str
-) -> None:
+def test_a_refusal_round_trips(kind: type[RequestRefused], request_id: str, message: str, field: str) -> None:
     submission = engine_pb2.Submission(request_id=request_id, attempt=3)
-    data = refused_message(submission, kind(said, field)).SerializeToString()
+    data = refused_message(submission, kind(message, field)).SerializeToString()
     refused = EventBatch.of([engine_pb2.RequestRefused.FromString(data)]).refused
     assert refused is not None
     assert (refused.request_id, refused.attempt, refused.field) == (request_id, 3, field)
-    assert refused.detail == said.encode(errors="replace").decode()
+    assert refused.detail == message.encode(errors="replace").decode()
 
 
 @given(
@@ -72,7 +68,7 @@ def test_a_refusal_is_read_as_it_was_written(
     st.lists(TIMES, min_size=5, max_size=5).map(sorted),
     st.lists(TOKENS, min_size=2, max_size=2),
 )
-def test_the_end_of_a_request_is_read_as_it_was_written(
+def test_the_end_of_a_request_round_trips(
     reason: FinishReason,
     stop_token: int | None,
     score: float | None,

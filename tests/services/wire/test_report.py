@@ -1,4 +1,4 @@
-"""A report is read as it was written, in pages of a bounded size."""
+"""Round trips of reports, in pages of a bounded size."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +43,7 @@ REPORTS = st.builds(
 
 
 def read(report: PoolReport, spec: PoolSpec) -> tuple[PoolReport, list[int]]:
-    """What is read of a report's pages, and their sizes."""
+    """Write a report in pages; return the report that is read from them, and their sizes."""
     reader, sizes = ReportReader(spec), []
     for page in pages_of(report):
         data = pb.PoolRequest(report=page).SerializeToString()
@@ -55,11 +55,11 @@ def read(report: PoolReport, spec: PoolSpec) -> tuple[PoolReport, list[int]]:
 
 
 @given(REPORTS)
-def test_a_report_is_read_as_it_was_written(report: PoolReport) -> None:
+def test_a_report_round_trips(report: PoolReport) -> None:
     assert read(report, PoolSpec("engine", 1, "model", 4, BLOCKS, BLOCKS))[0] == report
 
 
-def test_a_large_report_is_written_in_pages_that_are_read_without_delay() -> None:
+def test_a_large_report_is_written_in_small_pages() -> None:
     pool = Pool(PoolSpec("engine", 1, "model", 4, 100_000, 10_000))
     report = report_of(pool)
     report.device.keyed = {block: bytes(KEY_BYTES) for block in report.device.release_order}

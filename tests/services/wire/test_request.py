@@ -1,5 +1,3 @@
-"""A submission that says all of a request is read as that request."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +9,7 @@ from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import duration
 from services.wire.request import check, request_of
 
-NOW = 1 << 20  # with times in units that floats have, nothing is rounded
+NOW = 1 << 20  # an exact float, as all multiples of 1/512 below
 END_OF_TEXT = frozenset((1, 2))
 TOKENS = st.integers(-(1 << 31), (1 << 31) - 1)
 COUNTS = st.integers(0, 100)
@@ -28,7 +26,7 @@ RULES = st.builds(
 
 @st.composite
 def stopping(draw: st.DrawFn) -> Stopping:
-    """One that ends with the model's own tokens, or ignores them."""
+    """Stop at the model's end tokens, or ignore them."""
     stops = draw(st.frozensets(st.integers(3, 100), max_size=3))
     ignored = draw(st.sampled_from((frozenset[int](), END_OF_TEXT)))
     return Stopping(draw(COUNTS), stops | (END_OF_TEXT - ignored), draw(COUNTS), ignored)
@@ -57,7 +55,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 def submission_of(request: Request) -> engine_pb2.Submission:
-    """What a gateway submits."""
+    """Write a request as a gateway does."""
     rules = vars(request.logit_rules) | {"logit_bias": dict(request.logit_rules.logit_bias)}
     optional: dict[str, Any] = {}
     if request.beam_search is not None:
@@ -91,9 +89,9 @@ def submission_of(request: Request) -> engine_pb2.Submission:
 
 
 @given(requests())
-def test_a_submission_is_read_as_the_request_that_it_was_written_of(request: Request) -> None:
+def test_a_request_round_trips_in_a_submission(request: Request) -> None:
     submission = engine_pb2.Submission.FromString(submission_of(request).SerializeToString())
     check(submission)
     read = request_of(submission, END_OF_TEXT, NOW)
-    biases = tuple(sorted(read.logit_rules.logit_bias))  # which have no order on the wire
+    biases = tuple(sorted(read.logit_rules.logit_bias))  # unordered on the wire
     assert replace(read, logit_rules=replace(read.logit_rules, logit_bias=biases)) == request

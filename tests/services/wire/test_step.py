@@ -1,4 +1,4 @@
-"""A Step is read as it was written: at once where it is small, in slices where it is large."""
+"""Round trips of Steps, read whole or in slices."""
 
 from array import array
 
@@ -47,20 +47,20 @@ STEPS = st.builds(
 
 
 def plain(step: Step) -> dict[str, object]:
-    """A Step whose lists are lists, whatever they were made as."""
+    """Return the fields of a Step, with lists for all sequences."""
     fields = {name: value if name == "step" else list(value) for name, value in vars(step).items()}
     return fields | {"extends": [(group, list(rooms)) for group, rooms in step.extends]}
 
 
 @given(STEPS)
-def test_a_step_is_read_as_it_was_written(step: Step) -> None:
+def test_a_step_round_trips(step: Step) -> None:
     data = step_message(step).SerializeToString()
     assert kind_of(data) == "step"
     assert plain(step_of(pb.PoolRequest.FromString(data).step)) == plain(step)
 
 
 @pytest.mark.parametrize("small_bytes", [0, step_reader.SMALL_BYTES])
-def test_a_step_is_read_in_slices_as_it_was_written(monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+def test_a_step_round_trips_in_slices(monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
     monkeypatch.setattr(step_reader, "SMALL_BYTES", small_bytes)
 
     @given(STEPS)

@@ -1,5 +1,3 @@
-"""An answer to a Step is read as it was written."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,14 +11,14 @@ IDS = st.integers(-(1 << 63), (1 << 63) - 1)
 BLOCKS = st.integers(1, (1 << 31) - 1)
 COUNTS = st.integers(0, 1 << 24)
 KEYS = st.binary(min_size=32, max_size=32)
-WORDS = st.text(st.characters(codec="utf-8"), max_size=200)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=200)
 COPIES = st.lists(st.builds(Copy, BLOCKS, BLOCKS), max_size=4).map(tuple)
 TABLES = st.builds(TableChange, IDS, COUNTS, st.lists(BLOCKS, max_size=4), COUNTS, COUNTS)
-REFUSALS = st.builds(Refusal, st.sampled_from(StepItem), COUNTS, st.sampled_from(StepRefusal), WORDS)
+REFUSALS = st.builds(Refusal, st.sampled_from(StepItem), COUNTS, st.sampled_from(StepRefusal), TEXTS)
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> AppliedStep:
+def results(draw: st.DrawFn) -> AppliedStep:
     device, host = (BlockCounts(*draw(st.tuples(COUNTS, COUNTS, COUNTS, COUNTS))) for _ in range(2))
     result = StepResult(
         step=draw(IDS),
@@ -50,14 +48,14 @@ def answers(draw: st.DrawFn) -> AppliedStep:
     )
 
 
-@given(answers())
-def test_an_answer_is_read_as_it_was_written(applied: AppliedStep) -> None:
+@given(results())
+def test_a_result_round_trips(applied: AppliedStep) -> None:
     message = pb.StepResult.FromString(drain(result_message(applied)).SerializeToString())
     assert result_of(message) == applied.result
 
 
-@given(answers())
-def test_an_answer_has_sealed_keys_and_block_counts(applied: AppliedStep) -> None:
+@given(results())
+def test_a_result_has_sealed_keys_and_block_counts(applied: AppliedStep) -> None:
     message = drain(result_message(applied))
     keys = [message.sealed_keys[start : start + 32] for start in range(0, len(message.sealed_keys), 32)]
     assert list(map(Seal, message.sealed_blocks, keys)) == applied.sealed
@@ -66,7 +64,7 @@ def test_an_answer_has_sealed_keys_and_block_counts(applied: AppliedStep) -> Non
     assert [getattr(message.host, name) for name in BlockCounts._fields] == list(applied.host)
 
 
-def test_an_answer_of_many_entries_is_written_in_slices_and_read_as_it_was_written() -> None:
+def test_a_large_result_is_written_in_slices_and_round_trips() -> None:
     many = range(1, 10_001)
     result = StepResult(
         step=1,

@@ -1,5 +1,3 @@
-"""Limiters, admission slots and retry times, with times handed in."""
-
 from contextlib import suppress
 
 import pytest
@@ -161,15 +159,10 @@ def test_after_few_departures_the_retry_time_uses_the_average_stay() -> None:
 def test_a_stalled_engine_makes_the_retry_time_longer() -> None:
     admission, slots = full(100)
     now = overload(admission, slots, 0.1, 101, 0.0)
+    assert admission.seconds_until_next_end(now) == pytest.approx(0.1, rel=0.05)
     estimates = [seconds(refusal(admission, now + stalled)) for stalled in (0.0, 10.0, 100.0)]
     assert estimates[0] < 2.1
     assert estimates[0] * 2 < estimates[1] * 2 < estimates[2]
-
-
-def test_the_time_until_the_next_end_is_estimated() -> None:
-    admission, slots = full(100)
-    now = overload(admission, slots, 0.1, 101, 0.0)
-    assert admission.seconds_until_next_end(now) == pytest.approx(0.1, rel=0.05)
 
 
 # Against a model that computes each sum anew

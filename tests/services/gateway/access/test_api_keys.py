@@ -1,5 +1,3 @@
-"""The file of API keys: its format, the callers of keys, and its reload."""
-
 import asyncio
 import os
 from datetime import UTC, datetime

@@ -1,8 +1,7 @@
 """Limits of tenants with a manual clock, and their namespaces."""
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
@@ -31,16 +30,14 @@ def clock() -> Clock:
     return Clock()
 
 
-def limited(clock: Clock, most_requests: int | None = None, tokens: int | None = None) -> Tenants:
+def limited(clock: Clock, max_requests: int | None = None, tokens: int | None = None) -> Tenants:
     tenants = Tenants(clock)
-    tenants.set_limits({"acme": TenantLimits(most_requests, tokens)})
+    tenants.set_limits({"acme": TenantLimits(max_requests, tokens)})
     return tenants
 
 
-@contextmanager
-def taken(tenants: Tenants, tokens: int = 1, caller: Caller = ACME) -> Iterator[Reservation]:
-    with tenants.admitted(caller, tokens) as reservation:
-        yield reservation
+def taken(tenants: Tenants, tokens: int = 1, caller: Caller = ACME) -> AbstractContextManager[Reservation]:
+    return tenants.admitted(caller, tokens)
 
 
 def retry_seconds(tenants: Tenants, tokens: int = 1) -> float | None:
@@ -64,7 +61,7 @@ def test_sequences_are_samples_or_beams(fields: dict[str, Any], sequences: Seque
 
 
 def test_samples_and_beams_count_against_the_limit_of_requests(clock: Clock) -> None:
-    tenants, beams = limited(clock, most_requests=4), Sequences(2, "beam_search.width")
+    tenants, beams = limited(clock, max_requests=4), Sequences(2, "beam_search.width")
     with tenants.admitted(ACME, 1, Sequences(3, "sampling.sample_count")):
         with pytest.raises(Overloaded, match=r"3 sequences .* limit is 4, and this request has 2 \(beam_search.width"):
             tenants.admitted(ACME, 1, beams).__enter__()
@@ -75,7 +72,7 @@ def test_samples_and_beams_count_against_the_limit_of_requests(clock: Clock) -> 
 
 
 def test_a_request_with_more_sequences_than_the_tenants_limit_is_invalid(clock: Clock) -> None:
-    tenants = limited(clock, most_requests=4)
+    tenants = limited(clock, max_requests=4)
     with pytest.raises(
         InvalidField, match="sample_count must be at most 4, the limit of tenant 'acme', not 5"
     ) as refusal:
@@ -84,7 +81,7 @@ def test_a_request_with_more_sequences_than_the_tenants_limit_is_invalid(clock: 
 
 
 def test_the_limit_of_requests_in_flight_applies_to_one_tenant_only(clock: Clock) -> None:
-    tenants = limited(clock, most_requests=2)
+    tenants = limited(clock, max_requests=2)
     with taken(tenants):
         with taken(tenants):
             clock.now += 6
@@ -96,7 +93,7 @@ def test_the_limit_of_requests_in_flight_applies_to_one_tenant_only(clock: Clock
 
 
 def test_a_failed_request_is_no_longer_in_flight(clock: Clock) -> None:
-    tenants = limited(clock, most_requests=1)
+    tenants = limited(clock, max_requests=1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), taken(tenants):
             raise ZeroDivisionError
@@ -182,7 +179,7 @@ def test_random_requests_never_use_more_than_the_bucket_and_its_refill(clock: Cl
 
 
 def test_new_limits_apply_at_once_to_requests_in_flight(clock: Clock) -> None:
-    tenants = limited(clock, most_requests=5, tokens=100)
+    tenants = limited(clock, max_requests=5, tokens=100)
     with taken(tenants, 80), taken(tenants, 10):
         tenants.set_limits({"acme": TenantLimits(2, 1000)})
         retry_seconds(tenants)

@@ -1,6 +1,7 @@
 import asyncio
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -22,45 +23,47 @@ def test_an_invalid_list_of_engines_is_rejected(setting: str) -> None:
         EngineAddresses.of(setting)
 
 
-async def first_two(
-    places: EngineAddresses, answers: list[object], monkeypatch: pytest.MonkeyPatch
-) -> list[Mapping[str, str]]:
-    async def look_up(_self: object, name: str, port: int, **_: object) -> object:
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+@pytest.mark.parametrize(
+    ("engines", "answers", "expected"),
+    [
+        (
+            "a:1,dns:e:7",
+            [["10.0.0.1"], ["10.0.0.1"], ["10.0.0.2", "::1"]],
+            [{"a:1": "", "10.0.0.1:7": "e"}, {"a:1": "", "10.0.0.2:7": "e", "[::1]:7": "e"}],
+        ),
+        ("dns:e:7", [["10.0.0.1"], OSError(), ["10.0.0.2"]], [{"10.0.0.1:7": "e"}, {"10.0.0.2:7": "e"}]),
+        ("a:1,dns:e:7", [OSError(), ["10.0.0.2"]], [{"a:1": ""}, {"a:1": "", "10.0.0.2:7": "e"}]),
+        (
+            "10.0.0.1:7,dns:e:7,dns:f:7",
+            [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.3"], ["10.0.0.4"], ["10.0.0.4"]],
+            [{"10.0.0.1:7": "", "10.0.0.2:7": "e", "10.0.0.3:7": "f"}, {"10.0.0.1:7": "", "10.0.0.4:7": "e"}],
+        ),
+    ],
+    ids=[
+        "only changes are reported",
+        "an unresolvable name keeps its addresses",
+        "an unresolved name does not delay the others",
+        "a listed address has no name and the first of two names wins",
+    ],
+)
+def test_names_are_resolved_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, engines: str, answers: list[Any], expected: list[dict[str, str]]
+) -> None:
+    remaining = list(answers)
+
+    async def look_up(_self: object, _name: str, port: int, **_: object) -> object:
+        answer = remaining.pop(0) if len(remaining) > 1 else remaining[0]
         if isinstance(answer, Exception):
             raise answer
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in answer]  # type: ignore[attr-defined]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in answer]
+
+    async def first_two() -> list[Mapping[str, str]]:
+        found: list[Mapping[str, str]] = []
+        async for addresses in watch_addresses(EngineAddresses.of(engines), interval_seconds=0.001):
+            found.append(addresses)
+            if len(found) == 2:
+                break
+        return found
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
-    found = []
-    async for addresses in watch_addresses(places, interval_seconds=0.001):
-        found.append(addresses)
-        if len(found) == 2:
-            break
-    return found
-
-
-def test_a_name_is_resolved_again_and_only_changes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[object] = [["10.0.0.1"], ["10.0.0.1"], ["10.0.0.2", "::1"]]
-    found = asyncio.run(first_two(EngineAddresses.of("a:1,dns:e:7"), answers, monkeypatch))
-    assert found == [{"a:1": "", "10.0.0.1:7": "e"}, {"a:1": "", "10.0.0.2:7": "e", "[::1]:7": "e"}]
-
-
-def test_a_name_that_cannot_be_resolved_keeps_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[object] = [["10.0.0.1"], OSError("no such name"), ["10.0.0.2"]]
-    found = asyncio.run(first_two(EngineAddresses.of("dns:e:7"), answers, monkeypatch))
-    assert found == [{"10.0.0.1:7": "e"}, {"10.0.0.2:7": "e"}]
-
-
-def test_an_unresolved_name_does_not_hold_up_the_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[object] = [OSError("no such name"), ["10.0.0.2"]]
-    found = asyncio.run(first_two(EngineAddresses.of("a:1,dns:e:7"), answers, monkeypatch))
-    assert found == [{"a:1": ""}, {"a:1": "", "10.0.0.2:7": "e"}]
-
-
-def test_a_listed_address_has_no_name_and_the_first_of_two_names_wins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers: list[object] = [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.3"], ["10.0.0.4"]]
-    found = asyncio.run(first_two(EngineAddresses.of("10.0.0.1:7,dns:e:7,dns:f:7"), answers, monkeypatch))
-    assert found[0] == {"10.0.0.1:7": "", "10.0.0.2:7": "e", "10.0.0.3:7": "f"}
+    assert asyncio.run(first_two()) == expected

@@ -1,5 +1,3 @@
-"""The requests in flight at one engine, and released ones that the engine ends later."""
-
 import asyncio
 
 import pytest

@@ -1,5 +1,3 @@
-"""Engines lost with one request: when it is isolated, and when it is given up."""
-
 import pytest
 
 from services.gateway.fleet.lost_engines import LostEngines

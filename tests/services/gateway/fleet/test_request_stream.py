@@ -1,5 +1,3 @@
-"""The unread events of a request: merged, bounded, and read in order."""
-
 import asyncio
 
 import pytest

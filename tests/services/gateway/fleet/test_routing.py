@@ -1,10 +1,11 @@
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.fleet.routing import Candidate, RecentLoad, Router, RoutingChoice, RoutingPolicy, RoutingReason
+from services.gateway.fleet.routing import Candidate, RecentLoad, Router, RoutingPolicy, RoutingReason
 
 PROMPT = 1000
 candidates = st.lists(
@@ -45,30 +46,36 @@ def test_an_engine_above_the_load_bound_is_chosen_only_with_the_least_load(those
     )
 
 
-def test_the_longest_cached_prefix_wins() -> None:
-    a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, requests=5)
-    assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.PREFIX)
-
-
-def test_pending_prefill_outweighs_a_cached_prefix() -> None:
-    a, b = Candidate("a", cached_tokens=100), Candidate("b", cached_tokens=900, pending_prefill_tokens=2000)
-    assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("a", RoutingReason.LOAD)
-
-
-def test_recent_load_above_the_share_outweighs_a_cached_prefix() -> None:
-    a, b = Candidate("a"), Candidate("b", cached_tokens=900, recent_tokens=5000)
-    assert Router(RoutingPolicy.PREFIX, 0).choose([a, b], PROMPT) == RoutingChoice("a", RoutingReason.LOAD)
-    assert Router(RoutingPolicy.PREFIX, 10_000).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.PREFIX)
-
-
-def test_a_prompt_without_a_cached_prefix_goes_to_the_least_recent_load() -> None:
-    those = [Candidate("a", recent_tokens=300), Candidate("b", recent_tokens=200), Candidate("c", recent_tokens=250)]
-    assert Router(RoutingPolicy.PREFIX, 10_000).choose(those, PROMPT) == RoutingChoice("b", RoutingReason.NEW)
-
-
-def test_least_loaded_counts_requests_before_tokens() -> None:
-    a, b = Candidate("a", requests=2), Candidate("b", requests=1, pending_prefill_tokens=5000)
-    assert Router(RoutingPolicy.LEAST_LOADED).choose([a, b], PROMPT) == RoutingChoice("b", RoutingReason.LEAST_LOADED)
+@pytest.mark.parametrize(
+    ("policy", "slack", "a", "b", "choice"),
+    [
+        ("prefix", 9999, {"cached_tokens": 100}, {"cached_tokens": 900, "requests": 5}, ("b", "prefix")),
+        (
+            "prefix",
+            10_000,
+            {"cached_tokens": 100},
+            {"cached_tokens": 900, "pending_prefill_tokens": 2000},
+            ("a", "load"),
+        ),
+        ("prefix", 0, {}, {"cached_tokens": 900, "recent_tokens": 5000}, ("a", "load")),
+        ("prefix", 9999, {}, {"cached_tokens": 900, "recent_tokens": 5000}, ("b", "prefix")),
+        ("prefix", 9999, {"recent_tokens": 300}, {"recent_tokens": 200}, ("b", "new")),
+        ("least-loaded", 0, {"requests": 2}, {"requests": 1, "pending_prefill_tokens": 5000}, ("b", "least-loaded")),
+    ],
+    ids=[
+        "the longest cached prefix wins",
+        "pending prefill outweighs a cached prefix",
+        "recent load above the share outweighs a cached prefix",
+        "recent load within the slack does not",
+        "no cached prefix: the least recent load wins",
+        "requests count before tokens",
+    ],
+)
+def test_the_choice_between_two_engines(
+    policy: str, slack: int, a: dict[str, Any], b: dict[str, Any], choice: tuple[str, str]
+) -> None:
+    chosen = Router(RoutingPolicy(policy), slack).choose([Candidate("a", **a), Candidate("b", **b)], PROMPT)
+    assert (chosen.engine_id, chosen.reason.value) == choice
 
 
 def test_round_robin_is_even_when_an_engine_leaves_and_returns() -> None:

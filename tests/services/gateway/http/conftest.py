@@ -1,5 +1,3 @@
-"""Fixtures for tests of HTTP."""
-
 from collections.abc import Iterator
 
 import httpx
@@ -10,6 +8,5 @@ from tests.running_quire import CALL_SECONDS, RunningQuire
 
 @pytest.fixture(scope="session")
 def http(tiny_quire: RunningQuire) -> Iterator[httpx.Client]:
-    """A client of the tiny Quire's HTTP."""
     with httpx.Client(base_url=tiny_quire.http_url, timeout=CALL_SECONDS) as client:
         yield client

@@ -148,6 +148,16 @@ def test_several_prompts_are_completed_in_one_response(tiny_quire: RunningQuire,
     assert list(texts.values()) == expected
 
 
+def test_a_cache_salt_separates_cached_prefixes(http: httpx.Client) -> None:
+    def cached_tokens(salt: str) -> int:
+        body = {"prompt": "Of this prompt some blocks of sixteen tokens are full", "cache_salt": salt, **LIMIT}
+        usage = http.post("/v1/completions", json=body).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    first, again, other = map(cached_tokens, ("mine", "mine", "other"))
+    assert first == other == 0 < again
+
+
 def test_one_invalid_prompt_rejects_the_whole_request(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"prompt": [PROMPT, ""], **LIMIT, "stream": True})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")

@@ -1,5 +1,3 @@
-"""Tools in prompts, and tool calls in the output."""
-
 import json
 from typing import Any
 

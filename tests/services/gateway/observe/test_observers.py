@@ -1,5 +1,3 @@
-"""Combined observers, and their exceptions."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""Requests and tokens are counted by tenant. The engines compute nothing, all else is real."""
-
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing

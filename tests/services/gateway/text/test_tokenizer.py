@@ -105,20 +105,23 @@ def test_truncation_and_padding_are_off(tmp_path: Path) -> None:
     assert tokenizer.encode("") == [0]
 
 
-def test_the_chat_template_can_be_in_the_settings(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path, template=None, chat_template="{{ bos_token }}{{ messages[0].content }}")
-    assert Tokenizer.load(folder).chat_template.render(one_message("user", "hi")) == "<s>hi"
+NAMED_TEMPLATES = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "talk"}]
 
 
-def test_the_default_template_renders_conversations_without_tools(tmp_path: Path) -> None:
-    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "talk"}]
-    folder = model_folder(tmp_path, template=None, chat_template=templates)
-    assert Tokenizer.load(folder).chat_template.render(CHAT) == "talk"
-
-
-def test_a_template_file_overrides_the_settings(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path, template="file", chat_template="settings")
-    assert Tokenizer.load(folder).chat_template.render(CHAT) == "file"
+@pytest.mark.parametrize(
+    ("file", "settings", "rendered"),
+    [
+        (None, "{{ bos_token }}{{ messages[0].content }}", '<s>Be <brief> & "kind".'),
+        (None, NAMED_TEMPLATES, "talk"),
+        ("file", "settings", "file"),
+    ],
+    ids=["settings", "default of several", "a file overrides the settings"],
+)
+def test_the_chat_template_is_in_a_file_or_in_the_settings(
+    tmp_path: Path, file: str | None, settings: Any, rendered: str
+) -> None:
+    folder = model_folder(tmp_path, template=file, chat_template=settings)
+    assert Tokenizer.load(folder).chat_template.render(CHAT) == rendered
 
 
 @pytest.mark.parametrize(

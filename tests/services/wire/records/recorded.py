@@ -1,4 +1,4 @@
-"""Files of records, made and read in a test."""
+"""Records for tests: written, and replayed."""
 
 import io
 import random
@@ -20,7 +20,7 @@ def end(reason: str = "the session ended") -> pb.RecordEntry:
 
 
 def a_record(seed: int, steps_before: int = 0) -> tuple[list[pb.RecordEntry], Pool]:
-    """The entries of a record of random Steps that begins after some others, and the pool as it was in the end."""
+    """Record random Steps after `steps_before` others; return the entries and the final pool."""
     draw = random.Random(seed)
     pool = Pool(PoolSpec("engine", 1, "model", 4, 24, 10))
     for number in range(1, steps_before + 1):
@@ -34,12 +34,10 @@ def a_record(seed: int, steps_before: int = 0) -> tuple[list[pb.RecordEntry], Po
 
 
 def content(entries: Iterable[pb.RecordEntry]) -> bytes:
-    """A file with these entries."""
     return b"".join(map(length_delimited, entries))
 
 
 def replayed(file: bytes) -> tuple[OperationsReplay, RecordReader]:
-    """Run a file again, to its end."""
     reader = RecordReader(io.BytesIO(file))
     replay = begin_replay(reader)
     for _ in run_replay(reader, replay):

@@ -1,4 +1,4 @@
-"""A file of operations is replayed as it was written; what is none, or not all of one, is said with entry and field."""
+"""Records of operations: their replay, and the reasons why invalid ones are refused."""
 
 from collections.abc import Callable
 
@@ -16,8 +16,8 @@ Entry = records_pb2.RecordEntry
 
 
 @pytest.mark.parametrize("steps_before", [0, 15])
-@pytest.mark.parametrize("seed", range(10))
-def test_a_file_is_replayed_to_the_pool_and_the_checksum_that_were_recorded(seed: int, steps_before: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_a_record_is_replayed_to_its_final_pool_and_checksum(seed: int, steps_before: int) -> None:
     entries, pool = a_record(seed, steps_before)
     replay, reader = replayed(content(entries))
     assert (replay.steps, reader.end, reader.entries) == (STEPS, "the session ended", len(entries))
@@ -34,7 +34,7 @@ def test_the_header_describes_the_record() -> None:
     assert header.engine_id == "engine"
 
 
-def test_a_large_snapshot_is_written_in_many_short_entries_with_pauses_before() -> None:
+def test_a_large_snapshot_is_written_in_short_entries_with_pauses() -> None:
     pool = Pool(PoolSpec("engine", 1, "model", 4, 50_000))
     made = list(OperationsRecord(pool.spec).begin(report_of(pool)))
     entries = [entry for entry in made if entry is not None]
@@ -45,11 +45,11 @@ def test_a_large_snapshot_is_written_in_many_short_entries_with_pauses_before() 
     assert (reader.end, reader.end_reason) == (None, "its writer was interrupted")
 
 
-def test_an_interrupted_record_is_replayed_to_its_last_whole_entry() -> None:
+def test_an_interrupted_record_is_replayed_to_its_last_complete_entry() -> None:
     entries, _ = a_record(1)
     file = content(entries[:-2])
     last = length_delimited(entries[-2])
-    for cut in range(1, len(last)):
+    for cut in (1, 2, 3, len(last) // 2, len(last) - 1):
         replay, reader = replayed(file + last[:cut])
         assert (replay.steps, reader.end) == (STEPS - 1, None)
         assert reader.end_reason == f"its writer was interrupted in entry {len(entries) - 1}"
@@ -60,7 +60,7 @@ def a_step(**fields: object) -> Entry:
 
 
 def with_unknown_field(entry: Entry) -> bytes:
-    """An entry as a later version might write it, with a field 99 in its Step."""
+    """Add field 99 to the Step of an entry, as a later version might."""
     step = kvmanager_pb2.Step.FromString(entry.step.step.SerializeToString() + b"\x98\x06\x01")
     return length_delimited(Entry(step=records_pb2.RecordedStep(step=step), checksum=entry.checksum))
 
@@ -74,7 +74,7 @@ def of_version(version: int) -> Callable[[list[Entry]], bytes]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         (lambda _: b"", "not a record of Quire"),
         (lambda _: b"nothing\n", "not a record of Quire"),
@@ -113,12 +113,12 @@ def of_version(version: int) -> Callable[[list[Entry]], bytes]:
     ],
 )
 def test_an_invalid_record_is_refused_with_the_entry_and_the_reason(
-    change: Callable[[list[Entry]], bytes], said: str
+    change: Callable[[list[Entry]], bytes], reason: str
 ) -> None:
     entries, _ = a_record(1)
     with pytest.raises(InvalidRecord) as refused:
         replayed(change(entries))
-    assert said in str(refused.value)
+    assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

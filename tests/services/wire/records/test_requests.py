@@ -1,5 +1,3 @@
-"""A file of requests is read as it was written."""
-
 import io
 from dataclasses import replace
 
@@ -47,9 +45,7 @@ HEADER = header_entry(RecordSettings(4, 64, 32, 8), "engine")
 
 
 @given(SETTINGS, st.lists(requests(), max_size=3))
-def test_settings_and_requests_are_read_as_they_were_written(
-    settings: RecordSettings, recorded: list[RecordedRequest]
-) -> None:
+def test_settings_and_requests_round_trip(settings: RecordSettings, recorded: list[RecordedRequest]) -> None:
     file = content([header_entry(settings, "engine"), *map(request_entry, recorded), end("why")])
     reader = RecordReader(io.BytesIO(file))
     assert settings_of(reader) == settings
@@ -65,7 +61,7 @@ def test_the_header_describes_the_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "reason"),
     [
         (request_entry(replace(SOME, prompt_tokens=1, output_tokens=0)), "entry 2: request has impossible lengths"),
         (request_entry(replace(SOME, output_tokens=21)), "entry 2: request has impossible lengths"),
@@ -76,10 +72,10 @@ def test_the_header_describes_the_record() -> None:
         ),
     ],
 )
-def test_an_invalid_request_is_refused_with_its_entry(entry: records_pb2.RecordEntry, said: str) -> None:
+def test_an_invalid_request_is_refused_with_its_entry(entry: records_pb2.RecordEntry, reason: str) -> None:
     with pytest.raises(InvalidRecord) as refused:
         list(requests_of(RecordReader(io.BytesIO(content([HEADER, entry])))))
-    assert str(refused.value) == said
+    assert str(refused.value) == reason
 
 
 def test_a_header_without_a_pool_is_refused() -> None:

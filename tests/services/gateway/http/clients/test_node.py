@@ -1,5 +1,3 @@
-"""OpenAI's Node client, unmodified; installed once, into the cache."""
-
 import json
 import os
 import subprocess

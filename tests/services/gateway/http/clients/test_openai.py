@@ -1,5 +1,3 @@
-"""OpenAI's Python client, unmodified."""
-
 import re
 import subprocess
 import sys
@@ -52,16 +50,6 @@ def test_a_chat_and_its_stream(client: "OpenAI") -> None:
         usage = chunk.usage
     assert texts == [choice.message.content for choice in made.choices]
     assert usage.total_tokens == made.usage.total_tokens
-
-
-def test_log_probabilities(client: "OpenAI") -> None:
-    chat = client.chat.completions.create(
-        model="tiny-llama", messages=MESSAGES, max_tokens=5, seed=5, logprobs=True, top_logprobs=3
-    )
-    content = chat.choices[0].logprobs.content
-    assert [len(token.top_logprobs) for token in content] == [3] * 5
-    made = client.completions.create(model="tiny-llama", prompt=PROMPT, max_tokens=5, seed=5, logprobs=3)
-    assert len(made.choices[0].logprobs.token_logprobs) == 5
 
 
 def test_responses_are_parsed_into_a_pydantic_class(client: "OpenAI") -> None:
