@@ -84,11 +84,12 @@ class Case:
         backend.cache.fill_(self.poison)
         unused = self._scatter_tables(blocks)
         layer = self.layers - 1
-        for number, (prefix, _) in enumerate(self.feeds):
-            if prefix:
-                batch = self._batch([(number, 0, prefix)], device)
-                whole = (part[number][:prefix].to(device, self.dtype) for part in (drawn.keys, drawn.values))
-                backend.write(layer, *whole, batch)
+        if cached := [(number, 0, prefix) for number, (prefix, _) in enumerate(self.feeds) if prefix]:
+            prefixes = (
+                torch.cat([whole[number][:prefix] for number, _, prefix in cached]).to(device, self.dtype)
+                for whole in (drawn.keys, drawn.values)
+            )
+            backend.write(layer, *prefixes, self._batch(cached, device))
         self._move(backend, unused)
         batch = self._batch([(number, prefix, fed) for number, (prefix, fed) in enumerate(self.feeds)], device)
         fed_keys, fed_values = (
@@ -177,17 +178,16 @@ def new_tensors_are_nan() -> Iterator[None]:
 
 
 def naive_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-    """Attend token by token and head by head; the queries are those of the last tokens."""
-    tokens, (fed, heads, _) = len(key), query.shape
+    """Attend token by token; the queries are those of the last tokens."""
+    tokens, (fed, heads, size), kv_heads = len(key), query.shape, key.shape[1]
     output = torch.empty_like(query)
     for row in range(fed):
         position = tokens - fed + row
-        first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
-        for head in range(heads):
-            shared = head // (heads // key.shape[1])
-            scores = key[first : position + 1, shared] @ query[row, head] * scoring.scaling
-            if scoring.softcap is not None:
-                scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-            weights = torch.exp(scores - scores.max())
-            output[row, head] = weights @ value[first : position + 1, shared] / weights.sum()
+        seen = slice(0 if scoring.window is None else max(0, position - scoring.window + 1), position + 1)
+        grouped = query[row].view(kv_heads, heads // kv_heads, size)
+        scores = torch.einsum("tkd,kgd->tkg", key[seen], grouped) * scoring.scaling
+        if scoring.softcap is not None:
+            scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+        attended = torch.einsum("tkg,tkd->kgd", scores.softmax(0), value[seen])
+        output[row] = attended.reshape(heads, size)
     return output

@@ -11,7 +11,7 @@ from blocks import Copy
 from engine.attention.cache import copy_blocks, swap_blocks
 
 BLOCKS = 9
-# Each destination at most once, in any order, from wherever: neighbours often follow each other.
+# Each destination at most once, in any order; runs of adjacent blocks are frequent.
 COPIES = st.dictionaries(st.integers(0, BLOCKS - 1), st.integers(0, BLOCKS - 1)).map(
     lambda found: [Copy(source, destination) for destination, source in found.items()]
 ) | st.builds(
@@ -25,7 +25,7 @@ def numbered(sign: int) -> torch.Tensor:
 
 
 @given(COPIES, st.booleans())
-def test_a_swap_of_many_blocks_is_many_swaps_of_one(copies: list[Copy], to_host: bool) -> None:
+def test_a_swap_of_many_blocks_equals_swaps_of_one(copies: list[Copy], to_host: bool) -> None:
     tiers = (numbered(1), numbered(-1))
     source, target = tiers if to_host else tiers[::-1]
     expected, source_before = target.clone(), source.clone()
@@ -37,7 +37,7 @@ def test_a_swap_of_many_blocks_is_many_swaps_of_one(copies: list[Copy], to_host:
 
 
 @given(COPIES)
-def test_copies_within_a_cache_are_made_one_by_one(copies: list[Copy]) -> None:
+def test_copies_within_a_cache_equal_single_copies(copies: list[Copy]) -> None:
     destinations = {copy.destination for copy in copies}
     copies = [copy for copy in copies if copy.source not in destinations]
     cache = numbered(1)
@@ -49,19 +49,19 @@ def test_copies_within_a_cache_are_made_one_by_one(copies: list[Copy]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "pieces"),
+    ("copies", "ranges"),
     [
         ([], 0),
         ([(1, 5)], 1),
         ([(1, 5), (2, 6), (3, 7)], 1),
-        ([(1, 5), (2, 7)], 2),  # the destinations are apart
-        ([(1, 5), (3, 6)], 2),  # the sources are
-        ([(2, 6), (1, 5)], 2),  # in the order they came
+        ([(1, 5), (2, 7)], 2),  # the destinations are not adjacent
+        ([(1, 5), (3, 6)], 2),  # the sources are not adjacent
+        ([(2, 6), (1, 5)], 2),  # not sorted
         ([(1, 5), (1, 6)], 2),
         ([(4, 1), (5, 2), (1, 7), (2, 8), (8, 3)], 3),
     ],
 )
-def test_blocks_that_follow_each_other_on_both_sides_are_one_piece(copies: list[tuple[int, int]], pieces: int) -> None:
+def test_blocks_adjacent_on_both_sides_are_copied_as_one_range(copies: list[tuple[int, int]], ranges: int) -> None:
     with patch.object(torch.Tensor, "copy_", autospec=True) as copied:
         swap_blocks(numbered(1), numbered(-1), [Copy(*copy) for copy in copies], to_host=True)
-    assert copied.call_count == pieces
+    assert copied.call_count == ranges

@@ -59,11 +59,11 @@ def chosen(lists: BlockLists, row: int) -> tuple[list[int], list[int]]:
     return full.tolist(), partial_.tolist()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     feeds=FEEDS, block_size=st.integers(1, 20), window=st.integers(1, 50), length=st.integers(1, 8), seed=st.integers()
 )
-def test_full_blocks_are_seen_whole_and_partial_ones_in_part(
+def test_full_blocks_are_visible_whole_and_partial_blocks_in_part(
     feeds: list[Feed], block_size: int, window: int, length: int, seed: int
 ) -> None:
     batch, _ = scattered(feeds, block_size, random.Random(seed))
@@ -80,14 +80,14 @@ def test_full_blocks_are_seen_whole_and_partial_ones_in_part(
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(feeds=FEEDS, length=st.integers(1, 8))
-def test_every_fed_token_has_one_place_in_the_rows_at_its_position(feeds: list[Feed], length: int) -> None:
+def test_every_fed_token_is_in_one_row_at_its_position(feeds: list[Feed], length: int) -> None:
     batch, _ = scattered(feeds, 4, random.Random(0))
     positions = [position for prefix, fed in feeds for position in range(prefix, prefix + fed)]
     owners = [number for number, feed in enumerate(feeds) for _ in range(feed.fed)]
     found = []
     for rows in query_rows(batch, length):
         assert torch.equal(rows.tokens.flatten()[rows.places], rows.fed)
-        assert len(rows.tokens) > 1, "a graph for one row would be another one"
+        assert len(rows.tokens) > 1, "one row alone would need another graph"
         for token, place in zip(rows.fed.tolist(), rows.places.tolist(), strict=True):
             row, step = divmod(place, rows.tokens.shape[1])
             assert rows.first[row] + step == positions[token] <= rows.last[row]
@@ -96,16 +96,14 @@ def test_every_fed_token_has_one_place_in_the_rows_at_its_position(feeds: list[F
     assert sorted(found) == list(range(len(positions)))
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 8, 32])
-@pytest.mark.parametrize("window", [None, 1, 7, 16])
-@pytest.mark.parametrize("group", [1, 3, 20, 70])
-def test_windows_blocks_and_groups_of_any_size_uncompiled(block_size: int, window: int | None, group: int) -> None:
+@pytest.mark.parametrize(("block_size", "window", "group"), [(1, None, 70), (2, 7, 70), (32, 16, 20), (32, 1, 1)])
+def test_small_blocks_and_large_groups_uncompiled(block_size: int, window: int | None, group: int) -> None:
     make = partial(FlexBackend, compiled=False)
     case = Case(MIXED, block_size, kv_heads=1, group=group, scoring=Scoring(0.25, window), make=make)
     assert case.run() < 2e-5
 
 
-def test_sequences_may_share_blocks_and_hold_them_at_different_places() -> None:
+def test_sequences_may_share_a_block_at_different_indices() -> None:
     """The engine never holds a block at different indices, but the mask does not rely on this."""
     geometry = CacheGeometry(2, 1, 8)
     work = [Work(1, (0,), 9, (2, 1, 3), True, Sampling()), Work(2, (0,) * 3, 4, (1, 4), True, Sampling())]
@@ -127,7 +125,7 @@ def test_queries_may_have_any_strides() -> None:
     assert torch.equal(found, expected)
 
 
-def test_no_work_is_no_output() -> None:
+def test_an_empty_batch_has_an_empty_output() -> None:
     backend = FlexBackend(CacheGeometry(1, 2, 8), 4, 2, compiled=False)
     batch = PagedBatch.of([], 4, CPU)
     backend.write(0, *torch.empty(2, 0, 2, 8), batch)
@@ -145,9 +143,9 @@ def test_unused_slots_of_a_new_block_hold_no_stale_v() -> None:
     expected = torch.full_like(values, torch.nan)
     for _, block, slot in filled:
         expected[block, slot] = 1
-    expected[5, 3] = 0  # block 1 was begun by an earlier batch, so its rest is that one's
+    expected[5, 3] = 0  # not of block 1, which an earlier batch began
     assert torch.equal(values.nan_to_num(-1), expected.nan_to_num(-1))
-    assert backend.cache[:, 0].isnan().all(), "the other layer's"
+    assert backend.cache[:, 0].isnan().all(), "the other layer is unchanged"
 
 
 def test_batches_of_any_size_and_windows_of_any_width_share_two_graphs() -> None:
@@ -190,8 +188,6 @@ def test_shapes_that_the_gpu_kernels_do_not_support_are_refused(block_size: int,
 
 
 class FlexEngine(ModelEngine):
-    """An engine with compiled FlexAttention and a cache full of NaN."""
-
     def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> FlexBackend:
         backend = FlexBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
         backend.cache.fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""Features of the Triton backend beyond the table of all backends, on a GPU if there is one."""
+"""Features of the Triton backend beyond the table of all backends."""
 
 import math
 import random
@@ -25,26 +25,26 @@ SCORING = Scoring(0.25)
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
-@pytest.mark.parametrize("window", [None, 7, 100, 300])
+@pytest.mark.parametrize("window", [None, 100])
 def test_a_ragged_batch_with_and_without_a_window(window: int | None) -> None:
-    feeds = [*MIXED, Feed(900, 1), Feed(400, 2), Feed(0, 300), Feed(257, 130)]
+    feeds = [*MIXED, Feed(900, 1), Feed(400, 2), Feed(257, 130)]
     assert Case(feeds, group=3, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
 
 
-@pytest.mark.parametrize("window", [None, 10, 1000])
+@pytest.mark.parametrize("window", [None, 10])
 def test_prompts_may_begin_anywhere_in_a_tile_of_keys(window: int | None) -> None:
     keys = tuning_for(8, torch.float32, 2, DEVICE).prefill.keys
     feeds = [Feed(keys + distance, 3) for distance in range(-5, 3)]
     assert Case(feeds, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
 
 
-@pytest.mark.parametrize("group", [1, 3, 20, 33, 71])
-def test_any_number_of_query_heads_may_share_a_kv_head(group: int) -> None:
-    assert Case(MIXED, kv_heads=1, group=group, make=make_triton_backend()).run() < TOLERANCE
+def test_71_query_heads_may_share_a_kv_head() -> None:
+    feeds = [Feed(37, 1), Feed(20, 13)]
+    assert Case(feeds, kv_heads=1, group=71, make=make_triton_backend()).run() < TOLERANCE
 
 
-def test_block_ids_do_not_change_a_bit() -> None:
-    feeds = [(700, 1), (90, 1), (40, 60), (0, 9)]
+def test_results_are_bitwise_independent_of_block_ids() -> None:
+    feeds = [(300, 1), (90, 1), (40, 20), (0, 9)]
     ordered, shuffled = (_attended_with(feeds, shuffle) for shuffle in (False, True))
     assert torch.equal(ordered, shuffled)
 
@@ -74,7 +74,7 @@ def _write(backend: TritonBackend, *work: Work) -> None:
 
 
 def test_tensors_with_the_strides_of_transformers_need_no_copy() -> None:
-    """K, V and queries have heads before tokens, or are slices of one product."""
+    """Transformers' K, V and queries have heads before tokens, or are slices of one product."""
     torch.manual_seed(1)
     backend = make_triton_backend()(CacheGeometry(1, 2, 16), 8, 4, torch.float32)
     batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, DEVICE)
@@ -96,14 +96,14 @@ def test_layers_with_different_windows_share_a_batch() -> None:
     backend.write(0, key[:399].to(DEVICE), value[:399].to(DEVICE), prefix)
     backend.write(0, key[399:].to(DEVICE), value[399:].to(DEVICE), batch)
     query = torch.randn(1, 3, 16)
-    for window in (None, 20, 150, None, 20):
+    for window in (None, 20, None, 150):
         scoring = Scoring(0.25, window)
         expected = naive_attention(query.double(), key.double(), value.double(), scoring)
         found = backend.attend(0, query.to(DEVICE), batch, scoring).cpu()
         assert (found - expected).abs().max() < TOLERANCE
 
 
-def test_no_sequences_return_no_results() -> None:
+def test_an_empty_batch_has_an_empty_output() -> None:
     backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
     batch = PagedBatch.of([], 16, DEVICE)
     empty = torch.empty(0, 2, 16, device=DEVICE)
@@ -115,7 +115,7 @@ class TestRecorded:
     """Decoding with preallocated buffers and varying lengths."""
 
     ROWS = 5
-    LENGTHS = ([700, 1, 0, 40, 129], [3, 900, 500, 0, 0], [0, 0, 0, 0, 0], [256, 128, 64, 1, 1])
+    LENGTHS = ([300, 1, 0, 40, 129], [3, 900, 500, 0, 0], [0, 0, 0, 0, 0], [256, 128, 64, 1, 1])
 
     @pytest.fixture
     def backend(self) -> TritonBackend:
@@ -129,20 +129,20 @@ class TestRecorded:
     def batch(self) -> PagedBatch:
         tables = torch.randperm(150, generator=torch.Generator().manual_seed(2))[: self.ROWS * 30] + 1
         numbers = torch.arange(self.ROWS + 1, dtype=torch.int32, device=DEVICE)
-        nowhere = torch.full((self.ROWS,), -1, dtype=torch.int64, device=DEVICE)
+        no_slots = torch.full((self.ROWS,), -1, dtype=torch.int64, device=DEVICE)
         tables = torch.cat([tables, tables]).view(self.ROWS, 60).to(DEVICE, torch.int32)
-        return PagedBatch(16, (1,) * self.ROWS, nowhere, numbers, torch.zeros_like(numbers[1:]), tables)
+        return PagedBatch(16, (1,) * self.ROWS, no_slots, numbers, torch.zeros_like(numbers[1:]), tables)
 
-    def expected(self, backend: TritonBackend, batch: PagedBatch, query: torch.Tensor, lengths: list[int]) -> list:
+    def check(
+        self, backend: TritonBackend, batch: PagedBatch, query: torch.Tensor, output: torch.Tensor, lengths: list[int]
+    ) -> None:
         cache = backend.cache[:, 1].cpu().double()
-        rows = []
         for row, length in enumerate(lengths):
+            expected = torch.full(query.shape[1:], 7.0)
             if length:
                 key, value = cache[batch.tables[row].cpu().long()].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
-                rows.append(naive_attention(query[row : row + 1].cpu().double(), key, value, SCORING)[0])
-            else:
-                rows.append(torch.full(query.shape[1:], 7.0))
-        return rows
+                [expected] = naive_attention(query[row : row + 1].cpu().double(), key, value, SCORING)
+            assert (output[row].cpu() - expected).abs().max() < TOLERANCE
 
     def test_one_set_of_buffers_serves_any_lengths_and_padding_is_unchanged(
         self, backend: TritonBackend, batch: PagedBatch
@@ -155,8 +155,7 @@ class TestRecorded:
             work.partial_output.fill_(math.nan)
             backend.list_work(work, batch, 6, None)
             backend.decode(1, query, output, batch, SCORING, work)
-            for found, expected in zip(output.cpu(), self.expected(backend, batch, query, lengths), strict=True):
-                assert (found - expected).abs().max() < TOLERANCE
+            self.check(backend, batch, query, output, lengths)
 
     @ON_A_GPU
     def test_a_graph_captured_once_is_replayed_for_any_lengths(self, backend: TritonBackend, batch: PagedBatch) -> None:
@@ -169,7 +168,7 @@ class TestRecorded:
             backend.decode(1, query, output, batch, SCORING, work)
 
         batch.ends.fill_(1)
-        step()  # compiles
+        step()  # compiles the kernels
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
@@ -178,14 +177,13 @@ class TestRecorded:
             query.normal_()
             output.fill_(7.0)
             graph.replay()
-            for found, expected in zip(output.cpu(), self.expected(backend, batch, query, lengths), strict=True):
-                assert (found - expected).abs().max() < TOLERANCE
+            self.check(backend, batch, query, output, lengths)
 
 
 class TestBlocks:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("geometry", [CacheGeometry(3, 2, 16), CacheGeometry(1, 1, 1), CacheGeometry(2, 3, 5)])
-    def test_copies_and_swaps_take_whole_blocks(self, geometry: CacheGeometry, dtype: torch.dtype) -> None:
+    def test_copies_and_swaps_move_whole_blocks(self, geometry: CacheGeometry, dtype: torch.dtype) -> None:
         make = partial(make_triton_backend(), host_blocks=4)
         backend = make(geometry, 3, 6, dtype)
         bits = backend.cache.view(torch.uint8)
@@ -213,7 +211,7 @@ class TestBlocks:
         backend.copy_blocks([])
         assert torch.equal(backend.cache, before)
 
-    def test_attending_and_padding_change_nothing_and_a_write_its_own_slots_alone(self) -> None:
+    def test_a_write_changes_its_own_slots_only_and_attending_and_padding_none(self) -> None:
         backend = make_triton_backend()(CacheGeometry(3, 2, 4), 4, 6, torch.float32)
         backend.cache.normal_()
         expected = backend.cache.clone()
