@@ -1,9 +1,7 @@
 """The kernels compile for a GPU, for every kind of shape; two kinds do in `make test`."""
 
-from pathlib import Path
-
 from tests.engine.triton_kernels.test_triton_compiles import check_kernels
 
 
-def test_every_kernel_compiles_for_every_kind_of_shape(tmp_path: Path) -> None:
-    check_kernels(tmp_path, "all")
+def test_every_kernel_compiles_for_every_kind_of_shape() -> None:
+    check_kernels("all")

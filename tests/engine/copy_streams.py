@@ -9,20 +9,22 @@ from concurrent.futures import wait as wait_for_all
 
 from engine.gpu.copy_stream import Event
 
-PATIENCE_SECONDS = 30.0
+MAX_SECONDS = 30.0
 
 
 class HeldCopy:
     """A copy that starts when it is released, and its event."""
 
-    def __init__(self, copy: Callable[[], None], thread: ThreadPoolExecutor, news: "queue.SimpleQueue[object]") -> None:
+    def __init__(
+        self, copy: Callable[[], None], thread: ThreadPoolExecutor, events: "queue.SimpleQueue[object]"
+    ) -> None:
         self._copy = copy
         self._gate = threading.Event()
-        self._news = news
+        self._events = events
         self._end = thread.submit(self._run)
 
     def _run(self) -> None:
-        assert self._gate.wait(PATIENCE_SECONDS), "the copy was never let go"
+        assert self._gate.wait(MAX_SECONDS), "the copy was never released"
         self._copy()
 
     def query(self) -> bool:
@@ -30,33 +32,33 @@ class HeldCopy:
 
     def wait(self) -> None:
         if not self._end.done():
-            self._news.put(self)
-        self._end.result(PATIENCE_SECONDS)
+            self._events.put(self)
+        self._end.result(MAX_SECONDS)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._gate.set()
 
     def finish(self) -> None:
-        """Let it go, and return when it has ended, well or badly."""
-        self.let_go()
-        assert wait_for_all([self._end], PATIENCE_SECONDS).done
+        """Release the copy and wait for its end, with or without an error."""
+        self.release()
+        assert wait_for_all([self._end], MAX_SECONDS).done
 
 
 class HeldCopyStream:
-    """Copies on one thread, each when it is released. `news` receives the copies that a step starts to wait for."""
+    """Copies on one thread, each when it is released. `events` receives the copies that a step starts to wait for."""
 
     def __init__(self) -> None:
         self.copies: list[HeldCopy] = []
-        self.news: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1)
 
     def launch(self, copy: Callable[[], None]) -> Event:
-        self.copies.append(HeldCopy(copy, self._thread, self.news))
+        self.copies.append(HeldCopy(copy, self._thread, self.events))
         return self.copies[-1]
 
     def close(self) -> None:
         for copy in self.copies:
-            copy.let_go()
+            copy.release()
         self._thread.shutdown()
 
 
@@ -81,7 +83,7 @@ class _Ending:
         return self._end.done() and self._end.result() is None
 
     def wait(self) -> None:
-        self._end.result(PATIENCE_SECONDS)
+        self._end.result(MAX_SECONDS)
 
 
 class LateCopyStream:

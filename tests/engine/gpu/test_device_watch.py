@@ -18,8 +18,6 @@ from tests.engine_in_process import GREEDY
 from tests.in_process import InProcessBlocks
 
 ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
 PLACES = ["launch", "end", "one request's sampling"]
 
 
@@ -47,7 +45,7 @@ def turns(device: Device) -> tuple[Engine, Callable[[], list[Output]]]:
     scheduler = Scheduler(Capacity(8, 50, 4, 8), Limits(8, 4, 4))
     engine = Engine(scheduler, WatchedRunner(device, device.check), InProcessBlocks(scheduler.capacity), lambda: 0.0)
     scheduler.requests.submit(Request("one", (1, 2, 3), GREEDY, Stopping(2)))
-    engine.turn()  # asks for blocks
+    engine.turn()  # requests blocks
     return engine, lambda: engine.turn().outputs
 
 
@@ -57,7 +55,7 @@ def ends(outputs: list[Output]) -> list[Failure | None]:
 
 @pytest.mark.parametrize("at", PLACES)
 def test_a_lost_device_ends_the_loop_and_fails_no_request(at: str) -> None:
-    # The error that is raised first may be of a library, and say nothing of the device.
+    # The first error may be a library's and not name the device.
     engine, turn = turns(Device(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"), at=at, lost=True))
     with pytest.raises(DeviceLost, match=r"CUBLAS_STATUS_EXECUTION_FAILED; .* an illegal memory access"):
         turn()
@@ -75,7 +73,7 @@ def test_a_responding_device_is_not_lost_and_the_next_request_is_served(at: str)
     assert ends([output for _ in range(6) for output in turn()]) == [None]
 
 
-def test_an_error_that_ends_the_engine_is_not_replaced() -> None:
+def test_an_error_that_ends_the_engine_is_raised_unchanged() -> None:
     device = Device(lost=True)
     with pytest.raises(CopyFailed), watched(device.check):
         raise CopyFailed("a copy of blocks failed")

@@ -1,6 +1,7 @@
 """Llama-shaped models run by the native kernels: as close to float32 as transformers' own bfloat16."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from engine.model.loading import load_model
 from engine.native import Kernels, KernelsUnavailable, build, runs
-from engine.native.build import _COMPILERS
 from engine.native.cpu_backend import CpuBackend
 from engine.run.runner import ModelRunner
 from engine.schedule.request import Sampling
@@ -20,6 +20,8 @@ from services.runtime.settings import InvalidSetting
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.reference import reference_model
 
+# The package exports a function of the same name.
+native_build = import_module("engine.native.build")
 CPU = torch.device("cpu")
 BLOCK = 16
 KINDS = ("llama", "mistral", "qwen2", "qwen2 with windows", "qwen3", "qwen3 with windows")
@@ -42,7 +44,7 @@ def runner_of(kernels: Kernels, folder: Path, blocks: int = 32) -> ModelRunner:
     loaded = load_model(folder, torch.bfloat16, CPU)
     backend = CpuBackend(kernels, loaded.geometry, BLOCK, blocks, torch.bfloat16, threads=2)
     decoder = decoder_for(kernels, loaded, backend, 2)
-    assert decoder is not None, "it agrees with the model's modules"
+    assert decoder is not None, "it matches the model's modules"
     return ModelRunner(loaded, backend, BLOCK, decoder=decoder)
 
 
@@ -51,7 +53,7 @@ def prompt(length: int, seed: int) -> tuple[int, ...]:
 
 
 def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> torch.Tensor:
-    """Feed the tokens of each part from a place on; return the logits after each."""
+    """Feed each part's tokens from an index on; return the logits after each part."""
     work = tuple(
         Work(number, tokens[start:], start, table, True, Sampling())
         for number, (tokens, start, table) in enumerate(parts)
@@ -70,7 +72,7 @@ def differences(folder: Path, tokens: tuple[int, ...], found: torch.Tensor) -> t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_as_close_to_float32_as_transformers_own_for_prompts_chunks_and_decoding(
+def test_logits_are_as_close_to_float32_as_those_of_transformers(
     kernels: Kernels, checkpoint: Checkpoint, kind: str
 ) -> None:
     folder = checkpoint(FAMILIES[kind])
@@ -84,7 +86,7 @@ def test_logits_are_as_close_to_float32_as_transformers_own_for_prompts_chunks_a
     assert ours < 1.3 * theirs + 0.01
 
 
-@pytest.mark.parametrize("count", [3, 17, 40])
+@pytest.mark.parametrize("count", [3, 40])
 def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(kernels: Kernels, tiny_model: Tiny, count: int) -> None:
     runner = runner_of(kernels, tiny_model("llama"), 100)
     parts = [(prompt(30, seed), 0, (2 * seed + 1, 2 * seed + 2)) for seed in range(count)]
@@ -108,15 +110,19 @@ def test_a_model_that_the_kernels_do_not_support_runs_its_modules(
     assert "is not used for this model" in caplog.text
 
 
-def test_kernels_are_compiled_once_and_found_again(tmp_path: Path) -> None:
-    try:
-        library = build(tmp_path)
-    except KernelsUnavailable as missing:
-        pytest.skip(str(missing))
-    written = library.stat().st_mtime_ns
-    assert build(tmp_path) == library
-    assert library.stat().st_mtime_ns == written
-    assert [path.name for path in tmp_path.iterdir()] == [library.name]
+def test_kernels_are_compiled_once_and_found_again(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Path] = []
+
+    def compile_for(cpu: tuple[str, ...], library: Path) -> None:
+        assert cpu == ("-march=native",)
+        library.touch()
+        compiled.append(library)
+
+    monkeypatch.setattr(native_build, "compile_for", compile_for)
+    assert build(tmp_path / "new") == build(tmp_path / "new") == compiled[0]
+    assert len(compiled) == 1
 
 
 def test_without_a_compiler_torch_is_the_default_backend(
@@ -125,7 +131,7 @@ def test_without_a_compiler_torch_is_the_default_backend(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert kernels_for("auto", CPU, str(tmp_path / "kernels")) is None
     assert "no C++ compiler" in caplog.text
-    assert all(name in caplog.text for name in _COMPILERS)
+    assert all(name in caplog.text for name in native_build._COMPILERS)
     with pytest.raises(InvalidSetting, match="attention_backend is 'cpu', but its kernels cannot be built"):
         kernels_for("cpu", CPU, str(tmp_path / "kernels"))
     assert kernels_for("torch", CPU, "") is None

@@ -22,7 +22,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         compile_for(flags, library) if flags == best else library.touch()
 
     best = next((kind.flags for kind in prebuilt.KINDS if kind.needs <= HERE), None)
-
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(prebuilt, "compile_for", compile_best)
@@ -35,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def capable() -> None:
     if not any(kind.needs <= HERE for kind in prebuilt.KINDS):
-        pytest.skip("the CPU does not multiply bfloat16")
+        pytest.skip("the CPU has no bfloat16 products")
 
 
 def on_a_cpu_with(flags: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
