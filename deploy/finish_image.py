@@ -1,8 +1,8 @@
-"""Last step of the image's build: removes what no service reads, and compiles what services import.
+"""Last step of the image's build: removes unused files, and compiles the modules that services import.
 
-`python finish_image.py FOLDER` works on the environment that it runs in; the bytecode comes below FOLDER, where
-PYTHONPYCACHEPREFIX has it found, that of the standard library included. Modules that are imported only now and then
-have none, and are compiled in memory when they are. The same environment always gives the same files.
+`python finish_image.py FOLDER` works on its own environment. It writes the bytecode below FOLDER, which
+PYTHONPYCACHEPREFIX names, that of the standard library included. Rarely imported modules get none and are compiled in
+memory. Equal environments give equal files.
 """
 
 import compileall
@@ -18,7 +18,7 @@ from py_compile import PycInvalidationMode
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 OWN = ("blocks", "kvmanager", "engine", "services", "quire")
-# What an engine loads when it knows its model: most are of Llama's shape.
+# An engine imports these once its model is known; most models have Llama's architecture.
 LOADED_LATER = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
@@ -32,9 +32,9 @@ NEEDED_OF_TORCHS_PROGRAMS = "torch_shm_manager"
 
 
 def main(folder: str) -> None:
-    """Trim the environment, compile what is imported into `folder`, and give every file one date."""
+    """Trim the environment, compile imported modules into `folder`, and give all files the same date."""
     trim()
-    # Another process imports: what this one has loaded and interned would show in the bytecode.
+    # Imports happen in another process, because interned objects of this one would change the bytecode.
     command = [sys.executable, __file__, folder, "--list"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
     files = done.stdout.split()
@@ -47,7 +47,7 @@ def main(folder: str) -> None:
 
 
 def trim() -> None:
-    """Remove tests, programs for tests, and, where there will be no compiler, headers."""
+    """Remove tests and test programs, and headers from images without a compiler."""
     torch = PACKAGES / "torch"
     for program in (torch / "bin").iterdir():
         if program.name != NEEDED_OF_TORCHS_PROGRAMS:
@@ -64,7 +64,7 @@ def trim() -> None:
 
 
 def imported() -> list[str]:
-    """Import all of Quire, and what comes with it; return the files that all this is in, sorted."""
+    """Import all of Quire; return the sorted files of all loaded modules."""
     names = [*LOADED_LATER, *OWN, "encodings.idna"]
     for package in OWN:
         paths = importlib.import_module(package).__path__
@@ -72,7 +72,7 @@ def imported() -> list[str]:
     for name in names:
         try:
             importlib.import_module(name)
-        except ImportError as error:  # what needs a GPU's packages
+        except ImportError as error:  # its packages are in the GPU image only
             sys.stderr.write(f"{name} is left out: {error}\n")
     found = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     return sorted(file for file in found if file and file.endswith(".py") and file != __file__)

@@ -11,8 +11,8 @@ case "$TORCH_BUILD" in
 cuda) install "$version" ;;
 cpu)
     install "$version+cpu" || {
-        echo "No index carries torch $version+cpu: the default build is taken, which is larger." \
-            "TORCH_INDEX_URL names one more index." >&2
+        echo "No index has torch $version+cpu: installing the default build, which is larger." \
+            "TORCH_INDEX_URL adds an index." >&2
         install "$version"
     }
     ;;

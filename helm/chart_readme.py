@@ -1,4 +1,4 @@
-"""README.md of the chart: made of the comments of values.yaml and of the services' settings."""
+"""README.md of the chart, generated from the comments of values.yaml and the services' settings."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ Given as `{component}.settings.NAME`.
 
 
 def readme_of(about: dict[str, Any], values: list[Value]) -> str:
-    """Return the text, of Chart.yaml and the values."""
+    """Return the text of README.md."""
     beginning = _BEGINNING.format(
         name=about["name"], description=about["description"], kube_version=about["kubeVersion"].removesuffix("-0")
     )

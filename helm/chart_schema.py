@@ -1,4 +1,4 @@
-"""values.schema.json: made of the defaults and comments of values.yaml, the bounds below, and services' settings."""
+"""values.schema.json, generated from values.yaml, the bounds below, and the services' settings."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ from services.kvmanager.settings import KVManagerSettings
 Schema = dict[str, Any]
 
 SETTINGS: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
-# Settings that the chart makes of other values.
+# Settings that the chart derives from other values.
 OF_THE_CHART = {
     *("listen", "http_listen", "metrics_listen", "map_listen"),
     *("kvmanager", "engines", "model", "engine_id", "pinned_prompts", "api_keys", "insecure"),
@@ -31,10 +31,10 @@ _DURATION: Schema = {
     "minLength": 2,
     "pattern": "^([0-9]+y)?([0-9]+w)?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
 }
-# Go's, of which cert-manager knows no other.
+# Go's format, the only one that cert-manager accepts.
 _GO_DURATION: Schema = {"type": "string", "minLength": 2, "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"}
 _AT_LEAST_1: Schema = {"type": "integer", "minimum": 1}
-# Of pods: so many, or a share.
+# Of pods: a number or a percentage.
 _COUNT: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
 _COUNT_OR_NONE: Schema = {**_COUNT, "pattern": "^([0-9]+%)?$"}
 _PROMPT: Schema = {
@@ -51,7 +51,7 @@ _PROMPT: Schema = {
     },
 }
 
-# What defaults do not say. A value goes by the longest end of its path that is here.
+# Bounds that defaults do not imply, by the longest matching end of a value's path.
 BOUNDS: dict[str, Schema] = {
     "nameOverride": _NAME_PART,
     "fullnameOverride": _NAME_PART,
@@ -108,14 +108,14 @@ BOUNDS: dict[str, Schema] = {
 
 
 def schema_of(values: list[Value]) -> Schema:
-    """Return the schema of values.yaml, by which Helm refuses keys that there are not and values out of bounds."""
+    """Return the schema of values.yaml. Helm refuses unknown keys and values out of bounds."""
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart quire",
         **_level(values, ()),
     }
     schema["properties"] = {
-        "global": {"description": "Helm adds this where the chart is part of another.", "type": "object"},
+        "global": {"description": "Helm adds this to a chart that is part of another.", "type": "object"},
         **schema["properties"],
     }
     for component, settings_type in SETTINGS.items():
@@ -125,36 +125,36 @@ def schema_of(values: list[Value]) -> Schema:
 
 
 def settings_schema(settings_type: type[Any]) -> Schema:
-    """Return the schema of each setting that a user of the chart may give."""
+    """Return the schema of the settings that users of the chart can set."""
     return {
         field.name: _setting(field) for field in dataclasses.fields(settings_type) if field.name not in OF_THE_CHART
     }
 
 
 def _setting(field: "dataclasses.Field[Any]") -> Schema:
-    says = field.metadata
-    bounds = {"minimum": says["least"], "maximum": says["most"], "enum": list(says["choices"]) or None}
+    metadata = field.metadata
+    bounds = {"minimum": metadata["least"], "maximum": metadata["most"], "enum": list(metadata["choices"]) or None}
     return {
-        "description": says["meaning"],
+        "description": metadata["meaning"],
         "type": _type_of(field.default),
         **{name: bound for name, bound in bounds.items() if bound is not None},
     }
 
 
 def _level(values: list[Value], path: tuple[str, ...]) -> Schema:
-    """Return the schema of what is right below `path`."""
+    """Return the schema of the keys directly below `path`."""
     here = [value for value in values if value.path[:-1] == path]
-    needed = [value.path[-1] for value in here if _is_needed(value)]
+    required = [value.path[-1] for value in here if _is_required(value)]
     return {
         "type": "object",
         "additionalProperties": False,
-        **({"required": needed} if needed else {}),
+        **({"required": required} if required else {}),
         "properties": {value.path[-1]: _level(values, value.path) if value.section else _leaf(value) for value in here},
     }
 
 
-def _is_needed(value: Value) -> bool:
-    """Whether there must be a value: Helm takes a null for the wish to have none."""
+def _is_required(value: Value) -> bool:
+    """Return True if the value cannot be removed, which Helm does for null."""
     return value.default != "" and not isinstance(value.default, dict | list)
 
 
@@ -178,8 +178,8 @@ def _type_of(default: Any) -> str:
 
 
 def _one_of_several_models(engine: Schema) -> Schema:
-    """Return the schema of an entry of `models`: it is laid over `engine`, so nothing of that is needed."""
-    entry = _without_needs(engine)
+    """Return the schema of an entry of `models`. It is merged over `engine`, so none of those keys is required."""
+    entry = _without_required(engine)
     own = {
         "name": {
             "description": "Part of the names of its objects.",
@@ -191,7 +191,7 @@ def _one_of_several_models(engine: Schema) -> Schema:
     return {**entry, "required": ["name", "model"], "properties": {**own, **entry["properties"]}}
 
 
-def _without_needs(schema: Schema) -> Schema:
-    inner = {name: _without_needs(below) for name, below in schema.get("properties", {}).items()}
+def _without_required(schema: Schema) -> Schema:
+    inner = {name: _without_required(below) for name, below in schema.get("properties", {}).items()}
     kept = {key: value for key, value in schema.items() if key not in ("required", "description")}
     return {**kept, **({"properties": inner} if inner else {})}

@@ -1,4 +1,4 @@
-"""What values.yaml says of each value: where it is, what it is by default, and what it means."""
+"""Path, default and meaning of each value in values.yaml."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ _MEANING = "# -- "
 
 @dataclass(frozen=True)
 class Value:
-    """One key of values.yaml. A section has keys of its own below it; all others are values to set."""
+    """A key of values.yaml. A section has keys below it; all others are values."""
 
     path: tuple[str, ...]
     default: Any
@@ -19,15 +19,14 @@ class Value:
 
     @property
     def name(self) -> str:
-        """How `--set` calls it."""
+        """Name for `--set`."""
         return ".".join(self.path)
 
 
 def values_of(text: str) -> list[Value]:
-    """Return the keys of this YAML in their order.
+    """Return the keys of a YAML text in their order.
 
-    A key is described by the comment above it, which begins with `# -- `. Raises ValueError for one that is not, unless
-    it has keys below it that are.
+    The comment above a key describes it and begins with `# -- `. Raises ValueError for a value without one.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     return list(_below(root, (), yaml.safe_load(text), text.splitlines()))
@@ -42,7 +41,7 @@ def _below(node: yaml.MappingNode, path: tuple[str, ...], defaults: dict[str, An
         described = comment.startswith(_MEANING)
         section = bool(default) and isinstance(default, dict) and not described
         if not (described or section):
-            raise ValueError(f"{'.'.join(here)} is not described: it needs a comment that begins with `{_MEANING}`")
+            raise ValueError(f"{'.'.join(here)} must have a comment above it that begins with `{_MEANING}`")
         found.append(Value(here, default, _plain(comment) if described else "", section))
         if section:
             found += _below(inner, here, default, lines)

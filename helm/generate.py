@@ -1,6 +1,6 @@
-"""Writes what is generated of the chart: values.schema.json, README.md, and the copy of Prometheus' rules.
+"""Writes the chart's generated files: values.schema.json, README.md, and the copy of Prometheus' rules.
 
-`--check` writes nothing; the exit status is 1 where a file is not what it would write.
+`--check` writes nothing and exits with 1 if a file is stale.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 
 
 def main() -> None:
-    """Write the files, or say which are stale."""
+    """Write the files, or report stale ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="Write nothing.")
     check = parser.parse_args().check

@@ -155,7 +155,7 @@ def _draw_panel(axes: Axes, panel: Panel, prometheus: RunningPrometheus, span: _
             axes.plot(times, values, label=name, linewidth=1.2)
     axes.set_title(panel.title, loc="left", fontweight="bold")
     axes.set_xlim(0, span.end - span.start)
-    axes.set_ylim(0, panel.most)
+    axes.set_ylim(0, panel.maximum)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{int(seconds) // 60}:{int(seconds) % 60:02d}"))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 3, 6]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _formatted(value, panel.unit)))

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Restart the containers of the named services one by one, each when the one before it is ready:
+# Restart the containers of the named services one by one, each once the previous one is ready:
 #
 #   deploy/compose/rolling_restart.sh kvmanager engine gateway
 #
-# With two engines, and two gateways whose clients know both, no request fails.
+# With two engines, and clients that use both of two gateways, no request fails.
 set -eu
 
 compose="docker compose"
 $compose version >/dev/null 2>&1 || compose=docker-compose
 READY_SECONDS=${READY_SECONDS:-1800}
-# Gateways look up engines every 5 s; the next restart waits until they have found this one.
+# Gateways discover engines every 5 s; the next restart waits until they have found this one.
 FOUND_SECONDS=${FOUND_SECONDS:-8}
 
 for service in "$@"; do
@@ -17,15 +17,15 @@ for service in "$@"; do
     case $service in
     gateway) port=50051 name=quire.v1.Gateway ;;
     engine | engine-*) port=50052 name=quire.v1.Engine ;;
-    # It would wait for its engines to detach; they report their blocks to the next one instead.
+    # A longer stop would wait for its engines to detach; instead they report their blocks to the new process.
     kvmanager) port=50053 name=quire.v1.KVManager stop_seconds=5 ;;
-    *) echo "$service is none of kvmanager, engine, engine-gpu, gateway" >&2 && exit 2 ;;
+    *) echo "$service must be kvmanager, engine, engine-gpu or gateway" >&2 && exit 2 ;;
     esac
     for container in $($compose ps --quiet "$service"); do
         docker restart --time "$stop_seconds" "$container" >/dev/null
         began=$(date +%s)
         until docker exec "$container" quire health "127.0.0.1:$port" --service "$name" >/dev/null 2>&1; do
-            [ $(($(date +%s) - began)) -lt "$READY_SECONDS" ] || { echo "$service does not get ready" >&2 && exit 1; }
+            [ $(($(date +%s) - began)) -lt "$READY_SECONDS" ] || { echo "$service is not ready after $READY_SECONDS s" >&2 && exit 1; }
             sleep 1
         done
         sleep "$FOUND_SECONDS"

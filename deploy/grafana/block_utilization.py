@@ -1,4 +1,4 @@
-"""The dashboard "Block utilization": what the pool's blocks are used for, and what managing them costs."""
+"""The dashboard "Block utilization": use of the pool's blocks, and cost of their management."""
 
 from deploy.grafana.engine_panels import HELD_SHARE, PREEMPTIONS, PREFIX_CACHE_HIT_RATE
 from deploy.grafana.panels import (
@@ -86,7 +86,7 @@ _WASTE = (
         "Computed tokens of all slots in held blocks. The next panel shows the rest.",
         (Query(f"quire_kv_held_tokens{{{OF_ENGINE}}} / (quire_kv_held_slots{{{OF_ENGINE}}} > 0)", "{{engine}}"),),
         unit="percentunit",
-        most=1,
+        maximum=1,
     ),
     Panel(
         "Share of slots without tokens",
@@ -99,7 +99,7 @@ _WASTE = (
             ),
         ),
         unit="percentunit",
-        most=1,
+        maximum=1,
     ),
 )
 _SHARING = (
@@ -197,7 +197,7 @@ _TENANTS = (
         "Tenants do not hit each other's prompts, unless prefixes are public.",
         (Query(ratio(_of_tenant("cached"), f"{_of_tenant('cached')} + {_of_tenant('computed')}"), "{{tenant}}"),),
         unit="percentunit",
-        most=1,
+        maximum=1,
     ),
     Panel(
         "Recomputed tokens by tenant",

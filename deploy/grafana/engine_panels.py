@@ -1,4 +1,4 @@
-"""Panels of an engine's pool that more than one dashboard has."""
+"""Panels of an engine's pool that several dashboards share."""
 
 from deploy.grafana.panels import OF_ENGINE, Panel, Query, rate, ratio
 
@@ -7,7 +7,7 @@ HELD_SHARE = Panel(
     "Near 1, new requests wait and running ones are preempted.",
     (Query(f"quire_kv_cache_usage_perc{{{OF_ENGINE}}}", "{{engine}}"),),
     unit="percentunit",
-    most=1,
+    maximum=1,
     warn=0.9,
     alarm=0.98,
 )
@@ -21,7 +21,7 @@ PREFIX_CACHE_HIT_RATE = Panel(
         ),
     ),
     unit="percentunit",
-    most=1,
+    maximum=1,
 )
 PREEMPTIONS = Panel(
     "Preemptions",

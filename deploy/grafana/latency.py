@@ -1,4 +1,4 @@
-"""The dashboard "Latency": what clients wait for, and where the time goes."""
+"""The dashboard "Latency": times that clients see, and their parts."""
 
 from deploy.grafana.panels import OF_ENGINE, PHASES, RATE, Board, Panel, Query, Row, quantile, quantiles, rate, ratio
 
@@ -39,14 +39,14 @@ _CLIENTS = (
         "The objective is 99 %.",
         (Query(_within("quire_time_to_first_token_seconds", "2.5"), "{{engine}}"),),
         unit="percentunit",
-        most=1,
+        maximum=1,
     ),
     Panel(
         "Tokens within 0.2 s",
         "The objective is 99 %.",
         (Query(_within("quire_inter_token_latency_seconds", "0.2"), "{{engine}}"),),
         unit="percentunit",
-        most=1,
+        maximum=1,
     ),
     Panel(
         "Mean time per token of a request",

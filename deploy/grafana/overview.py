@@ -1,4 +1,4 @@
-"""The dashboard "Overview": whether everything is there, what comes in, and what clients get."""
+"""The dashboard "Overview": services that are up, load, and results for clients."""
 
 from deploy.grafana.engine_panels import HELD_SHARE, PREEMPTIONS, PREFIX_CACHE_HIT_RATE
 from deploy.grafana.panels import OF_MODEL, RATE, Board, Figure, Panel, Query, Row, quantiles, rate, ratio
@@ -78,7 +78,7 @@ _TRAFFIC = (
         "Requests in flight and waiting",
         "In flight: admitted by the gateway. Running requests hold blocks, waiting ones do not.",
         (
-            Query(f"sum by (model_name) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}} under way"),
+            Query(f"sum by (model_name) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}} in flight"),
             Query(f"sum by (model_name) (quire_num_requests_running{{{OF_MODEL}}})", "{{model_name}} running"),
             Query(f"sum by (model_name) (quire_num_requests_waiting{{{OF_MODEL}}})", "{{model_name}} waiting"),
         ),

@@ -1,4 +1,4 @@
-"""What Quire's Grafana dashboards are made of: queries, panels, rows of panels, and how each becomes Grafana's JSON."""
+"""Queries, panels and rows of Quire's Grafana dashboards, and their conversion to Grafana's JSON."""
 
 from dataclasses import dataclass, field
 from string import ascii_uppercase
@@ -29,7 +29,7 @@ OF_ENGINE = f'{OF_MODEL},engine=~"$engine"'
 OF_TENANT = f'{OF_MODEL},tenant=~"$tenant"'
 RATE = "[$__rate_interval]"
 
-# In the order in which they are stacked, from below.
+# In stacking order, from the bottom.
 STATES = {"held": "#3274D9", "cached": "#8AB8FF", "free": "#E0E0E0", "withheld": "#E02F44"}
 SLOTS = {"tokens": "#3274D9", "reserved": "#F2CC0C", "lookahead": "#FF9830", "internal": "#E02F44"}
 PHASES = {"plan": "#8AB8FF", "wait": "#E02F44", "forward": "#3274D9", "sample": "#FF9830", "publish": "#73BF69"}
@@ -56,14 +56,14 @@ class Query:
 class Panel:
     """Lines over time. `warn` and `alarm` are the values from which they turn orange and red.
 
-    `stacked` are the series that lie on each other, by the word that their legends end with, and their colours.
+    `stacked` maps the last word of the legends of stacked series to their colours.
     """
 
     title: str
     description: str
     queries: tuple[Query, ...]
     unit: str = "short"
-    most: float | None = None
+    maximum: float | None = None
     stacked: dict[str, str] = field(default_factory=dict)
     warn: float | None = None
     alarm: float | None = None
@@ -71,7 +71,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure(Panel):
-    """The present value of each series, as a number."""
+    """The current value of each series, as a number."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard. `variables` are the labels that it can be narrowed down to."""
+    """A dashboard. `variables` are the labels that it can be filtered by."""
 
     title: str
     description: str
@@ -93,16 +93,16 @@ class Board:
 
     @property
     def uid(self) -> str:
-        """How links name it."""
+        """Identifier in links."""
         return "quire-" + self.file_name.removesuffix(".json")
 
     @property
     def file_name(self) -> str:
-        """The file that it is written to."""
+        """Name of its JSON file."""
         return self.title.lower().replace(" ", "-") + ".json"
 
     def as_json(self) -> str:
-        """Return it as Grafana reads it."""
+        """Return Grafana's JSON."""
         board = (
             dashboard.Dashboard(self.title)
             .uid(self.uid)
@@ -131,17 +131,17 @@ class Board:
 
 
 def rate(counter: str, by: str = "engine", selector: str = OF_ENGINE) -> str:
-    """Return a query for how much a counter grows a second."""
+    """Return a query for the growth of a counter per second."""
     return f"sum by ({by}) (rate({counter}{{{selector}}}{RATE}))"
 
 
 def quantile(share: float, histogram: str, by: str = "engine", selector: str = OF_ENGINE) -> str:
-    """Return a query for what that share of a histogram's observations is not above."""
+    """Return a query for a quantile of a histogram."""
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', f'{by}, le', selector)})"
 
 
 def quantiles(histogram: str, by: str = "engine", selector: str = OF_ENGINE) -> tuple[Query, ...]:
-    """Return queries for the median, and for what one in twenty and one in a hundred is above."""
+    """Return queries for the quantiles 0.5, 0.95 and 0.99."""
     return tuple(
         Query(quantile(share, histogram, by, selector), f"{{{{{by}}}}} {name}")
         for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
@@ -149,7 +149,7 @@ def quantiles(histogram: str, by: str = "engine", selector: str = OF_ENGINE) -> 
 
 
 def ratio(part: str, whole: str) -> str:
-    """Return a query for a share; there is none while there is nothing to have a share of."""
+    """Return a query for a ratio; it has no data while `whole` is 0."""
     return f"{part} / ({whole} > 0)"
 
 
@@ -187,8 +187,8 @@ def _lines(panel: Panel) -> timeseries.Panel:
         )
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
     )
-    if panel.most is not None:
-        lines = lines.max(panel.most)
+    if panel.maximum is not None:
+        lines = lines.max(panel.maximum)
     if panel.stacked:
         lines = _on_each_other(lines, panel.stacked)
     if panel.warn is not None and panel.alarm is not None:

@@ -1,6 +1,6 @@
-"""A Quire whose alerts are to fire: each service a process that can be killed, stopped and started again in its place.
+"""A Quire for provoking alerts: services can be killed, stopped and restarted, and links of the engine can be cut.
 
-Its KV manager can be damaged (`python -m tests.running.damaged_kvmanager`), and the links of its engine can be cut.
+The state of its KV manager can be damaged (`python -m tests.running.damaged_kvmanager`).
 """
 
 import os
@@ -22,19 +22,16 @@ from tests.load import prompt_request
 from tests.running.forwarder import Forwarder
 from tests.running_quire import CALL_SECONDS, RunningService
 
-# A port of this address stays free while its service is gone: calls from this machine come from 127.0.0.1.
+# A stopped service's port stays free at this address, because local clients connect from 127.0.0.1.
 METRICS_HOST = "127.0.0.2"
-POOL_BLOCKS, SEQUENCES, MOST_REQUESTS = 40, 24, 24
+POOL_BLOCKS, SEQUENCES, MAX_REQUESTS = 40, 24, 24
 LEASE_SECONDS = 2
-# The second may have one request at a time.
+# The second tenant is limited to one request at a time.
 KEYS = {"a" * 32: 'tenant = "acme"', "b" * 32: 'tenant = "zeta"\nmax_concurrent_requests = 1'}
 
 
 class AlertStack:
-    """KV manager, engine and gateway, each with a place of its own for its metrics."""
-
     def __init__(self, folder: Path, model: str) -> None:
-        """Start them, and wait until a request can come."""
         keys = write_keys(folder / "keys.toml", KEYS)
         self.ports = {name: _free_port() for name in ("kvmanager", "engine", "gateway")}
         self.to_manager = Forwarder(folder / "kvmanager.sock")
@@ -49,17 +46,17 @@ class AlertStack:
             "gateway": (
                 *("--listen", f"unix:{folder}/gateway.sock", "--engines", self.to_engine.address),
                 *("--api-keys", str(keys), "--http-listen", "127.0.0.1:0", "--failover-seconds", "1"),
-                *("--max-requests", str(MOST_REQUESTS), "--failovers", "1000", "--slow-client-seconds", "1"),
+                *("--max-requests", str(MAX_REQUESTS), "--failovers", "1000", "--slow-client-seconds", "1"),
                 *("--max-buffered-tokens", "256"),
             ),
         }
-        self._services = {name: self._started(name) for name in self._commands}
+        self._services = {name: self._start_service(name) for name in self._commands}
         self._services["gateway"].output.wait_for("gateway is ready")
         self.acme, self.zeta = self._clients()
 
     @property
     def targets(self) -> dict[str, str]:
-        """Where each shows its metrics, by its name in the project's configuration of Prometheus."""
+        """Metrics addresses by the names in the project's Prometheus configuration."""
         return {name: f"{METRICS_HOST}:{port}" for name, port in self.ports.items()}
 
     @property
@@ -68,26 +65,24 @@ class AlertStack:
 
     @property
     def address(self) -> str:
-        """Where the gateway is."""
         return self._services["gateway"].address
 
     def kill(self, name: str) -> None:
-        """End one at once, as a crash would."""
         self._services[name].kill()
         self._services[name].close()
 
     def start(self, name: str) -> None:
-        """Start one again in its place, and wait until the gateway is ready."""
+        """Start a killed service at its old addresses, and wait until the gateway is ready."""
         after = len(self._services["gateway"].output.lines)
-        self._services[name] = self._started(name)
+        self._services[name] = self._start_service(name)
         if name == "gateway":
             self._services[name].output.wait_for("gateway is ready")
             self.acme, self.zeta = self._clients()
         elif name == "engine":
             self._services["gateway"].output.wait_for("gateway is ready", after=after)
 
-    def ended(self) -> dict[str, list[str]]:
-        """The last lines of those that have ended by themselves."""
+    def exited(self) -> dict[str, list[str]]:
+        """Last lines of output of the services that have exited."""
         return {
             name: service.output.lines[-20:]
             for name, service in self._services.items()
@@ -95,12 +90,11 @@ class AlertStack:
         }
 
     def damage(self) -> None:
-        """Let the KV manager's books of its pools be wrong."""
+        """Corrupt the KV manager's pool state."""
         self._signal("kvmanager", signal.SIGUSR1)
 
     @contextmanager
-    def standing_still(self, name: str) -> Iterator[None]:
-        """Stop a process meanwhile, without ending it."""
+    def stopped(self, name: str) -> Iterator[None]:
         self._signal(name, signal.SIGSTOP)
         try:
             yield
@@ -108,19 +102,19 @@ class AlertStack:
             self._signal(name, signal.SIGCONT)
 
     @contextmanager
-    def slowed(self, name: str, still_seconds: float, run_seconds: float) -> Iterator[None]:
-        """Stop a process again and again meanwhile, and let it run for moments."""
+    def slowed(self, name: str, stopped_seconds: float, run_seconds: float) -> Iterator[None]:
+        """Stop and continue a process repeatedly."""
 
-        def stop_and_go(ended: threading.Event) -> None:
-            with self.standing_still(name):
-                ended.wait(still_seconds)
+        def stop_and_continue(ended: threading.Event) -> None:
+            with self.stopped(name):
+                ended.wait(stopped_seconds)
             ended.wait(run_seconds)
 
-        with repeated(stop_and_go):
+        with repeated(stop_and_continue):
             yield
 
     def post(self) -> None:
-        """Ask for a completion over HTTP; whatever the answer says."""
+        """Request a completion over HTTP, and ignore the response."""
         url = self._services["gateway"].output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
         headers = {"authorization": f"Bearer {next(iter(KEYS))}"}
         body = {"prompt": "Once", "max_tokens": 2}
@@ -139,7 +133,7 @@ class AlertStack:
         acme, zeta = (Keyed(self.address, key) for key in KEYS)
         return acme, zeta
 
-    def _started(self, name: str) -> RunningService:
+    def _start_service(self, name: str) -> RunningService:
         arguments = (*self._commands[name], "--metrics-listen", f"{METRICS_HOST}:{self.ports[name]}")
         if name == "kvmanager":
             return RunningService(name, name, *arguments, module="tests.running.damaged_kvmanager")
@@ -151,7 +145,7 @@ class AlertStack:
 
 @contextmanager
 def repeated(act: Callable[[threading.Event], None], times: int = 1) -> Iterator[None]:
-    """Do something again and again meanwhile, on so many threads; it is told by an event when to end."""
+    """Call `act` repeatedly on `times` threads; its event is set at the end of the block."""
     ended = threading.Event()
 
     def work() -> None:
@@ -173,22 +167,19 @@ def repeated(act: Callable[[threading.Event], None], times: int = 1) -> Iterator
 def clients(
     stack: AlertStack, count: int, tokens: int, *, timeout: float = CALL_SECONDS, pause: float = 0.02
 ) -> Iterator[None]:
-    """Let so many clients ask for so many tokens each, again and again, whatever they get.
+    """Run `count` clients that request `tokens` tokens repeatedly, with `pause` seconds between requests."""
 
-    Each waits for `pause` seconds after an answer.
-    """
-
-    def ask(ended: threading.Event) -> None:
+    def request(ended: threading.Event) -> None:
         call = stack.acme.gateway.Generate(prompt_request(f"{time.monotonic_ns()} says", tokens), timeout=timeout)
         read(call, ended)
         ended.wait(pause)
 
-    with repeated(ask, count):
+    with repeated(request, count):
         yield
 
 
 def read(call: Any, ended: threading.Event) -> None:
-    """Read a stream to its end, however that is, but no further after the event."""
+    """Read a stream until its end, an error or the event."""
     with suppress(grpc.RpcError):
         for _ in call:
             if ended.is_set():
@@ -198,7 +189,7 @@ def read(call: Any, ended: threading.Event) -> None:
 
 @contextmanager
 def unread(stack: AlertStack) -> Iterator[None]:
-    """Begin a stream meanwhile that nobody reads, on a connection of its own with a small window."""
+    """Start a stream that is never read, on a separate connection with a small window."""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384)]
     options.append(("grpc.use_local_subchannel_pool", 1))
     request: gateway_pb2.GenerateRequest = prompt_request("unread", 600)

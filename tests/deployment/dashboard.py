@@ -1,13 +1,13 @@
-"""The panels of the dashboards as Grafana would read them, and their queries as Prometheus would get them."""
+"""Panels of the dashboards as read by Grafana, and their queries as sent to Prometheus."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
-# Grafana's variables, and what stands for all of each.
+# Grafana's variables, each with a pattern for all its values.
 VARIABLES = {"$model_name": ".*", "$engine": ".*", "$tenant": ".*"}
-# What has no series until something has failed, and what has none unless it is configured or clients do certain things.
+# Metrics without series before a failure, and those that need a setting or certain requests.
 AFTER_FAULTS = ("quire_failovers_total", "quire_slow_clients_total")
 ON_DEMAND = (
     *('tier="host"', "quire_tenant_rejections_total", "quire_admission_rejections_total"),
@@ -17,18 +17,16 @@ ON_DEMAND = (
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel."""
-
     panel: str
     expression: str
     legend: str
 
     def executable(self, rate_interval: str = "4s") -> str:
-        """Put into the place of Grafana's variables all there is, and a time of several scrapes."""
+        """Replace Grafana's variables by patterns for all values, and the interval by that of several scrapes."""
         expression = self.expression
         for variable, value in (*VARIABLES.items(), ("$__rate_interval", rate_interval)):
             expression = expression.replace(variable, value)
-        assert "$" not in expression, f"{expression} has a variable that is not known here"
+        assert "$" not in expression, f"{expression} has an unknown variable"
         return expression
 
     def legend_of(self, labels: dict[str, str]) -> str:
@@ -38,18 +36,17 @@ class Query:
         return legend
 
     def needs(self, *metrics: str) -> bool:
-        """Whether it asks for one of these."""
         return any(metric in self.expression for metric in metrics)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn together. `colors` are those of its series by the word that their legends end with."""
+    """One panel. `colors` maps the last word of a legend to the colour of its series."""
 
     title: str
     kind: str
     unit: str
-    most: float | None
+    maximum: float | None
     stacked: bool
     colors: dict[str, str]
     queries: tuple[Query, ...]
@@ -57,7 +54,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard: its panels by the headings they stand under, all in order."""
+    """One dashboard: its panels by the titles of their rows, in order."""
 
     title: str
     uid: str
@@ -66,17 +63,14 @@ class Dashboard:
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """All panels, in order."""
         return tuple(panel for panels in self.rows.values() for panel in panels)
 
 
 def dashboards() -> list[Dashboard]:
-    """All dashboards."""
     return [_dashboard(json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]
 
 
 def queries() -> list[Query]:
-    """All queries of all panels of all dashboards."""
     return [query for board in dashboards() for panel in board.panels for query in panel.queries]
 
 

@@ -1,7 +1,4 @@
-"""The rules with all their durations divided, so that what takes hours happens within minutes.
-
-Thresholds, and seconds that are no duration of PromQL, stay as they are.
-"""
+"""Rules with all durations divided, so that alerts of hours fire within minutes. Thresholds do not change."""
 
 import re
 from fractions import Fraction
@@ -11,7 +8,7 @@ _DURATION = re.compile(r"(?P<before>\[|\bfor: )(?P<count>\d+)(?P<unit>[smhd])(?=
 
 
 def scaled(rules: str, divisor: int) -> str:
-    """Divide the windows of queries, and how long alerts wait before they fire."""
+    """Divide the windows of queries and the `for` durations of alerts."""
     return _DURATION.sub(lambda found: f"{found['before']}{_divided(found, divisor)}", rules)
 
 

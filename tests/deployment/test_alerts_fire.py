@@ -1,7 +1,7 @@
-"""Every alert is made to fire once: by what it is for, on running services, in a real Prometheus with the rules.
+"""Every alert fires for its cause on running services, in a real Prometheus with the rules.
 
-`make alerts-check` runs this, which takes some minutes, and writes down what was seen in docs/alerts-fired.md. All the
-durations of the rules are divided by 60: a minute is a second. Thresholds are as they are.
+`make alerts-check` runs this, which takes some minutes, and writes docs/alerts-fired.md. All durations of the rules
+are divided by 60: a minute becomes a second. Thresholds do not change.
 """
 
 import threading
@@ -16,7 +16,7 @@ import pytest
 
 from quire.v1 import kvmanager_pb2 as pb
 from tests.certificates import Authority
-from tests.deployment.alert_stack import MOST_REQUESTS, AlertStack, clients, read, repeated, unread
+from tests.deployment.alert_stack import MAX_REQUESTS, AlertStack, clients, read, repeated, unread
 from tests.deployment.prometheus import ALERTS, ROOT, RunningPrometheus
 from tests.deployment.scaled_rules import scaled
 from tests.deployment.test_alerts import alerts as all_alerts
@@ -26,7 +26,7 @@ from tests.services.kvmanager.attach_stream import Stream
 
 DIVISOR = 60
 INTERVAL = "500ms"
-MOST_SECONDS = 100
+MAX_SECONDS = 100
 RECORD = ROOT / "docs" / "alerts-fired.md"
 
 HEAD = f"""# Alerts as they fired
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 class Fired(NamedTuple):
-    """What was seen of one alert, so many seconds after its provocation had begun."""
+    """A firing alert, with its description and the seconds since its provocation."""
 
     provocation: str
     seconds: float
@@ -52,15 +52,15 @@ class Fired(NamedTuple):
 
 
 class Watch:
-    """A Prometheus, and the alerts that fired in it for what was done."""
+    """A Prometheus, and the alerts that fired in it."""
 
     def __init__(self, prometheus: RunningPrometheus, fired: dict[str, Fired]) -> None:
         self._prometheus = prometheus
         self._fired = fired
 
     def see(self, provocation: str, names: tuple[str, ...], *acts: AbstractContextManager[None]) -> None:
-        """See that alerts which do not fire before do so while these acts last; `provocation` says what they are."""
-        self._until(lambda: not self._firing().keys() & {*names}, f"{names} do not end")
+        """Wait until alerts that were not firing fire during `acts`, which `provocation` describes."""
+        self._until(lambda: not self._firing().keys() & {*names}, f"{names} do not stop firing")
         begun = time.monotonic()
         with ExitStack() as lasting:
             for act in acts:
@@ -68,12 +68,12 @@ class Watch:
             self.wait_for(provocation, names, begun)
 
     def wait_for(self, provocation: str, names: tuple[str, ...], begun: float) -> None:
-        """Wait until all of these have fired, and note what they say; `begun` is when they were provoked."""
+        """Wait until all of these have fired since `begun`, and record them."""
         self._until(lambda: self._note(provocation, begun, names), f"{names} do not all fire")
 
     @contextmanager
     def once(self, expression: str) -> Iterator[None]:
-        """Wait until a query returns something."""
+        """Wait until a query returns data."""
         self._prometheus.wait_until(expression)
         yield
 
@@ -84,15 +84,15 @@ class Watch:
         return {*names} <= self._fired.keys()
 
     def _firing(self) -> dict[str, str]:
-        """The descriptions of the alerts that fire now, by name."""
+        """Descriptions of the firing alerts, by name."""
         alerts = [one for one in self._prometheus.alerts() if one["state"] == "firing"]
         return {one["labels"]["alertname"]: one["annotations"]["description"] for one in alerts}
 
     def _until(self, done: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + MAX_SECONDS
         while not done():
             assert time.monotonic() < deadline, f"{otherwise}; firing: {sorted(self._firing())}"
-            time.sleep(0.25)  # what is awaited happens in another process, and only asking tells
+            time.sleep(0.25)  # Prometheus has no notifications to wait for
 
 
 @pytest.fixture(scope="module")
@@ -108,32 +108,32 @@ def stack(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def elsewhere(
+def misconfigured(
     commands: Path, fired: dict[str, Fired], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], None]]:
-    """A KV manager with a certificate of one day, whose Prometheus is told of no gateway; waits for its alerts."""
-    folder = tmp_path_factory.mktemp("elsewhere")
+    """Waits for the alerts of a KV manager with a certificate of one day and a Prometheus without a gateway."""
+    folder = tmp_path_factory.mktemp("misconfigured")
     certificate, key = Authority(folder).issue("kvmanager", days=1)
     manager = RunningService(
         *("kvmanager", "--listen", "127.0.0.1:0"),
         *("--tls-certificate", str(certificate), "--tls-key", str(key)),
     )
-    at = manager.metrics_url.split("/")[2]
-    prometheus = _prometheus(commands, folder, {"kvmanager": at, "engine": at, "gateway": ""})
+    address = manager.metrics_url.split("/")[2]
+    prometheus = _prometheus(commands, folder, {"kvmanager": address, "engine": address, "gateway": ""})
     begun = time.monotonic()
 
     def see() -> None:
-        left = {
+        provocations = {
             "Prometheus has no gateway in its configuration": ("QuireTargetMissing",),
             "a KV manager whose certificate has a day left": ("QuireCertificateExpiresSoon", "QuireCertificateExpires"),
         }
         watch = Watch(prometheus, fired)
-        for provocation, names in left.items():
+        for provocation, names in provocations.items():
             for name in names:
                 watch.wait_for(provocation, (name,), begun)
 
-    with ThreadPoolExecutor(1) as beside:
-        seen = beside.submit(see)
+    with ThreadPoolExecutor(1) as background:
+        seen = background.submit(see)
         yield seen.result
     prometheus.close()
     manager.close()
@@ -143,22 +143,22 @@ def elsewhere(
 def watch(
     commands: Path,
     stack: AlertStack,
-    elsewhere: Callable[[], None],
+    misconfigured: Callable[[], None],
     fired: dict[str, Fired],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Watch]:
     prometheus = _prometheus(commands, tmp_path_factory.mktemp("prometheus"), stack.targets)
     prometheus.wait_until("count(up == 1) == 3")
-    with clients(stack, 1, 4):  # some traffic before anything happens
+    with clients(stack, 1, 4):  # some traffic before the first provocation
         prometheus.wait_until("quire:errors:ratio_rate5m == 0")
     yield Watch(prometheus, fired)
     prometheus.close()
 
 
 @pytest.fixture(autouse=True)
-def nothing_ends_by_itself(stack: AlertStack) -> Iterator[None]:
+def no_service_exits(stack: AlertStack) -> Iterator[None]:
     yield
-    assert stack.ended() == {}
+    assert stack.exited() == {}
 
 
 def test_alerts_of_a_slow_engine(watch: Watch, stack: AlertStack) -> None:
@@ -172,7 +172,7 @@ def test_alerts_of_a_slow_engine(watch: Watch, stack: AlertStack) -> None:
         "the engine's process is stopped for 3 s and runs for 0.1 s, repeatedly; some clients disconnect",
         ("QuireFirstTokenBurnFast", "QuireFirstTokenBurnSlowly", "QuireCancelToFreeSlow"),
         clients(stack, 8, 20),
-        repeated(lambda ended: _leave(stack, ended), 4),
+        repeated(lambda ended: _disconnect(stack, ended), 4),
         stack.slowed("engine", 3.0, 0.1),
     )
 
@@ -184,12 +184,12 @@ def test_alerts_of_missing_services(watch: Watch, stack: AlertStack) -> None:
             *("QuireNoEngine", "QuireServiceDown", "QuirePoolDisconnected", "QuirePoolLost"),
             *("QuireErrorsBurnFast", "QuireErrorsBurnSlowly", "QuireHTTPErrors"),
         ),
-        clients(stack, MOST_REQUESTS, 600, pause=0.1),
+        clients(stack, MAX_REQUESTS, 600, pause=0.1),
         watch.once("quire_num_requests_running >= 2"),
         repeated(lambda ended: _post(stack, ended)),
-        _gone(stack, "engine"),
+        _killed(stack, "engine"),
     )
-    watch.see("the only gateway is killed", ("QuireNoGateway",), _gone(stack, "gateway"))
+    watch.see("the only gateway is killed", ("QuireNoGateway",), _killed(stack, "gateway"))
     watch.see(
         "the gateway is killed and started repeatedly",
         ("QuireServiceRestarting",),
@@ -199,9 +199,9 @@ def test_alerts_of_missing_services(watch: Watch, stack: AlertStack) -> None:
 
 def test_alerts_of_overload(watch: Watch, stack: AlertStack) -> None:
     watch.see(
-        f"{2 * MOST_REQUESTS} clients ask for 150 tokens each, of a pool that holds four of them",
+        f"{2 * MAX_REQUESTS} clients request 150 tokens each from a pool with room for four of them",
         ("QuirePoolFull", "QuirePreemptionStorm", "QuireRefusesRequests"),
-        clients(stack, 2 * MOST_REQUESTS, 150, pause=0.1),
+        clients(stack, 2 * MAX_REQUESTS, 150, pause=0.1),
     )
     watch.see(
         "20 clients request 400 tokens each, and two others with a deadline of 0.2 s",
@@ -215,12 +215,12 @@ def test_alerts_of_slow_clients_and_tenants_at_their_limits(watch: Watch, stack:
     watch.see(
         "a tenant limited to one request at a time sends two, repeatedly",
         ("QuireTenantAtItsLimit",),
-        repeated(lambda ended: _ask_as_zeta(stack, ended), 2),
+        repeated(lambda ended: _request_as_zeta(stack, ended), 2),
     )
     watch.see(
         "one client after another does not read its stream",
         ("QuireSlowClients",),
-        repeated(lambda ended: _read_nothing(stack, ended), 2),
+        repeated(lambda ended: _leave_unread(stack, ended), 2),
         clients(stack, 1, 50, pause=0.5),
     )
 
@@ -236,9 +236,9 @@ def test_alerts_of_a_slow_stopped_or_restarted_kv_manager(watch: Watch, stack: A
         "the KV manager's process is stopped while requests run",
         ("QuireEngineStalled",),
         clients(stack, 4, 60),
-        stack.standing_still("kvmanager"),
+        stack.stopped("kvmanager"),
     )
-    watch.see("the KV manager is killed", ("QuireNoKVManager",), _gone(stack, "kvmanager"))
+    watch.see("the KV manager is killed", ("QuireNoKVManager",), _killed(stack, "kvmanager"))
     watch.see("it is started again", ("QuireKVManagerRestarted",), clients(stack, 1, 4))
 
 
@@ -270,8 +270,8 @@ def test_alerts_of_broken_links(watch: Watch, stack: AlertStack) -> None:
     )
 
 
-def test_every_alert_has_fired_and_is_in_the_report(elsewhere: Callable[[], None], fired: dict[str, Fired]) -> None:
-    elsewhere()
+def test_every_alert_has_fired_and_is_in_the_report(misconfigured: Callable[[], None], fired: dict[str, Fired]) -> None:
+    misconfigured()
     assert fired.keys() == all_alerts().keys()
     rows = [
         f"| {name} | {rule['labels']['severity']} | {fired[name].provocation} | {fired[name].seconds:.0f} s | "
@@ -287,7 +287,7 @@ def _prometheus(commands: Path, folder: Path, targets: dict[str, str]) -> Runnin
 
 
 @contextmanager
-def _gone(stack: AlertStack, name: str) -> Iterator[None]:
+def _killed(stack: AlertStack, name: str) -> Iterator[None]:
     stack.kill(name)
     try:
         yield
@@ -296,24 +296,24 @@ def _gone(stack: AlertStack, name: str) -> Iterator[None]:
 
 
 def _restart(stack: AlertStack, name: str) -> None:
-    with _gone(stack, name):
+    with _killed(stack, name):
         pass
 
 
-def _ask_as_zeta(stack: AlertStack, ended: threading.Event) -> None:
+def _request_as_zeta(stack: AlertStack, ended: threading.Event) -> None:
     read(stack.zeta.gateway.Generate(prompt_request("two at a time", 300), timeout=CALL_SECONDS), ended)
     ended.wait(0.1)
 
 
-def _leave(stack: AlertStack, ended: threading.Event) -> None:
-    call = stack.acme.gateway.Generate(prompt_request("left after a second", 600), timeout=CALL_SECONDS)
+def _disconnect(stack: AlertStack, ended: threading.Event) -> None:
+    call = stack.acme.gateway.Generate(prompt_request("disconnected after a second", 600), timeout=CALL_SECONDS)
     ended.wait(1)
     call.cancel()
 
 
-def _read_nothing(stack: AlertStack, ended: threading.Event) -> None:
+def _leave_unread(stack: AlertStack, ended: threading.Event) -> None:
     with unread(stack):
-        ended.wait(2.5)  # the gateway waits for a second, and looks once a second
+        ended.wait(2.5)  # the gateway allows a second, and checks once a second
 
 
 def _disagree(stack: AlertStack, ended: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""docker-compose.yml and what belongs to it, as they can be read without a Docker daemon."""
+"""docker-compose.yml and its files, checked without a Docker daemon."""
 
 import dataclasses
 import re
@@ -19,19 +19,18 @@ ROOT = Path(__file__).parents[2]
 FILE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 OWN = ("certificates", "kvmanager", "engine", "engine-gpu", "gateway")
 SETTINGS = {"KVMANAGER": KVManagerSettings, "ENGINE": EngineSettings, "GATEWAY": GatewaySettings}
-# A variable, and what it is without one.
+# A variable and its default.
 VARIABLE = re.compile(r"\$\{([A-Z_]+):?-([^}]*)\}")
 SWITCHES = {"QUIRE_TLS": "deploy/compose/tls", "QUIRE_API_KEYS": "deploy/compose/api_keys"}
 
 
 def variables_of(path: Path) -> dict[str, str]:
-    """Read a file of variables as docker compose does."""
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
 
 
 def settings_with(tls: str, keys: str) -> dict[str, Any]:
-    """Make the settings of all services from what their containers have in their environment."""
+    """Build the settings of all services from their containers' environment."""
     shared = variables_of(ROOT / SWITCHES["QUIRE_TLS"] / f"{tls}.env")
     shared |= variables_of(ROOT / SWITCHES["QUIRE_API_KEYS"] / f"{keys}.env")
     made = {}
@@ -78,7 +77,7 @@ def test_services_have_a_grace_period_and_health_checks(service: str) -> None:
 
 
 def test_up_with_wait_returns_when_requests_are_served() -> None:
-    """It waits for health checks, and for the end of what ends only where something else depends on that end."""
+    """`--wait` waits for health checks, and for the exit of a container only if another depends on it."""
     waited_for = {
         name: needed["condition"]
         for service in FILE["services"].values()
@@ -88,7 +87,7 @@ def test_up_with_wait_returns_when_requests_are_served() -> None:
     once = [name for name, service in FILE["services"].items() if service["restart"] == "no"]
     assert [waited_for[name] for name in once] == ["service_completed_successfully"] * len(once)
     assert {name for name in OWN if "healthcheck" not in FILE["services"][name]} == set(once)
-    # The gateway's own name, which is ready when an engine is.
+    # The gateway's default service name is ready once an engine is.
     assert FILE["services"]["gateway"]["healthcheck"]["test"][1:] == ["quire", "health", "127.0.0.1:50051"]
 
 
@@ -144,25 +143,27 @@ def test_prometheus_scrapes_the_metrics_ports() -> None:
 
 def test_the_restart_script_refuses_an_unknown_service_before_any_restart(tmp_path: Path) -> None:
     docker = tmp_path / "docker"
-    docker.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/asked\n")
+    docker.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/calls\n")
     docker.chmod(0o755)
     script = ROOT / "deploy" / "compose" / "rolling_restart.sh"
     done = subprocess.run(
         [script, "prometheus"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (2, "prometheus is none of kvmanager, engine, engine-gpu, gateway\n")
-    assert (tmp_path / "asked").read_text() == "compose version\n"
+    assert (done.returncode, done.stderr) == (2, "prometheus must be kvmanager, engine, engine-gpu or gateway\n")
+    assert (tmp_path / "calls").read_text() == "compose version\n"
 
 
 def test_every_dependency_of_quire_is_pinned() -> None:
-    """Else two builds of one source could have different images."""
-    asked = re.findall(r'^ {4}"([A-Za-z0-9-]+)', (ROOT / "pyproject.toml").read_text().partition("bench = [")[0], re.M)
+    """Otherwise two builds of one source could have different images."""
+    required = re.findall(
+        r'^ {4}"([A-Za-z0-9-]+)', (ROOT / "pyproject.toml").read_text().partition("bench = [")[0], re.M
+    )
     pins = "".join((ROOT / name).read_text() for name in ("constraints.txt", "deploy/image_constraints.txt"))
-    assert len(asked) > 10
-    assert [name for name in asked if not re.search(rf"^{name}==", pins, re.M | re.I)] == []
+    assert len(required) > 10
+    assert [name for name in required if not re.search(rf"^{name}==", pins, re.M | re.I)] == []
 
 
-def test_the_image_carries_the_demo_model_of_its_source() -> None:
+def test_the_image_contains_the_demo_model_that_the_source_names() -> None:
     assert DEMO_REQUIREMENT in (ROOT / "deploy" / "image_constraints.txt").read_text().splitlines()
     dockerfile = (ROOT / "Dockerfile").read_text()
     folder = re.search(rf"{DEMO_WHEELS}=(\S+)", dockerfile)[1]

@@ -1,6 +1,6 @@
 {{/*
-Faults of the values together, one line for each; values.schema.json checks each alone. Rendering fails if there is any,
-because a refused install is better than one that blocks, or that loses requests in a drain.
+Inconsistent values, one line for each; values.schema.json checks each value alone. Any line fails the rendering, because
+a refused install is better than one that blocks, or that loses requests in a drain.
 */}}
 {{- define "quire.faults" -}}
 {{ include "quire.drainFaults" . }}
@@ -92,7 +92,7 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- end }}
 {{- end }}
 
-{{/* Number of pods that `count` of `replicas` means: Kubernetes rounds shares up. */}}
+{{/* Number of pods for `count` of `replicas`: Kubernetes rounds percentages up. */}}
 {{- define "quire.podsOf" -}}
 {{- if kindIs "string" .count }}
 {{- ceil (divf (mulf (trimSuffix "%" .count | float64) .replicas) 100) | int }}

@@ -1,12 +1,12 @@
 {{/*
-The Deployment of a component, made from what distinguishes it:
+The Deployment of a component, from its parameters:
 
   root        the context of the chart
   component   kvmanager, engine or gateway: its key in values.yaml, its subcommand of `quire`
   name        of the Deployment
   values      of the component
   settings    what the chart itself decides of its settings; the others come from its values
-  labels      more labels of its pods, by which they differ from those of other Deployments
+  labels      additional labels that distinguish its pods from other Deployments'
   strategy    how pods are replaced
 */}}
 {{- define "quire.deployment" -}}
@@ -28,7 +28,7 @@ spec:
   {{- end }}
   strategy:
     {{- toYaml .strategy | nindent 4 }}
-  # Longer than a container may take to start, so that a rollout that still fetches a model has not failed.
+  # Longer than the startup probe allows, so that a rollout does not fail while it fetches a model.
   progressDeadlineSeconds: {{ add (mul 10 $values.startupFailureThreshold) 300 }}
   selector:
     matchLabels:
@@ -44,7 +44,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
         {{- with $values.pinnedPrompts }}
-        # A pod reads the file when it starts: other prompts, other pods.
+        # A pod reads the file when it starts, so changed prompts need new pods.
         checksum/pinned-prompts: {{ toJson . | sha256sum }}
         {{- end }}
       {{- end }}
@@ -57,7 +57,7 @@ spec:
       {{- include "quire.podSpec" . | trim | nindent 6 }}
 {{- end }}
 
-{{/* What a pod is, of the same. */}}
+{{/* The pod's spec, from the same parameters. */}}
 {{- define "quire.podSpec" -}}
 {{- $root := .root }}
 {{- $values := .values }}
@@ -90,10 +90,10 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* What all pods of the chart have in common, of `root`. */}}
+{{/* The common part of all pod specs, from `root`. */}}
 {{- define "quire.podDefaults" }}
 automountServiceAccountToken: false
-# They would be variables such as QUIRE_ENGINE_PORT: names that belong to settings.
+# Service links would set variables such as QUIRE_ENGINE_PORT, which are names of settings.
 enableServiceLinks: false
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
@@ -116,7 +116,7 @@ args:
   {{- end }}
 env:
   {{- if eq $component "engine" }}
-  # The KV manager tells engines apart by this: one name for each pod, which stays when its container is restarted.
+  # The KV manager identifies engines by it: unique for each pod, and unchanged when its container restarts.
   - name: QUIRE_ENGINE_ENGINE_ID
     valueFrom:
       fieldRef:
@@ -143,7 +143,7 @@ ports:
   {{- end }}
 {{ include "quire.probes" . | trim }}
 {{- with $values.preStopSeconds }}
-# Nobody learns at once that the pod is ending: until the balancers have, it answers as before.
+# The pod serves until load balancers have removed it, which takes a while after its deletion.
 lifecycle:
   preStop:
     {{- if semverCompare ">=1.30-0" $root.Capabilities.KubeVersion.Version }}
@@ -191,7 +191,7 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* Where a component listens, as settings in JSON. */}}
+{{/* The listen addresses of a component, as settings in JSON. */}}
 {{- define "quire.listening" -}}
 {{- $ports := get (include "quire.ports" .root | fromJson) .component }}
 {{- $settings := dict "listen" (printf "0.0.0.0:%v" $ports.grpc) }}
@@ -226,7 +226,7 @@ volumeMounts:
     name: {{ include "quire.fullname" $root }}-prompts
 {{- end }}
 {{- with dig "apiKeys" "existingSecret" "" $values }}
-# The gateway reads the file again when Kubernetes has updated it: no new pods for new keys.
+# The gateway reads an updated file again, so new keys need no new pods.
 - name: api-keys
   secret:
     secretName: {{ . }}

@@ -4,8 +4,8 @@
 {{- end }}
 
 {{/*
-The common part of all names. A name has 63 characters at most, and "-kvmanager" is added to this. A release's name has
-53 at most anyway.
+The common part of all names. Names have at most 63 characters, and "-kvmanager" is appended; names of releases have at
+most 53.
 */}}
 {{- define "quire.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
@@ -27,13 +27,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "quire.selectorLabels" . }}
 {{- end }}
 
-{{/* Labels that all services have in common, and that no other release has. */}}
+{{/* Labels that select all pods of the release. */}}
 {{- define "quire.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "quire.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* Labels that the pods of one component have, and no others: of `root` and `component`. */}}
+{{/* Labels that select the pods of one component, from `root` and `component`. */}}
 {{- define "quire.componentLabels" -}}
 {{ include "quire.selectorLabels" .root }}
 app.kubernetes.io/component: {{ .component }}
@@ -49,12 +49,12 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
-{{/* The name of the claim that keeps models. */}}
+{{/* The name of the model cache's claim. */}}
 {{- define "quire.modelCacheClaim" -}}
 {{- default (printf "%s-models" (include "quire.fullname" .)) .Values.modelCache.persistence.existingClaim }}
 {{- end }}
 
-{{/* The service account of a component: of `root` and `component`. */}}
+{{/* The service account of a component, from `root` and `component`. */}}
 {{- define "quire.serviceAccountName" -}}
 {{- $account := (get .root.Values .component).serviceAccount }}
 {{- if $account.create }}
@@ -64,7 +64,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
-{{/* Where each component listens for others, as JSON. */}}
+{{/* The ports of each component, as JSON. */}}
 {{- define "quire.ports" -}}
 {
   "kvmanager": {"grpc": 50053, {{ if .Values.kvmanager.map.open }}"map": 8053, {{ end }}"metrics": 9153},
@@ -73,15 +73,15 @@ app.kubernetes.io/component: {{ .component }}
 }
 {{- end }}
 
-{{/* The names under which health services say whether they are ready, as JSON. */}}
+{{/* The service names of readiness checks, as JSON. */}}
 {{- define "quire.healthNames" -}}
 {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 {{- end }}
 
 {{/*
-The workloads of engines as a JSON list: one for `model`, or one for each of `models`. Each has `name` (that of its
-Deployment), `values` (those of `engine`, with what the model says laid over them), `model`, `served` (the name that
-clients know it by), `entry` (its name in `models`; empty without) and `labels` (by which its pods differ from others').
+The workloads of engines as a JSON list: one for `model`, or one for each of `models`. Each has `name` (of its
+Deployment), `values` (of `engine`, with those of the model merged over them), `model`, `served` (the model's name for
+clients), `entry` (its name in `models`, or empty) and `labels` (which distinguish its pods).
 */}}
 {{- define "quire.engines" -}}
 {{- $engines := list }}
@@ -110,7 +110,7 @@ clients know it by), `entry` (its name in `models`; empty without) and `labels` 
 {{- end }}
 {{- end }}
 
-{{/* Lays the values `over` over those of `base`, in place. Sprig's own merges skip zero, false and empty texts. */}}
+{{/* Merges `over` into `base`, in place. Sprig's own merges skip zero, false and empty strings. */}}
 {{- define "quire.overlay" -}}
 {{- range $key, $value := .over }}
 {{- $below := get $.base $key }}
@@ -122,7 +122,7 @@ clients know it by), `entry` (its name in `models`; empty without) and `labels` 
 {{- end }}
 {{- end }}
 
-{{/* Seconds from the signal to the end that a pod may need: of `values` of a component and `root`. */}}
+{{/* Termination grace period in seconds, from a component's `values` and `root`. */}}
 {{- define "quire.terminationSeconds" -}}
 {{- if .values.terminationGracePeriodSeconds }}
 {{- int .values.terminationGracePeriodSeconds }}
@@ -131,17 +131,17 @@ clients know it by), `entry` (its name in `models`; empty without) and `labels` 
 {{- end }}
 {{- end }}
 
-{{/* Seconds that a component takes to drain, the wait before it included. */}}
+{{/* Seconds of a component's drain, including the delay before it. */}}
 {{- define "quire.drainSeconds" -}}
 {{- add (ceil .values.settings.grace_seconds) (default 0 .values.preStopSeconds) }}
 {{- end }}
 
-{{/* Whether something other than the Deployment decides how many pods a workload has: `values` of it. */}}
+{{/* True if an autoscaler sets the number of pods, from a workload's `values`. */}}
 {{- define "quire.autoscaled" -}}
 {{- if or (dig "autoscaling" "hpa" "enabled" false .values) (dig "autoscaling" "keda" "enabled" false .values) }}true{{ end }}
 {{- end }}
 
-{{/* The fewest pods that a workload has while nothing is wrong: `values` of it. */}}
+{{/* Minimum number of healthy pods, from a workload's `values`. */}}
 {{- define "quire.leastReplicas" -}}
 {{- if include "quire.autoscaled" . }}{{ int .values.autoscaling.minReplicas }}{{ else }}{{ int .values.replicas }}{{ end }}
 {{- end }}

@@ -1,7 +1,7 @@
 {{/*
-One probe's question, of `root`, `component` and `health`, the name of the service that is to be ready; empty: whether the
-process lives, whatever its neighbours do. Kubernetes' own gRPC probes speak no TLS; where there is TLS, the command asks. It
-trusts the very certificate that the service shows: whoever signed it, it is the one in the file.
+The action of a probe, from `root`, `component` and `health`: the name of the service for readiness, or empty for the
+liveness of the process alone. Kubernetes' gRPC probes have no TLS, so with TLS the probe runs a command. It trusts the
+service's own certificate file, for any authority.
 */}}
 {{- define "quire.probe" -}}
 {{- $port := (get (include "quire.ports" .root | fromJson) .component).grpc }}
@@ -31,7 +31,7 @@ timeoutSeconds: 3
 {{- end }}
 {{- end }}
 
-{{/* All probes of a component: of `root`, `component` and its `values`. */}}
+{{/* All probes of a component, from `root`, `component` and its `values`. */}}
 {{- define "quire.probes" -}}
 {{- $lives := include "quire.probe" (dict "root" .root "component" .component "health" "") }}
 {{- $health := get (include "quire.healthNames" . | fromJson) .component }}

@@ -6,7 +6,7 @@ A Service for the pods of a component:
   name          of the Service
   ports         names of the ports that it has
   type          ClusterIP unless given
-  headless      whether its name stands for the pods instead of an address of its own
+  headless      true if its name resolves to the pods instead of an address of the Service
   annotations   of the Service
 */}}
 {{- define "quire.service" -}}
@@ -18,7 +18,7 @@ metadata:
   labels:
     {{- include "quire.labels" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
-    # Alerts know the services by this: Prometheus takes it for the job, whatever the release is called.
+    # Alerts select services by it: Prometheus uses it as the job, for any release name.
     quire-job: quire-{{ .component }}
   {{- with .annotations }}
   annotations:
@@ -27,7 +27,7 @@ metadata:
 spec:
   type: {{ default "ClusterIP" .type }}
   {{- if .headless }}
-  # Its name stands for the addresses of all pods that are ready: gateways choose among them.
+  # Its name resolves to all ready pods, among which gateways choose.
   clusterIP: None
   {{- end }}
   selector:

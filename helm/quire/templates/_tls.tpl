@@ -1,35 +1,35 @@
 {{/*
-Each component has its certificate and key, and the certificates that it trusts, at /etc/quire-tls. With them it listens and
-calls. A gateway may listen with another certificate, which its clients know: that is at /etc/quire-client-tls.
+Each component has its certificate, key and trusted authorities at /etc/quire-tls, as a server and as a client. A gateway
+may have another certificate for its clients, at /etc/quire-client-tls.
 */}}
 
-{{/* The Secret with the certificate of a component: of `root` and `component`. */}}
+{{/* The Secret with the certificate of a component, from `root` and `component`. */}}
 {{- define "quire.tlsSecret" -}}
 {{- default (printf "%s-%s-tls" (include "quire.fullname" .root) .component) (get .root.Values.tls.existingSecrets .component) }}
 {{- end }}
 
-{{/* The name that all certificates of the release have in common: engines are called by their addresses. */}}
+{{/* The name in all certificates of the release, because gateways reach engines by address. */}}
 {{- define "quire.tlsServerName" -}}
 {{- default (printf "%s.%s.svc" (include "quire.fullname" .) .Release.Namespace) .Values.tls.serverName }}
 {{- end }}
 
-{{/* The folder of the certificate that a component listens with: of `root` and `component`. */}}
+{{/* The folder of a component's server certificate, from `root` and `component`. */}}
 {{- define "quire.tlsFolder" -}}
 {{- if and (eq .component "gateway") .root.Values.tls.clients.existingSecret }}/etc/quire-client-tls{{ else }}/etc/quire-tls{{ end }}
 {{- end }}
 
-{{/* A name in the certificate that a component listens with. */}}
+{{/* A name in the server certificate of a component. */}}
 {{- define "quire.tlsListeningName" -}}
 {{- $clients := .root.Values.tls.clients }}
 {{- if and (eq .component "gateway") $clients.existingSecret }}{{ $clients.serverName }}{{ else }}{{ include "quire.tlsServerName" .root }}{{ end }}
 {{- end }}
 
-{{/* Whether only those get in who have a certificate. */}}
+{{/* True if clients must have a certificate. */}}
 {{- define "quire.tlsIsMutual" -}}
 {{- if or (ne .component "gateway") .root.Values.tls.clients.requireCertificates }}true{{ end }}
 {{- end }}
 
-{{/* The settings of TLS of a component, as JSON. */}}
+{{/* The TLS settings of a component, as JSON. */}}
 {{- define "quire.tlsSettings" -}}
 {{- $settings := dict }}
 {{- if .root.Values.tls.enabled }}
@@ -64,7 +64,7 @@ calls. A gateway may listen with another certificate, which its clients know: th
 
 {{- define "quire.tlsVolumes" -}}
 {{- if .root.Values.tls.enabled }}
-# Read again when Kubernetes has updated it: no new pods for new certificates.
+# Services read updated files again, so new certificates need no new pods.
 - name: tls
   secret:
     secretName: {{ include "quire.tlsSecret" . }}

@@ -1,4 +1,4 @@
-"""The image, built once; and the report of a run in which everything passed."""
+"""Builds the image once, and writes the report of a run without failures."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The image of this source, and no volume from before: the stacks that follow keep theirs, with the model in it."""
+    """The image of this source, without earlier volumes. Stacks of one session share volumes, and so the model."""
     build()
     stack = Stack(tmp_path_factory.mktemp("stack"))
     stack.down(volumes=True)
@@ -27,7 +27,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def report(pytestconfig: pytest.Config) -> Report:
-    """What docs/compose-check.md will say."""
     return pytestconfig.stash[_REPORT]
 
 
@@ -36,13 +35,13 @@ def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def
     made = yield
     if made.when == "call" or made.skipped:
         sentence = item.name.removeprefix("test_").replace("_", " ")
-        why = f" ({made.longrepr[2].removeprefix('Skipped: ')})" if made.skipped else ""
-        item.config.stash[_REPORT].outcomes.append((sentence, made.outcome + why, made.duration))
+        reason = f" ({made.longrepr[2].removeprefix('Skipped: ')})" if made.skipped else ""
+        item.config.stash[_REPORT].outcomes.append((sentence, made.outcome + reason, made.duration))
     return made
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the page, but not after a part of the tests alone."""
+    """Write the page if all tests were selected and passed."""
     complete = {item.path for item in session.items} >= set(Path(__file__).parent.glob("test_*.py"))
     chosen = session.config.option.keyword or session.config.option.markexpr
     if exitstatus == 0 and complete and not chosen:

@@ -1,4 +1,4 @@
-"""Clients that ask again and again, know all gateways, watch their health and retry."""
+"""Clients that send requests repeatedly to all gateways, watch their health and retry."""
 
 import threading
 import time
@@ -18,26 +18,26 @@ from tests.running_quire import Answer
 
 CLIENTS = 4
 STREAM_SECONDS, WAIT_SECONDS = 240, 300
-# Certificates name it, whatever the address that a port is published at.
+# The name in the certificates, for any published address.
 _NAME = (("grpc.ssl_target_name_override", "localhost"),)
 
 
 @dataclass
-class Asked:
-    """What came of one request."""
+class Outcome:
+    """The answer of one request."""
 
     number: int
     answer: Answer = field(default_factory=Answer)
     longest_pause: float = 0.0
 
     @property
-    def moved(self) -> bool:
+    def failed_over(self) -> bool:
         return self.answer.finished.timing.failovers > 0
 
 
 @contextmanager
 def channel_to(addresses: Sequence[str], ca: bytes) -> Iterator[grpc.Channel]:
-    """Open a channel over TLS that takes the gateways in turn, leaves out those that are not ready, and retries."""
+    """Open a TLS channel that uses all ready gateways in turn, and retries."""
     target = "ipv4:" + ",".join(addresses)
     options: list[Any] = [*transport.channel_options(), *OPTIONS, *_NAME]
     with grpc.secure_channel(target, grpc.ssl_channel_credentials(ca), options=options) as channel:
@@ -45,26 +45,26 @@ def channel_to(addresses: Sequence[str], ca: bytes) -> Iterator[grpc.Channel]:
 
 
 class Load:
-    """Clients with an API key, each asking for one request after the other."""
+    """Clients with an API key, each sending one request after the other."""
 
     def __init__(self, channel: grpc.Channel, key: str, requests: Sequence[gateway_pb2.GenerateRequest]) -> None:
         self._stub = gateway_pb2_grpc.GatewayStub(channel)
         self._metadata = bearer(key)
         self._requests = requests
         self._answered = threading.Condition()
-        self._done: list[Asked] = []
+        self._done: list[Outcome] = []
 
-    def once(self) -> list[Asked]:
-        """Run each request once, all together, and return what came in their order."""
+    def once(self) -> list[Outcome]:
+        """Run all requests once, concurrently; return outcomes in their order."""
         with ThreadPoolExecutor(len(self._requests)) as threads:
-            return list(threads.map(self._ask, range(len(self._requests))))
+            return list(threads.map(self._send, range(len(self._requests))))
 
-    def during(self, disturb: Callable[[], None]) -> list[Asked]:
-        """Ask until something is over, each client once before it and once after it. Raises the first failure."""
+    def during(self, disturb: Callable[[], None]) -> list[Outcome]:
+        """Send requests during `disturb`, at least one of each client before and after. Raises the first failure."""
         self._done = []
         over = threading.Event()
         with ThreadPoolExecutor(CLIENTS) as threads:
-            clients = [threads.submit(self._ask_until, over, number) for number in range(CLIENTS)]
+            clients = [threads.submit(self._send_until, over, number) for number in range(CLIENTS)]
             try:
                 self._wait_for(CLIENTS, clients)
                 disturb()
@@ -83,26 +83,26 @@ class Load:
         for client in clients:
             if client.done():
                 client.result()
-        assert reached, f"only {len(self._done)} of {count} requests came back"
+        assert reached, f"only {len(self._done)} of {count} requests were answered"
 
-    def _ask_until(self, over: threading.Event, number: int) -> None:
+    def _send_until(self, over: threading.Event, number: int) -> None:
         try:
             while not over.is_set():
-                asked = self._ask(number % len(self._requests))
+                outcome = self._send(number % len(self._requests))
                 number += CLIENTS
                 with self._answered:
-                    self._done.append(asked)
+                    self._done.append(outcome)
                     self._answered.notify_all()
         finally:
             with self._answered:
                 self._answered.notify_all()
 
-    def _ask(self, number: int) -> Asked:
-        asked = Asked(number)
+    def _send(self, number: int) -> Outcome:
+        outcome = Outcome(number)
         before = time.monotonic()
         for response in self._stub.Generate(self._requests[number], timeout=STREAM_SECONDS, metadata=self._metadata):
             now = time.monotonic()
-            asked.longest_pause = max(asked.longest_pause, now - before)
+            outcome.longest_pause = max(outcome.longest_pause, now - before)
             before = now
-            asked.answer.add(response)
-        return asked
+            outcome.answer.add(response)
+        return outcome

@@ -1,4 +1,4 @@
-"""What the check of the stack found, for docs/compose-check.md."""
+"""Results of the check of the stack, for docs/compose-check.md."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,30 +10,29 @@ from tests.deployment.compose.stack import ROOT, compose_command, docker, run
 PATH = ROOT / "docs" / "compose-check.md"
 _MEGABYTE = 1_000_000
 _HOW = (
-    "Two engines, two gateways, TLS and API keys on. Clients ask again and again, greedy, while a service's containers",
-    "are restarted one after the other by `deploy/compose/rolling_restart.sh`. Every answer had the tokens that it has",
-    "when nothing happens. Engines were given half a second to finish, so that what runs there has to move.",
+    "Two engines, two gateways, TLS and API keys on. Clients send greedy requests repeatedly while",
+    "`deploy/compose/rolling_restart.sh` restarts a service's containers one after the other. Every answer had the",
+    "tokens of an undisturbed run. Engines had a grace period of half a second, so that running requests fail over.",
 )
-_COLUMNS = ("service", "containers", "requests", "failed", "tokens", "moved to another engine")
+_COLUMNS = ("service", "containers", "requests", "failed", "tokens", "failed over")
 _COLUMNS += ("longest pause in a stream", "undisturbed")
 
 
 @dataclass(frozen=True)
 class Restart:
-    """What clients met while the containers of a service were restarted one after the other."""
+    """Requests during the restart of one service's containers."""
 
     service: str
     containers: int
     requests: int
     tokens: int
-    moved: int
+    failed_over: int
     longest_pause: float
     undisturbed_pause: float
 
     def row(self) -> str:
-        """Return a line of the table."""
         pauses = f"{self.longest_pause:.1f} s | {self.undisturbed_pause:.1f} s"
-        counts = f"{self.containers} | {self.requests} | 0 | {self.tokens} | {self.moved}"
+        counts = f"{self.containers} | {self.requests} | 0 | {self.tokens} | {self.failed_over}"
         return f"| {self.service} | {counts} | {pauses} |"
 
 
@@ -45,7 +44,6 @@ class Report:
     restarts: list[Restart] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return the page."""
         lines = [
             "# Compose check",
             "",
@@ -62,7 +60,7 @@ class Report:
             f"|{'---|' * len(_COLUMNS)}",
             *(restart.row() for restart in self.restarts),
             "",
-            "## What was seen",
+            "## Results",
             "",
             *(f"* {sentence}: {outcome}, {seconds:.1f} s" for sentence, outcome, seconds in self.outcomes),
             "",
@@ -70,7 +68,6 @@ class Report:
         return "\n".join(lines)
 
     def write(self, path: Path = PATH) -> None:
-        """Replace the page."""
         path.write_text(self.text())
 
 

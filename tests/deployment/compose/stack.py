@@ -1,4 +1,4 @@
-"""The project's stack, run by docker compose from a copy of its files, and clients outside of it."""
+"""The project's stack, run by docker compose from a copy of its files."""
 
 import json
 import os
@@ -16,7 +16,7 @@ SERVICES = ("kvmanager", "engine", "gateway")
 METRICS_PORTS = {"gateway": 9151, "engine": 9152, "kvmanager": 9153}
 GRPC_PORT, HTTP_PORT, MAP_PORT = "50051/tcp", "8000/tcp", "8053/tcp"
 BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
-# All that docker compose reads; what else lies beside it, such as keys of whoever runs this, is not for tests.
+# The files that docker compose reads. Others in these folders, such as the user's keys, are not copied.
 _FILES = ("docker-compose.yml", ".env", "deploy/compose/tls/*", "deploy/compose/api_keys/o*.env")
 _FILES += ("deploy/compose/api_keys/off.toml", "deploy/compose/*.sh", "deploy/prometheus/*", "deploy/grafana/**/*")
 
@@ -30,7 +30,7 @@ def run(*command: str, seconds: float = 60, folder: Path = ROOT, environment: Ma
 
 
 def docker(*arguments: str, seconds: float = 60) -> str:
-    """Run docker, which must succeed, and return what it prints."""
+    """Run docker; return its output. Fails the test on an error."""
     done = run("docker", *arguments, seconds=seconds)
     assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
     return done.stdout
@@ -38,18 +38,18 @@ def docker(*arguments: str, seconds: float = 60) -> str:
 
 @cache
 def compose_command() -> tuple[str, ...]:
-    """Return docker compose, or docker-compose where it is a command of its own."""
+    """Return `docker compose`, or `docker-compose` if the plugin is missing."""
     return ("docker", "compose") if run("docker", "compose", "version").returncode == 0 else ("docker-compose",)
 
 
 @cache
 def takes_port_ranges() -> bool:
-    """Whether containers of one service can share a range of ports: Podman takes none, but keeps the ports it chose."""
+    """Return True if containers of one service can share a range of ports: Podman accepts no ranges."""
     return "podman" not in docker("version").lower()
 
 
 class Stack:
-    """The stack in a folder of its own, with values for the variables of .env."""
+    """The stack in a separate folder, with values for the variables of .env."""
 
     def __init__(self, folder: Path, override: str = "", **variables: str) -> None:
         """Copy the files; `override` becomes docker-compose.override.yml."""
@@ -66,7 +66,6 @@ class Stack:
         self.environment = others | {"COMPOSE_PROJECT_NAME": PROJECT} | variables
 
     def compose(self, *arguments: str, seconds: float = 60) -> Run:
-        """Run docker compose on the copy."""
         return run(*compose_command(), *arguments, seconds=seconds, folder=self.folder, environment=self.environment)
 
     def succeed(self, *arguments: str, seconds: float = 60) -> str:
@@ -75,18 +74,16 @@ class Stack:
         return done.stdout
 
     def up(self) -> None:
-        """Start Quire's part, and wait until all health checks pass."""
+        """Start Quire's services, and wait until all health checks pass."""
         self.succeed("up", "--detach", "--no-build", *SERVICES, seconds=START_SECONDS)
         for service in SERVICES:
             self.wait_until_healthy(service)
 
     def down(self, *, volumes: bool = False) -> None:
-        """Remove its containers, and where that is wanted all that they kept."""
         options = ("--volumes",) if volumes else ()
         self.succeed("down", "--remove-orphans", *options, seconds=DOWN_SECONDS)
 
     def containers(self, service: str) -> list[str]:
-        """Return the ids of a service's containers."""
         return self.compose("ps", "--quiet", service).stdout.split()
 
     def container(self, service: str) -> str:
@@ -97,20 +94,20 @@ class Stack:
         for container in self.containers(service):
             while (status := inspect(container)["State"]["Health"]["Status"]) != "healthy":
                 assert time.monotonic() < deadline, f"{service} is {status}: {docker('logs', container)}"
-                time.sleep(1)  # Docker pushes no health
+                time.sleep(1)  # Docker sends no health notifications
 
     def run_inside(self, service: str, *command: str, **variables: str) -> Run:
-        """Run a command in a container, with other values for variables of its environment."""
+        """Run a command in a container, with additional environment variables."""
         given = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
         return run("docker", "exec", *given, self.container(service), *command)
 
     def published(self, port: str) -> list[str]:
-        """Return where each gateway's port is on this machine."""
+        """Return the published address of each gateway's port."""
         bound = [inspect(one)["NetworkSettings"]["Ports"][port][0] for one in self.containers("gateway")]
         return [f"{place['HostIp']}:{place['HostPort']}" for place in bound]
 
     def metrics_addresses(self, service: str) -> list[str]:
-        """Return where Prometheus finds a service: this machine reaches its containers, too."""
+        """Return the metrics addresses of a service's containers, which are reachable from this machine."""
         addresses = []
         for container in self.containers(service):
             (network,) = inspect(container)["NetworkSettings"]["Networks"].values()
@@ -123,6 +120,6 @@ def inspect(container: str) -> dict[str, Any]:
 
 
 def build() -> None:
-    """Build the image, as docker compose does it. Its layers stay from run to run."""
+    """Build the image with docker compose. Its layers stay cached between runs."""
     done = run(*compose_command(), "--project-name", PROJECT, "build", "gateway", seconds=BUILD_SECONDS)
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -1,4 +1,4 @@
-"""The stack as it comes, one of each service and no TLS: `make compose-check`. It needs a Docker daemon."""
+"""The stack with its defaults, one of each service and no TLS: `make compose-check`. It needs a Docker daemon."""
 
 import json
 import math
@@ -32,7 +32,7 @@ from tests.load import prompt_request, run_streams
 from tests.running_quire import CALL_SECONDS, Answer, open_channel
 
 STREAMS = 16
-LEAST_SCRAPES = 8  # while requests run: rates are taken over some of them
+MIN_SCRAPES = 8  # while requests run: rates are taken over some of them
 PINNED = ("constraints.txt", "deploy/image_constraints.txt")
 INSTALLED = "import importlib.metadata as m; [print(d.name, d.version.split('+')[0]) for d in m.distributions()]"
 
@@ -40,8 +40,6 @@ pytestmark = pytest.mark.timeout(3600)
 
 
 class Plain(Stack):
-    """The stack, and a client of its gateway."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.channel = open_channel("127.0.0.1:50051")
@@ -61,11 +59,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
 
 
 def test_each_service_waits_for_its_dependencies(stack: Plain) -> None:
-    """The gateway waits for engines by itself: it is not ready before."""
+    """Compose does not order the gateway after engines, because it is not ready without one."""
     started = {service: inspect(stack.container(service))["State"]["StartedAt"] for service in SERVICES}
     assert started["kvmanager"] < min(started["engine"], started["gateway"])
-    made = inspect(stack.container("certificates"))["State"]
-    assert (made["ExitCode"], made["FinishedAt"] < started["kvmanager"]) == (0, True)
+    certificates = inspect(stack.container("certificates"))["State"]
+    assert (certificates["ExitCode"], certificates["FinishedAt"] < started["kvmanager"]) == (0, True)
 
 
 def test_a_request_from_outside_streams(stack: Plain) -> None:
@@ -84,8 +82,8 @@ def test_the_command_of_the_readme_answers(stack: Plain) -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_container_runs_as_root_or_writes_outside_its_volumes(stack: Plain, service: str) -> None:
-    look = "for s in /proc/[0-9]*/status; do grep -h ^Uid $s; done"
-    users = {line.split()[1] for line in stack.run_inside(service, "sh", "-c", look).stdout.splitlines()}
+    script = "for s in /proc/[0-9]*/status; do grep -h ^Uid $s; done"
+    users = {line.split()[1] for line in stack.run_inside(service, "sh", "-c", script).stdout.splitlines()}
     assert users == {"10001"}
     for place in ("/", "/opt/quire", "/usr/bin", "/etc/quire/tls"):
         assert "Read-only file system" in stack.run_inside(service, "touch", f"{place}/x").stderr
@@ -119,7 +117,7 @@ def test_everything_in_the_image_is_pinned(stack: Plain) -> None:
     found = run("docker", "run", "--rm", "--entrypoint", "python", "quire", "-c", INSTALLED).stdout.splitlines()
     installed = {_plain(name): number for name, number in (line.split() for line in found)}
     assert installed.pop("quire") == version("quire")
-    installed.pop("pip")  # of the base
+    installed.pop("pip")  # of the base image
     assert {f"{name}=={number}" for name, number in installed.items() if pinned.get(name) != number} == set()
 
 
@@ -132,12 +130,12 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(
         prometheus.wait_until("count(up == 1) == 3")
         start = time.time()
         requests = [prompt_request(f"Sailor number {number} wrote", 64) for number in range(STREAMS)]
-        while not prometheus.query(f"count_over_time(up[{math.ceil(time.time() - start)}s]) >= {LEAST_SCRAPES}"):
+        while not prometheus.query(f"count_over_time(up[{math.ceil(time.time() - start)}s]) >= {MIN_SCRAPES}"):
             run_streams(stack, requests, STREAMS)
-        prometheus.wait_until("quire:errors:ratio_rate5m")  # of requests that ended, which a scrape has to see first
+        prometheus.wait_until("quire:errors:ratio_rate5m")  # needs a scrape after the end of a request
         end = time.time()
-        asked = [query for query in queries() if not query.needs(*AFTER_FAULTS, *ON_DEMAND)]
-        empty = [query for query in asked if not prometheus.query_range(query.executable(), start, end)]
+        expressions = [query for query in queries() if not query.needs(*AFTER_FAULTS, *ON_DEMAND)]
+        empty = [query for query in expressions if not prometheus.query_range(query.executable(), start, end)]
         assert empty == []
         off = "sum by (engine, tier) (quire_kv_blocks) != on (engine, tier) quire_kv_pool_blocks"
         assert prometheus.query_range(off, start, end) == []
@@ -151,7 +149,7 @@ def test_prometheus_and_grafana_of_the_stack_have_the_dashboards_and_alerts(stac
     stack.compose("pull", *monitoring, seconds=600)
     for image in re.findall(r"image: (\S+:v?\d\S+)", (ROOT / "docker-compose.yml").read_text()):
         if run("docker", "image", "inspect", image).returncode:
-            pytest.skip(f"needs the image {image}, and no registry that has it can be reached")
+            pytest.skip(f"needs the image {image}, and no registry with it can be reached")
     stack.succeed("up", "--detach", *monitoring, seconds=START_SECONDS)
     _wait_for("http://127.0.0.1:9090/api/v1/query?query=count(up==1)", '"3"')
     _wait_for("http://127.0.0.1:9090/api/v1/rules?type=alert", "QuireNoGateway")
@@ -200,4 +198,4 @@ def _wait_for(url: str, text: str, seconds: float = 120) -> None:
         if text in found:
             return
         assert time.monotonic() < deadline, f"{url} does not show {text}: {found[:500]}"
-        time.sleep(1)  # it can only be asked
+        time.sleep(1)  # the API has no notifications

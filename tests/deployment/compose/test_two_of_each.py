@@ -1,4 +1,4 @@
-"""Two engines and two gateways, TLS and API keys on: who gets in, and restarts that no client notices."""
+"""Two engines and two gateways with TLS and API keys: access, and restarts without failed requests."""
 
 import socket
 import ssl
@@ -11,7 +11,7 @@ import pytest
 
 from quire.v1 import gateway_pb2_grpc
 from tests.api_keys import bearer, write_keys
-from tests.deployment.compose.load import Asked, Load, channel_to
+from tests.deployment.compose.load import Load, Outcome, channel_to
 from tests.deployment.compose.report import Report, Restart
 from tests.deployment.compose.stack import GRPC_PORT, HTTP_PORT, Stack, docker, inspect, run, takes_port_ranges
 from tests.load import prompt_request
@@ -22,13 +22,13 @@ KEY = "k" * 32
 STREAMS, TOKENS = 8, 48
 RESTART_SECONDS = 300
 TARGETS = 1 + 2 + 2  # of Prometheus
-# Tokens are the same in whatever batch only in float32; and what an engine does not finish at once has to move.
+# Only in float32 are tokens the same in every batch. The short grace period makes running requests fail over.
 OVERRIDE = """
 services:
   engine:
     environment: { QUIRE_ENGINE_DTYPE: float32, QUIRE_ENGINE_GRACE_SECONDS: "0.5", QUIRE_ENGINE_THREADS: "1" }
 """
-# The services' own port and name, as `quire health` is told them.
+# Addresses and service names for `quire health`.
 INSIDE = {"kvmanager": ("kvmanager:50053", "quire.v1.KVManager"), "engine": ("engine:50052", "quire.v1.Engine")}
 NO_CERTIFICATE = {"QUIRE_CERTIFICATE": "", "QUIRE_PRIVATE_KEY": ""}
 
@@ -56,7 +56,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def ca(stack: Stack) -> bytes:
-    """What clients outside are given: the authority's certificate, copied out of a container."""
+    """The authority's certificate for clients, copied from a container."""
     docker("cp", f"{stack.container('gateway')}:/etc/quire/tls/ca.pem", str(stack.folder / "ca.pem"))
     return (stack.folder / "ca.pem").read_bytes()
 
@@ -69,11 +69,11 @@ def load(stack: Stack, ca: bytes) -> Iterator[Load]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(load: Load) -> list[Asked]:
+def undisturbed(load: Load) -> list[Outcome]:
     return load.once()
 
 
-def test_both_engines_have_a_pool_and_serve_with_unique_names(stack: Stack, undisturbed: list[Asked]) -> None:
+def test_both_engines_have_a_pool_and_serve_with_unique_names(stack: Stack, undisturbed: list[Outcome]) -> None:
     (manager,) = [Scrape.of(f"http://{address}/metrics") for address in stack.metrics_addresses("kvmanager")]
     pools = manager.values("quire_kv_pool_blocks", "engine", tier="device")
     assert len(pools) == 2
@@ -83,12 +83,12 @@ def test_both_engines_have_a_pool_and_serve_with_unique_names(stack: Stack, undi
             if sample.name == "quire_routed_requests_total":
                 routed[sample.labels["engine"]] += sample.value
     assert sum(routed.values()) >= STREAMS
-    assert min(routed.values()) > 0, "one engine got nothing"
-    assert all(len(asked.answer.token_ids) == TOKENS for asked in undisturbed)
+    assert min(routed.values()) > 0, "one engine got no request"
+    assert all(len(outcome.answer.token_ids) == TOKENS for outcome in undisturbed)
 
 
 def test_prometheus_finds_every_container_by_the_projects_configuration(stack: Stack, commands: Path) -> None:
-    """Prometheus of this machine, in a container on the stack's network, where names mean all containers."""
+    """Runs this machine's Prometheus in a container on the stack's network, where names resolve to all containers."""
     (network,) = inspect(stack.container("gateway"))["NetworkSettings"]["Networks"]
     prometheus = docker(
         *("run", "--detach", "--rm", "--network", network, "--tmpfs", "/data:mode=1777"),
@@ -102,7 +102,7 @@ def test_prometheus_finds_every_container_by_the_projects_configuration(stack: S
         *("--storage.tsdb.path=/data", "--web.listen-address=0.0.0.0:9090"),
     ).strip()
     try:
-        ask = (
+        script = (
             "import json, sys, time, urllib.request\n"
             "url = 'http://127.0.0.1:9090/api/v1/query?query=count(up==1)'\n"
             "for _ in range(60):\n"
@@ -112,7 +112,7 @@ def test_prometheus_finds_every_container_by_the_projects_configuration(stack: S
             "    time.sleep(1)\n"
             "sys.exit(f'Prometheus has {found}')\n"
         )
-        done = run("docker", "exec", prometheus, "python", "-c", ask, seconds=120)
+        done = run("docker", "exec", prometheus, "python", "-c", script, seconds=120)
         assert done.returncode == 0, done.stderr + docker("logs", prometheus)
     finally:
         docker("stop", prometheus)
@@ -134,10 +134,10 @@ def test_a_client_without_tls_or_without_a_key_is_refused(stack: Stack, ca: byte
 @pytest.mark.parametrize("service", INSIDE)
 def test_services_refuse_peers_without_a_certificate(stack: Stack, service: str) -> None:
     address, name = INSIDE[service]
-    ask = ("quire", "health", address, "--service", name, "--timeout", "3")
-    assert stack.run_inside("gateway", *ask).stdout == "SERVING\n"
+    check = ("quire", "health", address, "--service", name, "--timeout", "3")
+    assert stack.run_inside("gateway", *check).stdout == "SERVING\n"
     for missing in (NO_CERTIFICATE, {**NO_CERTIFICATE, "QUIRE_CA": ""}):
-        assert "UNAVAILABLE" in stack.run_inside("gateway", *ask, **missing).stderr
+        assert "UNAVAILABLE" in stack.run_inside("gateway", *check, **missing).stderr
 
 
 @pytest.mark.parametrize("service", ["kvmanager", "engine", "gateway"])
@@ -157,18 +157,18 @@ def test_renewed_certificates_are_used_without_a_restart(stack: Stack, ca: bytes
     renew = ("certificates", "renew", "/etc/quire/certificates", "--all")
     done = stack.succeed("run", "--rm", "certificates", *renew)
     assert all(f"{service}: until" in done for service in ("kvmanager", "engine", "gateway")), done
-    for _ in range(100):  # it looks once a second, and each connection asks anew
+    for _ in range(100):  # services check for new files once a second
         if _serial(place, ca) != before:
             break
     else:
-        pytest.fail("the certificate stays")
+        pytest.fail("the certificate was not renewed")
     assert inspect(stack.container("gateway"))["State"]["StartedAt"] == started
-    assert {len(asked.answer.token_ids) for asked in load.once()} == {TOKENS}
+    assert {len(outcome.answer.token_ids) for outcome in load.once()} == {TOKENS}
 
 
 @pytest.mark.parametrize("service", ["engine", "kvmanager", "gateway"])
 def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_token(
-    stack: Stack, load: Load, undisturbed: list[Asked], report: Report, service: str
+    stack: Stack, load: Load, undisturbed: list[Outcome], report: Report, service: str
 ) -> None:
     before = {one: inspect(one)["State"]["StartedAt"] for one in stack.containers(service)}
 
@@ -178,28 +178,28 @@ def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_token(
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("is back") == len(before)
 
-    asked = load.during(restart)
+    outcomes = load.during(restart)
     assert all(inspect(one)["State"]["StartedAt"] != at for one, at in before.items())
-    for one in asked:
+    for one in outcomes:
         assert one.answer.token_ids == undisturbed[one.number].answer.token_ids
         assert one.answer.text == undisturbed[one.number].answer.text
-    moved = sum(one.moved for one in asked)
-    assert (moved > 0) == (service == "engine"), f"{moved} streams moved"
+    failovers = sum(one.failed_over for one in outcomes)
+    assert (failovers > 0) == (service == "engine"), f"{failovers} streams failed over"
     report.restarts.append(
         Restart(
             service,
             len(before),
-            requests=len(asked),
-            tokens=sum(len(one.answer.token_ids) for one in asked),
-            moved=moved,
-            longest_pause=max(one.longest_pause for one in asked),
+            requests=len(outcomes),
+            tokens=sum(len(one.answer.token_ids) for one in outcomes),
+            failed_over=failovers,
+            longest_pause=max(one.longest_pause for one in outcomes),
             undisturbed_pause=max(one.longest_pause for one in undisturbed),
         )
     )
 
 
 def _serial(place: str, ca: bytes) -> str:
-    """Return the number of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate for a new connection."""
     host, port = place.rsplit(":", 1)
     context = ssl.create_default_context(cadata=ca.decode())
     with (

@@ -100,7 +100,7 @@ def test_a_value_without_a_comment_is_found(tmp_path: Any) -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); from chart_values import values_of; values_of('a:\\n  b: 1')"
     )
     done = subprocess.run([sys.executable, "-c", program, GENERATE.parent], capture_output=True, text=True, check=False)
-    assert "ValueError: a.b is not described: it needs a comment that begins with `# -- `" in done.stderr
+    assert "ValueError: a.b must have a comment above it that begins with `# -- `" in done.stderr
 
 
 def test_the_readme_has_every_value_with_its_default() -> None:
