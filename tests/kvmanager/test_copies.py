@@ -251,5 +251,5 @@ def key_of(slots):
     return key
 
 
-Executed.TestCase.settings = random_runs(examples=300, steps=20)
+Executed.TestCase.settings = random_runs(examples=100, steps=20)
 TestEverySequenceReadsItsOwnTokens = Executed.TestCase

@@ -681,5 +681,5 @@ class RandomSteps(RuleBasedStateMachine):
         assert self.pool.device.counts.held == 0
 
 
-RandomSteps.TestCase.settings = random_runs(examples=1000, steps=9)
+RandomSteps.TestCase.settings = random_runs(examples=350, steps=9)
 TestRandomSteps = RandomSteps.TestCase

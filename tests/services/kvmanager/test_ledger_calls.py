@@ -1,5 +1,8 @@
-"""The ledger over the wire: who watches it hears of every verb, and a request's story is told on demand."""
+"""The ledger over the wire: events for watchers, and explanations of requests."""
 
+import asyncio
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import islice
@@ -8,22 +11,52 @@ from typing import Any
 import grpc
 import pytest
 
+from blocks import Allocate, Free, FreeReason, Step
+from kvmanager import KVManager, Ledger, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
+from services.kvmanager.ledger_reader import LedgerReader
+from services.kvmanager.observer import PoolObserver
+from services.kvmanager.raw_request_interceptor import RawRequestInterceptor
+from services.kvmanager.recorder import OperationsRecorder
+from services.kvmanager.servicer import KVManagerServicer
+from services.runtime import transport
 from services.runtime.errors import FIELD_METADATA
-from tests.running_quire import CALL_SECONDS, RunningService
+from tests.contract.block_managers import LoopThread
+from tests.running_quire import CALL_SECONDS
 from tests.services.kvmanager.attach_stream import Stream, commits, extends
 
 Stub = kvmanager_pb2_grpc.KVManagerStub
 
-# More than the ledger keeps.
-STEP = 30_000  # refusals; the ledger keeps 100,000 events
+KEPT = 1000  # events
+STEP = 500  # refusals
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+async def serve(address: str) -> grpc.aio.Server:
+    server = transport.server(transport.STEP_MESSAGE_BYTES, [RawRequestInterceptor()], transport.LINK_MESSAGE_BYTES)
+    manager = KVManager(epoch=1, ledger=Ledger(KEPT))
+    servicer = KVManagerServicer(manager, PoolObserver(), time.perf_counter, 0, OperationsRecorder("", 1))
+    kvmanager_pb2_grpc.add_KVManagerServicer_to_server(servicer, server)
+    transport.bind(server, address)
+    await server.start()
+    return server
 
 
 @pytest.fixture
-def manager(service: Callable[..., RunningService]) -> Stub:
-    """A manager whose ledger is empty."""
-    return Stub(service("kvmanager", "--listen", "127.0.0.1:0").channel)
+def manager(loop: LoopThread) -> Iterator[Stub]:
+    """A manager with an empty ledger of few events."""
+    with tempfile.TemporaryDirectory(prefix="quire-") as folder:  # short enough for a socket's address
+        server = loop.run(serve(address := f"unix:{folder}/manager.sock"))
+        with grpc.insecure_channel(address, options=transport.channel_options()) as channel:
+            yield Stub(channel)
+        loop.run(server.stop(grace=0))
 
 
 @pytest.fixture
@@ -165,7 +198,7 @@ def test_events_of_all_engines_stand_in_one_ledger(
 def test_a_gap_is_stated_to_a_watcher_that_wanted_what_is_gone(attached: Stream, watch: Callable[..., Watcher]) -> None:
     refuse_many(attached, 4 * STEP)
     gap, *rest = watch(1).read(150)
-    assert gap == pb.WatchEventsResponse(skipped_to=4 * STEP + 2 - 100_000)
+    assert gap == pb.WatchEventsResponse(skipped_to=4 * STEP + 2 - KEPT)
     assert [message.event.event for message in rest] == list(range(gap.skipped_to, gap.skipped_to + 149))
     # Whoever wants the oldest that there is misses nothing.
     assert watch(0).events(1)[0].event == gap.skipped_to
@@ -176,7 +209,7 @@ def test_a_watcher_that_does_not_keep_up_skips_and_is_told_and_no_engine_waits_f
 ) -> None:
     slow = watch()
     assert [event.event for event in slow.events(1)] == [1]
-    refuse_many(attached, 10 * STEP)  # answered although the watcher does not read
+    refuse_many(attached, 40 * STEP)  # more than the connection buffers
     number, (message,) = 2, slow.read(1)
     while message.HasField("event"):
         assert message.event.event == number
@@ -262,11 +295,20 @@ def test_a_request_of_which_nothing_is_kept_is_not_found(manager: Stub) -> None:
     assert "'request-1'" in caught.value.details()
 
 
-def test_an_explanation_of_a_full_ledger_keeps_no_engine_waiting(manager: Stub, attached: Stream) -> None:
-    attached.allocate(1, 4)
-    for _ in range(90):
-        attached.apply(frees=[free(99)] * 1000)
-    explanation = manager.Explain.future(pb.ExplainRequest(request_id="request-1"))
-    while not explanation.done():
-        attached.step(length_sequences=[1], length_tokens=[1])
-    assert len(explanation.result().events) == 1
+def test_an_explanation_of_a_full_ledger_pauses_for_other_tasks() -> None:
+    manager = KVManager(epoch=1, ledger=Ledger(KEPT))
+    session = manager.attach(PoolSpec("engine", 1, "m", 4, 20))
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "request-1", b"", [7] * 4, 4)]))
+    for number in range(2, KEPT):
+        manager.apply(session, Step(number, frees=[Free(99, FreeReason.FINISHED)]))
+
+    async def pauses() -> int:
+        explanation = asyncio.create_task(LedgerReader(manager.ledger).explain("request-1"))
+        count = 0
+        while not explanation.done():
+            count += 1
+            await asyncio.sleep(0)
+        assert len(explanation.result().events) == 1
+        return count
+
+    assert asyncio.run(pauses()) >= 10
