@@ -251,7 +251,7 @@ def _constrain(request: gateway_pb2.GenerateRequest, number: int) -> None:
         request.constraint.regex = "([a-z]{3,9} ){4,40}[0-9]{2}"
 
 
-class Told(NamedTuple):
+class SampleOutput(NamedTuple):
     """Tokens, text, end and log-probabilities of one sample, as a client received them."""
 
     token_ids: list[int]
@@ -260,7 +260,7 @@ class Told(NamedTuple):
     logprobs: list[decoding_pb2.TokenLogprobs]
 
 
-def told(answer: Answer) -> list[Told]:
+def samples_of(answer: Answer) -> list[SampleOutput]:
     """Join a client's messages by sample."""
     assert answer.events[0] == "started"
     assert answer.events[-1] == "finished"
@@ -271,14 +271,14 @@ def told(answer: Answer) -> list[Told]:
         deltas = [delta for delta in answer.deltas if delta.sample == index]
         token_ids = [token for delta in deltas for token in delta.token_ids]
         logprobs = [one for delta in deltas for one in delta.logprobs]
-        samples.append(Told(token_ids, "".join(delta.text for delta in deltas), end, logprobs))
+        samples.append(SampleOutput(token_ids, "".join(delta.text for delta in deltas), end, logprobs))
     return samples
 
 
 def check_equal(answers: Sequence[Answer], undisturbed: Sequence[Answer]) -> None:
     """Check that answers equal those without a fault."""
     for number, (answer, expected) in enumerate(zip(answers, undisturbed, strict=True)):
-        for sample, other in zip(told(answer), told(expected), strict=True):
+        for sample, other in zip(samples_of(answer), samples_of(expected), strict=True):
             assert sample.token_ids == other.token_ids, f"stream {number}"
             assert (sample.text, sample.end.reason) == (other.text, other.end.reason), f"stream {number}"
             assert sample.end.stop_string == other.end.stop_string

@@ -1,4 +1,4 @@
-"""Faults of an engine or of the gateway's link to it while streams run: the streams fail over to another engine."""
+"""Streams fail over from a broken link and from a draining engine; tests/acceptance has more faults."""
 
 import random
 import secrets
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
-from tests.faults import Processes, prompt
-from tests.running.failover import FAULTS, NAMES, Failing, Fault, check_equal, cut, failovers, streams, told
+from tests.faults import Processes, Streams, prompt
+from tests.running.failover import NAMES, Failing, check_equal, cut, failovers, samples_of, streams
 from tests.running_quire import CALL_SECONDS, Answer
 from tests.services.otlp_collector import Collector
 
@@ -49,12 +49,6 @@ def services(
         assert services.close() == [0, 0]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(services: Failing) -> list[Answer]:
-    """The answers without a fault."""
-    return without_faults(services, streams(STREAMS, TOKENS, "undisturbed"))
-
-
 def without_faults(services: Failing, requests: list[gateway_pb2.GenerateRequest]) -> list[Answer]:
     services.mend()
     running = services.run(requests)
@@ -63,18 +57,7 @@ def without_faults(services: Failing, requests: list[gateway_pb2.GenerateRequest
     return running.answers
 
 
-def check_under(
-    services: Failing,
-    fault: Callable[[], None],
-    tokens: int,
-    requests: list[gateway_pb2.GenerateRequest],
-    undisturbed: list[Answer],
-) -> None:
-    """Check that a fault after `tokens` tokens of all streams changes no answer."""
-    services.mend()
-    running = services.run(requests)
-    running.wait_for_tokens(tokens)
-    fault()
+def check_after_failover(services: Failing, running: Streams, undisturbed: list[Answer]) -> None:
     assert running.codes() == {}
     check_equal(running.answers, undisturbed)
     services.check_that_nothing_is_left()
@@ -90,64 +73,55 @@ def two_samples(salt: str, *stop_tokens: int) -> gateway_pb2.GenerateRequest:
 
 def test_a_finished_sample_stays_finished_when_the_other_fails_over(services: Failing) -> None:
     (free,) = without_faults(services, [two_samples("free")])
-    first, second = (sample.token_ids for sample in told(free))
+    first, second = (sample.token_ids for sample in samples_of(free))
     stop = max(first[:8], key=[*second, *first].index)  # the second sample has it late, or never
 
     def requests(salt: str) -> list[gateway_pb2.GenerateRequest]:
-        """One at each engine, and beside each a slow one, so that both still run at the fault."""
+        """One at each engine, and a slow one, so that both still run at the fault."""
         slow = [prompt(number, 40, TOKENS, salt, slow=True) for number in range(len(NAMES))]
         return [*(two_samples(f"{engine} {salt}", stop) for engine in NAMES), *slow]
 
     undisturbed = without_faults(services, requests("undisturbed"))
-    finished, long = (len(sample.token_ids) for sample in told(undisturbed[0]))
+    finished, long = (len(sample.token_ids) for sample in samples_of(undisturbed[0]))
     assert finished <= 8 < 100 < long
-    check_under(services, lambda: cut(services, random.Random(0)), 60, requests("disturbed"), undisturbed)
+    running = services.run(requests("disturbed"))
+    running.wait_for_tokens(60)
+    cut(services, random.Random(0))
+    check_after_failover(services, running, undisturbed)
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_streams_fail_over_without_a_change_of_their_answers(
-    services: Failing, undisturbed: list[Answer], fault: Fault, request: pytest.FixtureRequest
+def engine_of(services: Failing, request_id: str) -> str:
+    kvmanager = kvmanager_pb2_grpc.KVManagerStub(services.manager.channel)
+    explanation = kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id=request_id), timeout=10)
+    return explanation.events[0].engine_id
+
+
+def test_streams_of_a_drained_engine_continue_at_another_within_their_traces(
+    services: Failing, collector: Collector
 ) -> None:
-    name = request.node.name
-    draw = random.Random(name)
-    tokens = draw.randrange(STREAMS, STREAMS * TOKENS // 2)
-    check_under(
-        services,
-        lambda: fault(services, draw),
-        tokens,
-        streams(STREAMS, TOKENS, name),
-        undisturbed,
-    )
-
-
-def fail_over(services: Failing) -> tuple[str, str]:
-    """Run a stream whose engine is killed; return the stream's trace and the name of that engine."""
-    services.mend()
+    undisturbed = without_faults(services, streams(STREAMS, TOKENS, "undisturbed"))
     trace_id = secrets.token_hex(16)
-    request = prompt(0, 40, TOKENS, "traced", slow=True)
+    request = prompt(0, 40, 2 * TOKENS, "traced", slow=True)
     request.request_id = "traced"
     metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),)
     stub = gateway_pb2_grpc.GatewayStub(services.gateway.channel)
     call = stub.Generate(request, timeout=CALL_SECONDS, metadata=metadata)
     next(call)
-    kvmanager = kvmanager_pb2_grpc.KVManagerStub(services.manager.channel)
-    explanation = kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id="traced"), timeout=10)
-    lost = explanation.events[0].engine_id
-    services.engines[lost].kill()
+    running = services.run(streams(STREAMS, TOKENS, "disturbed"))
+    running.wait_for_tokens(2 * STREAMS)
+    drained = engine_of(services, "traced")
+    assert services.engines[drained].close() == 0
     answer = Answer.of(call)
-    assert len(answer.token_ids) == TOKENS
+    assert len(answer.token_ids) == 2 * TOKENS
     assert answer.finished.timing.failovers == 1
-    return trace_id, lost
+    check_after_failover(services, running, undisturbed)
 
-
-def test_both_attempts_are_parts_of_one_trace(services: Failing, collector: Collector) -> None:
-    trace_id, lost = fail_over(services)
-    spans = collector.wait_for(trace_id, "generate", "attempt", "attempt", "llm_request", "hold blocks")
-    (root,), (first, second) = ([span for span in spans if span.name == name] for name in ("generate", "attempt"))
-    (request_span,) = [span for span in spans if span.name == "llm_request"]  # the other engine took its own with it
+    spans = collector.wait_for(trace_id, "generate", "attempt", "attempt", "llm_request", "llm_request", "hold blocks")
+    (root,), (first, second), parts = (
+        [span for span in spans if span.name == name] for name in ("generate", "attempt", "llm_request")
+    )
     assert first.parent_id == second.parent_id == root.span_id
-    assert (first.fault, second.fault) == ("lost", "")
-    assert first.attributes["quire.engine"] == lost == root.event("failover").attributes["quire.engine"]
-    assert request_span.parent_id == second.span_id
+    assert (first.fault, second.fault) == ("drained", "")
+    assert first.attributes["quire.engine"] == drained == root.event("failover").attributes["quire.engine"]
+    assert [part.parent_id for part in parts] == [first.span_id, second.span_id]
     assert root.attributes["quire.attempts"] == 2
-    services.check_that_nothing_is_left()
