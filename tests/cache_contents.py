@@ -33,7 +33,7 @@ class CommittedChains:
             tokens = (*tokens, *commit.token_ids)
             self._committed[commit.sequence] = (salt, tokens)
             self._remember(salt, tokens)
-        assert all(seal.key in self.tokens for seal in applied.sealed), "a key stands for committed tokens"
+        assert all(seal.key in self.tokens for seal in applied.sealed), "a key has committed tokens"
         cached = {change.sequence: change.cached_tokens for change in applied.result.tables}
         for position, allocate in enumerate(step.allocates):
             if (StepItem.ALLOCATE, position) not in refused:
@@ -73,4 +73,4 @@ def _contents_along(folder: Path, tokens: Tokens, block_size: int) -> dict[Token
 
 def _compare(block: int, held: torch.Tensor, expected: torch.Tensor) -> None:
     off = (held - expected).abs().amax((2, 3, 4)) / expected.abs().amax((2, 3, 4))
-    assert off.max() < TOLERANCE, f"block {block} is not what its key says: off by {off.tolist()} [layer][K, V]"
+    assert off.max() < TOLERANCE, f"block {block} differs from its key's tokens by {off.tolist()} [layer][K, V]"

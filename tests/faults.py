@@ -1,7 +1,7 @@
-"""Services that a test lets fail one by one while streams run, and the streams, which must not notice.
+"""Faults of single services while streams run; the streams continue unchanged.
 
-Engine and KV manager speak through a forwarder. A fault is a function of the services and a source of random numbers:
-it breaks something and returns when everything is together again.
+A forwarder is between engine and KV manager. A fault is a function of the services and a source of random numbers: it
+breaks something and returns when all services are connected again.
 """
 
 import random
@@ -23,7 +23,7 @@ from tests.scrape import Scrape
 
 LEASE_SECONDS = 2.0
 _WAIT_SECONDS = 60
-# More than HTTP/2's own small talk, less than one Step of some sequences or the end of a stream with its reason.
+# More than HTTP/2's control frames, less than a Step of some sequences or the end of a stream with its reason.
 _BYTES_OF_A_MESSAGE = 60
 # Most of a report on a pool of 1024 blocks.
 _BYTES_OF_A_REPORT = 1500
@@ -33,7 +33,7 @@ Away = Callable[["Services"], AbstractContextManager[None]]
 
 
 class Streams:
-    """Many concurrent generations, each read by its own thread."""
+    """Concurrent generations, each read by a thread."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Streams:
         requests: Sequence[gateway_pb2.GenerateRequest],
         seconds: float = _WAIT_SECONDS,
     ) -> None:
-        """Begin them. Each wait ends after `seconds`, and each generation after twice as long."""
+        """Start them. Each wait ends after `seconds`, and each generation after twice as long."""
         self._seconds = seconds
         self.answers = [Answer() for _ in requests]
         self._failures: dict[int, grpc.RpcError] = {}
@@ -56,18 +56,16 @@ class Streams:
             reader.start()
 
     def wait_for_starts(self) -> None:
-        """Wait until each has started."""
         self._wait(lambda: self._started == len(self._calls))
 
     def wait_for_tokens(self, count: int) -> None:
-        """Wait until all together have brought this many tokens."""
+        """Wait until all together have received this many tokens."""
         self._wait(lambda: self._tokens >= count)
 
     def cancel(self, number: int) -> None:
         self._calls[number].cancel()
 
     def running(self) -> int:
-        """How many have not ended."""
         return sum(reader.is_alive() for reader in self._readers)
 
     def tokens(self) -> list[list[int]]:
@@ -239,8 +237,8 @@ class Services:
             watch.close()
 
     def check_that_nothing_is_left(self) -> None:
-        """Once all requests have ended: nothing is held, and nothing was ever computed twice."""
-        wait_until(lambda: self.pool().sequences == 0, "all sequences are gone")
+        """Once all requests have ended, check that nothing is held and nothing was recomputed."""
+        wait_until(lambda: self.pool().sequences == 0, "all sequences are freed")
         pool = self.pool()
         assert (pool.device.held, pool.device.withheld) == (0, 0)
         assert pool.device.free + pool.device.cached == pool.device_blocks
@@ -261,7 +259,7 @@ class Services:
 
 
 class Processes:
-    """All services that were started: whatever happens, none of them outlives the test."""
+    """All services that were started; none outlives the test."""
 
     def __init__(self) -> None:
         self._all: list[RunningService] = []
@@ -271,13 +269,13 @@ class Processes:
 
     def end(self) -> list[str]:
         """Kill running services, and return their labels."""
-        left = [service for service in self._all if service.process.poll() is None]
-        for service in left:
+        running = [service for service in self._all if service.process.poll() is None]
+        for service in running:
             service.kill()
         for service in self._all:
             service.channel.close()
             service.output.finish()
-        return [service.label for service in left]
+        return [service.label for service in running]
 
 
 def wait_until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
@@ -309,7 +307,7 @@ def prompts(count: int, max_tokens: int, salt: str = "", *, slow: bool = False) 
 
 
 def kill_the_manager(services: Services, _draw: random.Random) -> None:
-    """Kill the KV manager, and start it again without anything."""
+    """Kill the KV manager, and start an empty one."""
     with services.manager_away():
         pass
 
@@ -324,7 +322,7 @@ def cut_the_connection(services: Services, draw: random.Random) -> None:
 
 
 def cut_without_a_refusal(services: Services, _draw: random.Random) -> None:
-    """Cut the connection; the next one is carried."""
+    """Cut the connection, and accept the next."""
     with services.reattaching():
         services.forwarder.cut()
 
@@ -346,24 +344,24 @@ def deliver_late(services: Services, _draw: random.Random) -> None:
 def attach_late(services: Services, _draw: random.Random) -> None:
     """Deliver an abandoned attempt to attach to the manager after a later one.
 
-    The manager takes the late one for the newest: the engine has to attach once more. An engine that paused within its
-    report was taken for one at its end: then the manager gets half an attempt, and another one has to come.
+    The manager treats the late attempt as the newest, so the engine attaches again. An engine that pauses within its
+    report looks like one at its end: the manager then gets a partial attempt, and another attempt follows.
     """
-    assert any(_attached_once_more(services) for _ in range(5))
+    assert any(_attached_again(services) for _ in range(5))
 
 
-def _attached_once_more(services: Services) -> bool:
-    """Return whether the attempt was whole, so that the engine had to attach after it."""
+def _attached_again(services: Services) -> bool:
+    """Return whether the attempt was complete, so that the engine attached again."""
     with services.reattaching():
         services.forwarder.hold_next()
         services.forwarder.cut()
         late = services.forwarder.held_next(_BYTES_OF_A_REPORT)
-        services.forwarder.wait_for_silence(late)  # after the last page, which has no mark that is seen here
+        services.forwarder.wait_for_silence(late)  # because the last page has no visible mark
         services.forwarder.leave_client(late)
     before = services.pool().session
     services.forwarder.release(late)
     try:
-        wait_until(lambda: services.pool().session > before + 1, "the engine has attached once more", 10)
+        wait_until(lambda: services.pool().session > before + 1, "the engine has attached again", 10)
     except AssertionError:
         return False
     finally:
@@ -387,7 +385,7 @@ def stop_the_engine(services: Services, _draw: random.Random) -> None:
         services.engine.process.send_signal(signal.SIGSTOP)
         try:
             services.forwarder.cut()
-            wait_until(lambda: "first" not in services.pools(), "the pool is gone", _WAIT_SECONDS)
+            wait_until(lambda: "first" not in services.pools(), "the pool is dropped", _WAIT_SECONDS)
         finally:
             services.engine.process.send_signal(signal.SIGCONT)
     after = services.pool()
@@ -403,10 +401,10 @@ def kill_another_engine(
     gateway.output.wait_for("gateway is ready")
     victims = Streams(gateway_pb2_grpc.GatewayStub(gateway.channel), prompts(4, 1500))
     victims.wait_for_tokens(20)
-    wait_until(lambda: services.pools()["second"].sequences == 4, "all of them run")
+    wait_until(lambda: services.pools()["second"].sequences == 4, "all sequences run")
     just_before(services)
     engine.kill()
-    wait_until(lambda: "second" not in services.pools(), "the pool is gone", LEASE_SECONDS + 20)
+    wait_until(lambda: "second" not in services.pools(), "the pool is dropped", LEASE_SECONDS + 20)
     assert set(victims.codes().values()) == {grpc.StatusCode.UNAVAILABLE}
     assert gateway.close() == 0
 
@@ -419,7 +417,7 @@ def cancel_some(services: Services, streams: Streams, draw: random.Random) -> li
         streams.cancel(number)
     wait_until(
         lambda: services.engine_metric("quire_num_requests_running") <= count - len(cancelled),
-        "the engine has heard of the cancellations",
+        "the engine has received the cancellations",
     )
     return cancelled
 
@@ -429,7 +427,7 @@ def cut_while_requests_come_and_go(
 ) -> list[list[int]]:
     """Run short requests, 8 at a time, and cut the connection again and again; return their tokens.
 
-    Answers take a while, so that at each cut some are under way, to Steps with the frees of what had just ended.
+    Answers are delayed, so that each cut loses some: those to Steps with frees of ended sequences.
     """
     services.forwarder.delay_answers(0.05)
     cut_without_a_refusal(services, random.Random())
@@ -447,5 +445,5 @@ def cut_while_requests_come_and_go(
 
 
 def wait_for_sequences(services: Services, most: int) -> None:
-    """Wait until there are no more than this many: frees follow the report by a Step."""
+    """Wait until at most `most` sequences hold blocks: frees follow the report by a Step."""
     wait_until(lambda: services.pool().sequences <= most, f"no more than {most} sequences hold blocks")

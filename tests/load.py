@@ -1,7 +1,6 @@
-"""Load for a running gateway: many streams at once, cancellations at random moments, and clients that die.
+"""Load for a running gateway: many streams at once, cancellations at random moments, and killed clients.
 
-What a request says is up to whoever calls: `request(number)` makes it. Everything raises what a call ended with, unless
-that is what was wanted.
+`request(number)` builds a request. Unexpected ends of calls are raised.
 """
 
 import random
@@ -49,7 +48,7 @@ def prompt_request(
 
 
 def run_streams(quire: RunningQuire, requests: Iterable[Request], concurrency: int) -> list[Answer]:
-    """Run all requests, at most `concurrency` at a time, and return their answers in order."""
+    """Run at most `concurrency` requests at a time, and return all answers in order."""
     with ThreadPoolExecutor(concurrency) as clients:
         return list(clients.map(quire.generate, requests))
 
@@ -80,7 +79,7 @@ def let_deadlines_pass(
 
 def kill_a_client_mid_stream(quire: RunningQuire, request: Request, deltas: int = 3) -> None:
     """Run a slow request in a client process, and kill that process when it has received some deltas."""
-    wanted = ["started"] + ["delta"] * deltas
+    expected = ["started"] + ["delta"] * deltas
     client = subprocess.Popen(
         [sys.executable, "-m", "tests.load", quire.addresses["gateway"]],
         cwd=Path(__file__).parent.parent,
@@ -92,7 +91,7 @@ def kill_a_client_mid_stream(quire: RunningQuire, request: Request, deltas: int 
     with client, client.stdin, client.stdout:
         client.stdin.write(request.SerializeToString())
         client.stdin.close()
-        assert [client.stdout.readline().decode().strip() for _ in wanted] == wanted
+        assert [client.stdout.readline().decode().strip() for _ in expected] == expected
         client.kill()
 
 
@@ -117,7 +116,7 @@ def _code_of(call: Iterable[gateway_pb2.GenerateResponse]) -> grpc.StatusCode | 
     return None
 
 
-def _be_a_client(address: str) -> None:
+def _run_client(address: str) -> None:
     """Run the request on standard input, and print the kind of each message."""
     request = Request.FromString(sys.stdin.buffer.read())
     with grpc.insecure_channel(address, options=transport.channel_options()) as channel:
@@ -127,4 +126,4 @@ def _be_a_client(address: str) -> None:
 
 
 if __name__ == "__main__":
-    _be_a_client(sys.argv[1])
+    _run_client(sys.argv[1])

@@ -1,6 +1,6 @@
-"""`python -m tests.running.damaged_kvmanager kvmanager ARGUMENTS...` is `quire kvmanager` with broken memory.
+"""`python -m tests.running.damaged_kvmanager kvmanager ARGUMENTS...` is `quire kvmanager` with damaged pools.
 
-At SIGUSR1 a cached block of every pool gets a holder that there is not, as a bug would give it.
+At SIGUSR1 the count of a cached block of every pool rises without a holder, as by a bug.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`python -m tests.running.engine_that_loses_its_device engine ...` is `quire engine` whose device is lost at a step.
 
-From then on whatever is asked of the device fails, as CUDA does after an illegal address.
+From then on every use of the device fails, as CUDA does after an illegal address.
 """
 
 import torch
@@ -19,16 +19,16 @@ class LosingRunner(ModelRunner):
 
     def launch(self, plan: StepPlan) -> Launched:
         LosingRunner.launches += 1
-        _ask_the_device()
+        _use_device()
         return super().launch(plan)
 
 
-def _ask_the_device() -> None:
+def _use_device() -> None:
     if LosingRunner.launches > LAST_STEP:
         raise torch.AcceleratorError(MESSAGE)
 
 
 if __name__ == "__main__":
     assembly.ModelRunner = LosingRunner  # type: ignore[misc]
-    assembly.check_of = lambda device: _ask_the_device
+    assembly.check_of = lambda device: _use_device
     main()

@@ -1,7 +1,7 @@
-"""Engines that fail while streams run, the gateway that fails the streams over, and checks of their answers.
+"""Engines that fail while streams run, a gateway that fails the streams over, and checks of their answers.
 
-The gateway speaks to each engine through a forwarder. A fault is a function of the services and a source of random
-numbers: it breaks an engine or its link, and returns when that engine can be mended.
+A forwarder is between the gateway and each engine. A fault is a function of the services and a source of random
+numbers: it breaks an engine or its link, and returns when that engine can be restarted.
 """
 
 import random
@@ -24,7 +24,7 @@ TOLERANCE = 1e-3  # of log-probabilities
 # Of silence, after which an engine counts as lost.
 LINK_SECONDS = 5.0
 _GRACE_SECONDS = 0.2
-_EOS_TOO = 40  # a token that ends some of the streams
+_STOP_TOKEN = 40  # a token that ends some of the streams
 _SCHEMA = (
     '{"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer"}}, "required": ["name"]}'
 )
@@ -70,7 +70,7 @@ class Failing:
             wait_until(lambda name=name: self._is_linked(name), f"engine {name} has its link")  # type: ignore[misc]
 
     def restart_while_streams_run(self) -> int:
-        """Start engines again that have ended, as a supervisor would, until no stream runs; return how many ended."""
+        """Restart engines that have ended, as a supervisor would, until no stream runs; return the count of ends."""
         deaths = 0
         while self._any_stream_runs():
             for name, engine in self.engines.items():
@@ -82,16 +82,16 @@ class Failing:
         return deaths + sum(engine.process.poll() is not None for engine in self.engines.values())
 
     def wait_for_loss(self, name: str, after: int) -> None:
-        """Wait until the gateway lets a request leave an engine, in its output from line `after` on.
+        """Wait until a request fails over from an engine, in the gateway's output from line `after` on.
 
-        Return also when all streams have ended: then there is no such request any more.
+        Return also when all streams have ended.
         """
 
-        def left() -> bool:
+        def lost() -> bool:
             lines = self.gateway.output.lines[after:]
             return any(f"fails over from engine {name}" in line for line in lines) or not self._any_stream_runs()
 
-        wait_until(left, f"a request leaves engine {name}")
+        wait_until(lost, f"a request fails over from engine {name}")
 
     def check_that_nothing_is_left(self) -> None:
         """Once all streams have ended, no engine that runs holds a block for them."""
@@ -101,7 +101,7 @@ class Failing:
             pools = kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest(), timeout=10).pools
             return sum(pool.sequences for pool in pools)
 
-        wait_until(lambda: held() == 0, "all sequences are gone")
+        wait_until(lambda: held() == 0, "all sequences are freed")
 
     def close(self) -> list[int]:
         """Stop all services; return the exit statuses of gateway and manager."""
@@ -117,8 +117,8 @@ class Failing:
 
     def _is_linked(self, name: str) -> bool:
         address = self.forwarders[name].address
-        said = [line for line in self.gateway.output.lines if f"engine at {address}" in line]
-        return bool(said) and "serves" in said[-1]
+        lines = [line for line in self.gateway.output.lines if f"engine at {address}" in line]
+        return bool(lines) and "serves" in lines[-1]
 
     def _wait_for_link(self, name: str, after: int) -> None:
         self.gateway.output.wait_for(f"engine at {self.forwarders[name].address} serves", after=after)
@@ -154,8 +154,8 @@ def drain(services: Failing, draw: random.Random) -> None:
     assert engine.process.wait(timeout=30) == 0
 
 
-def stand_still(services: Failing, draw: random.Random) -> None:
-    """Stop an engine until its streams have failed over, and continue it."""
+def suspend(services: Failing, draw: random.Random) -> None:
+    """Suspend an engine until its streams have failed over, and resume it."""
     name, after = draw.choice(NAMES), len(services.gateway.output.lines)
     services.engines[name].process.send_signal(signal.SIGSTOP)
     try:
@@ -175,8 +175,8 @@ def cut(services: Failing, draw: random.Random) -> None:
     forwarder.accept()
 
 
-def there_and_back(services: Failing, draw: random.Random) -> None:
-    """Stop an engine, and kill the other one as soon as it continues: it gets requests that it had before."""
+def suspend_and_kill(services: Failing, draw: random.Random) -> None:
+    """Suspend an engine, resume it, and kill the other one: the first gets its earlier requests again."""
     name, other = draw.sample(NAMES, 2)
     after = len(services.gateway.output.lines)
     process = services.engines[name].process
@@ -188,22 +188,22 @@ def there_and_back(services: Failing, draw: random.Random) -> None:
     services.engines[other].kill()
 
 
-# Those that leave an engine to be started again come last.
+# Faults that need a restart come last.
 FAULTS: dict[str, Fault] = {
     "the link to an engine breaks": cut,
-    "an engine stands still and comes back to life": stand_still,
+    "an engine is suspended and resumed": suspend,
     "an engine drains past its grace": drain,
     "an engine is killed": kill,
 }
 # Sequences of faults.
-CHAINS: dict[str, Fault] = {"an engine stands still, and the other one is killed": there_and_back}
+CHAINS: dict[str, Fault] = {"an engine is suspended, and the other one is killed": suspend_and_kill}
 
 
 # Streams
 
 
 def streams(count: int, max_tokens: int, salt: str) -> list[gateway_pb2.GenerateRequest]:
-    """Make requests of all kinds, always the same for a number; the salt keeps a run from finding another's blocks."""
+    """Make requests of all kinds, always the same for a number. Runs with different salts share no cached blocks."""
     return [_stream(number, max_tokens, salt) for number in range(count)]
 
 
@@ -215,7 +215,7 @@ def _stream(number: int, max_tokens: int, salt: str) -> gateway_pb2.GenerateRequ
         request.sampling.sample_count = 2
         return request
     if number % 2 == 0:
-        request.sampling.seed = SLOW_SEED  # of no effect on a greedy request, but that its steps are slow
+        request.sampling.seed = SLOW_SEED  # slow; a greedy request has no other use of it
     else:
         request.sampling.temperature, request.sampling.seed = 1.0, draw.getrandbits(40)
         request.sampling.top_p = draw.choice((1.0, 0.9))
@@ -239,8 +239,8 @@ def _add_rules(request: gateway_pb2.GenerateRequest, draw: random.Random) -> Non
         request.logit_rules.frequency_penalty = 0.3
         request.logit_rules.presence_penalty = 0.2
     if draw.random() < 0.5:
-        request.logit_rules.logit_bias[_EOS_TOO] = 2.0
-        request.stopping.stop_token_ids.append(_EOS_TOO)
+        request.logit_rules.logit_bias[_STOP_TOKEN] = 2.0
+        request.stopping.stop_token_ids.append(_STOP_TOKEN)
         request.stopping.min_tokens = draw.choice((0, 20))
 
 
@@ -252,7 +252,7 @@ def _constrain(request: gateway_pb2.GenerateRequest, number: int) -> None:
 
 
 class SampleOutput(NamedTuple):
-    """Tokens, text, end and log-probabilities of one sample, as a client received them."""
+    """Tokens, text, end and log-probabilities of one sample."""
 
     token_ids: list[int]
     text: str
@@ -290,8 +290,10 @@ def check_equal(answers: Sequence[Answer], undisturbed: Sequence[Answer]) -> Non
         assert answer.started.prompt_tokens == expected.started.prompt_tokens
 
 
-def _check_logprobs(said: Sequence[decoding_pb2.TokenLogprobs], expected: Sequence[decoding_pb2.TokenLogprobs]) -> None:
-    for one, other in zip(said, expected, strict=True):
+def _check_logprobs(
+    actual: Sequence[decoding_pb2.TokenLogprobs], expected: Sequence[decoding_pb2.TokenLogprobs]
+) -> None:
+    for one, other in zip(actual, expected, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)
         assert list(one.top_logprobs) == pytest.approx(list(other.top_logprobs), abs=TOLERANCE)
 

@@ -12,7 +12,7 @@ _SILENCE_SECONDS = 0.2
 _CHUNK_BYTES = 65536
 
 
-class Way:
+class Direction:
     """One direction of a connection."""
 
     def __init__(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, delay_seconds: float) -> None:
@@ -27,26 +27,26 @@ class Way:
         self._delay_seconds = delay_seconds
         self._arrived: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
-    async def carry(self, tell: Callable[[], None]) -> None:
-        """Forward bytes until the source ends, then end the target. `tell` is called when counts change."""
-        reading = asyncio.create_task(self._read(tell))
+    async def carry(self, notify: Callable[[], None]) -> None:
+        """Forward bytes until the source ends, then end the target. `notify` is called when counts change."""
+        reading = asyncio.create_task(self._read(notify))
         try:
-            await self._write(tell)
+            await self._write(notify)
         finally:
             reading.cancel()
             self._target.close()
 
-    async def _read(self, tell: Callable[[], None]) -> None:
-        data = b"nothing yet"
+    async def _read(self, notify: Callable[[], None]) -> None:
+        data = b"not empty"
         while data:
             data = b""
             with suppress(OSError):
                 data = await self._source.read(_CHUNK_BYTES)
             self.waiting_bytes += len(data)
             self._arrived.put_nowait((asyncio.get_running_loop().time() + self._delay_seconds, data))
-            tell()
+            notify()
 
-    async def _write(self, tell: Callable[[], None]) -> None:
+    async def _write(self, notify: Callable[[], None]) -> None:
         while True:
             due, data = await self._arrived.get()
             await asyncio.sleep(due - asyncio.get_running_loop().time())
@@ -57,7 +57,7 @@ class Way:
             self.waiting_bytes -= len(data)
             if self._target.transport.is_closing():
                 self.lost_bytes += len(data)
-                tell()
+                notify()
                 continue
             self._target.write(data)
             with suppress(OSError):
@@ -65,20 +65,22 @@ class Way:
 
 
 class Connection:
-    """A client's connection and the one to the service that it is carried over."""
+    """A client's connection and the service's connection for it."""
 
-    def __init__(self, client: asyncio.StreamWriter, service: asyncio.StreamWriter, upwards: Way, downwards: Way):
+    def __init__(
+        self, client: asyncio.StreamWriter, service: asyncio.StreamWriter, upwards: Direction, downwards: Direction
+    ):
         self.alive = True
         self.client = client
         self.service = service
         self.upwards = upwards
         self.downwards = downwards
 
-    async def carry(self, tell: Callable[[], None]) -> None:
+    async def carry(self, notify: Callable[[], None]) -> None:
         """Carry both directions until both have ended."""
-        await asyncio.gather(self.upwards.carry(tell), self.downwards.carry(tell))
+        await asyncio.gather(self.upwards.carry(notify), self.downwards.carry(notify))
         self.alive = False
-        tell()
+        notify()
 
     def cut(self) -> None:
         """Break both sides; bytes in flight are lost."""
@@ -121,7 +123,7 @@ class Forwarder:
         self._wait(lambda: self._refusals >= count)
 
     def delay_answers(self, seconds: float) -> None:
-        """Let everything that comes from the service arrive that much later, from the next connection on."""
+        """Delay the service's bytes by `seconds`, from the next connection on."""
         self._delay_seconds = seconds
 
     def hold(self, answers: bool = False) -> Connection:
@@ -153,9 +155,9 @@ class Forwarder:
 
     def wait_for_silence(self, connection: Connection) -> None:
         """Wait until the client has sent nothing for a while."""
-        said = -1
-        while said != connection.upwards.waiting_bytes:
-            said = connection.upwards.waiting_bytes
+        before = -1
+        while before != connection.upwards.waiting_bytes:
+            before = connection.upwards.waiting_bytes
             time.sleep(_SILENCE_SECONDS)
 
     def wait_for_held_bytes(self, connection: Connection, count: int) -> None:
@@ -182,7 +184,7 @@ class Forwarder:
         self._wait(lambda: not connection.alive)
 
     def close(self) -> None:
-        """Break everything and listen no more."""
+        """Break all connections and close the listener."""
         self._do(self._stop.set)
         self._thread.join(_WAIT_SECONDS)
         assert not self._thread.is_alive()
@@ -207,21 +209,21 @@ class Forwarder:
         except OSError:
             writer.transport.abort()
             self._refusals += 1
-            self._tell()
+            self._notify()
             return
         connection = Connection(
             writer,
             service_writer,
-            upwards=Way(reader, service_writer, 0),
-            downwards=Way(service_reader, writer, self._delay_seconds),
+            upwards=Direction(reader, service_writer, 0),
+            downwards=Direction(service_reader, writer, self._delay_seconds),
         )
         self._connections.append(connection)
         if self._holding_next:
             connection.upwards.open.clear()
             self._holding_next = False
-        self._tell()
+        self._notify()
         with suppress(asyncio.CancelledError):  # the loop is ending
-            await connection.carry(self._tell)
+            await connection.carry(self._notify)
 
     def _alive(self) -> list[Connection]:
         return [connection for connection in self._connections if connection.alive]
@@ -230,21 +232,21 @@ class Forwarder:
         for connection in self._alive():
             connection.cut()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._news:
             self._news.notify_all()
 
     def _wait(self, done: Callable[[], bool]) -> None:
         with self._news:
-            assert self._news.wait_for(done, _WAIT_SECONDS), "what the forwarder waits for did not happen"
+            assert self._news.wait_for(done, _WAIT_SECONDS), "the forwarder waited in vain"
 
     def _do(self, act: Callable[[], object]) -> None:
         """Act on the loop, and return when it is done."""
         done = threading.Event()
 
-        def act_and_say() -> None:
+        def act_and_report() -> None:
             act()
             done.set()
 
-        self._loop.call_soon_threadsafe(act_and_say)
+        self._loop.call_soon_threadsafe(act_and_report)
         assert done.wait(_WAIT_SECONDS)

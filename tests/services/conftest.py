@@ -10,7 +10,7 @@ from tests.running_quire import RunningQuire, RunningService, start_quire
 
 @pytest.fixture(scope="session")
 def tiny_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
-    """One Quire for all these tests: a tiny Llama and 64 blocks of 16 tokens. Each test leaves it without requests."""
+    """A tiny Llama and 64 blocks of 16 tokens for the session. No requests remain after a test."""
     pool = ("--device-blocks", "64", "--max-sequences", "16")
     one = start_quire("--model", str(tiny_model("llama")), *pool, "--http-listen", "127.0.0.1:0")
     yield one
@@ -20,7 +20,7 @@ def tiny_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Callable[..., RunningService]]:
-    """Starts services by their own commands; whatever still runs at the end of the module is stopped."""
+    """Starts services by their own commands, and stops them at the end of the module."""
     running: list[RunningService] = []
 
     def start(label: str, *arguments: str) -> RunningService:

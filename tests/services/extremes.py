@@ -29,8 +29,8 @@ Message = gateway_pb2.GenerateRequest | engine_pb2.Submission
 Set = Callable[[Any, Any], None]
 Admits = Callable[[Any], bool]
 
-_MOST_TOKENS = 4
-_REFUSABLE = 0.35  # the share of cases whose extremes need not be in range
+_MAX_TOKENS = 4
+_REFUSED = 0.35  # the share of cases whose extremes need not be in range
 _INT32, _INT64 = 2**31, 2**63
 _TINY = (0.0, -0.0, 5e-324, -5e-324, 2.3e-308, 1e-300, 1e-45, 1.2e-38, -1e-38, 1e-30, 1e-9, -1e-9)
 _PLAIN = (0.3, 1 - 2**-53, 1.0, 1 + 2**-52, -1.0, 2.0, -2.0, 10.0, -10.0, 10.000001, 100.0, 500.0, -500.0)
@@ -99,7 +99,7 @@ def _from(least: float, most: float) -> Admits:
 _IS_TOKEN = _from(0, VOCABULARY - 1)
 _IS_TIME = _from((0, 1), (86_400, 0))  # type: ignore[arg-type]
 
-# How each field is set, its extremes, and which of them are taken when nothing else is wrong.
+# Setter, extremes and valid range of each field.
 _FIELDS: dict[str, tuple[Set, Sequence[Any], Admits]] = {
     "sampling.temperature": (_in("sampling", "temperature"), _DOUBLES, _from(0, 1e308)),
     "sampling.top_p": (_in("sampling", "top_p"), _DOUBLES, _from(5e-324, 1)),
@@ -116,7 +116,7 @@ _FIELDS: dict[str, tuple[Set, Sequence[Any], Admits]] = {
     "beam_search.width": (_in("beam_search", "width"), _SEVERAL, _from(1, 17)),
     "beam_search.length_penalty": (_in("beam_search", "length_penalty"), _DOUBLES, _from(-10, 10)),
     "stopping.max_tokens": (_in("stopping", "max_tokens"), _COUNTS, _from(1, 21)),
-    "stopping.min_tokens": (_in("stopping", "min_tokens"), _COUNTS, _from(0, _MOST_TOKENS)),
+    "stopping.min_tokens": (_in("stopping", "min_tokens"), _COUNTS, _from(0, _MAX_TOKENS)),
     "stopping.stop_token_ids": (_appended("stopping", "stop_token_ids"), _TOKENS, _IS_TOKEN),
     "logprobs": (_output("logprobs"), _COUNTS, _from(0, 20)),
     "prompt_logprobs": (_output("prompt_logprobs"), _COUNTS, _from(0, 20)),
@@ -142,7 +142,6 @@ class Case:
 
     @property
     def is_submission(self) -> bool:
-        """Whether it goes to the engine itself."""
         return isinstance(self.request, engine_pb2.Submission)
 
 
@@ -156,9 +155,9 @@ def case(number: int) -> Case:
     _prompt(request, 20)
     _prompt(request, 30 + number % 50)
     request.sampling.temperature, request.sampling.top_p, request.sampling.seed = 0, 1, number
-    request.stopping.max_tokens = _MOST_TOKENS
+    request.stopping.max_tokens = _MAX_TOKENS
     _KINDS[kind](request)
-    names, refusable = draw.sample([*fields], 2), draw.random() < _REFUSABLE
+    names, refusable = draw.sample([*fields], 2), draw.random() < _REFUSED
     extremes = {
         name: draw.choice([value for value in fields[name][1] if refusable or fields[name][2](value)]) for name in names
     }
@@ -239,7 +238,7 @@ class Outcomes:
 
 
 def run_cases(quire: RunningQuire, numbers: Sequence[int], outcomes: Outcomes) -> None:
-    """Run the cases of these numbers beside a stream that must not notice."""
+    """Run the cases of these numbers while another stream continues unchanged."""
     cases = [case(number) for number in numbers]
     pool, processes = quire.pool(), quire.children()
     neighbour = Neighbour(lambda: tokens_over_grpc(quire.gateway))
@@ -256,7 +255,7 @@ def run_cases(quire: RunningQuire, numbers: Sequence[int], outcomes: Outcomes) -
     outcomes.faults += neighbour.faults
     assert neighbour.streams > 0
     settled = quire.settled_pool()
-    assert (settled.incarnation, quire.children()) == (pool.incarnation, processes), "a service began anew"
+    assert (settled.incarnation, quire.children()) == (pool.incarnation, processes), "a service was restarted"
     assert settled.device.held == 0, "no prefix is pinned"
 
 
@@ -319,14 +318,14 @@ def _submit(quire: RunningQuire, cases: list[Case], outcomes: Outcomes) -> None:
     if not cases:
         return
     outgoing: queue.SimpleQueue[engine_pb2.ServeRequest | None] = queue.SimpleQueue()
-    waiting, under_way = iter(cases), dict[str, Case]()
+    pending, in_flight = iter(cases), dict[str, Case]()
     tokens: dict[str, list[list[int]]] = {}
     logprobs: dict[str, list[decoding_pb2.TokenLogprobs]] = {}
 
     def send(most: int) -> None:
-        for one in itertools.islice(waiting, most):
+        for one in itertools.islice(pending, most):
             assert isinstance(one.request, engine_pb2.Submission)
-            under_way[one.request.request_id] = one
+            in_flight[one.request.request_id] = one
             outgoing.put(engine_pb2.ServeRequest(submission=one.request))
 
     send(WINDOW)
@@ -342,13 +341,13 @@ def _submit(quire: RunningQuire, cases: list[Case], outcomes: Outcomes) -> None:
             logprobs.setdefault(scores.request_id, []).extend(scores.logprobs)
         for refused in step.refused:
             named = refused.reason == engine_pb2.REFUSAL_REASON_INVALID and refused.field and refused.detail
-            outcomes.add(under_way.pop(refused.request_id), "REFUSED", [] if named else [str(refused)])
+            outcomes.add(in_flight.pop(refused.request_id), "REFUSED", [] if named else [str(refused)])
         for finished in step.finished:
-            one = under_way.pop(finished.request_id)
+            one = in_flight.pop(finished.request_id)
             texts = tokens.pop(finished.request_id, [])
             outcomes.add(one, *_end(one, finished, texts, logprobs.pop(finished.request_id, [])))
-        send(WINDOW - len(under_way))
-        if not under_way:
+        send(WINDOW - len(in_flight))
+        if not in_flight:
             break
     outgoing.put(None)
     call.cancel()

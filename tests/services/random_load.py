@@ -1,7 +1,7 @@
 """Short random requests of every kind for a running gateway, and their allowed outcomes.
 
-The number of an errand says all about it: the same number is the same errand in every run. A new way of decoding gets
-a function of its own in `_KINDS`, something new to be refused a line in `_FAULTS`.
+The same number makes the same call in every run. A new way of decoding gets a function in `_KINDS`, a new refusal a
+line in `_FAULTS`.
 """
 
 import random
@@ -28,13 +28,13 @@ Code = grpc.StatusCode
 Make = Callable[[Request, random.Random], None]
 
 AT_A_TIME = 24
-COMPARED = 60  # errands whose answers are compared with those that they get alone
+COMPARED = 60  # calls whose answers are compared with those alone
 LONGEST_PROMPT = 56
 MOST_TOKENS = 20
-# Some grow long, and take blocks from others; the pool holds four times as many tokens.
+# Some sequences grow, and cause preemptions; the pool holds four times as many tokens.
 GROWING_PROMPT = 16
 GROWING_TOKENS = 40
-# Of each tier. Small ones, because sequences that grow by many of them are preempted more often.
+# Of each tier. Small blocks cause more preemptions.
 BLOCKS = 64
 BLOCK_SIZE = 4
 _LETTERS = "etaoin shrdlu, the quick brown fox; Größe 北京 🙂"
@@ -43,9 +43,9 @@ _NO_NUMBER = float("nan")
 
 @dataclass(frozen=True)
 class Errand:
-    """A request and its client, which may disconnect after some messages or set a deadline.
+    """A request and its client, which may cancel after some messages or set a deadline.
 
-    `refused_for` names the field that the gateway has to blame; empty where it has to take the request.
+    `refused_for` names the field that the gateway blames; it is empty for a valid request.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Errand:
         if self.refused_for:
             return {self.refusal}
         if self.cancel_after is not None:
-            return {Code.CANCELLED, Code.OK}  # it may be over before that
+            return {Code.CANCELLED, Code.OK}  # it may end earlier
         if self.seconds is not None or self.request.HasField("timeout"):
             return {Code.DEADLINE_EXCEEDED, Code.OK}
         return {Code.OK}
@@ -70,12 +70,12 @@ class Errand:
 
 @dataclass
 class Outcomes:
-    """Outcomes of errands: counts by kind and end, and faults."""
+    """Outcomes of calls: counts by kind and end, and faults."""
 
     ends: Counter[tuple[str, Code]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     preempted: Counter[str] = field(default_factory=Counter)  # by the kind of request
-    tokens: dict[int, list[list[int]]] = field(default_factory=dict)  # of the first few errands, if they ended well
+    tokens: dict[int, list[list[int]]] = field(default_factory=dict)  # of the first calls that succeeded
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, errand: Errand, code: Code, answer: Answer, faults: Iterable[str]) -> None:
@@ -102,17 +102,17 @@ class Outcomes:
 
 
 def errand(number: int) -> Errand:
-    """Make the errand of this number: three in four must succeed, the others are refused or cancelled."""
+    """Make the call of this number: three in four succeed, the others are refused or cancelled."""
     draw = random.Random(number)
     request = _plain(draw)
     kind, make = draw.choice(_KINDS)
     make(request, draw)
     match draw.randrange(20):
         case 0 | 1:
-            spoil, refused_for, refusal = draw.choice(_FAULTS)
-            spoiled = _plain(draw)
-            spoil(spoiled)
-            return Errand(number, "refused", spoiled, refused_for, refusal)
+            invalidate, refused_for, refusal = draw.choice(_FAULTS)
+            invalid = _plain(draw)
+            invalidate(invalid)
+            return Errand(number, "refused", invalid, refused_for, refusal)
         case 2:
             return Errand(number, f"{kind}, cancelled", request, cancel_after=draw.randrange(8))
         case 3:
@@ -124,13 +124,13 @@ def errand(number: int) -> Errand:
 
 
 def run_errands(quire: RunningQuire, numbers: Iterable[int], outcomes: Outcomes, at_a_time: int = AT_A_TIME) -> None:
-    """Run the errands of these numbers concurrently."""
+    """Run the calls of these numbers concurrently."""
     with ThreadPoolExecutor(at_a_time) as clients:
         list(clients.map(lambda number: _run(quire, errand(number), outcomes), numbers))
 
 
 def check_against_those_alone(quire: RunningQuire, outcomes: Outcomes) -> None:
-    """Check that the first errands got the tokens that they get with nothing else in the engine."""
+    """Check that the first calls got the same tokens as alone."""
     assert len(outcomes.tokens) > COMPARED // 2
     for number, tokens in outcomes.tokens.items():
         request = errand(number).request
@@ -178,30 +178,28 @@ def _refusal_faults(errand: Errand, code: Code, error: grpc.RpcError) -> list[st
 
 
 def _answer_faults(errand: Errand, answer: Answer) -> list[str]:
-    """Return the fault of a complete answer; a client may cancel too late to stop it."""
+    """Return the faults of a complete answer."""
     request, samples = errand.request, answer.finished.samples
     tokens = tokens_by_sample(answer)
     least, most = request.stopping.min_tokens, request.stopping.max_tokens
     allowed = set(request.logit_rules.allowed_token_ids)
-    wanted = answer.started.sampling.sample_count
     generated = sum(map(len, tokens))
     checks = {
-        "it began once, with Started": answer.events.count("started") == 1 and answer.events[0] == "started",
-        "it ended once, with Finished": answer.events.count("finished") == 1 and answer.events[-1] == "finished",
-        "there are as many answers as asked for": len(samples) == wanted,
-        "each sample ended by itself": all(one.reason in _ENDS for one in samples),
-        "none has too many tokens, or too few": all(least <= len(one) <= most for one in tokens),
-        "who ended at the limit has all tokens": all(
+        "Started comes once, first": answer.events.count("started") == 1 and answer.events[0] == "started",
+        "Finished comes once, last": answer.events.count("finished") == 1 and answer.events[-1] == "finished",
+        "the number of samples is sample_count": len(samples) == answer.started.sampling.sample_count,
+        "each sample has a reason": all(one.reason in _ENDS for one in samples),
+        "token counts are within min_tokens and max_tokens": all(least <= len(one) <= most for one in tokens),
+        "a sample that ended at the limit has max_tokens": all(
             len(one) == most
             for one, end in zip(tokens, samples, strict=True)
             if end.reason == decoding_pb2.FINISH_REASON_LENGTH and not end.HasField("score")
         ),
         "only allowed tokens were chosen": not allowed or all(allowed.issuperset(one) for one in tokens),
-        "each token has log-probabilities where asked for": len(answer.logprobs)
-        == generated * request.output.HasField("logprobs"),
-        "each prompt token but the first has them where asked for": len(answer.prompt_logprobs)
+        "each token has its log-probabilities": len(answer.logprobs) == generated * request.output.HasField("logprobs"),
+        "each prompt token but the first has its log-probabilities": len(answer.prompt_logprobs)
         == (answer.started.prompt_tokens - 1) * request.output.HasField("prompt_logprobs"),
-        "the answers of a search come best first": not request.HasField("beam_search") or _best_first(answer),
+        "answers of a search are sorted by score": not request.HasField("beam_search") or _best_first(answer),
         "all tokens were counted": answer.finished.usage.generated_tokens == generated,
     }
     return [f"not true: {check}" for check, holds in checks.items() if not holds]
@@ -221,7 +219,7 @@ def _best_first(answer: Answer) -> bool:
 
 
 def _plain(draw: random.Random) -> Request:
-    """Make a prompt that a few other requests begin with too, and whose answer is short."""
+    """Make a request with a shared prefix and a short answer."""
     request = Request()
     request.sampling.temperature = 0
     grows = draw.random() < 0.3
@@ -241,7 +239,7 @@ def _plain(draw: random.Random) -> Request:
 
 
 def _greedy(request: Request, draw: random.Random) -> None:
-    """Leave it as it is."""
+    """Change nothing."""
 
 
 def _sampled(request: Request, draw: random.Random) -> None:
@@ -364,7 +362,7 @@ _FAULTS: tuple[tuple[Callable[[Request], None], str, Code], ...] = (
 
 
 def start_in_a_tiny_pool(model: Path) -> RunningQuire:
-    """Start the three services with tiers of 256 tokens: some eight of the errands fit at a time."""
+    """Start the three services with tiers of 256 tokens: about eight calls fit at a time."""
     return start_quire(
         *("--model", str(model), "--block-size", str(BLOCK_SIZE), "--max-sequences", "24", "--threads", "1"),
         *("--device-blocks", str(BLOCKS), "--host-blocks", str(BLOCKS), "--preemption", "auto"),
@@ -372,7 +370,7 @@ def start_in_a_tiny_pool(model: Path) -> RunningQuire:
 
 
 def events_so_far(quire: RunningQuire) -> int:
-    """Return how many events the KV manager's ledger has seen: that is the number of the latest request's last one."""
+    """Return the count of events in the KV manager's ledger: the number of the latest request's last event."""
     request_id = f"marker {uuid.uuid4()}"
     request = _plain(random.Random(1))
     request.request_id = request_id
@@ -387,7 +385,7 @@ def check_that_nothing_is_left(quire: RunningQuire) -> None:
     assert (pool.sequences, pool.groups, pool.computed_tokens) == (0, 0, 0)
     assert (pool.device.held, pool.host.held) == (0, 0)
     assert (pool.device.free + pool.device.cached, pool.host.free + pool.host.cached) == (BLOCKS, BLOCKS)
-    wait_until(lambda: _engine_requests(quire) == (0, 0), "the engine has no request left")
+    wait_until(lambda: _engine_requests(quire) == (0, 0), "the engine has no request")
     assert list(quire.kvmanager.Audit(kvmanager_pb2.AuditRequest(), timeout=10).violations) == []
     assert pool.totals.audit_violations == 0
 

@@ -23,7 +23,7 @@ def load(tiny_model: Callable[[str], Path]) -> Callable[[str, torch.device], Loa
 
 
 @pytest.fixture
-def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], BackendOptions]:
+def options(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], BackendOptions]:
     def make(attention: str) -> BackendOptions:
         loaded = load("llama", CPU)
         capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 8, 16)
@@ -32,16 +32,16 @@ def wanted(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str], 
     return make
 
 
-def test_a_cpu_without_kernels_uses_torch_operators(wanted: Callable[[str], BackendOptions]) -> None:
-    choice = choose_backend(wanted("auto"))
+def test_a_cpu_without_kernels_uses_torch_operators(options: Callable[[str], BackendOptions]) -> None:
+    choice = choose_backend(options("auto"))
     assert isinstance(choice.backend, TorchBackend)
     assert isinstance(choice.decoder, ModulesDecoder)
     assert not choice.ahead, "on a CPU a step has ended when its launch returns"
 
 
-def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(wanted: Callable[[str], BackendOptions]) -> None:
+def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(options: Callable[[str], BackendOptions]) -> None:
     with pytest.raises(InvalidSetting, match="attention_backend is 'triton', but the model runs on cpu"):
-        choose_backend(wanted("triton"))
+        choose_backend(options("triton"))
 
 
 def test_llama_shaped_models_run_on_the_gpus_decoder(load: Callable[[str, torch.device], LoadedModel]) -> None:

@@ -161,13 +161,13 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize(
-    ("spoil", "field", "reason"), [case[1:] for case in OUT_OF_RANGE], ids=[case[0] for case in OUT_OF_RANGE]
+    ("invalidate", "field", "reason"), [case[1:] for case in OUT_OF_RANGE], ids=[case[0] for case in OUT_OF_RANGE]
 )
 def test_a_value_out_of_range_is_refused_naming_its_field(
-    tiny_quire: RunningQuire, spoil: Callable[[gateway_pb2.GenerateRequest], None], field: str, reason: str
+    tiny_quire: RunningQuire, invalidate: Callable[[gateway_pb2.GenerateRequest], None], field: str, reason: str
 ) -> None:
     request = base()
-    spoil(request)
+    invalidate(request)
     code, message, blamed = refuse(tiny_quire, request)
     assert (code, blamed) == (INVALID, field)
     assert message.startswith(field)

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.faults import wait_until
 from tests.load import prompt_request, run_streams
-from tests.reference import reference_logprobs, reference_model
+from tests.reference import reference_logprobs
 from tests.running_quire import Answer, RunningQuire
 from tests.tiny_models import VOCABULARY
 
@@ -20,8 +19,6 @@ EOS = 0
 PROMPT = tuple(range(40, 77))
 # The tiny model's weights are so wide that float32 sums in another order differ by a little more than 1e-4.
 TOLERANCE = 5e-4
-
-Spoil = Callable[[gateway_pb2.GenerateRequest], None]
 
 
 def ids_request(
@@ -43,10 +40,9 @@ def reference(tiny_model: Callable[[str], Path]) -> Callable[[Sequence[int]], to
     return lambda tokens: reference_logprobs(tiny_model("llama"), tokens)
 
 
-def check(tokens: Sequence[int], rows: torch.Tensor, said: Sequence[decoding_pb2.TokenLogprobs], count: int) -> None:
-    """Compare log-probabilities of tokens with the reference's rows."""
-    assert len(said) == len(tokens) == len(rows)
-    for token, row, one in zip(tokens, rows, said, strict=True):
+def check(tokens: Sequence[int], rows: torch.Tensor, actual: Sequence[decoding_pb2.TokenLogprobs], count: int) -> None:
+    assert len(actual) == len(tokens) == len(rows)
+    for token, row, one in zip(tokens, rows, actual, strict=True):
         assert one.logprob == pytest.approx(float(row[token]), abs=TOLERANCE)
         assert list(one.top_logprobs) == pytest.approx(row.topk(count).values.tolist(), abs=TOLERANCE)
         assert [float(row[top]) for top in one.top_token_ids] == pytest.approx(list(one.top_logprobs), abs=TOLERANCE)
@@ -55,28 +51,14 @@ def check(tokens: Sequence[int], rows: torch.Tensor, said: Sequence[decoding_pb2
 # Rules
 
 
-def test_a_repetition_penalty_has_the_effect_of_transformers(
-    tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]
-) -> None:
-    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
-    model, tokens = reference_model(tiny_model("llama")), list(PROMPT)
-    for _ in range(30):
-        with torch.inference_mode():
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-        tokens.append(int(processors(torch.tensor([tokens]), logits).argmax()))
-    request = ids_request(max_tokens=30)
-    request.logit_rules.repetition_penalty = 1.5
-    assert tiny_quire.generate(request).token_ids == tokens[len(PROMPT) :]
-
-
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
-def test_a_penalty_of_the_output_keeps_it_from_repeating_but_not_the_prompt(
+def test_a_penalty_of_the_output_forbids_repetition_but_not_tokens_of_the_prompt(
     tiny_quire: RunningQuire, penalty: str
 ) -> None:
-    request = ids_request(max_tokens=300)
+    request = ids_request(max_tokens=100)
     setattr(request.logit_rules, penalty, 1000)
-    request.logit_rules.allowed_token_ids.extend(range(40, 340))
-    assert sorted(tiny_quire.generate(request).token_ids) == list(range(40, 340))
+    request.logit_rules.allowed_token_ids.extend(range(40, 140))
+    assert sorted(tiny_quire.generate(request).token_ids) == list(range(40, 140))
 
 
 def test_a_bias_makes_a_token_certain_or_impossible(tiny_quire: RunningQuire, whole: Answer) -> None:
@@ -107,7 +89,7 @@ def test_rules_that_change_nothing_change_nothing(tiny_quire: RunningQuire, whol
 
 def test_an_answer_does_not_depend_on_options_of_other_requests(tiny_quire: RunningQuire) -> None:
     def request(number: int) -> gateway_pb2.GenerateRequest:
-        one = ids_request([*PROMPT[number:], number + 2], 30, seed=number)
+        one = ids_request([*PROMPT[number:], number + 2], 20, seed=number)
         one.logit_rules.repetition_penalty = 1 + number % 3 / 10
         one.logit_rules.presence_penalty = number % 2 / 2
         one.logit_rules.logit_bias[number] = 3
@@ -115,8 +97,8 @@ def test_an_answer_does_not_depend_on_options_of_other_requests(tiny_quire: Runn
             one.output.logprobs = number
         return one
 
-    alone = [tiny_quire.generate(request(number)).token_ids for number in range(12)]
-    together = run_streams(tiny_quire, map(request, range(12)), 12)
+    alone = [tiny_quire.generate(request(number)).token_ids for number in range(8)]
+    together = run_streams(tiny_quire, map(request, range(8)), 8)
     assert [answer.token_ids for answer in together] == alone
 
 
@@ -134,13 +116,6 @@ def test_no_stop_condition_ends_an_answer_before_min_tokens(tiny_quire: RunningQ
     answer = tiny_quire.generate(request)
     assert answer.token_ids.index(ending) == len(answer.token_ids) - 1 == 12
     assert answer.finished.samples[0].stop_token_id == ending
-
-
-def test_the_end_is_not_chosen_before_min_tokens_even_where_it_ends_nothing(tiny_quire: RunningQuire) -> None:
-    request = ids_request(max_tokens=20)
-    request.logit_rules.logit_bias[EOS] = 100
-    request.stopping.min_tokens = 5
-    assert [token == EOS for token in tiny_quire.generate(request).token_ids] == [False] * 5 + [True] * 15
 
 
 def test_a_stop_string_before_min_tokens_does_not_stop(
@@ -165,7 +140,7 @@ def test_a_stop_string_before_min_tokens_does_not_stop(
 # Log-probabilities
 
 
-@pytest.mark.parametrize("count", [0, 1, 20])
+@pytest.mark.parametrize("count", [0, 20])
 def test_log_probabilities_are_the_models_and_not_those_of_sampling(
     tiny_quire: RunningQuire, reference: Callable[[Sequence[int]], torch.Tensor], count: int
 ) -> None:
@@ -193,7 +168,7 @@ def test_each_delta_has_a_log_probability_for_each_token_while_text_is_held_back
         answers.append(tiny_quire.generate(request))
         return any(delta.token_ids and not delta.text for delta in answers[-1].deltas)
 
-    wait_until(held_back, "some text is held back, unless all of it came together")
+    wait_until(held_back, "a delta has tokens without text")
     free = answers[-1]
     request.stopping.stop_strings.extend([free.text[40:43], "\0never"])
     stopped = tiny_quire.generate(request)
@@ -230,7 +205,7 @@ def test_each_sample_has_its_own_log_probabilities(
 # Of prompts
 
 
-@pytest.mark.parametrize("count", [0, 3, 20])
+@pytest.mark.parametrize("count", [0, 3])
 def test_prompt_logprobs_come_after_started_and_before_tokens_also_of_a_cached_prompt(
     tiny_quire: RunningQuire, whole: Answer, reference: Callable[[Sequence[int]], torch.Tensor], count: int
 ) -> None:
@@ -243,7 +218,7 @@ def test_prompt_logprobs_come_after_started_and_before_tokens_also_of_a_cached_p
         assert answer.started.cached_tokens == 0
         assert answer.logprobs == []
         assert answer.token_ids == whole.token_ids
-    assert tiny_quire.generate(ids_request()).started.cached_tokens == 32, "others go on sharing"
+    assert tiny_quire.generate(ids_request()).started.cached_tokens == 32, "other requests still hit the cache"
 
 
 def test_log_probabilities_of_a_long_prompt_arrive_in_several_messages(
@@ -252,17 +227,9 @@ def test_log_probabilities_of_a_long_prompt_arrive_in_several_messages(
     prompt = [2 + 7 * position % (VOCABULARY - 2) for position in range(900)]
     request = ids_request(prompt, 2)
     request.output.prompt_logprobs = 5
-    beside = threading.Thread(target=tiny_quire.generate, args=(ids_request(max_tokens=50),))
-    beside.start()
+    other = threading.Thread(target=tiny_quire.generate, args=(ids_request(max_tokens=50),))
+    other.start()
     answer = tiny_quire.generate(request)
-    beside.join()
+    other.join()
     check(prompt[1:], reference(prompt), answer.prompt_logprobs, 5)
     assert answer.events.count("prompt_logprobs") >= 2, "the engine computes at most 512 tokens a step"
-
-
-def test_a_prompt_of_one_token_has_no_log_probabilities(tiny_quire: RunningQuire) -> None:
-    request = ids_request([9], 3)
-    request.output.prompt_logprobs = 5
-    answer = tiny_quire.generate(request)
-    assert "prompt_logprobs" not in answer.events
-    assert len(answer.token_ids) == 3

@@ -1,4 +1,4 @@
-"""Answers of Generate, Tokenize and GetModel of a running Quire with a tiny model."""
+"""Generate, Tokenize and GetModel of a running Quire with a tiny model."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,7 +10,7 @@ import tokenizers
 
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
 from tests.faults import wait_until
-from tests.load import prompt_request
+from tests.load import SLOW_SEED, prompt_request, slow_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 from tests.timing import standing_still
 from tests.tiny_models import CONTEXT, VOCABULARY
@@ -27,7 +27,7 @@ def tokenizer(tiny_model: Callable[[str], Path]) -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def whole(tiny_quire: RunningQuire) -> Answer:
-    """The most likely continuation of PROMPT, which other answers must agree with."""
+    """The greedy continuation of PROMPT."""
     return tiny_quire.generate(prompt_request(PROMPT, 60))
 
 
@@ -45,7 +45,7 @@ def ids_request(ids: list[int], max_tokens: int | None = 8) -> gateway_pb2.Gener
 
 
 def numbered_ids(count: int, start: int) -> list[int]:
-    """Prompts that share no prefix: each has a different `start`."""
+    """Return a prompt; those of different `start` share no prefix."""
     return [2 + (start + 7 * position) % (VOCABULARY - 2) for position in range(count)]
 
 
@@ -76,27 +76,21 @@ def test_finished_holds_the_times_of_each_phase(whole: Answer) -> None:
     assert timing.preemptions == 0
 
 
-def test_tokens_come_one_by_one_as_they_are_made(tiny_quire: RunningQuire) -> None:
-    """Those that come together are one message, which happens where a process was held up: so it may take some."""
-
-    def streamed() -> bool:
-        return len(tiny_quire.generate(prompt_request(PROMPT, 60)).deltas) > 30
-
-    wait_until(streamed, "60 tokens in few messages are no stream")
+def test_tokens_are_streamed_one_by_one(tiny_quire: RunningQuire) -> None:
+    """A paused process may receive some tokens together."""
+    assert len(tiny_quire.generate(slow_request(PROMPT, 30)).deltas) > 10
 
 
 @pytest.mark.parametrize("special_tokens", [False, True])
 def test_text_is_the_tokenizers_decode_of_the_token_ids(
     tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer, special_tokens: bool
 ) -> None:
-    shown = 0
-    for seed in range(3):
-        request = prompt_request(PROMPT, 150, seed=seed)
-        request.output.special_tokens = special_tokens
-        answer = tiny_quire.generate(request)
-        assert answer.text == tokenizer.decode(answer.token_ids, skip_special_tokens=not special_tokens)
-        shown += answer.text.count("<|")
-    assert (shown > 0) == special_tokens, "150 random tokens contain special ones"
+    request = sampled_request(3, 150)
+    request.output.special_tokens = special_tokens
+    texts = by_sample(tiny_quire.generate(request))
+    for text, token_ids in texts.values():
+        assert text == tokenizer.decode(token_ids, skip_special_tokens=not special_tokens)
+    assert any("<|" in text for text, _ in texts.values()) == special_tokens, "450 random tokens contain special ones"
 
 
 def test_a_given_request_id_is_returned_and_a_missing_one_is_generated(tiny_quire: RunningQuire) -> None:
@@ -159,10 +153,16 @@ def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQu
 # Ends
 
 
+def eos_request(seed: int, *, ignore_eos: bool) -> gateway_pb2.GenerateRequest:
+    request = prompt_request(PROMPT, 60, seed=seed, ignore_eos=ignore_eos)
+    request.logit_rules.logit_bias[EOS] = 2
+    return request
+
+
 def ending_with_eos(quire: RunningQuire) -> tuple[int, Answer]:
     """Find a seed whose sampled answer contains the end-of-sequence token before its end."""
     for seed in range(20):
-        answer = quire.generate(prompt_request(PROMPT, 150, seed=seed))
+        answer = quire.generate(eos_request(seed, ignore_eos=True))
         if EOS in answer.token_ids[5:-5] and EOS not in answer.token_ids[:5]:
             return seed, answer
     raise AssertionError("20 seeds without an end-of-sequence token")
@@ -172,7 +172,7 @@ def test_the_models_own_end_token_ends_a_stream_unless_it_is_ignored(
     tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer
 ) -> None:
     seed, ignoring = ending_with_eos(tiny_quire)
-    ended = tiny_quire.generate(prompt_request(PROMPT, 150, seed=seed, ignore_eos=False))
+    ended = tiny_quire.generate(eos_request(seed, ignore_eos=False))
     length = ignoring.token_ids.index(EOS) + 1
     assert ended.token_ids == ignoring.token_ids[:length]
     assert ended.text == tokenizer.decode(ended.token_ids[:-1])
@@ -230,8 +230,8 @@ def test_a_stop_string_of_several_tokens_ends_the_text_exactly_before_it(
         tiny_quire.generate(request)
         return tiny_quire.settled_pool().totals.granted_blocks - before
 
-    # It continues until it receives the gateway's cancellation, which may be late.
-    wait_until(lambda: granted() < 10, "the engine went on after the stop string")
+    # The engine continues until it receives the gateway's cancellation, which may be late.
+    wait_until(lambda: granted() < 10, "the engine stops at the stop string")
 
 
 def test_text_that_begins_like_a_stop_string_is_complete_at_the_end(tiny_quire: RunningQuire, whole: Answer) -> None:
@@ -314,32 +314,32 @@ def test_an_exceeded_timeout_ends_the_call_and_frees_its_blocks(tiny_quire: Runn
     assert "finished" not in kinds
     pool = tiny_quire.settled_pool()
     assert pool.device.held == 0
-    assert pool.totals.granted_blocks - granted < 50, "the engine went on after the deadline"
+    assert pool.totals.granted_blocks - granted < 50, "the engine continued after the deadline"
 
 
 def test_a_smaller_priority_is_served_before_an_earlier_request(tiny_quire: RunningQuire) -> None:
-    """One request holds so much of the pool that two more have to wait; each of these fits alone only."""
-    wait_until(lambda: tiny_quire.open_streams() == 0, "what tests before this one left is gone")
+    """A request fills so much of the pool that two others wait; only one of them fits at a time."""
+    wait_until(lambda: tiny_quire.open_streams() == 0, "streams of earlier tests have ended")
     calls = []
-    with standing_still(tiny_quire.children()["engine"]):  # it receives them in this order, all at once
+    with standing_still(tiny_quire.children()["engine"]):  # it receives them together, in this order
         for place, (name, priority, prompt_tokens, max_tokens) in enumerate(
             (("holder", 0, 600, 400), ("early", 3, 900, 2), ("urgent", -3, 900, 2))
         ):
             request = ids_request(numbered_ids(prompt_tokens, 3 + place), max_tokens)
             request.priority, request.request_id = priority, name
             calls.append(tiny_quire.gateway.Generate(request, timeout=CALL_SECONDS))
-            wait_until(lambda place=place: tiny_quire.open_streams() == place + 1, f"{name} is on its way")  # type: ignore[misc]
+            wait_until(lambda place=place: tiny_quire.open_streams() == place + 1, f"{name} is in flight")  # type: ignore[misc]
     calls[0].cancel()
     assert [len(Answer.of(call).token_ids) for call in calls[1:]] == [2, 2]
     assert admission(tiny_quire, "urgent") < admission(tiny_quire, "early")
 
 
 def admission(quire: RunningQuire, request_id: str) -> int:
-    """Return the number of the event that a request got its first blocks with."""
-    story = quire.kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id=request_id), timeout=CALL_SECONDS)
+    """Return the number of the event that allocated a request's first blocks."""
+    explanation = quire.kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id=request_id), timeout=CALL_SECONDS)
     return next(
         event.event
-        for event in story.events
+        for event in explanation.events
         if (event.item, event.refusal) == (kvmanager_pb2.STEP_ITEM_ALLOCATE, kvmanager_pb2.STEP_REFUSAL_UNSPECIFIED)
     )
 
@@ -375,14 +375,12 @@ def test_samples_are_streamed_side_by_side_and_counted_together(
     assert by_sample(answer) == three
     assert len({text for text, _ in three.values()}) == 3
     assert by_sample(tiny_quire.generate(sampled_request(1))) == {0: three[0]}
+    slow_samples = sampled_request(3)
+    slow_samples.sampling.seed = SLOW_SEED
     assert [sample.reason for sample in answer.finished.samples] == [decoding_pb2.FINISH_REASON_LENGTH] * 3
     assert answer.finished.usage.generated_tokens == 3 * 24
-
-    def interleaved() -> bool:
-        order = [delta.sample for delta in tiny_quire.generate(sampled_request(3)).deltas]
-        return order != sorted(order)
-
-    wait_until(interleaved, "they interleave, unless all came together")
+    order = [delta.sample for delta in tiny_quire.generate(slow_samples).deltas]
+    assert order != sorted(order), "the samples are interleaved"
 
 
 def test_samples_share_the_blocks_of_the_prompt_and_copy_the_last_one(tiny_quire: RunningQuire) -> None:

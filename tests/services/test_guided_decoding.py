@@ -1,6 +1,5 @@
 """Guided decoding of a running Quire with a tiny model; with the demo model it is an acceptance test."""
 
-import itertools
 import json
 import os
 import signal
@@ -62,23 +61,23 @@ def test_an_answer_cut_by_max_tokens_is_a_prefix_of_the_whole_answer(tiny_quire:
 
 
 def test_answers_are_the_same_alone_and_together(tiny_quire: RunningQuire) -> None:
-    wanted = [
+    requests = [
         request(40, 3, regex=DATE),
         request(40, 4, json_schema=json.dumps(PERSON)),
         request(40, json_object=True),
         prompt_request("Tell me of a person: ", 40, seed=6),
     ]
-    alone = [tiny_quire.generate(one).token_ids for one in wanted]
+    alone = [tiny_quire.generate(one).token_ids for one in requests]
     with ThreadPoolExecutor(4) as clients:
-        assert [answer.token_ids for answer in clients.map(tiny_quire.generate, wanted)] == alone
+        assert [answer.token_ids for answer in clients.map(tiny_quire.generate, requests)] == alone
 
 
 # Refusals
 
 
-def refusal(quire: RunningQuire, wanted: gateway_pb2.GenerateRequest) -> tuple[str, str]:
-    """Return the field to blame and the words of an invalid request."""
-    call = quire.gateway.Generate(wanted, timeout=CALL_SECONDS)
+def refusal(quire: RunningQuire, invalid: gateway_pb2.GenerateRequest) -> tuple[str, str]:
+    """Return the blamed field and the message of an invalid request."""
+    call = quire.gateway.Generate(invalid, timeout=CALL_SECONDS)
     with pytest.raises(grpc.RpcError) as caught:
         list(call)
     assert caught.value.code() == INVALID, caught.value.details()
@@ -114,19 +113,19 @@ def test_an_invalid_constraint_is_refused_by_its_field_without_a_step(tiny_quire
     before = tiny_quire.generate(prompt_request("Hello", 2)).token_ids
     heartbeat = steps(tiny_quire)
     for constraint, field, words in BAD:
-        blamed, said = refusal(tiny_quire, request(**constraint))
-        assert (blamed, words in said) == (field, True), said
+        blamed, message = refusal(tiny_quire, request(**constraint))
+        assert (blamed, words in message) == (field, True), message
     assert steps(tiny_quire) == heartbeat
     assert tiny_quire.generate(prompt_request("Hello", 2)).token_ids == before
 
 
 def test_logit_rules_that_could_exclude_every_token_are_refused(tiny_quire: RunningQuire) -> None:
-    wanted = request(json_object=True)
-    wanted.stopping.ignore_eos = True
-    assert refusal(tiny_quire, wanted)[0] == "stopping.ignore_eos"
-    wanted = request(json_object=True)
-    wanted.logit_rules.allowed_token_ids.append(5)
-    assert refusal(tiny_quire, wanted)[0] == "logit_rules.allowed_token_ids"
+    invalid = request(json_object=True)
+    invalid.stopping.ignore_eos = True
+    assert refusal(tiny_quire, invalid)[0] == "stopping.ignore_eos"
+    invalid = request(json_object=True)
+    invalid.logit_rules.allowed_token_ids.append(5)
+    assert refusal(tiny_quire, invalid)[0] == "logit_rules.allowed_token_ids"
 
 
 def steps(quire: RunningQuire) -> int:
@@ -139,32 +138,12 @@ def steps(quire: RunningQuire) -> int:
 
 
 def slow(number: int) -> dict[str, str]:
-    """A schema that is as large as the limits allow."""
+    """Return a schema as large as the limits allow."""
     return {"json_schema": EXPLODES.replace("90000", str(90000 + number))}
 
 
-def test_a_stream_goes_on_while_constraints_are_compiled(tiny_quire: RunningQuire) -> None:
-    wanted = prompt_request("Once upon a time", 800)
-    expected = tiny_quire.generate(wanted).token_ids
-    numbers = itertools.count(100)
-
-    def tokens_meanwhile() -> int:
-        call = tiny_quire.gateway.Generate(wanted, timeout=CALL_SECONDS)
-        tokens, meanwhile = [*next(call).delta.token_ids], 0
-        with ThreadPoolExecutor(2) as clients:
-            compiling = [clients.submit(refusal, tiny_quire, request(**slow(next(numbers)))) for _ in range(2)]
-            for response in call:
-                tokens += response.delta.token_ids
-                meanwhile += 0 if any(one.done() for one in compiling) else len(response.delta.token_ids)
-            assert {one.result()[0] for one in compiling} == {"constraint.json_schema"}
-        assert tokens == expected
-        return meanwhile
-
-    assert any(tokens_meanwhile() > 50 for _ in range(3))  # the stream may have been over before they began
-
-
-def trial_of(quire: RunningQuire) -> int:
-    """Return the process that tries constraints, which is there from the first one on."""
+def sandbox_of(quire: RunningQuire) -> int:
+    """Return the process that compiles constraints; the first constraint starts it."""
     quire.generate(request(1, regex="any"))
     listed = subprocess.run(
         ["ps", "--no-headers", "-o", "pid", "--ppid", str(quire.children()["engine"])],
@@ -172,20 +151,31 @@ def trial_of(quire: RunningQuire) -> int:
         text=True,
         check=True,
     )
-    (trial,) = map(int, listed.stdout.split())
-    return trial
+    (sandbox,) = map(int, listed.stdout.split())
+    return sandbox
+
+
+def test_other_requests_continue_while_a_constraint_is_compiled(tiny_quire: RunningQuire) -> None:
+    expected = tiny_quire.generate(prompt_request("Once upon a time", 60)).token_ids
+    with ThreadPoolExecutor(1) as client:
+        with standing_still(sandbox_of(tiny_quire)):
+            compiling = client.submit(refusal, tiny_quire, request(**slow(1)))
+            wait_until(lambda: tiny_quire.open_streams() == 1, "the request with the constraint is in flight")
+            assert tiny_quire.generate(prompt_request("Once upon a time", 60)).token_ids == expected
+            assert not compiling.done()
+        assert compiling.result()[0] == "constraint.json_schema"
 
 
 def test_a_deadline_that_passes_while_a_constraint_is_compiled_ends_the_request(tiny_quire: RunningQuire) -> None:
-    wanted = request(**slow(4))
-    wanted.timeout.FromTimedelta(timedelta(seconds=0.2))
-    with standing_still(trial_of(tiny_quire)), pytest.raises(grpc.RpcError) as caught:
-        tiny_quire.generate(wanted)
+    late = request(**slow(4))
+    late.timeout.FromTimedelta(timedelta(seconds=0.2))
+    with standing_still(sandbox_of(tiny_quire)), pytest.raises(grpc.RpcError) as caught:
+        tiny_quire.generate(late)
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def serve(quire: RunningQuire, *requests: engine_pb2.ServeRequest) -> Iterator[engine_pb2.ServeResponse]:
-    """Speak to the engine as a gateway; the link stays open until the call is cancelled."""
+    """Open a gateway's link to the engine; it stays open until the call is cancelled."""
     ended = threading.Event()
 
     def outgoing() -> Iterator[engine_pb2.ServeRequest]:
@@ -212,14 +202,14 @@ def submission(request_id: str, constraint: dict[str, str], **fields: Any) -> en
     )
 
 
-def news(call: Any, holds: Callable[[engine_pb2.StepOutput], Any]) -> engine_pb2.StepOutput:
+def first_step(call: Any, holds: Callable[[engine_pb2.StepOutput], Any]) -> engine_pb2.StepOutput:
     return next(response.step for response in call if holds(response.step))
 
 
 def test_a_cancel_ends_a_request_whose_constraint_is_compiled_and_its_id_is_free(tiny_quire: RunningQuire) -> None:
     cancel = engine_pb2.ServeRequest(cancel=engine_pb2.Cancel(request_id="r", attempt=1))
     twice = [engine_pb2.SampleState()] * 2
-    with standing_still(trial_of(tiny_quire)):
+    with standing_still(sandbox_of(tiny_quire)):
         call = serve(
             tiny_quire,
             submission("r", slow(5), samples=twice),
@@ -227,13 +217,13 @@ def test_a_cancel_ends_a_request_whose_constraint_is_compiled_and_its_id_is_free
             cancel,
             submission("r", {"regex": "ab"}, samples=twice[:1]),
         )
-        (refused,) = news(call, lambda step: step.refused).refused
+        (refused,) = first_step(call, lambda step: step.refused).refused
         assert refused.reason == engine_pb2.REFUSAL_REASON_ALREADY_EXISTS
         call.cancel()
         call = serve(tiny_quire, submission("r", slow(6), samples=twice), cancel, submission("r", {"regex": "ab"}))
-        (cancelled,) = news(call, lambda step: step.finished).finished
+        (cancelled,) = first_step(call, lambda step: step.finished).finished
         assert [sample.reason for sample in cancelled.samples] == [decoding_pb2.FINISH_REASON_CANCELLED] * 2
-    (ended,) = news(call, lambda step: step.finished).finished
+    (ended,) = first_step(call, lambda step: step.finished).finished
     assert [sample.reason for sample in ended.samples] == [decoding_pb2.FINISH_REASON_STOP]
     call.cancel()
 
@@ -249,10 +239,10 @@ def _until_ends(call: Any, count: int) -> Iterator[engine_pb2.ServeResponse]:
 def test_a_constrained_request_continues_at_another_engine(tiny_quire: RunningQuire) -> None:
     whole = tiny_quire.generate(request(regex=DATE))
     prompt = list(tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=request(regex=DATE).prompt)).token_ids)
-    moved = submission("moved", {"regex": DATE}, samples=[{"generated_token_ids": whole.token_ids[:3]}])
-    moved.submission.ClearField("prompt_token_ids")
-    moved.submission.prompt_token_ids.extend(prompt)
-    call = serve(tiny_quire, moved)
+    continued = submission("continued", {"regex": DATE}, samples=[{"generated_token_ids": whole.token_ids[:3]}])
+    continued.submission.ClearField("prompt_token_ids")
+    continued.submission.prompt_token_ids.extend(prompt)
+    call = serve(tiny_quire, continued)
     tokens = [token for response in _until_ends(call, 1) for one in response.step.tokens for token in one.token_ids]
     assert tokens == whole.token_ids[3:]
     call.cancel()
@@ -260,22 +250,23 @@ def test_a_constrained_request_continues_at_another_engine(tiny_quire: RunningQu
 
 def test_requests_of_a_broken_link_hold_no_blocks(tiny_quire: RunningQuire) -> None:
     long = {"regex": "[a-z]{400,}"}
-    with standing_still(trial_of(tiny_quire)):
+    with standing_still(sandbox_of(tiny_quire)):
         before = steps(tiny_quire)
         call = serve(
             tiny_quire, submission("r", {"regex": "[a-z]{401,}"}), submission("s", long), submission("s", long)
         )
-        assert news(call, lambda step: step.refused).refused[0].request_id == "s"  # the engine has all of them
+        (refused,) = first_step(call, lambda step: step.refused).refused
+        assert refused.request_id == "s", "the last one that the engine received"
         call.cancel()
     tiny_quire.generate(request(8, regex="ef"))  # compiled after those
     assert steps(tiny_quire) - before < 50
 
 
-def test_a_lost_constraint_trial_process_is_restarted(tiny_quire: RunningQuire) -> None:
-    trial = trial_of(tiny_quire)
-    os.kill(trial, signal.SIGKILL)
-    wait_until(lambda: has_ended(trial), "the process has ended")
-    assert tiny_quire.generate(request(regex="started again")).text == "started again"
+def test_a_lost_sandbox_process_is_restarted(tiny_quire: RunningQuire) -> None:
+    sandbox = sandbox_of(tiny_quire)
+    os.kill(sandbox, signal.SIGKILL)
+    wait_until(lambda: has_ended(sandbox), "the process has ended")
+    assert tiny_quire.generate(request(regex="restarted")).text == "restarted"
 
 
 def has_ended(pid: int) -> bool:
