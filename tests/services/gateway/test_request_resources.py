@@ -32,10 +32,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_lookup, "_TIMEOUT_SECONDS", CALL_SECONDS)
 
 
-def on_nothing(_: gateway_pb2.GenerateResponse) -> None:
-    pass
-
-
 def a_request() -> gateway_pb2.GenerateRequest:
     request = prompt_request(PROMPT, TOKENS)
     request.request_id = "r"
@@ -44,7 +40,7 @@ def a_request() -> gateway_pb2.GenerateRequest:
 
 
 async def answer(
-    one: HandlerInProcess, request: gateway_pb2.GenerateRequest, on_response: OnResponse = on_nothing
+    one: HandlerInProcess, request: gateway_pb2.GenerateRequest, on_response: OnResponse = lambda _: None
 ) -> list[str]:
     """Read a request's responses as a server does, which awaits each write; return their kinds."""
     kinds = []

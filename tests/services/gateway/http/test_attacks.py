@@ -61,17 +61,14 @@ class SecuredGateway:
         self.place = host, int(port)
         self._context = ssl.create_default_context(cafile=str(authority.ca))
         self.anyone = self.client()
-        self._of = {key: self.client(key) for key in KEYS}
+        self.clients = {key: self.client(key) for key in KEYS}
 
     def client(self, key: str = "") -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.url, verify=self._context, headers=headers, timeout=CALL_SECONDS)
 
-    def of(self, key: str) -> httpx.Client:
-        return self._of[key]
-
     def complete(self, key: str, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
-        return self.of(key).post("/v1/completions", json=body(**fields), headers=headers)
+        return self.clients[key].post("/v1/completions", json=body(**fields), headers=headers)
 
     def connect(self, receive_bytes: int) -> ssl.SSLSocket:
         plain = socket.socket()
@@ -97,10 +94,10 @@ class SecuredGateway:
         """Send a short chat, with `name` as request id."""
         chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "ignore_eos": True, **fields}
         headers = {"x-request-id": name} if name else {}
-        return self.of(key).post("/v1/chat/completions", json=chat, headers=headers)
+        return self.clients[key].post("/v1/chat/completions", json=chat, headers=headers)
 
     def close(self) -> None:
-        for client in (self.anyone, *self._of.values()):
+        for client in (self.anyone, *self.clients.values()):
             client.close()
 
 
@@ -137,7 +134,7 @@ def texts_over_http(client: httpx.Client) -> Pieces:
 
 @pytest.fixture(scope="module", autouse=True)
 def neighbour(secured: SecuredGateway) -> Iterator[Neighbour]:
-    one = Neighbour(lambda: texts_over_http(secured.of(B)))
+    one = Neighbour(lambda: texts_over_http(secured.clients[B]))
     yield one
     one.close()
     assert one.faults == []
@@ -205,7 +202,7 @@ def test_a_request_id_in_use_is_rejected_for_its_tenant_alone_until_the_request_
             assert secured.chat(B, name).headers["x-request-id"] == f"chatcmpl-{name}"
         assert secured.chat(A, "y").status_code == 200
     wait_until(lambda: secured.chat(A, "x").status_code == 200, "the request of the disconnected client has ended")
-    with secured.of(A).stream("POST", "/v1/completions", json=body(stream=True), headers=named) as response:
+    with secured.clients[A].stream("POST", "/v1/completions", json=body(stream=True), headers=named) as response:
         assert response.headers["x-request-id"] == "cmpl-x"
         assert len(list(events(response))) > 1
     assert secured.complete(A, named).status_code == 200  # at once, because the client read the whole stream
@@ -264,7 +261,7 @@ def test_a_path_as_model_name_is_unknown_and_no_file_is_read(secured: SecuredGat
     }
     for model in (*PATHS, str(tmp_path), str(tmp_path / "model"), f"../../../../..{tmp_path}"):
         for path, fields in requests.items():
-            rejected = secured.of(A).post(path, json={**fields, "model": model})
+            rejected = secured.clients[A].post(path, json={**fields, "model": model})
             assert rejection(rejected) == (404, "model_not_found"), (path, model)
     for pipe in pipes:  # the error proves that no reader has the pipe open
         with pytest.raises(OSError, match="No such device or address"):
@@ -308,7 +305,7 @@ def test_a_replaced_certificate_is_used_for_new_connections_and_open_ones_contin
     secured: SecuredGateway, tiny_quire: RunningQuire
 ) -> None:
     ca, lines = secured.authority.ca, secured.gateway.output.lines
-    request = body(max_tokens=100, seed=SLOW_SEED, stream=True)
+    request = body(max_tokens=50, seed=SLOW_SEED, stream=True)
     with secured.client(A) as old, old.stream("POST", "/v1/completions", json=request) as response:
         with standing_still(tiny_quire.children()["engine"]):
             assert name_shown(secured.address, ca) == "front"

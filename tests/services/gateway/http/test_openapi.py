@@ -64,7 +64,7 @@ def test_every_response_is_described_and_none_is_a_server_error(api: Any, path: 
     assert len(checks) == len(names)
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=EXAMPLES if operation.body or "{" in path else 1,
         derandomize=not FUZZ,
         deadline=None,
         database=None,

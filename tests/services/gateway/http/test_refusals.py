@@ -6,6 +6,11 @@ import httpx
 import pytest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+INVALID_CALL = {"role": "assistant", "tool_calls": [{"id": "", "function": {"name": "a", "arguments": "x"}}]}
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": function}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,17 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"nonsense": 1}, "nonsense"),
         ({"stream_options": {"nonsense": 1}}, "stream_options.nonsense"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool(name="x")], "tool_choice": tool(name="other")}, "tool_choice"),
+        (
+            {"tools": [tool(name="x")], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+        ),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [tool(name="")]}, "tools[0].name"),
+        ({"tools": [tool(name="x", parameters={"type": 5})], "tool_choice": "required"}, "tools"),
+        ({"messages": [INVALID_CALL]}, "messages[0].tool_calls[0].arguments"),
+        ({"functions": []}, "functions"),
     ],
 )
 def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str, Any], param: str) -> None:

@@ -153,29 +153,3 @@ def test_tools_and_calls_are_rendered_as_for_grpc(tiny_quire: RunningQuire, http
     prompt.chat.messages.add(role="tool", tool_call_id="1", content="2")
     own = tiny_quire.gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=prompt), timeout=60)
     assert list(own.token_ids) == ids
-
-
-def tool(**function: Any) -> dict[str, Any]:
-    return {"type": "function", "function": function}
-
-
-def assistant_call(**function: Any) -> dict[str, Any]:
-    return {"role": "assistant", "tool_calls": [{"id": "", "function": function}]}
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
-        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
-        ({"tools": [tool(name="")]}, "tools[0].name"),
-        ({"tool_choice": "required", "tools": [tool(name="x", parameters={"type": 5})]}, "tools"),
-        ({"messages": [assistant_call(name="a", arguments="x")]}, "messages[0].tool_calls[0].arguments"),
-        ({"functions": []}, "functions"),
-    ],
-)  # fmt: skip
-def test_invalid_tools_are_rejected_by_name(http: httpx.Client, body: Any, param: str) -> None:
-    response = http.post("/v1/chat/completions", json={**ASK, **body})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -87,6 +87,9 @@ def ids_of_bytes(data: bytes) -> list[int]:
     return [vocabulary[letters[byte]] for byte in data]
 
 
+REPLACEMENT = BACKENDS["byte_fallback"].get_vocab()["�"]
+
+
 def letters_of_bytes() -> list[tuple[int, str]]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -119,15 +122,35 @@ def test_valid_and_invalid_bytes_stream_as_they_are_decoded_at_once(data: bytes)
         assert "".join(streamed(TOKENIZERS[kind], ids)) == TOKENIZERS[kind].decode(ids)
 
 
-@given(st.text())
-def test_streaming_decodes_any_encoded_text(text: str) -> None:
-    tokenizer = TOKENIZERS["byte_level"]
-    assert "".join(streamed(tokenizer, tokenizer.encode(text), skip_special_tokens=False)) == text
-
-
-def test_a_character_of_several_tokens_is_returned_with_its_last_token() -> None:
-    ids = ids_of_bytes("é🙂".encode())
-    assert streamed(TOKENIZERS["byte_level"], ids) == ["", "é", "", "", "", "🙂", ""]
+@pytest.mark.parametrize(
+    ("kind", "ids", "pieces"),
+    [
+        ("byte_level", ids_of_bytes("é🙂".encode()), ["", "é", "", "", "", "🙂", ""]),
+        ("byte_level", ids_of_bytes(b"\x80\x80ab"), ["", "�", "�a", "b", ""]),
+        ("byte_level", ids_of_bytes("a🙂".encode()[:-1]), ["a", "", "", "", "�"]),
+        ("byte_fallback", [*ids_of_byte_tokens("🙂".encode()), 4], ["", "", "", "", "🙂 a", ""]),
+        (
+            "byte_fallback",
+            [*ids_of_byte_tokens(b"\xe5\xa5\xbd\x80\x80a"), 4],
+            ["", "", "", "����", "�", "�", " a", ""],
+        ),
+        ("byte_fallback", [REPLACEMENT, *ids_of_byte_tokens(b"\x80")], ["�", "�", ""]),
+        ("byte_fallback", [4, 4, 1, 4], ["a", " a", " ", " a", ""]),
+        ("metaspace", [3, 3, 1, 3], ["a", " a", " ", " a", ""]),
+    ],
+    ids=[
+        "a character of several tokens is returned with its last token",
+        "invalid bytes are returned with the next token",
+        "an incomplete character is returned by finish",
+        "a run of byte tokens is returned when it ends",
+        "a run of byte tokens is returned with its first invalid byte",
+        "a generated replacement character is kept before an invalid run",
+        "only the first space of a stream is dropped",
+        "only the first space of a stream is dropped by metaspace",
+    ],
+)
+def test_text_is_returned_as_soon_as_it_is_final(kind: str, ids: list[int], pieces: list[str]) -> None:
+    assert streamed(TOKENIZERS[kind], ids) == pieces
 
 
 def test_tokens_of_complete_characters_are_returned_at_once() -> None:
@@ -136,41 +159,10 @@ def test_tokens_of_complete_characters_are_returned_at_once() -> None:
     assert streamed(tokenizer, ids) == [*(tokenizer.decode([token_id]) for token_id in ids), ""]
 
 
-def test_invalid_bytes_are_returned_with_the_next_token() -> None:
-    ids = ids_of_bytes(b"\x80\x80ab")
-    assert streamed(TOKENIZERS["byte_level"], ids) == ["", "�", "�a", "b", ""]
-
-
-def test_an_incomplete_character_is_returned_by_finish() -> None:
-    ids = ids_of_bytes("a🙂".encode()[:-1])
-    assert streamed(TOKENIZERS["byte_level"], ids) == ["a", "", "", "", "�"]
-
-
 def test_a_second_finish_returns_nothing() -> None:
     detokenizer = Detokenizer(TOKENIZERS["byte_level"])
     detokenizer.push(ids_of_bytes(b"\xf0"))
     assert (detokenizer.finish(), detokenizer.finish()) == ("�", "")
-
-
-def test_a_run_of_byte_tokens_is_returned_when_it_ends() -> None:
-    ids = [*ids_of_byte_tokens("🙂".encode()), 4]
-    assert streamed(TOKENIZERS["byte_fallback"], ids) == ["", "", "", "", "🙂 a", ""]
-
-
-def test_a_run_of_byte_tokens_is_returned_with_its_first_invalid_byte() -> None:
-    ids = [*ids_of_byte_tokens(b"\xe5\xa5\xbd\x80\x80a"), 4]
-    assert streamed(TOKENIZERS["byte_fallback"], ids) == ["", "", "", "����", "�", "�", " a", ""]
-
-
-def test_a_generated_replacement_character_is_kept_before_an_invalid_run() -> None:
-    replacement = BACKENDS["byte_fallback"].get_vocab()["�"]
-    assert streamed(TOKENIZERS["byte_fallback"], [replacement, *ids_of_byte_tokens(b"\x80")]) == ["�", "�", ""]
-
-
-def test_only_the_first_space_of_a_stream_is_dropped() -> None:
-    a, space = 4, 1
-    assert streamed(TOKENIZERS["byte_fallback"], [a, a, space, a]) == ["a", " a", " ", " a", ""]
-    assert streamed(TOKENIZERS["metaspace"], [3, 3, 1, 3]) == ["a", " a", " ", " a", ""]
 
 
 def test_special_tokens_are_returned_on_request() -> None:

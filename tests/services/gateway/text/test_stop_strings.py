@@ -67,12 +67,6 @@ def test_only_a_prefix_of_a_stop_string_is_held_back(stops: list[str], text: str
         assert seen == text[: end - longest]
 
 
-def test_the_longest_of_two_stop_strings_completed_together_ends_the_text() -> None:
-    text = ["jumps over the lazy dog"]
-    assert matched(["the", "over the"], False, text) == ("jumps ", "over the")
-    assert matched(["the", "over the"], True, text) == ("jumps over the", "over the")
-
-
 def test_nothing_is_released_after_a_stop_string() -> None:
     matcher = StopStringMatcher(["."], include=True)
     assert matcher.push("Yes. No") == ReleasedText("Yes.", ".")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from services.gateway.text.chat_template import ChatTemplateError, Conversation
 from services.gateway.text.tokenizer import Tokenizer, TokenizerLoadError
+from tests.services.gateway.text.test_detokenizer import LINES, byte_level
 
-LINES = ["the cat sat on the mat", "Grüße aus Köln", "你好 世界", "🙂🙃 ¡olé!", "  two  spaces, then more"]
 TEXTS = [*LINES, "", "unseen words, ÿ and 🦆", "<s>not quite</s> plain"]
 
 TEMPLATE = (
@@ -35,16 +35,8 @@ def one_message(role: str, content: str) -> Conversation:
 
 
 def trained() -> tokenizers.Tokenizer:
-    """Train a byte-level tokenizer that adds <s> before each text."""
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = [AddedToken("<s>", special=True), AddedToken("</s>", special=True)]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=alphabet, special_tokens=special, show_progress=False
-    )
-    backend.train_from_iterator(LINES, trainer)
+    """Return a byte-level tokenizer that adds <s> before each text, with truncation and padding."""
+    backend = byte_level()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     backend.enable_truncation(5)
     backend.enable_padding(length=50, pad_token="</s>", pad_id=1)

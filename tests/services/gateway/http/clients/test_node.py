@@ -21,10 +21,8 @@ def test_output_of_the_node_client_equals_that_of_grpc(tiny_quire: RunningQuire)
     output = json.loads(done.stdout)
     own = tiny_quire.generate(prompt_request("The quick brown fox", 12, seed=5, ignore_eos=False)).text
     assert output["completion"] == output["completionStream"] == own
-    assert output["chat"] == output["chatStream"] == output["several"][0]
-    assert output["stopped"] == output["chat"][: output["chat"].index(output["chat"][4])]
+    assert output["chat"] == output["chatStream"]
     assert output["models"] == ["tiny-llama"]
-    assert set(output["logprobs"]) == {2}
     assert isinstance(json.loads(output["json"])["on"], bool)
     assert output["call"]["name"] == "turn"
     assert isinstance(json.loads(output["call"]["arguments"])["on"], bool)

@@ -34,10 +34,6 @@ async function main() {
     await client.chat.completions.create({ ...chat, stream: true, stream_options: { include_usage: true } }),
     (choice) => choice.delta.content ?? "",
   );
-  const several = await client.chat.completions.create({ ...chat, n: 2, logprobs: true, top_logprobs: 2 });
-  output.several = several.choices.map((choice) => choice.message.content);
-  output.logprobs = several.choices[0].logprobs.content.map((token) => token.top_logprobs.length);
-  output.stopped = (await client.chat.completions.create({ ...chat, stop: [output.chat[4]] })).choices[0].message.content;
   const json_schema = { name: "switch", schema, strict: true };
   output.json = (
     await client.chat.completions.create({
