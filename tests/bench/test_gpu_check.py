@@ -1,22 +1,20 @@
-"""What `make gpu-check` does where a part dies or hangs. The parts themselves: tests/gpu_check."""
+"""Parts of `make gpu-check` that crash or hang. tests/gpu_check runs the real parts."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from bench.gpu_check import __main__ as check
 from bench.gpu_check.notes import Result
 from bench.gpu_check.processes import Part, limit_of
 
-ROOT = Path(__file__).parents[2]
 NEVER = 3600.0
 ROW = '{"row": {"metric": "m", "value": 1.0, "unit": "s", "peer": null, "target": null, "met": null}}'
 
 
 def part(then: str) -> Part:
-    """A part that notes a row, and then does what is said."""
+    """Make a part that writes a row and then runs a statement."""
     program = (
         f"import os, signal, subprocess, sys, time\nnotes = int(sys.argv[-1])\nos.write(notes, b'{ROW}\\n')\n{then}"
     )
@@ -46,7 +44,7 @@ def test_a_part_beyond_its_time_is_killed_with_its_child_processes() -> None:
         result.take(line)
         hanging.expire()
 
-    # It returns: what the part started held its notes open too, and is gone.
+    # The child process also holds the descriptor open, so `follow` returns only after its end.
     assert hanging.follow(NEVER, take) == "killed after 3600 s"
     assert [row.metric for row in result.rows] == ["m"]
 
@@ -59,7 +57,7 @@ def test_failures_are_reported_by_name() -> None:
     assert result.raw == {"uniform": {"paged": [1.0]}}
 
 
-def test_limits_shrink_with_the_remaining_time_and_never_exceed_it() -> None:
+def test_time_limits_shrink_with_the_remaining_time_and_never_exceed_it() -> None:
     limits, left, spent = [150.0, 60.0, 150.0], 300.0, []
     for place, own in enumerate(limits):
         spent.append(limit_of(own, limits[place + 1 :], left))
@@ -70,8 +68,7 @@ def test_limits_shrink_with_the_remaining_time_and_never_exceed_it() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_names_the_dry_run() -> None:
-    command = [sys.executable, "-m", "bench.gpu_check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "DRY=1" in done.stderr
+def test_without_a_gpu_the_message_names_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.gpu_check"])
+    with pytest.raises(SystemExit, match="DRY=1"):
+        check.main()

@@ -1,13 +1,13 @@
-"""A peer is measured by a script of its own; without the peer its rows have no value."""
+"""Peers are measured by scripts in their own environments."""
 
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from bench.loads.peer import Peer, Worker
+from tests.faults import wait_until
 
 SCRIPT = """
 import json, sys
@@ -59,17 +59,13 @@ def test_a_worker_is_stopped_between_its_turns(tmp_path: Path) -> None:
     script.write_text("import os\nprint(os.getpid(), flush=True)\nwhile input(): print('{\"figure\": 1}', flush=True)")
     with Worker("busy", [sys.executable, script]) as worker:
         process = psutil.Process(int(worker.name))
+
+        def stopped() -> bool:
+            return process.status() == psutil.STATUS_STOPPED
+
         for _ in range(2):
-            assert _is_stopped(process)
+            wait_until(stopped, "the worker is stopped")  # a signal takes effect later
             assert worker.measure("go") == {"figure": 1}
-        assert _is_stopped(process)
-        worker.measure("once more")
+        wait_until(stopped, "the worker is stopped")
+        worker.measure("go")
     assert not process.is_running()
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    """Wait for it to be so: a signal takes effect when the process is next looked at."""
-    deadline = time.monotonic() + 60
-    while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return process.status() == psutil.STATUS_STOPPED

@@ -1,4 +1,4 @@
-"""Rows and their targets, and what a benchmark writes."""
+"""Rows, their targets, and result files."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from bench.report import results
 from bench.report.results import publish, row
 from bench.report.targets import ROOT, met, targets
 
-# What a machine with a GPU and little else does not have.
+# Modules that a machine with a GPU may lack.
 BARE = """
 import sys
 from pathlib import Path

@@ -1,6 +1,5 @@
-"""What is measured beside each other does the same work: as many tokens, through the system and without it."""
+"""The work of benchmarks inside one process."""
 
-import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +8,11 @@ import pytest
 
 from bench.blocks import copies
 from bench.engine import context
-from bench.loads import engine_worker, stream_client
+from bench.loads import engine_worker
 from engine.attention import TorchBackend
 from engine.attention.cache import CacheGeometry
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
-from tests.running_quire import RunningQuire
-
-WORK = [{"prompt": [20 + number] * 9, "tokens": 5} for number in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +20,8 @@ def parts(tiny_model: Callable[[str], Path]) -> EngineParts:
     return assemble(EngineSettings(model=str(tiny_model("llama")), dtype="float32", device_blocks=64))
 
 
-def test_the_client_receives_all_tokens_of_all_streams(tiny_quire: RunningQuire) -> None:
-    figures = asyncio.run(stream_client.run(tiny_quire.addresses["gateway"], WORK))
-    assert 0 < figures["cpu_seconds"] < 60
-    assert figures["seconds"] > 0
-    assert tiny_quire.settled_pool().sequences == 0
-
-
-def test_the_engine_in_process_generates_as_many(parts: EngineParts) -> None:
-    figures = engine_worker.run(parts, WORK)
+def test_the_engine_in_process_generates_all_tokens(parts: EngineParts) -> None:
+    figures = engine_worker.run(parts, [{"prompt": [20 + number] * 9, "tokens": 5} for number in range(6)])
     assert figures["seconds"] > 0
     assert figures["cpu_seconds"] > 0
 
