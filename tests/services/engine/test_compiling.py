@@ -1,4 +1,4 @@
-"""The room where constraints are compiled: what is kept, who waits, and what is refused."""
+"""The cache and the queue of compiled constraints."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from services.engine.guided.constraints import Constraints
 from tests.tiny_models import VOCABULARY
 
 
-def wanted(regex: str) -> decoding_pb2.OutputConstraint:
+def constraint(regex: str) -> decoding_pb2.OutputConstraint:
     return decoding_pb2.OutputConstraint(regex=regex)
 
 
@@ -22,50 +22,50 @@ async def loaded(folder: Path) -> Constraints:
     return constraints
 
 
-def test_a_language_is_compiled_once_and_the_oldest_is_forgotten(tiny_model: Callable[[str], Path]) -> None:
+def test_a_constraint_is_compiled_once_and_the_oldest_is_evicted(tiny_model: Callable[[str], Path]) -> None:
     async def compile_many() -> None:
         constraints = await loaded(tiny_model("llama"))
-        first, same = await asyncio.gather(*(constraints.compiled(wanted("a")) for _ in range(2)))
+        first, same = await asyncio.gather(*(constraints.compiled(constraint("a")) for _ in range(2)))
         assert first is same
         for number in range(31):
-            await constraints.compiled(wanted(f"b{number}"))
-        assert await constraints.compiled(wanted("a")) is first
+            await constraints.compiled(constraint(f"b{number}"))
+        assert await constraints.compiled(constraint("a")) is first
         for number in range(32):
-            await constraints.compiled(wanted(f"c{number}"))
-        assert await constraints.compiled(wanted("a")) is not first
+            await constraints.compiled(constraint(f"c{number}"))
+        assert await constraints.compiled(constraint("a")) is not first
         constraints.close()
 
     asyncio.run(compile_many())
 
 
 def test_too_many_pending_compilations_are_refused_until_one_is_cancelled(tiny_model: Callable[[str], Path]) -> None:
-    async def wait_and_give_up() -> None:
+    async def wait_and_cancel() -> None:
         constraints = await loaded(tiny_model("llama"))
-        waiting = [asyncio.create_task(constraints.compiled(wanted(f"a{number}"))) for number in range(32)]
+        waiting = [asyncio.create_task(constraints.compiled(constraint(f"a{number}"))) for number in range(32)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull, match="32 constraints are being compiled"):
-            await constraints.compiled(wanted("b"))
+            await constraints.compiled(constraint("b"))
         for task in waiting[1:]:
             task.cancel()
         await asyncio.wait(waiting[1:])
-        await constraints.compiled(wanted("a5"))  # nobody waited for it any more, so it is begun again
+        await constraints.compiled(constraint("a5"))  # its only waiter was cancelled, so it starts again
         await waiting[0]
         constraints.close()
         with pytest.raises(EngineUnavailable):
-            await constraints.compiled(wanted("c"))
+            await constraints.compiled(constraint("c"))
 
-    asyncio.run(wait_and_give_up())
+    asyncio.run(wait_and_cancel())
 
 
-def test_without_a_tokenizer_that_can_be_read_constraints_are_not_served(tmp_path: Path) -> None:
-    async def ask() -> None:
+def test_constraints_need_a_readable_tokenizer(tmp_path: Path) -> None:
+    async def compile_one() -> None:
         (tmp_path / "tokenizer.json").write_text("{}")
         constraints = await loaded(tmp_path)
         with pytest.raises(UnsupportedField, match="is not supported by this engine") as refused:
-            await constraints.compiled(wanted("a"))
+            await constraints.compiled(constraint("a"))
         assert refused.value.field == "constraint"
         with pytest.raises(InvalidRequest, match="must have one of"):
             await constraints.compiled(decoding_pb2.OutputConstraint(json_object=False))
         constraints.close()
 
-    asyncio.run(ask())
+    asyncio.run(compile_one())

@@ -1,4 +1,4 @@
-"""What fails at one request's outputs or reports ends that request at most, and never the engine's thread."""
+"""An error in a request's outputs or reports ends at most this request, never the engine's thread."""
 
 import asyncio
 import threading
@@ -31,11 +31,11 @@ TOKENS = 12
 
 
 class Oops(Exception):
-    """What a test lets the engine's own code raise."""
+    """A bug in the engine's own code."""
 
 
 class Driven:
-    """A driver on its thread, over a real model and a block manager without a network, and one gateway's link."""
+    """A driver on its thread with a real model, an in-process block manager and one gateway's link."""
 
     def __init__(self, model: ModelEngine) -> None:
         self.model = model
@@ -55,17 +55,17 @@ class Driven:
         self._thread.start()
 
     def submit(self, request_id: str, **fields: Any) -> None:
-        usual: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "prompt_token_ids": [20, 30, 40],
             "sampling": {"temperature": 0},
             "stopping": {"max_tokens": TOKENS, "ignore_eos": True},
         }
-        submission = engine_pb2.Submission(request_id=request_id, attempt=1, **(usual | fields))
+        submission = engine_pb2.Submission(request_id=request_id, attempt=1, **(defaults | fields))
         self.tokens[request_id] = []
         self.driver.submit(self.link, Arrival(submission, time.monotonic()))
 
     async def ends(self, *names: str) -> None:
-        """Read until these have ended, or were refused."""
+        """Read until these requests have ended or were refused."""
         while not self.finished.keys() | self.refused.keys() >= set(names):
             if (step := await asyncio.wait_for(self.link.get(), 60)) is None:
                 continue
@@ -87,15 +87,15 @@ Test = Callable[[Driven], Coroutine[Any, Any, None]]
 
 @pytest.fixture
 def drive(tiny_model: Callable[[str], Path]) -> Callable[[Test], None]:
-    """Runs a test with a driver; at the end its thread still runs, and no block is held."""
+    """Runs a test with a driver, which must still serve afterwards and hold no block."""
 
     async def run(test: Test) -> None:
         driven = Driven(ModelEngine(tiny_model("llama")))
         try:
             await test(driven)
-            driven.submit("afterwards")
-            await driven.ends("afterwards")
-            assert len(driven.tokens["afterwards"]) == TOKENS
+            driven.submit("next")
+            await driven.ends("next")
+            assert len(driven.tokens["next"]) == TOKENS
         finally:
             await driven.close()
 
@@ -105,12 +105,12 @@ def drive(tiny_model: Callable[[str], Path]) -> Callable[[Test], None]:
 def raising_for(patch: pytest.MonkeyPatch, place: Any, name: str, guilty: Callable[..., bool]) -> None:
     original = getattr(place, name)
 
-    def perhaps(*arguments: Any) -> Any:
+    def faulty(*arguments: Any) -> Any:
         if guilty(*arguments):
             raise Oops("a bug")
         return original(*arguments)
 
-    patch.setattr(place, name, perhaps)
+    patch.setattr(place, name, faulty)
 
 
 def is_guilty(group: Group, *_: object) -> bool:
@@ -118,7 +118,7 @@ def is_guilty(group: Group, *_: object) -> bool:
 
 
 async def all_end(driven: Driven, **fields: Any) -> engine_pb2.RequestFinished:
-    """Run a guilty request between two others, which must get the same tokens; return how it ended."""
+    """Return the end of the guilty request between two others, which must get the same tokens."""
     for name in ("before", GUILTY, "after"):
         driven.submit(name, **(fields if name == GUILTY else {}))
     await driven.ends("before", GUILTY, "after")
@@ -135,8 +135,8 @@ def has_failed(finished: engine_pb2.RequestFinished) -> bool:
     )
 
 
-@pytest.mark.parametrize("max_tokens", [1, 9], ids=["with its end", "before its end"])
-def test_tokens_that_cannot_be_written_fail_their_request(
+@pytest.mark.parametrize("max_tokens", [1, 9], ids=["last token", "earlier token"])
+def test_an_error_in_writing_tokens_fails_the_request(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
     raised: list[bool] = []
@@ -154,13 +154,13 @@ def test_tokens_that_cannot_be_written_fail_their_request(
         finished = await all_end(driven, logprobs=13, sampling={"sample_count": 2}, stopping=stopping)
         assert has_failed(finished)
         assert "Oops" in finished.detail
-        assert driven.tokens[GUILTY] == [], "nothing follows what is missing"
-        assert driven.model.scheduler.totals.generated_tokens <= 2 * TOKENS + 2 * 2, "it goes on for a step at most"
+        assert driven.tokens[GUILTY] == [], "no token follows the missing one"
+        assert driven.model.scheduler.totals.generated_tokens <= 2 * TOKENS + 2 * 2, "at most one more step is computed"
 
     drive(test)
 
 
-def test_an_end_that_cannot_be_written_is_a_failure(
+def test_an_error_in_writing_the_end_fails_the_request(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raising_for(monkeypatch, gateway_requests, "finished_message", is_guilty)
@@ -173,14 +173,14 @@ def test_an_end_that_cannot_be_written_is_a_failure(
 
 
 @pytest.mark.parametrize("report", ["on_queued", "on_ended"])
-def test_a_report_that_raises_ends_nothing(
+def test_an_error_in_a_report_ends_no_request(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, report: str
 ) -> None:
-    blamed = {
+    is_faulty = {
         "on_queued": lambda _, submission, *__: submission.request_id == GUILTY,
         "on_ended": lambda _, *rest: is_guilty(*rest),
     }
-    raising_for(monkeypatch, RequestReports, report, blamed[report])
+    raising_for(monkeypatch, RequestReports, report, is_faulty[report])
 
     async def test(driven: Driven) -> None:
         finished = await all_end(driven)
@@ -190,7 +190,7 @@ def test_a_report_that_raises_ends_nothing(
     drive(test)
 
 
-def test_a_record_that_raises_ends_nothing(drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_record_ends_no_request(drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
     raising_for(monkeypatch, RequestsRecorder, "ended", lambda _, *rest: is_guilty(*rest))
 
     async def test(driven: Driven) -> None:
@@ -199,7 +199,7 @@ def test_a_record_that_raises_ends_nothing(drive: Callable[[Test], None], monkey
     drive(test)
 
 
-def test_a_submission_whose_reading_raises_is_refused(
+def test_an_error_in_parsing_refuses_the_submission(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raising_for(monkeypatch, gateway_requests, "request_of", lambda submission, *_: submission.request_id == GUILTY)
@@ -218,14 +218,14 @@ def test_a_submission_whose_reading_raises_is_refused(
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
-        (Oops("half a character: \ud800"), engine_pb2.FAILURE_REASON_REQUEST),
-        (ConstraintFailed("half a character: \ud800"), engine_pb2.FAILURE_REASON_CONSTRAINT),
+        (Oops("invalid character: \ud800"), engine_pb2.FAILURE_REASON_REQUEST),
+        (ConstraintFailed("invalid character: \ud800"), engine_pb2.FAILURE_REASON_CONSTRAINT),
     ],
 )
 def test_a_failure_is_sent_whatever_its_message(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, error: Exception, failure: int
 ) -> None:
-    # The log would carry the half character to pytest-xdist, which cannot take it.
+    # pytest-xdist cannot transfer the invalid character of the log.
     monkeypatch.setattr(driver_module.log, "disabled", True)
     turn = driver_module.Engine.turn
 
@@ -239,24 +239,22 @@ def test_a_failure_is_sent_whatever_its_message(
     async def test(driven: Driven) -> None:
         finished = await all_end(driven)
         assert finished.failure == failure
-        assert "half a character: ?" in finished.detail
+        assert "invalid character: ?" in finished.detail
 
     drive(test)
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_requests_of_an_engine_that_failed_get_no_end_by_which_it_would_seem_to_drain(
-    tiny_model: Callable[[str], Path], ended: bool
-) -> None:
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_failed_engine_sends_no_ends_as_a_draining_one_does(tiny_model: Callable[[str], Path], drains: bool) -> None:
     async def run() -> list[str]:
         driven = Driven(ModelEngine(tiny_model("llama")))
         driven.submit("r", stopping={"max_tokens": 1900, "ignore_eos": True})
         step = await asyncio.wait_for(driven.link.get(), 60)
-        await (driven.driver.stop() if ended else driven.driver.abandon())
+        await (driven.driver.stop() if drains else driven.driver.abandon())
         steps = [step]
         driven.link.close()
         while not driven.link.closed:
             steps.append(await driven.link.get())
         return [one.request_id for step in steps if step for one in step.finished]
 
-    assert asyncio.run(run()) == (["r"] if ended else [])
+    assert asyncio.run(run()) == (["r"] if drains else [])

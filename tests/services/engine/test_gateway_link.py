@@ -1,4 +1,4 @@
-"""The engine's end of a link: outputs wait merged and bounded, and nobody waits for the gateway."""
+"""The engine's end of a link: its queue is merged and bounded."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ def output(*token_ids: int) -> engine_pb2.StepOutput:
     return engine_pb2.StepOutput(tokens=[engine_pb2.SampleTokens(request_id="r", token_ids=token_ids)])
 
 
-def test_outputs_of_several_steps_are_taken_as_one() -> None:
+def test_outputs_of_several_steps_are_merged() -> None:
     async def take() -> engine_pb2.StepOutput | None:
         link = GatewayLink()
         link.put(output(1))
@@ -25,20 +25,20 @@ def test_outputs_of_several_steps_are_taken_as_one() -> None:
     assert [list(one.token_ids) for one in taken.tokens] == [[1], [2]]
 
 
-def test_a_write_that_the_gateway_holds_up_is_left_when_more_waits_than_may() -> None:
+def test_a_blocked_write_is_cancelled_when_the_queue_exceeds_its_limit() -> None:
     async def serve() -> None:
         link, size = GatewayLink(max_bytes=100), output(*range(20)).ByteSize()
         loop = asyncio.get_running_loop()
         for _ in range(100 // size + 1):
             loop.call_soon(link.put, output(*range(20)))
         with link.cancel_on_overrun():
-            await loop.create_future()  # what never ends
+            await loop.create_future()  # a write that never ends
 
     with pytest.raises(SlowClient, match="more than 100 bytes of output are queued"):
         asyncio.run(serve())
 
 
-def test_an_output_longer_than_the_bound_is_sent_if_no_other_is_queued() -> None:
+def test_a_single_output_may_exceed_the_limit() -> None:
     async def take() -> engine_pb2.StepOutput | None:
         link = GatewayLink(max_bytes=10)
         link.put(output(*range(100)))
@@ -47,7 +47,7 @@ def test_an_output_longer_than_the_bound_is_sent_if_no_other_is_queued() -> None
     assert asyncio.run(take()) == output(*range(100))
 
 
-def test_each_taking_begins_a_new_count() -> None:
+def test_the_limit_counts_from_the_last_get() -> None:
     async def serve() -> None:
         link = GatewayLink(max_bytes=100)
         with link.cancel_on_overrun():
@@ -59,7 +59,7 @@ def test_each_taking_begins_a_new_count() -> None:
     asyncio.run(serve())
 
 
-def test_a_task_that_is_cancelled_otherwise_stays_cancelled() -> None:
+def test_another_cancellation_is_not_replaced() -> None:
     async def serve() -> None:
         with GatewayLink().cancel_on_overrun():
             await asyncio.get_running_loop().create_future()
@@ -74,7 +74,7 @@ def test_a_task_that_is_cancelled_otherwise_stays_cancelled() -> None:
         asyncio.run(cancel())
 
 
-def test_on_sent_calls_back_after_all_queued_output_is_sent() -> None:
+def test_on_sent_calls_back_after_all_queued_output_was_sent() -> None:
     async def serve() -> list[str]:
         link, order = GatewayLink(), list[str]()
         link.put(output(1))
