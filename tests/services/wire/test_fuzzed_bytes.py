@@ -17,8 +17,10 @@ from kvmanager import Pool, PoolSpec, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from services.wire.report import pages_of
+from services.wire.step import step_message
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools, register
+from tests.services.wire.test_step import steps
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["KVManager"]
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -164,54 +166,8 @@ def numbers(bits: int) -> st.SearchStrategy[int]:
     return st.integers(0, 8) | st.sampled_from([-(1 << bits - 1), -1, (1 << bits - 1) - 1])
 
 
-def lists(entries: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
-    return st.lists(entries, max_size=3)
-
-
-IDS, COUNTS = numbers(64), numbers(32)
-TOKENS = st.lists(COUNTS, max_size=9)
-PAIRS = st.tuples(IDS, COUNTS)
-PIN = st.builds(pb.Pin, pin_id=st.text(max_size=3), sequence=IDS, block_count=COUNTS)
-ALLOCATE = st.builds(
-    pb.Allocate,
-    group=IDS,
-    sequence=IDS,
-    request_id=st.text(max_size=3),
-    salt=st.binary(max_size=3),
-    token_ids=TOKENS,
-    compute_tokens=COUNTS,
-    spare_blocks=COUNTS,
-    waited=st.builds(Duration, seconds=IDS, nanos=COUNTS) | st.none(),
-)
-
-
-def packed(items: list[tuple[int, list[tuple[int, int]]]]) -> pb.Extends:
-    pairs = [pair for _, pairs in items for pair in pairs]
-    return pb.Extends(
-        groups=[group for group, _ in items],
-        sequence_counts=[len(pairs) for _, pairs in items],
-        sequences=[sequence for sequence, _ in pairs],
-        room_tokens=[tokens for _, tokens in pairs],
-    )
-
-
-def step_of(lengths: list[tuple[int, int]], **items: Any) -> bytes:
-    ids, tokens = [id_ for id_, _ in lengths], [count for _, count in lengths]
-    return request(step=pb.Step(step=3, length_sequences=ids, length_tokens=tokens, **items))
-
-
-STEPS = st.builds(
-    step_of,
-    lists(PAIRS),
-    commits=lists(st.tuples(IDS, COUNTS, TOKENS)).map(lambda items: commits(*items)),
-    pins=lists(st.builds(pb.PinChange, pin=PIN) | st.builds(pb.PinChange, unpin=st.text(max_size=3))),
-    forks=lists(st.builds(pb.Fork, parent=IDS, child=IDS, length=COUNTS)),
-    frees=lists(st.builds(pb.Free, sequence=IDS, reason=st.integers(1, 5), preempted_for_group=IDS)),
-    swap_outs=lists(IDS),
-    swap_ins=lists(IDS),
-    extends=lists(st.tuples(IDS, lists(PAIRS))).map(packed),
-    allocates=lists(ALLOCATE),
-)
+IN_USE = st.sampled_from(["", "a", "pin"])
+STEPS = steps(st.just(3), numbers(64), numbers(32), IN_USE, 3).map(lambda step: step_message(step).SerializeToString())
 
 
 @pytest.mark.parametrize("before", [(), (REGISTER,), (REGISTER, EMPTY_REPORT)], ids=["first", "report", "step"])
@@ -281,6 +237,8 @@ def test_a_damaged_step_is_applied_or_refused_or_ends_the_stream(bystander: Byst
 
 @examples(50)
 @given(STEPS)
+@example(request(step=pb.Step(step=3, allocates=[pb.Allocate(sequence=9, waited=Duration(seconds=-1, nanos=1))])))
+@example(request(step=pb.Step(step=3, pins=[pb.PinChange(pin=pb.Pin(pin_id="\U0001f512", sequence=1))])))
 def test_items_with_random_numbers_are_applied_or_refused(bystander: Bystander, data: bytes) -> None:
     results = attach(bystander, REGISTER, EMPTY_REPORT, *BEFORE, data, UNPIN)
     assert [result.result.step for result in results[1:3]] == [1, 2]

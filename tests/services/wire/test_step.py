@@ -16,34 +16,41 @@ from tests.services.wire.slicing import drain
 
 IDS = st.integers(-(1 << 63), (1 << 63) - 1)
 COUNTS = st.integers(-(1 << 31), (1 << 31) - 1)
-TOKENS = st.lists(COUNTS, max_size=20).map(lambda tokens: array("i", tokens))
 NAMES = st.text(st.characters(codec="utf-8"), max_size=512)
-ROOMS = st.tuples(IDS, COUNTS)
+SALTS = st.binary(max_size=512)
+WAITS = st.integers(0, 1 << 30).map(lambda units: units / 512)
 
 
-def items(*kinds: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
-    return st.lists(st.one_of(*kinds), max_size=4)
+def steps(
+    numbers: st.SearchStrategy[int],
+    ids: st.SearchStrategy[int],
+    counts: st.SearchStrategy[int],
+    names: st.SearchStrategy[str],
+    max_size: int,
+) -> st.SearchStrategy[Step]:
+    """Steps with up to `max_size` items of each verb."""
+
+    def items(*kinds: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
+        return st.lists(st.one_of(*kinds), max_size=max_size)
+
+    tokens = st.lists(counts, max_size=20).map(lambda ids: array("i", ids))
+    rooms = st.tuples(ids, counts)
+    return st.builds(
+        Step,
+        step=numbers,
+        commits=items(st.builds(Commit, ids, counts, tokens)),
+        pins=items(st.builds(Pin, names, ids, counts), st.builds(Unpin, names), st.builds(Reset)),
+        forks=items(st.builds(Fork, ids, ids, counts)),
+        frees=items(st.builds(Free, ids, st.sampled_from(FreeReason), ids)),
+        swap_outs=items(ids),
+        swap_ins=items(ids),
+        extends=items(st.builds(Extend, ids, st.lists(rooms, max_size=3))),
+        allocates=items(st.builds(Allocate, ids, ids, names, SALTS, tokens, counts, counts, WAITS)),
+        lengths=items(rooms),
+    )
 
 
-STEPS = st.builds(
-    Step,
-    step=IDS,
-    commits=items(st.builds(Commit, IDS, COUNTS, TOKENS)),
-    pins=items(st.builds(Pin, NAMES, IDS, COUNTS), st.builds(Unpin, NAMES), st.builds(Reset)),
-    forks=items(st.builds(Fork, IDS, IDS, COUNTS)),
-    frees=items(st.builds(Free, IDS, st.sampled_from(FreeReason), IDS)),
-    swap_outs=st.lists(IDS, max_size=4),
-    swap_ins=st.lists(IDS, max_size=4),
-    extends=items(st.builds(Extend, IDS, st.lists(ROOMS, max_size=3))),
-    allocates=items(
-        st.builds(
-            Allocate,
-            *(IDS, IDS, NAMES, st.binary(max_size=512), TOKENS, COUNTS, COUNTS),
-            st.integers(0, 1 << 30).map(lambda units: units / 512),
-        )
-    ),
-    lengths=st.lists(ROOMS, max_size=4),
-)
+STEPS = steps(IDS, IDS, COUNTS, NAMES, 4)
 
 
 def plain(step: Step) -> dict[str, object]:

@@ -46,7 +46,7 @@ def test_an_invalid_list_of_engines_is_rejected(setting: str) -> None:
         "a listed address has no name and the first of two names wins",
     ],
 )
-def test_names_are_resolved_again_and_again(
+def test_names_are_resolved_periodically(
     monkeypatch: pytest.MonkeyPatch, engines: str, answers: list[Any], expected: list[dict[str, str]]
 ) -> None:
     remaining = list(answers)

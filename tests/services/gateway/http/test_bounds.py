@@ -122,8 +122,7 @@ def test_brackets_in_strings_are_not_levels(server: ScriptedServer) -> None:
 
 
 def test_an_oversized_body_is_rejected_before_it_is_read(server: ScriptedServer, impatient: ScriptedServer) -> None:
-    assert rejection(post(server, b"x" * LARGE)) == (413, "body_too_large")
-    assert rejection(post(server, in_pieces(LARGE))) == (413, "body_too_large")
+    assert rejection(post(server, b"x" * (CLIENT_MESSAGE_BYTES + 1))) == (413, "body_too_large")
     assert raw(impatient, HEAD + b"content-length: 99999999999\r\n\r\n").startswith(b"HTTP/1.1 413")
     fits = b'{"max_tokens": 1, "prompt": "' + b"x" * (CLIENT_MESSAGE_BYTES - 40) + b'"}'
     assert post(server, fits).status_code == 200
