@@ -29,14 +29,14 @@ def test_the_keys_of_a_prompt_are_those_of_its_blocks_one_after_the_other_in_a_l
 
 
 @given(prompts, sizes)
-def test_what_can_be_shared_of_a_prompt_leaves_at_least_one_token(prompt, size):
+def test_the_shareable_prefix_of_a_prompt_leaves_at_least_one_token(prompt, size):
     expected = chained(prompt, size, max(0, len(prompt) - 1) // size)
     for tokens in (prompt, array("i", prompt)):
         assert list(prefix_keys(root_key("model", b"salt"), tokens, size)) == expected
 
 
 @given(prompts, prompts, sizes)
-def test_two_prompts_have_equal_keys_exactly_as_far_as_whole_blocks_are_equal(one, other, size):
+def test_two_prompts_have_equal_keys_for_their_equal_leading_blocks(one, other, size):
     keys = [chained(prompt, size, len(prompt) // size) for prompt in (one, other)]
     for end, (a, b) in enumerate(zip(*keys, strict=False), 1):
         assert (a == b) == (one[: end * size] == other[: end * size])
@@ -62,7 +62,7 @@ def test_25_another_token_order_or_count_makes_another_key(tokens):
     assert block_key(parent, tokens) != block_key(parent, [1, 2, 3, 4])
 
 
-def test_24_a_key_is_what_it_always_was():
+def test_24_keys_do_not_change_between_versions():
     # A cache that outlives a version of this code must not change its meaning unnoticed.
     key = block_key(root_key("model", b"salt"), [1, 2, 3, 2**31 - 1])
     assert key.hex() == "833604dd919235412ca647c3700ba259aaf54f9c1ce34ccfdb5610756b6e6be0"

@@ -25,7 +25,7 @@ def allocate(sequence: int, token_ids: list[int]) -> Allocate:
     return Allocate(sequence, sequence, f"request {sequence}", b"", token_ids, 100, 0)
 
 
-def test_70_a_retry_while_the_first_attempt_is_under_way_leads_to_one_grant(manager: Manager, link: Link) -> None:
+def test_70_a_retry_while_the_first_attempt_is_in_flight_gets_one_grant(manager: Manager, link: Link) -> None:
     """The engine's stream breaks unnoticed by the manager; what was sent through it may still be on its way."""
     link.blocks.send(Step(1, allocates=[allocate(1, [1, 2, 3])]))
     again = manager.attach(BLOCK, BLOCKS)
@@ -41,9 +41,7 @@ def test_70_a_retry_while_the_first_attempt_is_under_way_leads_to_one_grant(mana
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_79_what_a_manager_did_and_could_not_answer_any_more_is_granted_once_in_all(
-    manager: Manager, link: Link, steps: int
-) -> None:
+def test_79_a_step_applied_but_not_answered_is_granted_once(manager: Manager, link: Link, steps: int) -> None:
     for number in range(1, steps + 1):
         link.blocks.send(Step(number, allocates=[allocate(number, [number])]))
     manager.stop()
@@ -59,16 +57,14 @@ def test_79_what_a_manager_did_and_could_not_answer_any_more_is_granted_once_in_
     assert result.available_blocks == BLOCKS - steps
 
 
-def test_74_a_new_incarnation_begins_with_every_block_free_whatever_the_old_one_held(
-    manager: Manager, link: Link
-) -> None:
+def test_74_a_new_incarnation_starts_with_every_block_free(manager: Manager, link: Link) -> None:
     answer(link, Step(1, allocates=[allocate(1, [1, 2, 3, 4, 5])]))
     newer = manager.attach(BLOCK, BLOCKS, incarnation=2)
     assert manager.pool().device.counts == (BLOCKS, 0, 0, 0)
     assert answer(newer, Step(1)).available_blocks == BLOCKS
 
 
-def test_85_of_two_calls_under_way_for_the_last_block_one_wins_and_the_other_is_told_both_numbers(
+def test_85_of_two_steps_in_flight_for_the_last_block_one_is_granted_and_one_refused(
     manager: Manager, link: Link
 ) -> None:
     answer(link, Step(1, allocates=[allocate(1, [1] * 10)]))

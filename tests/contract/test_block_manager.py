@@ -55,11 +55,11 @@ class TestVerbs:
         assert result.tables == (TableChange(7, 2, [3, 4, 5], 10, 0),)
         assert result.available_blocks == 1
 
-    def test_asking_for_less_than_held_changes_nothing(self, link: Link) -> None:
+    def test_an_extend_below_the_room_held_changes_nothing(self, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(7, [1, 2, 3])]))
         assert answer(link, Step(2, extends=[Extend(7, [(7, 2)])])) == StepResult(2, (), (), (), 4)
 
-    def test_a_committed_prefix_is_found_after_its_sequence_is_gone(self, link: Link) -> None:
+    def test_a_committed_prefix_is_hit_after_its_sequence_was_freed(self, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3, 4, 5])]))
         step = Step(2, commits=[Commit(1, 0, [1, 2, 3, 4])], frees=[Free(1, FreeReason.FINISHED)])
         assert answer(link, step).available_blocks == BLOCKS
@@ -77,7 +77,7 @@ class TestVerbs:
         ).tables
         assert [table.cached_tokens for table in tables] == [0, 2]
 
-    def test_blocks_freed_in_a_step_are_given_out_in_it(self, link: Link) -> None:
+    def test_blocks_freed_in_a_step_are_granted_in_the_same_step(self, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1] * 12)]))
         step = Step(2, frees=[Free(1, FreeReason.PREEMPTED, 2)], allocates=[allocate(2, [2] * 12)])
         result = answer(link, step)
@@ -85,7 +85,7 @@ class TestVerbs:
         assert sorted(result.tables[0].block_ids) == [1, 2, 3, 4, 5, 6]
         assert result.available_blocks == 0
 
-    def test_lengths_are_kept_for_others_to_see(self, manager: Manager, link: Link) -> None:
+    def test_lengths_update_the_computed_tokens_of_the_pool(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3]), allocate(2, [4])]))
         answer(link, Step(2, lengths=[Length(1, 3), Length(2, 1)]))
         assert manager.pool().computed_tokens() == 4
@@ -96,7 +96,7 @@ class TestVerbs:
         assert answer(link, Step(2, frees=[Free(1, reason)])).available_blocks == BLOCKS
         assert manager.pool().sequences == {}
 
-    def test_the_pool_has_what_was_asked_for(self, manager: Manager, link: Link) -> None:
+    def test_the_pool_has_the_allocated_sequence(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(3, [1, 2, 3])]))
         sequence = manager.pool().sequences[3]
         assert (sequence.group, sequence.request_id, sequence.table, sequence.room_tokens) == (
@@ -133,7 +133,7 @@ class TestRefusals:
             (Step(9, lengths=[Length(1, 5)]), StepItem.LENGTH, "tokens must be between 0 and 4"),
         ],
     )
-    def test_a_refused_item_is_named_and_nothing_of_it_is_done(
+    def test_a_refused_item_is_named_and_changes_nothing(
         self, manager: Manager, link: Link, step: Step, item: StepItem, words: str
     ) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
@@ -145,7 +145,7 @@ class TestRefusals:
         assert list(manager.pool().sequences) == [1]
         assert manager.pool().violations() == []
 
-    def test_the_other_items_of_the_step_are_done(self, link: Link) -> None:
+    def test_the_other_items_of_the_step_are_applied(self, link: Link) -> None:
         result = answer(link, Step(1, allocates=[allocate(1, [1] * 10), allocate(2, [2] * 9), allocate(3, [3])]))
         assert refused(result) == [(StepItem.ALLOCATE, 1)]
         assert [table.sequence for table in result.tables] == [1, 3]
@@ -153,7 +153,7 @@ class TestRefusals:
 
 
 class TestAnswers:
-    def test_come_in_the_order_of_the_steps(self, link: Link) -> None:
+    def test_arrive_in_the_order_of_the_steps(self, link: Link) -> None:
         for number in range(1, 60):
             link.blocks.send(Step(number, frees=[Free(number, FreeReason.FINISHED)]))
         results = [next_answer(link) for _ in range(1, 60)]
@@ -164,7 +164,7 @@ class TestAnswers:
     def test_step_numbers_may_have_gaps(self, link: Link) -> None:
         assert [answer(link, Step(number)).step for number in (3, 4, 1000)] == [3, 4, 1000]
 
-    def test_a_large_step_comes_through_whole(self, manager: Manager) -> None:
+    def test_a_large_step_is_answered_completely(self, manager: Manager) -> None:
         link = manager.attach(16, 60_000)
         prompt = list(range(400_000))
         result = answer(link, Step(1, allocates=[allocate(1, prompt, compute=len(prompt))]))
@@ -178,7 +178,7 @@ class TestAnswers:
 class TestAbsence:
     """The manager goes away, forgets everything, and comes back."""
 
-    def test_its_return_is_told_once_and_the_pool_is_as_it_was(self, manager: Manager, link: Link) -> None:
+    def test_a_restart_is_reported_once_and_the_pool_is_restored(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
         answer(link, Step(2, commits=[Commit(1, 0, [1, 2])]))
         manager.stop()
@@ -192,7 +192,9 @@ class TestAbsence:
         assert result == StepResult(3, (), (TableChange(2, 0, [1, 3], 4, 2),), (), 3)
         assert list(manager.pool().sequences) == [1, 2]
 
-    def test_what_was_sent_before_it_was_missed_is_granted_nothing(self, manager: Manager, link: Link) -> None:
+    def test_a_step_sent_before_the_disconnect_was_noticed_is_granted_nothing(
+        self, manager: Manager, link: Link
+    ) -> None:
         """The engine may be long in a step: the manager is back before it looks."""
         manager.stop()
         manager.start()
@@ -203,7 +205,7 @@ class TestAbsence:
         assert result == StepResult(2, (), (TableChange(2, 0, [1], 2, 0),), (), 5)
         assert list(manager.pool().sequences) == [2]
 
-    def test_frees_and_commits_that_were_not_answered_hold(self, manager: Manager, link: Link) -> None:
+    def test_unanswered_frees_and_commits_survive_a_restart(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3]), allocate(2, [4])]))
         ended = Free(1, FreeReason.FINISHED)
         link.blocks.send(Step(2, commits=[Commit(1, 0, [1, 2])], frees=[ended], allocates=[allocate(3, [5])]))
@@ -214,7 +216,7 @@ class TestAbsence:
         assert 1 not in manager.pool().sequences
         assert answer(link, Step(3, allocates=[allocate(4, [1, 2, 3])])).tables[0].cached_tokens == 2
 
-    def test_answers_under_way_are_lost_and_what_was_answered_is_kept(self, manager: Manager, link: Link) -> None:
+    def test_answers_in_flight_are_lost_and_answered_steps_are_kept(self, manager: Manager, link: Link) -> None:
         for number in range(1, 20):
             link.blocks.send(Step(number, allocates=[allocate(number, [1])]))
         manager.stop()
@@ -228,7 +230,7 @@ class TestAbsence:
         assert answer(link, Step(20)) == StepResult(20, (), (), (), BLOCKS - granted)
         assert list(manager.pool().sequences) == list(range(1, granted + 1))
 
-    def test_the_order_in_which_blocks_are_handed_out_is_rebuilt(self, manager: Manager, link: Link) -> None:
+    def test_the_eviction_order_is_rebuilt(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(number, [number, number]) for number in (1, 2, 3, 4)]))
         commits = [Commit(number, 0, [number, number]) for number in (3, 1)]
         frees = [Free(number, FreeReason.FINISHED) for number in (3, 2, 1)]
@@ -241,9 +243,7 @@ class TestAbsence:
 
 
 class TestWithheldBlocks:
-    def test_what_the_audit_takes_out_is_told_with_the_next_answer_and_both_go_on_alike(
-        self, manager: Manager, link: Link
-    ) -> None:
+    def test_withheld_blocks_are_in_the_next_answer_and_survive_a_restart(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
         manager.pool().withhold([2, 5], [])
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
@@ -256,7 +256,7 @@ class TestWithheldBlocks:
         assert answers_until_reattached(link) == ([], 3)
         assert manager.pool().device.marks.withheld() == [2, 5]
 
-    def test_a_manager_whose_books_differ_is_told_the_engines(self, make_manager: Callable[[str], Manager]) -> None:
+    def test_a_manager_whose_pool_differs_gets_the_engines_report(self, make_manager: Callable[[str], Manager]) -> None:
         manager = make_manager("over gRPC")
         link = manager.attach(BLOCK, BLOCKS)
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
@@ -287,7 +287,7 @@ class TestIncarnations:
             manager.attach(BLOCK, BLOCKS, incarnation=1)
         assert answer(newer, Step(2)).available_blocks == 4
 
-    def test_engines_of_other_names_have_pools_of_their_own(self, manager: Manager, link: Link) -> None:
+    def test_engines_have_separate_pools(self, manager: Manager, link: Link) -> None:
         other = manager.attach(4, 3, engine_id="other")
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
         assert answer(other, Step(1, allocates=[allocate(1, [1, 2, 3])])).tables == (TableChange(1, 0, [1], 4, 0),)
@@ -348,7 +348,7 @@ def test_random_steps_have_the_same_answers_in_process_and_over_grpc(make_manage
 
 
 @pytest.mark.parametrize("lose", [False, True])
-def test_an_engine_generates_the_same_tokens_whoever_keeps_its_books(manager: Manager, link: Link, lose: bool) -> None:
+def test_an_engine_generates_the_same_tokens_with_either_manager(manager: Manager, link: Link, lose: bool) -> None:
     capacity = Capacity(40, 50, BLOCK, BLOCKS)
     scheduler = Scheduler(capacity, Limits(8, 4, 20))
     engine = Engine(scheduler, FakeRunner(BLOCK, 50), link.blocks, lambda: 0.0)

@@ -92,7 +92,7 @@ def test_29_a_reset_of_idle_blocks_forgets_every_key_and_is_the_last_event():
     assert engine.accept(allocates=[allocate(2, ids(0, 8))]).hit_tokens == 0
 
 
-def test_30_all_requests_may_be_preempted_in_the_step_that_resets_and_begin_again_without_hits(new_pool):
+def test_30_all_requests_may_be_preempted_in_the_step_that_resets_and_restart_without_hits(new_pool):
     # Nobody has to be preempted: what a reset takes from running sequences is that others find their blocks.
     pool = new_pool(10, 2)
     for sequence in (1, 2):
@@ -103,7 +103,7 @@ def test_30_all_requests_may_be_preempted_in_the_step_that_resets_and_begin_agai
     assert pool.allocate(1, ids(0, 5)).cached_tokens == 0
 
 
-def test_34_every_block_that_is_handed_out_is_told_once_and_every_eviction_too(new_pool):
+def test_34_every_granted_block_and_every_eviction_is_recorded_once(new_pool):
     pool = new_pool(6, 2)
     pool.cache(9, ids(50, 8))
     told, evicted = [], []
@@ -145,7 +145,7 @@ def test_35_blocks_committed_at_once_are_one_event_and_the_answer_has_their_keys
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 10])
-def test_36_a_prompt_that_takes_the_place_of_a_cached_one_tells_each_eviction_then_its_commit(blocks):
+def test_36_a_prompt_that_evicts_a_cached_one_records_each_eviction_then_its_commit(blocks):
     engine = Engine(blocks=blocks)
     engine.cache(1, ids(0, 2 * blocks))
     engine.events()
@@ -157,7 +157,7 @@ def test_36_a_prompt_that_takes_the_place_of_a_cached_one_tells_each_eviction_th
     assert (committed.item, committed.evicted) == (StepItem.COMMIT, ())
 
 
-def test_37_a_reused_prefix_is_not_told_as_committed_again_and_what_changes_nothing_is_not_told():
+def test_37_a_reused_prefix_is_not_recorded_as_committed_again_nor_is_an_item_without_effect():
     engine = Engine()
     engine.cache(1, ids(0, 8))
     engine.events()
@@ -173,7 +173,7 @@ def test_37_a_reused_prefix_is_not_told_as_committed_again_and_what_changes_noth
 # Allocation and counting
 
 
-def test_64_of_two_whose_prefixes_wait_in_the_host_tier_one_begins_and_the_other_takes_nothing(new_pool):
+def test_64_of_two_prompts_with_host_hits_one_is_allocated_and_the_other_refused(new_pool):
     pool = new_pool(9, 4, host_blocks=4)
     prompts = ids(0, 20), ids(100, 20)  # five blocks each, of which two wait in the host tier
     for sequence, prompt in enumerate(prompts, 1):
@@ -220,7 +220,7 @@ def test_69_a_grant_whose_answer_was_lost_is_undone_by_the_report_and_made_once(
     assert list(engine.pool.sequences) == [2]
 
 
-def test_71_a_number_seen_before_is_refused_whatever_else_the_step_says(state_of):
+def test_71_a_repeated_step_number_is_refused(state_of):
     engine = Engine()
     engine.accept(allocates=[allocate(1, ids(0, 5))])
     before = state_of(engine.session)
@@ -253,7 +253,7 @@ def test_73_a_number_from_before_the_report_is_refused_after_a_new_attach_too():
     assert sorted(engine.pool.sequences) == [1, 2, 3]
 
 
-def test_75_an_engine_that_stood_still_until_its_pool_was_dropped_is_refused_and_comes_back_with_its_own_blocks():
+def test_75_an_engine_stalled_until_its_pool_was_dropped_is_refused_and_reports_its_blocks_again():
     engine = Engine()
     engine.accept(allocates=[allocate(1, ids(0, 5))])
     known = report_of(engine.pool)
@@ -269,7 +269,7 @@ def test_75_an_engine_that_stood_still_until_its_pool_was_dropped_is_refused_and
     assert table.block_ids == [4]
 
 
-def test_80_a_manager_that_comes_back_empty_grants_nothing_that_a_reporting_engine_holds():
+def test_80_a_restarted_manager_grants_no_block_that_a_reporting_engine_holds():
     engine = Engine(blocks=4)
     engine.cache(1, ids(0, 2))
     engine.accept(allocates=[allocate(2, ids(50, 4))])
@@ -281,7 +281,7 @@ def test_80_a_manager_that_comes_back_empty_grants_nothing_that_a_reporting_engi
     assert again.accept(allocates=[allocate(3, ids(70, 4))]).result.tables[0].block_ids == [4, 1]
 
 
-def test_81_the_report_decides_what_is_held_whatever_the_manager_thought():
+def test_81_the_report_replaces_the_managers_pool():
     engine, truth = Engine(blocks=6), Engine(blocks=6)
     for one in (engine, truth):
         one.accept(allocates=[allocate(1, ids(0, 4)), allocate(2, ids(50, 2))])
@@ -323,7 +323,7 @@ def test_every_test_that_the_page_names_exists():
     assert missing == []
 
 
-def test_every_test_named_after_a_case_stands_in_its_row():
+def test_every_test_named_after_a_case_is_in_its_row():
     tests = ROOT / "tests"
     found = {
         (int(number), str(file.relative_to(tests)), name)

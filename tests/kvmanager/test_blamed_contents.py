@@ -14,14 +14,14 @@ def hit_tokens(pool, prompt=(*PROMPT, 4)):
     return pool.allocate(90, list(prompt)).cached_tokens
 
 
-def test_a_blamed_block_that_is_committed_alone_is_not_found(small):
+def test_a_blamed_block_that_is_committed_alone_is_not_hit(small):
     small.allocate(1, PROMPT)
     small.pool.withhold([1], [])
     small.commit(1, PROMPT)
     assert hit_tokens(small) == 0
 
 
-def test_a_blamed_block_is_not_found_in_the_other_tier_nor_after_its_way_back(small):
+def test_a_blamed_block_is_not_hit_in_the_other_tier_nor_after_its_swap_in(small):
     small.prefill(1, PROMPT)
     small.pool.withhold([1], [])
     small.swap_out(1)
@@ -30,7 +30,7 @@ def test_a_blamed_block_is_not_found_in_the_other_tier_nor_after_its_way_back(sm
     assert hit_tokens(small) == 0
 
 
-def test_what_a_write_copies_from_a_blamed_block_is_not_found_once_it_is_committed(small):
+def test_a_committed_copy_of_a_blamed_block_is_not_hit(small):
     small.allocate(1, [1])
     small.fork(1, 2, 1)
     small.pool.withhold([1], [])

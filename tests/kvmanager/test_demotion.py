@@ -76,7 +76,7 @@ class TestDemotion:
         applied = pool.accept(allocates=[item(2, ids(50, 4))])
         assert (applied.evicted_blocks, applied.result.device_to_host) == (1, ())
 
-    def test_a_block_does_not_move_to_a_host_block_that_is_given_back_in_the_same_step(self, new_pool):
+    def test_a_block_does_not_move_to_a_host_block_released_in_the_same_step(self, new_pool):
         pool = new_pool(2, 2, host_blocks=1)
         pool.allocate(1, [9])
         pool.swap_out(1)
@@ -85,7 +85,7 @@ class TestDemotion:
         assert (applied.evicted_blocks, applied.result.device_to_host) == (1, ())
         assert applied.host == (1, 0, 0, 0)
 
-    def test_of_twins_that_are_evicted_one_moves(self, small):
+    def test_of_two_evicted_blocks_with_one_key_one_moves(self, small):
         small.allocate(1, [1, 2])
         small.allocate(2, [1, 2])
         small.commit(1, [1, 2])
@@ -120,7 +120,7 @@ class TestDemotion:
         applied = pool.swap_in(1)
         assert (applied.result.device_to_host, applied.result.host_to_device) == (((2, 2),), ((1, 2),))
 
-    def test_a_swap_out_takes_the_place_of_what_was_moved(self, demoted):
+    def test_a_swap_out_evicts_demoted_blocks(self, demoted):
         demoted.allocate(3, ids(60, 4))
         demoted.swap_out(3)
         assert demoted.table(3) == [3, 1]
@@ -136,7 +136,7 @@ class TestHostHits:
         assert applied.sealed == [Seal(1, KEYS[0])]
         assert (applied.result.device_to_host, applied.result.copies) == ((), ())
 
-    def test_a_hit_may_lie_in_both_tiers(self, small):
+    def test_a_hit_may_span_both_tiers(self, small):
         small.cache(1, [1, 2, 3, 4])
         small.cache(2, ids(50, 5))  # takes the two that were free and the tail
         assert small.keyed([1, 2]) == [True, False]
@@ -146,7 +146,7 @@ class TestHostHits:
         assert first == 1
         assert applied.result.host_to_device == ((1, second),)
 
-    def test_the_host_block_stays_cached_and_is_handed_out_last_of_all(self, demoted):
+    def test_the_host_block_stays_cached_and_is_granted_last(self, demoted):
         assert demoted.host.eviction_order() == [3, 1, 2]
         demoted.allocate(3, [1, 2, 3, 4, 9])
         assert demoted.host.counts == (1, 2, 0, 0)
@@ -175,20 +175,20 @@ class TestHostHits:
     def test_one_token_of_a_fully_moved_prompt_is_left_to_compute(self, demoted):
         assert demoted.allocate(3, [1, 2, 3, 4]).cached_tokens == 2
 
-    def test_what_was_brought_back_is_committed_and_the_chain_goes_on(self, demoted):
+    def test_blocks_copied_back_are_committed_and_continue_the_chain(self, demoted):
         demoted.allocate(3, [1, 2, 3, 4, 5, 6])
         sequence = demoted.pool.sequences[3]
         assert (sequence.committed_blocks, sequence.computed_tokens) == (2, 4)
         (seal,) = demoted.commit(3, [1, 2, 3, 4, 5, 6]).sealed
         assert seal.key == block_key(KEYS[1], [5, 6])
 
-    def test_what_was_brought_back_does_not_move_again_while_the_host_has_it(self, demoted):
+    def test_a_block_copied_back_does_not_move_again_while_the_host_has_it(self, demoted):
         demoted.cache(3, [1, 2, 9])
         applied = demoted.accept(allocates=[item(4, ids(70, 8))])
         assert [key for _, key in applied.evicted] == [KEYS[0]]
         assert applied.result.device_to_host == ()
 
-    def test_moved_and_brought_back_in_one_step_is_copied_there_and_back(self, small):
+    def test_a_block_demoted_and_hit_in_one_step_is_copied_both_ways(self, small):
         small.cache(1, [1, 2])
         small.cache(2, [5, 6, 7, 8])
         applied = small.accept(allocates=[item(3, [9, 9, 9]), item(4, [1, 2, 3])])
@@ -196,7 +196,7 @@ class TestHostHits:
         assert applied.result.host_to_device == ((1, 3),)
         assert small.table(4) == [3, 2]
 
-    def test_a_hit_is_not_evicted_by_what_comes_with_it(self, small):
+    def test_a_hit_is_not_evicted_by_its_own_allocate(self, small):
         small.cache(1, [1, 2, 3, 4])
         small.cache(2, [1, 2, 9, 9, 9])
         applied = small.accept(allocates=[item(3, [1, 2, 3, 4, 5, 6, 7])])
@@ -205,7 +205,7 @@ class TestHostHits:
         assert applied.hit_tokens == 4
 
 
-def test_nothing_of_the_host_tier_is_held_after_all_have_ended(demoted):
+def test_no_host_block_is_held_after_all_sequences_were_freed(demoted):
     demoted.allocate(3, [1, 2, 3, 4, 9])
     demoted.swap_out(3)
     demoted.prefill(4, [1, 2, 7])

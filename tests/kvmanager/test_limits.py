@@ -48,7 +48,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("case", BEYOND)
-def test_what_is_beyond_a_bound_is_refused_and_leaves_everything_as_it_was(case, monkeypatch):
+def test_an_item_beyond_a_limit_is_refused_and_changes_nothing(case, monkeypatch):
     bounds, items, reason = BEYOND[case]
     pool = pool_with()
     before = report_of(pool)
@@ -62,7 +62,7 @@ def test_what_is_beyond_a_bound_is_refused_and_leaves_everything_as_it_was(case,
     assert pool.apply(Step(4, **items)).result.refusals == ()
 
 
-def test_a_step_that_has_its_blocks_grants_no_more_but_the_next_one_does(monkeypatch):
+def test_a_step_at_its_block_limit_grants_no_more_but_the_next_one_does(monkeypatch):
     monkeypatch.setattr(limits, "MAX_STEP_BLOCKS", 3)
     pool = pool_with()
     items = [allocate(number, [number] * 4) for number in (2, 3, 4)]

@@ -36,7 +36,7 @@ def manager():
     return KVManager(epoch=1)
 
 
-def test_each_pool_says_how_much_of_the_beginning_it_has(manager):
+def test_a_lookup_counts_the_prefix_of_each_pool(manager):
     sessions = {name: attach(manager, name) for name in ("c", "a", "b")}
     cache(manager, sessions["a"], 1, [1, 2, 3, 4, 5])
     cache(manager, sessions["b"], 1, [1, 2, 9, 9, 9])
@@ -49,7 +49,7 @@ def test_one_token_is_left_to_compute(manager, tokens, found):
     assert look_up(manager, tokens) == [("a", found, 0)]
 
 
-def test_what_follows_the_first_block_that_is_in_the_host_alone_counts_there(manager):
+def test_blocks_after_the_first_host_hit_count_as_host_hits(manager):
     session = attach(manager, "a", 4, 8)
     cache(manager, session, 1, [1, 2, 3, 4, 5, 6, 7, 8])  # released from its end, so evicted from there
     manager.apply(session, Step(10, allocates=[Allocate(2, 2, "b", b"", [9, 9, 9], 3)]))
@@ -57,7 +57,7 @@ def test_what_follows_the_first_block_that_is_in_the_host_alone_counts_there(man
     assert look_up(manager, [1, 2, 3, 4, 5, 6, 9, 9, 9]) == [("a", 4, 2)]
 
 
-def test_only_pools_of_the_fingerprint_asked_for_are_listed(manager):
+def test_only_pools_of_the_given_fingerprint_are_listed(manager):
     for name, fingerprint in (("a", "one"), ("b", "two")):
         cache(manager, attach(manager, name, fingerprint=fingerprint), 1, [1, 2, 3])
     assert look_up(manager, [1, 2, 3], b"", "two") == [("b", 2, 0)]
@@ -65,13 +65,13 @@ def test_only_pools_of_the_fingerprint_asked_for_are_listed(manager):
     assert look_up(manager, [1, 2, 3]) == [("a", 2, 0), ("b", 2, 0)]
 
 
-def test_another_salt_finds_nothing(manager):
+def test_another_salt_has_no_hit(manager):
     cache(manager, attach(manager, "a"), 1, [1, 2, 3], b"tenant")
     assert look_up(manager, [1, 2, 3], b"tenant") == [("a", 2, 0)]
     assert look_up(manager, [1, 2, 3], b"other") == [("a", 0, 0)]
 
 
-def test_a_pool_whose_stream_broke_is_listed_and_one_that_was_dropped_meanwhile_is_not(manager):
+def test_a_disconnected_pool_is_listed_and_a_dropped_one_is_not(manager):
     sessions = [attach(manager, name) for name in ("a", "b")]
     manager.mark_disconnected(sessions[0])
     slices = manager.lookup(array("i", [1, 2, 3]))
@@ -81,7 +81,7 @@ def test_a_pool_whose_stream_broke_is_listed_and_one_that_was_dropped_meanwhile_
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_lookup_finds_what_an_allocate_would_find_and_changes_nothing(manager, seed, state_of):
+def test_a_lookup_has_the_hits_of_an_allocate_and_changes_nothing(manager, seed, state_of):
     draw = random.Random(seed)
     session = attach(manager, "a", 10, 8)
     for number in range(1, draw.randint(5, 30)):
@@ -101,7 +101,7 @@ def test_a_lookup_finds_what_an_allocate_would_find_and_changes_nothing(manager,
     assert state_of(session.pool) == before
 
 
-def test_keys_are_computed_once_for_pools_that_are_alike_and_no_further_than_one_has_them(manager, monkeypatch):
+def test_keys_are_computed_once_for_equal_pools_and_only_as_far_as_one_has_them(manager, monkeypatch):
     computed = []
 
     def counted(*arguments):

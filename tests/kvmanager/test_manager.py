@@ -25,19 +25,19 @@ def allocate(sequence, tokens):
     return Allocate(sequence, sequence, "request", b"", tokens, len(tokens))
 
 
-def test_each_engine_has_a_pool_of_its_own(manager):
+def test_each_engine_has_its_own_pool(manager):
     a, b = manager.attach(spec("a")), manager.attach(spec("b", device_blocks=3))
     manager.apply(a, Step(1, allocates=[allocate(1, [5, 6, 7])]))
     assert a.pool.device.counts.held == 2
     assert b.pool.device.counts == (3, 0, 0, 0)
 
 
-def test_every_attach_has_a_higher_number(manager):
+def test_session_numbers_increase(manager):
     numbers = [manager.attach(spec(engine_id)).number for engine_id in ("a", "b", "a", "b")]
     assert numbers == sorted(set(numbers))
 
 
-def test_a_newer_session_begins_with_an_empty_pool(manager):
+def test_a_newer_session_starts_with_an_empty_pool(manager):
     older = manager.attach(spec())
     manager.apply(older, Step(5, allocates=[allocate(1, [5, 6])]))
     newer = manager.attach(spec())
@@ -45,7 +45,7 @@ def test_a_newer_session_begins_with_an_empty_pool(manager):
     assert manager.apply(newer, Step(1, allocates=[allocate(1, [5, 6])])).result.refusals == ()
 
 
-def test_steps_of_a_replaced_session_are_refused_and_do_nothing(manager, state_of):
+def test_steps_of_a_replaced_session_are_refused_and_change_nothing(manager, state_of):
     older = manager.attach(spec())
     newer = manager.attach(spec())
     before = state_of(older), state_of(newer)
@@ -54,7 +54,7 @@ def test_steps_of_a_replaced_session_are_refused_and_do_nothing(manager, state_o
     assert (state_of(older), state_of(newer)) == before
 
 
-def test_an_older_incarnation_is_refused_and_the_attached_one_goes_on(manager):
+def test_an_older_incarnation_is_refused_and_the_attached_one_continues(manager):
     session = manager.attach(spec(incarnation=20))
     with pytest.raises(StaleIncarnation):
         manager.attach(spec(incarnation=19))
@@ -71,7 +71,7 @@ def test_the_same_or_a_newer_incarnation_takes_over(manager, incarnation):
         manager.apply(older, Step(1))
 
 
-def test_an_older_incarnation_of_another_engine_is_welcome(manager):
+def test_an_older_incarnation_of_another_engine_is_accepted(manager):
     manager.attach(spec("a", incarnation=20))
     assert manager.attach(spec("b", incarnation=3)).pool.spec.incarnation == 3
 
@@ -97,7 +97,7 @@ def test_detaching_a_replaced_session_drops_nothing(manager):
     assert manager.apply(newer, Step(1)).device == (8, 0, 0, 0)
 
 
-def test_detaching_twice_is_detaching_once(manager):
+def test_a_second_detach_changes_nothing(manager):
     session = manager.attach(spec())
     manager.detach(session)
     manager.detach(session)
@@ -123,7 +123,7 @@ def test_an_engine_that_is_not_attached_is_unknown_and_the_attached_are_named(ma
         manager.session(asked)
 
 
-def test_totals_count_what_the_steps_did(manager):
+def test_totals_count_the_effects_of_the_steps(manager):
     session = manager.attach(spec())
     prompt = [1, 2, 3, 4, 5]
 
@@ -142,7 +142,7 @@ def test_totals_count_what_the_steps_did(manager):
     assert (session.totals.peak_held_blocks, session.totals.peak_saved_blocks) == (7, 4)
 
 
-def test_totals_count_refusals_by_reason_but_no_preemption_that_was_refused(manager):
+def test_totals_count_refusals_by_reason_but_not_refused_preemptions(manager):
     session = manager.attach(spec())
     manager.apply(session, Step(1, allocates=[allocate(1, [1]), allocate(1, [1])]))
     frees = [Free(9, FreeReason.PREEMPTED), Free(1, FreeReason.PREEMPTED), Free(1, FreeReason.PREEMPTED)]
@@ -152,7 +152,7 @@ def test_totals_count_refusals_by_reason_but_no_preemption_that_was_refused(mana
 
 
 @pytest.mark.parametrize("newer_has_finished", [True, False])
-def test_of_two_attaches_of_one_engine_the_last_to_register_gets_it(manager, newer_has_finished):
+def test_of_two_attaches_of_one_engine_the_last_to_register_is_attached(manager, newer_has_finished):
     older, newer = manager.register(spec()), manager.register(spec())
     live = manager.attach(spec(), registration=newer) if newer_has_finished else None
     with pytest.raises(SessionReplaced):
@@ -162,13 +162,13 @@ def test_of_two_attaches_of_one_engine_the_last_to_register_gets_it(manager, new
     assert manager.find_session("engine-a") is live
 
 
-def test_an_attach_goes_on_when_one_that_registered_after_it_was_given_up(manager):
+def test_an_attach_continues_when_a_later_one_was_cancelled(manager):
     older, newer = manager.register(spec()), manager.register(spec())
     manager.unregister(newer)
     assert manager.is_live(manager.attach(spec(), registration=older))
 
 
-def test_a_step_whose_session_is_replaced_between_two_slices_ends_and_leaves_no_trace(manager):
+def test_a_step_whose_session_is_replaced_between_two_slices_changes_nothing(manager):
     older = manager.attach(spec())
     work = manager.applying(older, Step(1, allocates=[allocate(1, [5, 6]), allocate(2, [7])]), budget=1)
     next(work)
@@ -208,7 +208,7 @@ def test_totals_do_not_count_a_step_out_of_order(manager):
         ("host_blocks", -1),
     ],
 )
-def test_a_pool_that_cannot_be_is_refused_by_the_name_of_the_field(field, value):
+def test_an_invalid_pool_is_refused_with_the_field_name(field, value):
     good = {
         "engine_id": "a",
         "incarnation": 1,

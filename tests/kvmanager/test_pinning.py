@@ -42,7 +42,7 @@ class TestPins:
         small.accept(commits=[Commit(1, 0, [1, 2])], pins=[Pin("p", 1, 1)], frees=[Free(1, FreeReason.FINISHED)])
         assert small.counts([1]) == [1]
 
-    def test_a_pin_survives_that_its_sequence_is_swapped_out(self, small):
+    def test_a_pin_survives_a_swap_out_of_its_sequence(self, small):
         small.prefill(1, FIVE)
         small.pin("p", 1, 2)
         small.swap_out(1)
@@ -57,7 +57,7 @@ class TestPins:
         pinned.free(2)
         assert pinned.allocate(4, FIVE).cached_tokens == 4
 
-    def test_an_unpinned_prefix_is_given_back_tail_first_and_stays_cached(self, pinned):
+    def test_an_unpinned_prefix_is_released_tail_first_and_stays_cached(self, pinned):
         pinned.unpin("p")
         assert pinned.order() == [4, 5, 6, 7, 8, 3, 2, 1]
         assert pinned.device.counts == (6, 2, 0, 0)
@@ -68,7 +68,7 @@ class TestPins:
         small.unpin("p")
         assert small.counts([1, 2, 3]) == [1, 1, 1]
 
-    def test_a_block_with_two_pins_is_held_until_both_are_gone(self, small):
+    def test_a_block_with_two_pins_is_held_until_both_are_removed(self, small):
         small.prefill(1, FIVE)
         small.accept(pins=[Pin("p", 1, 2), Pin("q", 1, 1)])
         small.free(1)
@@ -78,20 +78,20 @@ class TestPins:
         small.unpin("q")
         assert small.device.counts.held == 0
 
-    def test_a_name_may_be_used_again_after_it_was_unpinned_even_in_one_step(self, small):
+    def test_a_pin_id_may_be_reused_after_its_unpin_even_in_one_step(self, small):
         small.prefill(1, FIVE)
         small.pin("p", 1, 2)
         small.accept(pins=[Unpin("p"), Pin("p", 1, 1)])
         assert small.counts([1, 2]) == [2, 1]
 
-    def test_pinned_blocks_count_as_full_whoever_shares_them(self, pinned):
+    def test_pinned_blocks_count_as_full(self, pinned):
         assert pinned.pool.computed_tokens() == 4
         pinned.allocate(2, FIVE)
         assert pinned.pool.computed_tokens() == 4
         pinned.accept(lengths=[(2, 1)])
         assert pinned.pool.computed_tokens() == 4
 
-    def test_a_pinned_block_that_would_be_written_is_copied(self, small):
+    def test_a_write_to_a_pinned_block_copies_it(self, small):
         small.prefill(1, [1, 2])
         small.pin("p", 1, 1)
         small.fork(1, 2, 1)
@@ -113,7 +113,7 @@ class TestPinTooLarge:
     def test_a_pin_that_would_make_a_live_group_not_fit_is_refused(self, waiting):
         assert waiting.refuse(pins=[Pin("p", 2, 2)]) is StepRefusal.PIN_TOO_LARGE
 
-    def test_a_pin_beside_which_all_live_groups_fit_is_accepted(self, waiting):
+    def test_a_pin_that_leaves_room_for_every_live_group_is_accepted(self, waiting):
         waiting.pin("p", 2, 1)
         waiting.free(2)
         assert waiting.swap_in(1).result.refusals == ()
@@ -128,7 +128,7 @@ class TestPinTooLarge:
         waiting.pin("q", 2, 1)
         assert waiting.counts(waiting.table(2)) == [3, 1]
 
-    def test_the_refusal_names_the_group_and_both_numbers(self, waiting):
+    def test_the_refusal_names_the_group_and_both_counts(self, waiting):
         (refusal,) = waiting.apply(pins=[Pin("p", 2, 2)]).result.refusals
         assert refusal.detail == "group 1 has 3 unpinned blocks, but only 2 would remain"
 
@@ -153,7 +153,7 @@ class TestPinTooLarge:
         (Unpin(""), StepRefusal.UNKNOWN),
     ],
 )
-def test_a_refused_pin_or_unpin_leaves_no_trace(pinned, item, reason):
+def test_a_refused_pin_or_unpin_changes_nothing(pinned, item, reason):
     pinned.allocate(2, FIVE)
     assert pinned.refuse(pins=[item]) is reason
 
@@ -170,18 +170,18 @@ class TestReset:
         assert (small.order(), small.host.eviction_order()) == order
         assert small.keyed(ids(1, 8)) == [False] * 8
 
-    def test_nothing_that_was_cached_is_hit_any_more(self, small):
+    def test_a_reset_removes_cached_blocks_from_the_index(self, small):
         small.cache(1, FIVE)
         small.reset()
         assert small.allocate(2, FIVE).cached_tokens == 0
 
-    def test_blocks_held_by_a_sequence_are_not_hit_any_more(self, small):
+    def test_blocks_held_by_a_sequence_are_no_longer_hit(self, small):
         small.prefill(1, FIVE)
         small.reset()
         assert small.allocate(2, FIVE).cached_tokens == 0
         assert small.table(1) == [1, 2, 3]
 
-    def test_blocks_held_by_a_pin_are_not_hit_any_more_but_stay_pinned(self, pinned):
+    def test_blocks_held_by_a_pin_are_no_longer_hit_but_stay_pinned(self, pinned):
         pinned.reset()
         assert pinned.counts([1, 2]) == [1, 1]
         assert pinned.allocate(2, FIVE).cached_tokens == 0
@@ -196,7 +196,7 @@ class TestReset:
         small.reset()
         assert small.extend(1, {1: 4}).result.copies == ((2, 3),)
 
-    def test_a_held_block_is_free_once_its_last_holder_has_left(self, small):
+    def test_a_held_block_is_free_once_its_last_holder_releases_it(self, small):
         small.prefill(1, [1, 2, 3, 4])
         small.fork(1, 2, 4)
         small.reset()
@@ -206,7 +206,7 @@ class TestReset:
         assert small.device.counts == (8, 0, 0, 0)
         assert small.order() == [3, 4, 5, 6, 7, 8, 2, 1]
 
-    def test_what_began_before_it_and_is_committed_after_it_is_never_hit(self, small):
+    def test_a_sequence_allocated_before_a_reset_and_committed_after_it_is_never_hit(self, small):
         small.allocate(1, FIVE)
         small.commit(1, [1, 2])
         small.reset()
@@ -215,14 +215,14 @@ class TestReset:
         small.free(1, 2)
         assert small.allocate(3, FIVE).cached_tokens == 0
 
-    def test_what_is_forked_after_it_from_what_began_before_it_is_never_hit(self, small):
+    def test_a_fork_after_a_reset_of_a_sequence_from_before_it_is_never_hit(self, small):
         small.allocate(1, [1, 2])
         small.reset()
         small.fork(1, 2, 2)
         small.commit(2, [1, 2])
         assert small.allocate(3, [1, 2, 3]).cached_tokens == 0
 
-    def test_what_begins_after_it_is_hit_as_ever(self, small):
+    def test_a_sequence_allocated_after_a_reset_is_hit(self, small):
         small.cache(1, FIVE)
         small.reset()
         small.cache(2, FIVE)
@@ -249,7 +249,7 @@ class TestReset:
         small.reset()
         assert small.commit(2, [1, 2]).sealed == []
 
-    def test_a_swapped_group_comes_back_and_nobody_else_finds_its_blocks(self, small):
+    def test_a_group_swapped_in_after_a_reset_is_not_hit(self, small):
         small.prefill(1, FIVE)
         small.swap_out(1)
         small.reset()
@@ -261,7 +261,7 @@ class TestReset:
         assert small.allocate(3, FIVE).cached_tokens == 0
         assert small.host.counts == (4, 0, 0, 0)
 
-    def test_a_block_from_before_it_keeps_its_key_on_the_way_out_and_back(self, small):
+    def test_a_block_from_before_a_reset_keeps_its_key_through_swaps(self, small):
         small.prefill(1, [1, 2, 3, 4])
         small.fork(1, 2, 3)
         small.free(2)

@@ -104,7 +104,7 @@ class TestAllocationHitsAndOrder:
         pool.cache(1, SHARED)
         assert pool.allocate(2, SHARED).cached_tokens == 32
 
-    def test_07_twins_computed_side_by_side_keep_their_own_blocks(self, pool):
+    def test_07_equal_prompts_computed_concurrently_keep_their_own_blocks(self, pool):
         pool.allocate(1, PROMPT_0)
         pool.allocate(2, PROMPT_0)
         first, second = pool.commit(1, PROMPT_0).sealed, pool.commit(2, PROMPT_0).sealed
@@ -112,13 +112,13 @@ class TestAllocationHitsAndOrder:
         assert (pool.table(1), pool.table(2)) == ([1, 2, 3, 4], [5, 6, 7, 8])
         assert pool.counts(ids(1, 8)) == [1] * 8
 
-    def test_08_growing_inside_the_last_block_takes_no_block(self, pool):
+    def test_08_growing_inside_the_last_block_grants_no_block(self, pool):
         pool.prefill(1, PROMPT_0)
         applied = pool.extend(1, {1: 59})
         assert (applied.result.tables, applied.granted_blocks) == ((), 0)
         assert pool.keyed([4]) == [False]
 
-    def test_09_growing_past_the_last_block_takes_one_and_the_former_tail_can_be_keyed(self, pool):
+    def test_09_growing_past_the_last_block_grants_one_and_the_former_tail_can_be_keyed(self, pool):
         pool.prefill(1, PROMPT_0)
         applied = pool.extend(1, {1: 78})
         assert applied.result.tables == (TableChange(1, 4, [5], room_tokens=80),)
@@ -133,7 +133,7 @@ class TestAllocationHitsAndOrder:
         pool.free(2)
         assert pool.order() == [10, 6, 5, 4, 3, 2, 1, 9, 8, 7]
 
-    def test_11_a_hit_on_the_least_recently_used_blocks_saves_them(self, pool):
+    def test_11_a_hit_on_the_least_recently_used_blocks_keeps_them(self, pool):
         pool.prefill(1, ids(0, 87))
         pool.prefill(2, ids(400, 48))
         pool.free(1)
@@ -142,7 +142,7 @@ class TestAllocationHitsAndOrder:
         assert (table.block_ids, table.cached_tokens) == ([1, 2, 10], 32)
         assert pool.device.available == 7
 
-    def test_12_a_block_handed_out_for_a_partial_prompt_answers_no_lookup_any_more(self, new_pool):
+    def test_12_a_block_granted_for_a_partial_prompt_is_no_longer_hit(self, new_pool):
         pool = new_pool(1, 16)
         pool.cache(1, ids(0, 16))
         assert pool.allocate(2, ids(50, 15)).block_ids == [1]
@@ -152,7 +152,7 @@ class TestAllocationHitsAndOrder:
         assert pool.device.counts == (1, 0, 0, 0)
         assert pool.allocate(3, ids(0, 16)).cached_tokens == 0
 
-    def test_13_a_hit_is_never_handed_out_as_new_in_the_same_allocation(self, new_pool):
+    def test_13_a_hit_is_never_granted_as_new_in_the_same_allocation(self, new_pool):
         pool = new_pool(2, 16)
         pool.cache(1, ids(0, 16))
         pool.cache(2, ids(50, 16))
@@ -160,7 +160,7 @@ class TestAllocationHitsAndOrder:
         table = pool.allocate(3, ids(0, 16) + ids(50, 16))
         assert (table.block_ids, table.cached_tokens) == ([1, 2], 16)
 
-    def test_14_without_commits_nothing_is_ever_hit(self, new_pool):
+    def test_14_without_commits_no_block_is_hit(self, new_pool):
         pool = new_pool(4, 4)
         assert len(pool.allocate(1, ids(0, 10)).block_ids) == 3
         pool.free(1)
@@ -169,7 +169,7 @@ class TestAllocationHitsAndOrder:
         item = Allocate(3, 3, "r", b"", ids(0, 4), 4)
         assert pool.refuse(allocates=[item]) is StepRefusal.OUT_OF_BLOCKS
 
-    def test_15_hits_that_are_free_do_not_count_as_space_and_a_refusal_takes_no_reference(self, pool):
+    def test_15_free_hits_do_not_count_as_space_and_a_refusal_holds_no_block(self, pool):
         prompt = ids(0, 96)
         pool.prefill(1, prompt[:48])
         pool.cache(2, prompt)
@@ -189,7 +189,7 @@ class TestAllocationHitsAndOrder:
         assert len(pool.commit(1, ids(0, 12)).sealed) == 1
         assert pool.keyed(pool.table(1)) == [True, True, True]
 
-    def test_only_a_prompt_all_of_which_fits_is_begun_even_if_its_first_chunk_would_fit(self, small):
+    def test_a_prompt_is_refused_unless_all_of_it_fits_even_if_its_first_chunk_would(self, small):
         item = Allocate(1, 1, "r", b"", ids(0, 17), compute_tokens=2)
         assert small.refuse(allocates=[item]) is StepRefusal.OUT_OF_BLOCKS
 
@@ -209,7 +209,7 @@ class TestAllocationHitsAndOrder:
     @pytest.mark.parametrize(
         ("length", "hit"), [(1, 0), (2, 0), (3, 2), (4, 2), (5, 4), (6, 4), (7, 6), (8, 6), (9, 8), (10, 8)]
     )
-    def test_a_lookup_leaves_at_least_one_token_and_at_most_one_block_to_compute(self, new_pool, length, hit):
+    def test_a_hit_leaves_at_least_one_token_and_at_most_one_block_to_compute(self, new_pool, length, hit):
         pool = new_pool(16, 2)
         pool.cache(1, ids(0, 10))
         assert pool.allocate(2, ids(0, length)).cached_tokens == hit
@@ -228,7 +228,7 @@ class TestAllocationHitsAndOrder:
         small.free(3)
         assert small.allocate(4, [1, 2, 3, 4, 5, 6, 7]).cached_tokens == 2
 
-    def test_the_answer_counts_tokens_asked_for_and_hit(self, small):
+    def test_the_answer_counts_queried_and_hit_tokens(self, small):
         small.cache(1, ids(0, 4))
         items = [Allocate(2, 2, "r", b"", ids(0, 5), 5), Allocate(3, 3, "r", b"", ids(0, 4), 4)]
         applied = small.accept(allocates=items)
@@ -279,7 +279,7 @@ class TestKeysAndSalts:
         behind_a_hit = small.commit(2, [0, 1, 9, 9]).sealed
         assert [seal.key for seal in behind_a_hit] == [block_key(chain[1], [9, 9])]
 
-    def test_24_two_processes_have_the_same_keys_and_hand_out_the_same_ids(self):
+    def test_24_two_processes_have_the_same_keys_and_grant_the_same_ids(self):
         script = (
             "from blocks import *\nfrom kvmanager import *\n"
             "pool = Pool(PoolSpec('engine', 1, 'model', 2, 8))\n"
@@ -303,7 +303,7 @@ class TestKeysAndSalts:
         assert len(outputs) == 1
         assert "sealed_keys=[b" in outputs.pop()
 
-    def test_26_of_twins_the_remaining_one_answers_until_it_is_evicted_too(self, new_pool):
+    def test_26_of_two_blocks_with_one_key_the_remaining_one_is_hit_until_evicted(self, new_pool):
         pool = new_pool(4, 2)
         pool.allocate(1, [1, 2, 3])
         pool.allocate(2, [1, 2, 3])
@@ -326,7 +326,7 @@ class TestKeysAndSalts:
 class TestFreeListAndLeaks:
     """Acceptance cases E3 and E8."""
 
-    def test_31_after_all_requests_ended_by_whatever_way_nothing_is_held(self, pool):
+    def test_31_after_all_requests_ended_no_block_is_held(self, pool):
         for round_ in range(4):
             base = 10 * round_
             pool.prefill(base + 1, PROMPT_0)
@@ -342,7 +342,7 @@ class TestFreeListAndLeaks:
         assert pool.counts(ids(1, 10)) == [0] * 10
         assert (pool.device.shared, pool.device.saved) == (0, 0)
 
-    def test_32_a_preempted_request_finds_its_own_blocks_again(self, pool):
+    def test_32_a_preempted_request_hits_its_own_blocks(self, pool):
         pool.prefill(1, PROMPT_0)
         pool.free(1, reason=FreeReason.PREEMPTED)
         assert 1 not in pool.pool.sequences
@@ -352,7 +352,7 @@ class TestFreeListAndLeaks:
         assert pool.counts(table.block_ids) == [1, 1, 1, 1]
 
     @pytest.mark.parametrize("left", range(4))
-    def test_86_a_request_that_would_run_dry_half_way_leaves_counts_and_order_as_they_were(self, small, left):
+    def test_86_an_allocate_that_runs_out_of_blocks_half_way_changes_no_count_or_order(self, small, left):
         small.cache(1, [1, 2, 3, 4])
         small.allocate(2, ids(50, 2 * (6 - left)))
         prompt = [1, 2, 3, 4, *ids(80, 2 * (left + 1))]
@@ -360,7 +360,7 @@ class TestFreeListAndLeaks:
         assert small.allocate(4, prompt[:-2]).cached_tokens == (4 if left else 2)
 
     @pytest.mark.parametrize("left", range(4))
-    def test_86_a_group_that_would_run_dry_half_way_leaves_counts_and_order_as_they_were(self, small, left):
+    def test_86_an_extend_that_runs_out_of_blocks_half_way_changes_no_count_or_order(self, small, left):
         small.allocate(1, [1])
         small.fork(1, 2, 1)
         small.allocate(3, ids(50, 2 * (7 - left)))
@@ -424,10 +424,10 @@ class TestRefusals:
         return small
 
     @pytest.mark.parametrize(("items", "item", "reason"), REFUSED)
-    def test_a_refused_item_leaves_no_trace(self, busy, items, item, reason):
+    def test_a_refused_item_changes_nothing(self, busy, items, item, reason):
         assert busy.refuse(**{items: [item]}) is reason
 
-    def test_every_refusal_names_its_list_and_position_and_the_other_items_are_done(self, small):
+    def test_every_refusal_names_its_list_and_position_and_the_other_items_are_applied(self, small):
         small.allocate(1, [1, 2, 3])
         applied = small.apply(
             commits=[Commit(1, 0, [1, 2]), Commit(1, 0, [1, 2])],
@@ -450,7 +450,7 @@ class TestRefusals:
         assert sorted(small.pool.sequences) == [1, 3]
         assert small.pool.sequences[3].computed_tokens == 1
 
-    def test_a_refusal_for_lack_of_blocks_names_both_numbers(self, small):
+    def test_a_refusal_for_lack_of_blocks_names_both_counts(self, small):
         small.allocate(1, ids(0, 10))
         applied = small.apply(extends=[Extend(1, [(1, 18)])], allocates=[Allocate(2, 2, "r", b"", ids(50, 8), 1)])
         for refusal in applied.result.refusals:
@@ -459,7 +459,7 @@ class TestRefusals:
 
 
 class TestExtend:
-    def test_asking_twice_is_asking_once(self, small):
+    def test_a_repeated_extend_grants_once(self, small):
         small.allocate(1, [1])
         first = small.extend(1, {1: 5})
         assert first.result.tables == (TableChange(1, 1, [2, 3], room_tokens=6),)
@@ -469,13 +469,13 @@ class TestExtend:
         assert small.state() == before
 
     @pytest.mark.parametrize("tokens", [5, 4, 1, 0])
-    def test_less_than_held_is_accepted_and_changes_nothing(self, small, tokens):
+    def test_an_extend_below_the_room_is_accepted_and_changes_nothing(self, small, tokens):
         small.allocate(1, [1, 2, 3, 4, 5, 6])
         before = small.state()
         small.extend(1, {1: tokens})
         assert small.state() == before
 
-    def test_less_than_held_changes_nothing_even_if_the_tail_is_shared_and_the_pool_full(self, small):
+    def test_an_extend_below_the_room_copies_no_shared_tail_in_a_full_pool(self, small):
         small.allocate(1, [1, 2, 3])
         small.fork(1, 2, 3)
         small.allocate(3, ids(50, 12))
@@ -484,7 +484,7 @@ class TestExtend:
         assert small.extend(1, {1: 3, 2: 2}).result.copies == ()
         assert small.state() == before
 
-    def test_a_shared_tail_is_copied_by_the_first_to_write_and_kept_by_the_last_holder(self, small):
+    def test_a_shared_tail_is_copied_by_the_first_writer_and_kept_by_the_last_holder(self, small):
         small.allocate(1, [1, 2, 3])
         small.fork(1, 2, 3)
         first = small.extend(1, {2: 4})
@@ -512,7 +512,7 @@ class TestExtend:
         small.free(4)
         assert len(small.extend(1, {1: 2, 2: 2, 3: 2}).result.copies) == 2
 
-    def test_a_tail_shared_with_a_sequence_that_stays_is_copied_by_all_that_write(self, small):
+    def test_a_tail_shared_with_a_sequence_that_does_not_grow_is_copied_by_all_writers(self, small):
         small.allocate(1, [1])
         small.fork(1, 2, 1)
         small.fork(1, 3, 1)
@@ -520,7 +520,7 @@ class TestExtend:
         assert small.table(3) == [1]
         assert small.counts([1]) == [1]
 
-    def test_a_keyed_block_that_would_be_written_is_copied_even_by_its_last_holder(self, small):
+    def test_a_write_to_a_keyed_block_copies_it_even_for_its_last_holder(self, small):
         small.prefill(1, [1, 2, 3, 4])
         small.fork(1, 2, 3)
         small.free(2)
@@ -546,7 +546,7 @@ class TestExtend:
         assert applied.result.copies == ()
         assert (small.table(1), small.table(2)) == ([1, 2, 3], [1, 2, 4])
 
-    def test_nothing_is_copied_into_a_block_that_another_copy_of_the_step_reads(self, small):
+    def test_no_copy_overwrites_the_source_of_another_copy_of_the_step(self, small):
         # 1 is the last holder of its keyed tail: the copy's source has no holder any more, yet must not be granted.
         small.prefill(1, [1, 2])
         small.fork(1, 2, 1)
@@ -570,12 +570,12 @@ class TestExtend:
         assert applied.result.tables[-1].block_ids == [1, 3]
         assert small.counts([1]) == [1]
 
-    def test_blocks_released_in_a_step_may_be_handed_out_in_it(self, small):
+    def test_blocks_released_in_a_step_may_be_granted_in_it(self, small):
         small.allocate(1, ids(0, 16))
         small.accept(frees=[Free(1, FreeReason.PREEMPTED)], allocates=[Allocate(2, 2, "r", b"", ids(50, 16), 16)])
         assert sorted(small.table(2)) == ids(1, 8)
 
-    def test_the_answer_carries_the_counts_after_the_step(self, small):
+    def test_the_answer_has_the_counts_after_the_step(self, small):
         small.prefill(1, [1, 2, 3])
         applied = small.accept(frees=[Free(1, FreeReason.FINISHED)], allocates=[Allocate(2, 2, "r", b"", [9], 1)])
         assert applied.device == small.device.counts == (6, 1, 1, 0)
@@ -609,17 +609,17 @@ class TestFork:
         for sequence in (1, 2):
             assert parent.pool.sequences[sequence].committed_blocks == committed
 
-    def test_what_the_parent_loses_is_released_tail_first(self, parent):
+    def test_blocks_cut_from_the_parent_are_released_tail_first(self, parent):
         parent.commit(1, [1, 2, 3, 4, 5, 6])
         parent.fork(1, 2, 1)
         assert parent.order() == [4, 5, 6, 7, 8, 3, 2]
 
-    def test_a_fork_takes_no_block(self, parent):
+    def test_a_fork_grants_no_block(self, parent):
         parent.allocate(3, ids(50, 10))
         assert parent.device.available == 0
         assert parent.fork(1, 2, 5).granted_blocks == 0
 
-    def test_a_child_is_of_its_parents_group_and_chain_of_keys(self, small):
+    def test_a_child_has_the_group_and_the_keys_of_its_parent(self, small):
         small.prefill(1, [1, 2, 3], salt=b"s", group=7)
         small.fork(1, 2, 3)
         small.extend(7, {1: 4, 2: 4})
@@ -629,12 +629,12 @@ class TestFork:
         small.free(1)
         assert small.pool.groups == {7: [2]}
 
-    def test_a_child_of_a_parent_without_keys_begins_the_chain_with_the_parents_salt(self, small):
+    def test_a_child_of_a_parent_without_keys_starts_its_chain_with_the_parents_salt(self, small):
         small.allocate(1, [1, 2], salt=b"s")
         small.fork(1, 2, 2)
         assert small.commit(2, [1, 2]).sealed[0].key == block_key(root_key("model", b"s"), [1, 2])
 
-    def test_a_block_in_which_the_fork_left_no_room_cannot_be_committed_as_whole(self, small):
+    def test_a_block_cut_by_a_fork_cannot_be_committed_as_full(self, small):
         small.allocate(1, [1, 2])
         small.fork(1, 2, 1)
         for sequence in (1, 2):
@@ -695,7 +695,7 @@ class TestCommit:
         small.free(2)
         assert small.allocate(3, [1, 2, 3, 4, 5, 6, 7]).cached_tokens == 6
 
-    def test_twin_blocks_go_on_with_the_chain_of_the_first(self, small):
+    def test_blocks_with_equal_contents_continue_one_chain_of_keys(self, small):
         small.allocate(1, [1, 2, 3, 4])
         small.allocate(2, [1, 2, 3, 4])
         small.commit(1, [1, 2])
@@ -704,7 +704,7 @@ class TestCommit:
         small.free(1, 2)
         assert small.allocate(3, [1, 2, 3, 4, 5]).block_ids[:2] == [1, 4]
 
-    def test_a_block_goes_free_without_key_unless_it_was_committed(self, small):
+    def test_an_uncommitted_block_becomes_free_without_a_key(self, small):
         small.allocate(1, [1, 2, 3, 4])
         small.commit(1, [1, 2])
         small.free(1)
@@ -713,7 +713,7 @@ class TestCommit:
 
 class TestSteps:
     @pytest.mark.parametrize("number", [-1, 0, 1, 4, 5])
-    def test_a_number_that_is_not_the_highest_is_refused_without_a_trace(self, small, state_of, number):
+    def test_a_step_number_that_is_not_the_highest_is_refused_and_changes_nothing(self, small, state_of, number):
         small.pool.apply(Step(5, allocates=[Allocate(1, 1, "r", b"", [1], 1)]))
         before = state_of(small.pool)
         with pytest.raises(StepOutOfOrder):
@@ -762,14 +762,14 @@ class TestFillCounts:
         small.allocate(2, [1, 2, 3, 4, 5])
         assert small.pool.computed_tokens() == 4
 
-    def test_a_fork_below_the_computed_tokens_forgets_the_rest(self, small):
+    def test_a_fork_below_the_computed_tokens_drops_the_rest(self, small):
         small.allocate(1, [1, 2, 3])
         small.accept(lengths=[Length(1, 3)], forks=[Fork(1, 2, 3)])
         small.fork(1, 3, 1)
         assert [small.pool.sequences[sequence].computed_tokens for sequence in (1, 2, 3)] == [1, 0, 1]
 
 
-def test_room_for_more_tokens_than_can_be_counted_on_the_wire_is_refused():
+def test_room_beyond_the_wires_integer_range_is_refused():
     pool = Pool(PoolSpec("engine", 1, "model", 65536, 1 << 16))
     pool.apply(Step(1, allocates=[Allocate(1, 1, "r", b"", [1], 1)]))
     applied = pool.apply(Step(2, extends=[Extend(1, [(1, 2**31 - 1)])]))

@@ -61,7 +61,7 @@ def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_adopting_a_pools_report_gives_an_equal_pool_that_answers_alike(seed):
+def test_adopting_a_pools_report_gives_an_equal_pool_with_equal_answers(seed):
     draw = random.Random(seed)
     pool = Pool(spec())
     for number in range(1, draw.randint(2, 25)):
@@ -138,7 +138,7 @@ def canonical(report):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_changed_report_is_refused_or_gives_a_sound_pool_that_reports_the_same(seed):
+def test_a_changed_report_is_refused_or_gives_a_valid_pool_with_that_report(seed):
     draw = random.Random(seed)
     pool = Pool(spec())
     for number in range(1, draw.randint(2, 12)):
@@ -161,7 +161,7 @@ def test_a_changed_report_is_refused_or_gives_a_sound_pool_that_reports_the_same
         assert again.device.counts.held == len({block for blocks in again.state.pins.values() for block in blocks})
 
 
-def test_an_empty_report_begins_a_pool_anew(state_of):
+def test_an_empty_report_gives_an_empty_pool(state_of):
     assert state_of(adopted(spec(), PoolReport())) == state_of(Pool(spec()))
     assert adopted(spec(), PoolReport(last_step=7)).last_step == 7
 
@@ -218,7 +218,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("said", CONTRADICTIONS)
-def test_a_report_that_contradicts_itself_is_refused_saying_where(report, said):
+def test_a_contradictory_report_is_refused_with_its_position(report, said):
     adopted(spec(), report)
     CONTRADICTIONS[said](report)
     with pytest.raises(InvalidReport, match=said):

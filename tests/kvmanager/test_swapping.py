@@ -50,7 +50,7 @@ class TestSwapOut:
         assert small.device.counts.held == 0
         assert small.host.counts == (2, 0, 4, 0)
 
-    def test_the_answer_lists_the_copies_and_whole_tables_of_host_blocks_with_the_room_they_had(self, small):
+    def test_the_answer_lists_the_copies_and_whole_tables_of_host_blocks_with_their_room(self, small):
         small.prefill(1, FIVE)
         applied = small.swap_out(1)
         assert applied.result.device_to_host == ((1, 1), (2, 2), (3, 3))
@@ -77,7 +77,7 @@ class TestSwapOut:
         assert applied.host_sealed == []
         assert [swapped.host.ref_count(block) for block in (1, 2, 3, 4)] == [2, 2, 1, 1]
 
-    def test_a_cached_host_block_is_shared_too_and_not_evicted_for_what_comes_with_it(self, new_pool):
+    def test_a_cached_host_block_is_shared_and_not_evicted_by_the_same_swap_out(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
         pool.prefill(1, [1, 2])
         pool.prefill(2, [7, 7])
@@ -89,7 +89,7 @@ class TestSwapOut:
         assert applied.result.tables == (TableChange(3, 0, [1, 2], room_tokens=4),)
         assert len(applied.result.device_to_host) == 1
 
-    def test_blocks_without_keys_are_copied_whatever_they_contain(self, small):
+    def test_blocks_without_keys_are_always_copied(self, small):
         small.allocate(1, [1, 2])
         small.allocate(2, [1, 2])
         assert len(small.swap_out(1, 2).result.device_to_host) == 2
@@ -104,9 +104,7 @@ class TestSwapOut:
         pool.allocate(1, [1])
         assert pool.refuse(swap_outs=[1]) is StepRefusal.OUT_OF_BLOCKS
 
-    def test_cached_host_blocks_that_the_group_itself_finds_are_no_room_and_a_refusal_does_not_refresh_them(
-        self, new_pool
-    ):
+    def test_cached_host_blocks_shared_by_the_group_are_no_room_and_a_refusal_does_not_refresh_them(self, new_pool):
         pool = new_pool(8, 2, host_blocks=3)
         pool.prefill(1, FIVE)
         pool.swap_out(1)
@@ -114,13 +112,13 @@ class TestSwapOut:
         pool.allocate(2, [*FIVE, 6, 7])
         assert pool.refuse(swap_outs=[2]) is StepRefusal.OUT_OF_BLOCKS
 
-    def test_a_refusal_names_both_numbers(self, new_pool):
+    def test_a_refusal_names_both_counts(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
         pool.prefill(1, FIVE)
         (refusal,) = pool.apply(swap_outs=[1]).result.refusals
         assert refusal.detail == "3 blocks are needed, 2 are available in the other tier"
 
-    def test_cached_host_blocks_make_room_least_recently_used_first_and_nobody_hears_of_it(self, new_pool):
+    def test_cached_host_blocks_are_evicted_least_recently_used_first_without_an_event(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
         pool.prefill(1, [1, 2])
         pool.prefill(2, [3, 4])
@@ -134,27 +132,27 @@ class TestSwapOut:
         assert pool.host.keys.find(KEYS[0]) == 1
         assert (applied.evicted, pool.host.evictions) == ([], [])
 
-    def test_device_blocks_released_by_it_may_be_handed_out_in_the_same_step(self, small):
+    def test_device_blocks_released_by_a_swap_out_may_be_granted_in_the_same_step(self, small):
         small.allocate(1, ids(0, 12))
         applied = small.accept(swap_outs=[1], allocates=[Allocate(2, 2, "r", b"", ids(50, 16), 16)])
         assert sorted(small.table(2)) == ids(1, 8)
         assert len(applied.result.device_to_host) == 6
 
-    def test_a_block_that_another_group_shares_is_copied_and_stays_where_it_is(self, small):
+    def test_a_block_shared_with_another_group_is_copied_and_stays_in_the_device(self, small):
         small.prefill(1, FIVE)
         small.allocate(2, [1, 2, 3, 4, 9])
         small.swap_out(1)
         assert small.table(2) == [1, 2, 4]
         assert small.counts([1, 2, 3, 4]) == [1, 1, 0, 1]
 
-    def test_shared_blocks_join_the_order_when_the_last_member_leaves_them(self, small):
+    def test_shared_blocks_join_the_release_order_when_the_last_member_releases_them(self, small):
         small.prefill(1, [1, 2, 3, 4])
         small.fork(1, 2, 4)
         small.extend(1, {1: 6, 2: 6})  # blocks 3 and 4
         small.swap_out(1)
         assert small.order() == [5, 6, 7, 8, 3, 4, 2, 1]
 
-    def test_tables_of_a_group_that_share_a_block_share_it_there_too(self, small):
+    def test_tables_that_share_a_device_block_share_a_host_block(self, small):
         small.allocate(1, [1, 2, 3])
         small.fork(1, 2, 3)
         small.fork(1, 3, 2)
@@ -185,12 +183,12 @@ class TestSwapOut:
         assert copied == pool.host.counts.held == 150
         assert pool.device.counts.held == 0
 
-    def test_freeing_a_swapped_sequence_gives_its_host_blocks_back_tail_first(self, swapped):
+    def test_freeing_a_swapped_sequence_releases_its_host_blocks_tail_first(self, swapped):
         swapped.free(1)
         assert swapped.host.eviction_order() == [4, 5, 6, 3, 2, 1]
         assert swapped.host.counts == (4, 2, 0, 0)
 
-    def test_a_host_block_shared_by_a_group_stays_until_its_last_member_has_ended(self, small):
+    def test_a_host_block_shared_by_a_group_is_held_until_its_last_member_is_freed(self, small):
         small.allocate(1, [1, 2])
         small.fork(1, 2, 2)
         small.swap_out(1)
@@ -199,7 +197,7 @@ class TestSwapOut:
         small.free(2)
         assert small.host.counts == (6, 0, 0, 0)
 
-    def test_host_blocks_given_back_in_a_step_are_handed_out_from_the_next(self, new_pool):
+    def test_host_blocks_released_in_a_step_are_granted_from_the_next_step_on(self, new_pool):
         pool = new_pool(8, 2, host_blocks=3)
         pool.allocate(1, FIVE)
         pool.swap_out(1)
@@ -211,7 +209,7 @@ class TestSwapOut:
         assert applied.host == (3, 0, 0, 0)
         assert pool.swap_out(2).result.refusals == ()
 
-    def test_what_was_computed_is_remembered_but_counts_for_no_device_block(self, small):
+    def test_computed_tokens_of_a_swapped_group_are_kept_but_count_for_no_device_block(self, small):
         small.allocate(1, FIVE)
         small.accept(lengths=[Length(1, 5)])
         small.swap_out(1)
@@ -222,7 +220,7 @@ class TestSwapOut:
 
 
 class TestSwapIn:
-    def test_a_group_comes_back_and_only_what_the_device_has_no_more_is_copied(self, swapped):
+    def test_a_swap_in_copies_only_blocks_that_the_device_no_longer_has(self, swapped):
         applied = swapped.swap_in(1)
         assert applied.result.host_to_device == ((3, 4),)
         assert applied.result.tables == (TableChange(1, 0, [1, 2, 4], room_tokens=6),)
@@ -240,12 +238,12 @@ class TestSwapIn:
         assert applied.sealed == [Seal(pool.table(1)[0], KEYS[0]), Seal(pool.table(1)[1], KEYS[1])]
         assert pool.device.keys.find(KEYS[1]) == pool.table(1)[1]
 
-    def test_the_chain_of_keys_goes_on(self, swapped):
+    def test_the_chain_of_keys_continues(self, swapped):
         swapped.swap_in(1)
         (seal,) = swapped.accept(commits=[Commit(1, 2, [5, 6])]).sealed
         assert seal.key == block_key(KEYS[1], [5, 6])
 
-    def test_the_host_blocks_stay_cached_until_they_are_needed(self, swapped):
+    def test_the_host_blocks_stay_cached_until_they_are_evicted(self, swapped):
         swapped.swap_in(1)
         assert swapped.host.eviction_order() == [4, 5, 6, 3, 2, 1]
         assert swapped.swap_out(1).result.device_to_host == ((4, 4),)
@@ -272,12 +270,12 @@ class TestSwapIn:
         swapped.allocate(2, ids(50, 14))
         assert swapped.refuse(swap_ins=[1]) is StepRefusal.OUT_OF_BLOCKS
 
-    def test_device_blocks_that_the_group_itself_finds_are_no_room(self, swapped):
+    def test_device_blocks_shared_by_the_group_are_no_room(self, swapped):
         swapped.allocate(2, ids(50, 12))  # leaves the two blocks that the group finds
         assert swapped.order() == [2, 1]
         assert swapped.refuse(swap_ins=[1]) is StepRefusal.OUT_OF_BLOCKS
 
-    def test_what_it_evicts_is_told(self, new_pool):
+    def test_a_swap_in_reports_its_evictions(self, new_pool):
         pool = new_pool(3, 2, host_blocks=3)
         pool.prefill(1, FIVE)
         pool.swap_out(1)
@@ -287,7 +285,7 @@ class TestSwapIn:
         assert applied.evicted == cached
         assert applied.result.device_to_host == ()
 
-    def test_host_blocks_given_back_by_it_are_handed_out_from_the_next_step(self, new_pool):
+    def test_host_blocks_released_by_a_swap_in_are_granted_from_the_next_step_on(self, new_pool):
         pool = new_pool(8, 2, host_blocks=1)
         pool.allocate(1, [1])
         pool.swap_out(1)
@@ -297,7 +295,7 @@ class TestSwapIn:
         assert (applied.evicted_blocks, applied.result.device_to_host) == (1, ())
         assert applied.host == (1, 0, 0, 0)
 
-    def test_out_and_back_in_one_step_copies_what_has_no_key_through_the_host(self, small):
+    def test_a_swap_out_and_in_of_one_step_copies_blocks_without_key_through_the_host(self, small):
         small.prefill(1, FIVE)
         applied = small.accept(swap_outs=[1], swap_ins=[1])
         assert applied.result.device_to_host == ((1, 1), (2, 2), (3, 3))
@@ -321,7 +319,7 @@ SWAPPED_REFUSED = [
 
 
 @pytest.mark.parametrize(("items", "item", "reason"), SWAPPED_REFUSED)
-def test_what_cannot_be_done_to_a_swapped_group_leaves_no_trace(swapped, items, item, reason):
+def test_an_item_that_a_swapped_group_forbids_changes_nothing(swapped, items, item, reason):
     swapped.allocate(2, [7])
     assert swapped.refuse(**{items: [item]}) is reason
 

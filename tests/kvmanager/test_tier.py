@@ -26,18 +26,18 @@ def grant_all(tier):
     return [tier.grant() for _ in range(tier.available)]
 
 
-def test_a_new_tier_hands_out_1_to_n_and_never_0():
+def test_a_new_tier_grants_1_to_n_and_never_0():
     assert grant_all(Tier(5)) == [1, 2, 3, 4, 5]
 
 
-def test_a_released_block_is_handed_out_after_all_that_were_free_before():
+def test_a_released_block_is_granted_after_all_blocks_freed_before():
     tier = Tier(3)
     first = tier.grant()
     tier.release([first])
     assert grant_all(tier) == [2, 3, 1]
 
 
-def test_blocks_without_key_go_before_all_cached_ones_each_kind_in_order_of_release(five):
+def test_blocks_without_key_are_granted_before_cached_ones_each_in_order_of_release(five):
     five.keys.seal(2, b"two")
     five.keys.seal(4, b"four")
     for block in (4, 3, 2, 5, 1):
@@ -46,14 +46,14 @@ def test_blocks_without_key_go_before_all_cached_ones_each_kind_in_order_of_rele
     assert grant_all(five) == [3, 5, 1, 4, 2]
 
 
-def test_a_hit_leaves_the_middle_of_the_order_and_nothing_else_moves(five_cached):
+def test_a_hit_is_removed_from_the_middle_of_the_order_and_nothing_else_moves(five_cached):
     five_cached.hold([3])
     assert five_cached.eviction_order() == [1, 2, 4, 5]
     assert five_cached.ref_count(3) == 1
     assert five_cached.counts == (0, 4, 1, 0)
 
 
-def test_a_hit_refreshes(five_cached):
+def test_a_hit_moves_a_block_to_the_end_of_the_order(five_cached):
     five_cached.hold([2])
     five_cached.release([2])
     assert five_cached.eviction_order() == [1, 3, 4, 5, 2]
@@ -72,7 +72,7 @@ def test_a_block_with_several_holders_joins_the_order_with_its_last_release(five
     assert five_cached.eviction_order() == [2, 3, 4, 5, 1]
 
 
-def test_a_cached_block_keeps_its_key_until_it_is_handed_out(five_cached):
+def test_a_cached_block_keeps_its_key_until_it_is_granted(five_cached):
     assert five_cached.keys.find(b"\x01") == 1
     assert five_cached.grant() == 1
     assert five_cached.keys.find(b"\x01") is None
@@ -82,7 +82,7 @@ def test_a_cached_block_keeps_its_key_until_it_is_handed_out(five_cached):
     assert five_cached.take_evictions() == []
 
 
-def test_handing_out_a_block_without_key_evicts_nothing(five):
+def test_granting_a_block_without_key_evicts_nothing(five):
     five.release([3])
     five.grant()
     assert five.take_evictions() == []
@@ -95,7 +95,7 @@ def test_a_lookup_reserves_and_refreshes_nothing(five_cached, state_of):
     assert state_of(five_cached) == before
 
 
-def test_of_blocks_with_one_key_the_first_sealed_answers(five):
+def test_of_blocks_with_one_key_the_first_sealed_is_hit(five):
     five.keys.seal(4, b"twin")
     five.keys.seal(2, b"twin")
     five.keys.seal(5, b"twin")
@@ -103,7 +103,7 @@ def test_of_blocks_with_one_key_the_first_sealed_answers(five):
 
 
 @pytest.mark.parametrize("evict_first", [4, 2])
-def test_of_two_blocks_with_one_key_evicting_one_leaves_the_other_and_evicting_both_none(five, evict_first):
+def test_of_two_blocks_with_one_key_the_other_is_hit_until_both_are_evicted(five, evict_first):
     five.keys.seal(4, b"twin")
     five.keys.seal(2, b"twin")
     five.release([evict_first])
@@ -115,7 +115,7 @@ def test_of_two_blocks_with_one_key_evicting_one_leaves_the_other_and_evicting_b
     assert five.keys.find(b"twin") is None
 
 
-def test_granting_from_an_empty_tier_is_refused_and_leaves_no_trace(five, state_of):
+def test_granting_from_an_empty_tier_is_refused_and_changes_nothing(five, state_of):
     five.keys.seal(1, b"one")
     before = state_of(five)
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_granting_from_an_empty_tier_is_refused_and_leaves_no_trace(five, state_
     assert five.available == 0
 
 
-def test_holding_a_block_that_is_free_is_an_error_and_leaves_no_trace(state_of):
+def test_holding_a_free_block_is_an_error_and_changes_nothing(state_of):
     tier = Tier(2)
     before = state_of(tier)
     with pytest.raises(KeyError):
@@ -187,14 +187,14 @@ def miscount_shared(tier):
         miscount_shared,
     ],
 )
-def test_the_check_of_the_conservation_law_sees_damage(five_cached, damage):
+def test_the_conservation_check_finds_damage(five_cached, damage):
     assert five_cached.violations({}) == []
     damage(five_cached)
     assert five_cached.violations({}) != []
 
 
 class TestWithholding:
-    def test_a_block_that_nobody_holds_is_out_at_once(self, five_cached):
+    def test_a_block_without_holder_is_withheld_at_once(self, five_cached):
         five_cached.hold([1])
         five_cached.release([1])
         five_cached.withhold({2: 0, 4: 0})
@@ -203,7 +203,7 @@ class TestWithholding:
         assert grant_all(five_cached) == [3, 5, 1]
         assert five_cached.counts == (0, 0, 3, 2)
 
-    def test_a_held_block_is_out_when_its_last_holder_leaves_and_nobody_finds_it_before(self, five):
+    def test_a_held_block_is_unindexed_at_once_and_withheld_when_its_last_holder_releases_it(self, five):
         five.keys.seal(3, b"key")
         five.hold([3])
         five.withhold({3: 2, 4: 1})
@@ -216,14 +216,14 @@ class TestWithholding:
         assert (five.marks.withheld_on_release(), five.marks.withheld()) == ([], [3, 4])
         assert grant_all(five) == [5]
 
-    def test_a_held_block_that_is_keyed_later_is_not_found_either(self, five):
+    def test_a_held_block_that_is_keyed_later_is_not_hit(self, five):
         five.withhold({3: 1})
         five.keys.seal_many([2, 3], [b"two", b"three"])
         assert (five.keys.find(b"two"), five.keys.find(b"three")) == (2, None)
         five.release([2, 3])
         assert (five.marks.withheld(), five.counts) == ([3], (0, 1, 3, 1))
 
-    def test_its_twin_is_found_in_its_place(self, five):
+    def test_another_block_of_the_same_key_is_hit_instead(self, five):
         for block in (1, 2, 3):
             five.keys.seal(block, b"key")
         five.withhold({1: 1})
@@ -231,7 +231,7 @@ class TestWithholding:
         five.withhold({2: 1})
         assert five.keys.find(b"key") == 3
 
-    def test_the_count_becomes_what_it_is_told(self, five):
+    def test_correcting_the_count_sets_it(self, five):
         five.hold([2])
         five.withhold({2: 1})
         five.release([2])

@@ -42,54 +42,54 @@ def small(new_pool):
     return pool
 
 
-def test_a_commit_tells_the_blocks_that_are_committed(small):
+def test_a_commit_lists_its_blocks(small):
     assert effects(small.commit(1, FIVE)) == typed(Committed(1, 7, [1, 2]))
 
 
-def test_a_commit_through_a_second_sequence_tells_its_blocks_too(small):
+def test_a_commit_through_a_second_sequence_lists_its_blocks(small):
     small.fork(1, 2, 5)
     small.commit(2, FIVE)
     assert effects(small.commit(1, FIVE)) == typed(Committed(1, 7, [1, 2]))
 
 
-def test_a_pin_tells_its_blocks_and_its_item(small):
+def test_a_pin_lists_its_blocks_and_its_item(small):
     small.commit(1, FIVE)
     item = Pin("p", 1, 2)
     assert effects(small.accept(pins=[item])) == typed(PinsChanged(1, 7, [1, 2], item))
 
 
-def test_an_unpin_tells_the_blocks_that_it_gives_back_tail_first(small):
+def test_an_unpin_lists_the_released_blocks_tail_first(small):
     small.commit(1, FIVE)
     small.pin("p", 1, 2)
     assert effects(small.unpin("p")) == typed(PinsChanged(0, 0, [2, 1], Unpin("p")))
 
 
-def test_a_reset_is_told(small):
+def test_a_reset_is_an_effect(small):
     assert effects(small.reset()) == typed(PinsChanged(0, 0, (), Reset()))
 
 
-def test_a_fork_tells_the_shared_blocks_and_the_child(small):
+def test_a_fork_lists_the_shared_blocks_and_the_child(small):
     assert effects(small.fork(1, 2, 3)) == typed(Forked(1, 7, [1, 2], 2))
 
 
-def test_a_free_tells_the_table_and_its_item(small):
+def test_a_free_lists_the_table_and_its_item(small):
     item = Free(1, FreeReason.PREEMPTED, 9)
     assert effects(small.accept(frees=[item])) == typed(Freed(1, 7, [1, 2, 3], *item[1:]))
 
 
-def test_a_free_of_a_swapped_sequence_tells_its_host_blocks(small):
+def test_a_free_of_a_swapped_sequence_lists_its_host_blocks(small):
     small.swap_out(7)
     item = Free(1, FreeReason.CANCELLED)
     assert effects(small.accept(frees=[item])) == typed(Freed(1, 7, [1, 2, 3], *item[1:]))
 
 
-def test_a_swap_out_tells_each_members_host_blocks(small):
+def test_a_swap_out_lists_the_host_blocks_of_each_member(small):
     small.fork(1, 2, 5)
     small.extend(7, {1: 6, 2: 6})
     assert effects(small.swap_out(7)) == typed(SwappedOut(1, 7, small.table(1)), SwappedOut(2, 7, small.table(2)))
 
 
-def test_a_swap_in_tells_each_members_device_blocks_and_once_what_was_evicted(small):
+def test_a_swap_in_lists_the_device_blocks_of_each_member_and_evictions_once(small):
     small.fork(1, 2, 1)
     small.swap_out(7)
     small.prefill(3, ids(50, 16))
@@ -100,23 +100,23 @@ def test_a_swap_in_tells_each_members_device_blocks_and_once_what_was_evicted(sm
     )
 
 
-def test_an_extend_tells_the_granted_blocks(small):
+def test_an_extend_lists_the_granted_blocks(small):
     assert effects(small.extend(7, {1: 9})) == typed(Extended(1, 7, [4, 5], ()))
 
 
-def test_an_extend_that_needs_no_block_tells_nothing(small):
+def test_an_extend_that_needs_no_block_has_no_effect(small):
     assert effects(small.extend(7, {1: 6})) == []
     small.fork(1, 2, 5)
     small.free(2)
     assert effects(small.extend(7, {1: 6})) == []
 
 
-def test_an_extend_of_a_whole_group_is_told_once_with_all_its_blocks(small):
+def test_an_extend_of_a_whole_group_is_one_effect_with_all_its_blocks(small):
     small.fork(1, 2, 5)
     assert effects(small.extend(7, {2: 8, 1: 8})) == typed(Extended(2, 7, [4, 5, 6], ()))
 
 
-def test_an_extend_tells_what_it_evicted(small):
+def test_an_extend_lists_its_evictions(small):
     small.cache(2, [1, 2])  # block 4
     small.allocate(3, ids(50, 8))
     assert effects(small.extend(7, {1: 8})) == typed(Extended(1, 7, [4], (Eviction(4, KEYS[0]),)))
@@ -130,14 +130,14 @@ def test_an_extend_tells_what_it_evicted(small):
         ([9, 9, 9], 0, block_key(root_key("model", b""), [9, 9])),
     ],
 )
-def test_an_allocate_tells_its_table_and_what_was_found_and_the_first_key_that_was_not(small, tokens, cached, missed):
+def test_an_allocate_lists_its_table_its_hits_and_the_first_missed_key(small, tokens, cached, missed):
     small.commit(1, FIVE)
     applied = small.accept(allocates=[Allocate(2, 2, "r", b"", tokens, len(tokens))])
     allocation = Allocation("r", 5 if cached else 3, cached, cached // 2, missed, 0.0)
     assert effects(applied) == typed(Allocated(2, 2, small.table(2), [], allocation))
 
 
-def test_every_allocate_tells_its_own_evictions(small):
+def test_every_allocate_lists_its_own_evictions(small):
     small.cache(2, [1, 2])  # block 4
     small.cache(3, [3, 3])  # block 5
     small.allocate(4, ids(50, 6))
@@ -146,7 +146,7 @@ def test_every_allocate_tells_its_own_evictions(small):
     assert [[block for block, _ in effect.evicted] for effect in told] == [[4], [5]]
 
 
-def test_a_refused_item_is_not_told(small):
+def test_a_refused_item_has_no_effect(small):
     applied = small.apply(
         commits=[Commit(1, 1, [1, 2])],
         pins=[Pin("p", 1, 1), Unpin("p")],

@@ -94,7 +94,7 @@ def engine():
 # What is recorded
 
 
-def test_a_pools_beginning_and_end_are_events(engine):
+def test_attaching_and_detaching_are_events(engine):
     engine.manager.detach(engine.session)
     assert kept(engine.ledger) == [
         Event(1, "engine", change=PoolChange.ATTACHED),
@@ -102,7 +102,7 @@ def test_a_pools_beginning_and_end_are_events(engine):
     ]
 
 
-def test_every_verb_that_was_done_is_an_event_with_its_blocks(engine):
+def test_every_applied_verb_is_an_event_with_its_blocks(engine):
     tokens = prompt(0, 10)
     engine.allocate(1, tokens, waited_seconds=0.5)
     engine.commit(1, tokens)
@@ -121,7 +121,7 @@ def test_every_verb_that_was_done_is_an_event_with_its_blocks(engine):
     assert (free.sequence, free.free_reason, free.ranges) == (1, FreeReason.FINISHED, ((1, 2), (4, 5)))
 
 
-def test_a_hit_is_told_in_tokens_and_an_eviction_by_its_blocks(engine):
+def test_a_hit_is_recorded_in_tokens_and_an_eviction_by_its_blocks(engine):
     shared = prompt(0, 8)
     engine.cache(1, shared)
     engine.allocate(2, shared + prompt(50, 3))
@@ -149,7 +149,7 @@ def test_pins_unpins_resets_and_swaps_are_events():
     assert (reset.item, reset.ranges) == (StepItem.PIN, ())
 
 
-def test_what_was_refused_is_an_event_that_says_whose_it_was_and_why(engine):
+def test_a_refusal_is_an_event_with_its_request_and_reason(engine):
     engine.allocate(1, prompt(0, 10))
     engine.step(
         commits=[Commit(1, 7, prompt(0, 4))],
@@ -186,7 +186,7 @@ def test_lengths_are_no_events(engine):
     assert len(told(engine)) == 1
 
 
-def test_an_id_that_is_used_again_in_the_step_that_freed_it_is_the_new_requests(engine):
+def test_an_id_reused_in_the_step_that_freed_it_belongs_to_the_new_request(engine):
     engine.allocate(1, prompt(0, 4))
     again = Allocate(1, 1, "again", b"", prompt(9, 4), 4)
     engine.step(frees=[Free(1, FreeReason.FINISHED)], allocates=[again])
@@ -194,7 +194,7 @@ def test_an_id_that_is_used_again_in_the_step_that_freed_it_is_the_new_requests(
     assert [event.request_id for event in told(engine)] == ["r1", "r1", "again", "again"]
 
 
-def test_sequences_that_an_attached_pool_began_with_are_their_requests(engine):
+def test_sequences_of_an_adopted_pool_keep_their_request_ids(engine):
     engine.allocate(1, prompt(0, 10))
     adoption = adopt(engine.spec, report_of(engine.session.pool))
     engine.session = engine.manager.attach(engine.spec, end_of(adoption))
@@ -228,7 +228,7 @@ def steps_of(engine, draw):
 
 
 @given(st.data(), st.integers(1, 30), st.integers(500, 10_000))
-def test_numbers_have_no_gaps_and_no_more_than_the_bound_is_kept(data, most, weight):
+def test_event_numbers_have_no_gaps_and_the_bound_holds(data, most, weight):
     engines = [Engine(KVManager(epoch=1, ledger=Ledger(most, weight)), "a")]
     engines.append(Engine(engines[0].manager, "b"))
     for _ in range(3):
@@ -258,7 +258,7 @@ def test_a_small_ring_keeps_the_same_last_events_as_a_large_one(data):
 
 
 @given(st.data(), st.integers(0, 60), st.integers(1, 7))
-def test_reading_begins_where_it_is_told_and_takes_no_more_than_it_is_told(data, start, most):
+def test_a_page_starts_at_the_given_number_and_respects_its_limit(data, start, most):
     engine = Engine()
     steps_of(engine, data.draw)
     everything = kept(engine.ledger)
@@ -268,7 +268,7 @@ def test_reading_begins_where_it_is_told_and_takes_no_more_than_it_is_told(data,
     assert page.first == (wanted[0].number if wanted else engine.ledger.next_number)
 
 
-def test_a_reader_that_wanted_what_is_gone_is_told_the_first_number_that_is_kept():
+def test_a_page_of_dropped_events_starts_at_the_first_kept_number():
     ledger = Ledger(events=3)
     for name in "abcde":
         ledger.attached(name)
@@ -276,7 +276,7 @@ def test_a_reader_that_wanted_what_is_gone_is_told_the_first_number_that_is_kept
     assert (page.first, [event.number for event in page.events]) == (3, [3, 4, 5])
 
 
-def test_what_is_being_read_is_not_lost_while_more_is_recorded():
+def test_a_page_stays_valid_while_more_is_recorded():
     ledger = Ledger(events=3)
     for name in "abc":
         ledger.attached(name)
@@ -319,7 +319,7 @@ def many_requests(engine, number):
 @pytest.mark.parametrize(
     ("steps", "count"), [(long_texts, 300), (many_refusals, 30), (long_tables, 300), (many_requests, 30)]
 )
-def test_the_ledger_takes_no_more_memory_than_it_weighs(steps, count):
+def test_the_ledger_uses_no_more_memory_than_its_weight(steps, count):
     engine = Engine(KVManager(epoch=1, ledger=Ledger(weight=400_000)), blocks=1000)
     tracemalloc.start()
     try:
@@ -378,7 +378,7 @@ def everything_in(value):
 
 
 @given(st.data())
-def test_no_token_id_is_in_any_event_nor_anywhere_else_in_the_ledger(data):
+def test_no_token_id_is_anywhere_in_the_ledger(data):
     engine = Engine()
     steps_of(engine, data.draw)
     for found in [*everything_in(kept(engine.ledger)), *everything_in(engine.ledger)]:
@@ -395,7 +395,7 @@ def test_no_key_is_in_any_event(engine):
     assert not [found for event in told(engine) for found in everything_in(event) if isinstance(found, bytes)]
 
 
-def test_the_garbage_collector_need_not_look_at_every_event():
+def test_the_garbage_collector_does_not_track_every_event():
     engine = Engine(blocks=2000)
     tokens = prompt(0, 400)
     engine.allocate(1, tokens)

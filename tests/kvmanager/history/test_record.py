@@ -68,7 +68,7 @@ def test_a_recorded_session_of_random_steps_replays_to_the_same_checksum_and_poo
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_an_audit_withheld_is_withheld_in_the_replay(seed):
+def test_withheld_blocks_are_withheld_in_the_replay(seed):
     draw = random.Random(seed)
     session = Session(Pool(spec()))
     pool = session.pool
@@ -80,13 +80,13 @@ def test_what_an_audit_withheld_is_withheld_in_the_replay(seed):
     assert report_of(replayed(session).pool) == report_of(pool)
 
 
-def test_a_record_may_begin_with_a_pool_that_holds_nothing():
+def test_a_record_may_start_with_an_empty_pool():
     session = Session(adopted(spec(), PoolReport(last_step=7)))
     session.apply(Step(8, allocates=[Allocate(1, 1, "request", b"", [1, 2, 3], 3)]))
     assert report_of(replayed(session).pool) == report_of(session.pool)
 
 
-def test_equal_values_have_equal_checksums_whatever_holds_them():
+def test_checksums_do_not_depend_on_the_sequence_type():
     allocate = Allocate(1, 1, "request", b"salt", [1, 2, 3], 3)
     sums = set()
     for step in (Step(1, allocates=[allocate]), Step(1, allocates=(allocate._replace(token_ids=(1, 2, 3)),))):
@@ -136,7 +136,7 @@ def test_one_changed_value_is_found_at_the_right_step(seed):
     assert found.value.step == step.step
 
 
-def test_a_core_that_answers_otherwise_is_found_at_the_right_step(monkeypatch):
+def test_a_differing_answer_of_the_core_is_found_at_the_right_step(monkeypatch):
     session = a_session(3)
     numbers = [step.step for step, *_ in session.steps]
     apply = Pool.apply

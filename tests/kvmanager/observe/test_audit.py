@@ -93,7 +93,7 @@ IN_HOST = {damage for damage in DAMAGES if "host" in damage}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_seen_and_the_block_is_named(lived_in, damage):
+def test_damage_is_found_and_the_block_is_named(lived_in, damage):
     manager, session = lived_in
     block, do = DAMAGES[damage]
     do(session.pool)
@@ -114,13 +114,13 @@ SUMS = {
 
 
 @pytest.mark.parametrize("said", SUMS)
-def test_a_wrong_sum_is_seen_where_no_single_block_is_to_blame(lived_in, said):
+def test_a_wrong_sum_is_found_without_a_block(lived_in, said):
     manager, session = lived_in
     SUMS[said](session.pool)
     assert [(one.block, said in one.message) for one in violations_of(manager, session)] == [(0, True)]
 
 
-def test_a_table_that_changes_without_a_word_is_seen_in_the_midst_of_an_audit(lived_in):
+def test_a_table_changed_without_an_event_is_found_during_an_audit(lived_in):
     manager, session = lived_in
     slices = manager.audit(session)
     for _ in range(6):
@@ -132,7 +132,7 @@ def test_a_table_that_changes_without_a_word_is_seen_in_the_midst_of_an_audit(li
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_there_is_no_false_alarm_whatever_steps_come_between_the_slices(seed):
+def test_steps_between_the_slices_of_an_audit_cause_no_false_alarm(seed):
     draw = random.Random(seed)
     manager, session = manager_with(draw.randint(4, 40), draw.choice((0, 3, 12)))
     number = 0
@@ -153,7 +153,7 @@ def test_there_is_no_false_alarm_whatever_steps_come_between_the_slices(seed):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_there_is_no_false_alarm_between_the_slices_of_a_step(seed):
+def test_an_audit_between_the_slices_of_a_step_causes_no_false_alarm(seed):
     draw = random.Random(seed)
     manager, session = manager_with(draw.randint(4, 40), draw.choice((0, 3, 12)))
     audits, begun = [], 0
@@ -186,7 +186,7 @@ def without(step, kept):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_wrong_count_is_seen_in_the_midst_of_steps_and_no_other_block_is_blamed(seed):
+def test_a_wrong_count_is_found_between_steps_and_no_other_block_is_named(seed):
     draw = random.Random(seed)
     manager, session = manager_with(30)
     manager.apply(session, Step(1, allocates=[Allocate(5, 5, "kept", b"other", [1] * 3, 3)]))
@@ -206,7 +206,7 @@ STAYING = {"a sequence is forgotten", "a pin is forgotten", "a sequence is in th
 
 
 @pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in STAYING])
-def test_after_an_audit_the_books_are_sound_and_the_block_to_blame_is_never_handed_out_again(lived_in, damage):
+def test_after_an_audit_the_pool_is_valid_and_the_damaged_block_is_never_granted_again(lived_in, damage):
     manager, session = lived_in
     block, do = DAMAGES[damage]
     do(session.pool)
@@ -229,7 +229,7 @@ def test_after_an_audit_the_books_are_sound_and_the_block_to_blame_is_never_hand
         assert not any(block in one.table for one in session.pool.sequences.values() if one.swapped == swapped)
 
 
-def test_what_the_audit_takes_out_is_an_event_of_its_own_and_told_with_the_next_step_once(lived_in):
+def test_withholding_is_an_event_and_appears_in_the_next_answer_only(lived_in):
     manager, session = lived_in
     session.pool.device.hold([5])
     session.pool.host.hold([1])
@@ -251,7 +251,7 @@ def test_an_audit_changes_nothing(lived_in, state_of):
     assert state_of(session.pool) == before
 
 
-def test_an_audit_ends_with_its_session_and_says_nothing_of_a_pool_that_is_being_taken_down(lived_in):
+def test_an_audit_ends_with_its_session_without_violations(lived_in):
     manager, session = lived_in
     slices = manager.audit(session)
     next(slices)
@@ -262,7 +262,7 @@ def test_an_audit_ends_with_its_session_and_says_nothing_of_a_pool_that_is_being
     assert session.audits == []
 
 
-def test_an_audit_that_is_left_no_longer_hears_of_steps(lived_in):
+def test_a_closed_audit_receives_no_more_steps(lived_in):
     manager, session = lived_in
     slices = manager.audit(session)
     next(slices)
@@ -271,7 +271,7 @@ def test_an_audit_that_is_left_no_longer_hears_of_steps(lived_in):
     assert session.audits == []
 
 
-def test_what_waits_for_the_next_slice_stays_short(lived_in):
+def test_the_backlog_of_an_audit_stays_short(lived_in):
     manager, session = lived_in
     slices = manager.audit(session)
     next(slices)

@@ -73,7 +73,7 @@ class Twin:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_all_lives_are_observed_as_a_twin_observes_them(seed, monkeypatch):
+def test_lifetimes_equal_those_of_a_reference_model(seed, monkeypatch):
     draw, pool = random.Random(seed), pool_of(10, seed % 3 * 4)
     lives, twin = all_lives(), Twin(pool, monkeypatch)
     seen = Counter()
@@ -88,7 +88,7 @@ def test_all_lives_are_observed_as_a_twin_observes_them(seed, monkeypatch):
     assert seen["gaps"] > 0
 
 
-def test_a_life_ends_when_its_block_is_handed_out_again_and_not_when_it_is_given_back():
+def test_a_lifetime_ends_when_its_block_is_granted_again_not_when_released():
     pool, lives = pool_of(2), all_lives()
     assert apply(pool, lives, 1.0, allocates=[prompt(1, [0, 1, 0, 1])]) == ([], [], [])
     assert apply(pool, lives, 4.0, frees=[Free(1, FreeReason.FINISHED)]) is None
@@ -96,7 +96,7 @@ def test_a_life_ends_when_its_block_is_handed_out_again_and_not_when_it_is_given
     assert apply(pool, lives, 11.0, extends=[Extend(2, [(2, 3)])]) == ([10.0], [10.0], [])
 
 
-def test_gaps_are_told_from_the_second_time_on_that_a_block_is_found_and_idle_is_since_the_last():
+def test_gaps_are_reported_from_the_second_hit_on_and_idle_time_since_the_last():
     pool, lives = pool_of(2), all_lives()
     apply(pool, lives, 1.0, allocates=[prompt(1, [0, 1])])
     apply(pool, lives, 2.0, commits=[Commit(1, 0, [0, 1])], frees=[Free(1, FreeReason.FINISHED)])
@@ -107,7 +107,7 @@ def test_gaps_are_told_from_the_second_time_on_that_a_block_is_found_and_idle_is
     assert apply(pool, lives, 20.0, allocates=[prompt(4, [1, 1, 1])]) == ([11.0, 19.0], [11.0, 11.0], [])
 
 
-def test_a_copied_block_begins_a_life_and_its_source_goes_on_with_its_own():
+def test_a_copy_starts_a_lifetime_and_its_source_continues():
     pool, lives = pool_of(3), all_lives()
     apply(pool, lives, 1.0, allocates=[prompt(1, [0])])
     apply(pool, lives, 2.0, forks=[Fork(1, 2, 1)])
@@ -116,7 +116,7 @@ def test_a_copied_block_begins_a_life_and_its_source_goes_on_with_its_own():
     assert apply(pool, lives, 9.0, allocates=[prompt(3, [1, 1, 1, 1, 1])]) == ([6.0, 8.0], [6.0, 8.0], [])
 
 
-def test_a_block_that_comes_back_from_the_host_begins_a_life_in_the_device():
+def test_a_block_copied_back_from_the_host_starts_a_lifetime():
     pool, lives = pool_of(2, 2), all_lives()
     apply(pool, lives, 1.0, allocates=[prompt(1, [0, 1])])
     apply(pool, lives, 2.0, swap_outs=[1])
@@ -130,7 +130,7 @@ def test_a_block_that_comes_back_from_the_host_begins_a_life_in_the_device():
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_the_sample_is_the_share_that_was_asked_for_and_drawn_alike_from_one_seed(share):
+def test_the_sample_has_the_configured_share_and_follows_its_seed(share):
     def followed(seed):
         pool, lives = pool_of(1000), BlockLifetimes(share, random.Random(seed).random)
         ended = []

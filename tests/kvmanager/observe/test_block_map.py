@@ -50,7 +50,7 @@ def test_an_empty_pools_blocks_are_free():
     assert cells(drawn.host) == [Cell(BlockState.FREE, False, False, 0, 0)] * 6
 
 
-def test_states_keys_counts_owners_and_pins_are_told():
+def test_cells_have_states_keys_counts_owners_and_pins():
     manager, session = manager_with()
     for step in (
         Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1, 0, 1], 5), Allocate(3, 3, "c", b"", [0, 0], 2)]),
@@ -102,7 +102,7 @@ class Updating:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_map_that_is_begun_at_any_time_and_updated_now_and_then_is_right(seed):
+def test_a_map_opened_at_any_time_and_updated_irregularly_is_right(seed):
     draw = random.Random(seed)
     manager, session = manager_with()
     pool, begin = session.pool, draw.randint(0, 200)
@@ -125,7 +125,7 @@ def test_a_map_that_is_begun_at_any_time_and_updated_now_and_then_is_right(seed)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_map_begun_between_two_slices_of_a_step_is_right_at_its_end(seed):
+def test_a_map_opened_between_two_slices_of_a_step_is_right_at_its_end(seed):
     draw = random.Random(seed)
     manager, session = manager_with()
     for number in range(1, 20):
@@ -141,7 +141,7 @@ def test_a_map_begun_between_two_slices_of_a_step_is_right_at_its_end(seed):
     assert cells(updating.map.host) == expected(session.pool, host=True)
 
 
-def test_what_an_update_tells_makes_the_old_map_the_new_one():
+def test_applying_an_update_to_the_old_map_gives_the_new_one():
     draw = random.Random(7)
     manager, session = manager_with()
     drawn = manager.open_map(session)
@@ -156,7 +156,7 @@ def test_what_an_update_tells_makes_the_old_map_the_new_one():
     assert copies == [list(drawn.device), list(drawn.host)]
 
 
-def test_a_reset_is_seen_although_it_names_no_block():
+def test_a_reset_updates_the_map():
     manager, session = manager_with()
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
     manager.apply(session, Step(2, commits=[Commit(1, 0, [1, 0])], frees=[Free(1, FreeReason.FINISHED)]))
@@ -168,7 +168,7 @@ def test_a_reset_is_seen_although_it_names_no_block():
     assert cells(drawn.device)[0].state is BlockState.FREE
 
 
-def test_a_forgotten_map_hears_of_nothing():
+def test_a_closed_map_receives_no_changes():
     manager, session = manager_with()
     drawn = manager.open_map(session)
     end_of(drawn.building())
@@ -177,7 +177,7 @@ def test_a_forgotten_map_hears_of_nothing():
     assert list(end_of(drawn.updating()).device) == []
 
 
-def test_the_tables_that_have_a_block_are_found_with_what_is_computed_of_it():
+def test_the_entries_of_a_block_have_its_computed_tokens():
     manager, session = manager_with()
     state = session.pool.state
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1], 3)], lengths=[(1, 3)]))

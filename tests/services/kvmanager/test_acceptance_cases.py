@@ -31,7 +31,7 @@ def wait_for(stub: Stub, wanted: list[str], deadline: float) -> float:
     return time.monotonic()
 
 
-def test_76_all_whose_lease_has_ended_are_dropped_though_the_first_of_them_came_back(stub: Stub) -> None:
+def test_76_all_pools_with_an_ended_lease_are_dropped_though_the_first_engine_reattached(stub: Stub) -> None:
     streams = [Stream(stub).attach(engine_id=name) for name in ("a", "b", "c", "d")]
     for stream in streams:
         stream.allocate(1, 6)
@@ -43,7 +43,7 @@ def test_76_all_whose_lease_has_ended_are_dropped_though_the_first_of_them_came_
     assert names(stub) == []
 
 
-def test_77_a_stream_that_breaks_again_has_a_whole_lease_and_the_older_one_does_not_shorten_it(stub: Stub) -> None:
+def test_77_a_stream_that_breaks_again_has_a_full_lease(stub: Stub) -> None:
     Stream(stub).attach().break_off()
     time.sleep(LEASE_SECONDS / 2)
     second = Stream(stub).attach()

@@ -89,7 +89,7 @@ async def until_audited(service: KVManagerService) -> None:
 
 
 @pytest.mark.usefixtures("restless")
-def test_damage_is_found_logged_with_its_history_counted_and_taken_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_found_logged_with_its_history_counted_and_withheld(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
         async with running() as (service, stub, metrics):
             engine = await Engine(stub).attach()
@@ -120,7 +120,7 @@ def test_damage_is_found_logged_with_its_history_counted_and_taken_out(caplog: p
 
 
 @pytest.mark.usefixtures("at_rest")
-def test_an_audit_asked_for_says_what_it_finds_and_many_asked_at_once_come_one_by_one() -> None:
+def test_requested_audits_run_one_after_the_other_and_return_their_violations() -> None:
     async def play() -> None:
         async with running() as (service, stub, _):
             engine = await Engine(stub).attach()
@@ -141,7 +141,7 @@ def test_an_audit_asked_for_says_what_it_finds_and_many_asked_at_once_come_one_b
 
 
 @pytest.mark.usefixtures("at_rest")
-def test_a_call_that_is_given_up_leaves_no_audit_behind() -> None:
+def test_a_cancelled_call_cancels_its_audit() -> None:
     async def play() -> None:
         async with running() as (service, stub, _):
             engine = await Engine(stub).attach(replace(SPEC, device_blocks=200_000))

@@ -23,7 +23,7 @@ ABORTED = grpc.StatusCode.ABORTED
 # The beginning of a stream
 
 
-def test_registration_names_the_managers_life_and_counts_sessions(stream: Callable[[], Stream]) -> None:
+def test_registration_returns_the_managers_epoch_and_a_session_number(stream: Callable[[], Stream]) -> None:
     first, second = (stream().attach(engine_id=name).registered for name in ("a", "b"))
     assert first.manager_epoch == second.manager_epoch != 0
     assert second.session > first.session > 0
@@ -97,7 +97,7 @@ HANDSHAKES = {
 
 
 @pytest.mark.parametrize(("messages", "code", "reason", "field"), HANDSHAKES.values(), ids=HANDSHAKES.keys())
-def test_a_stream_that_begins_wrongly_is_refused_and_leaves_no_pool(
+def test_an_invalid_handshake_is_refused_and_leaves_no_pool(
     stub: kvmanager_pb2_grpc.KVManagerStub,
     stream: Callable[[], Stream],
     messages: list[dict[str, Any]],
@@ -193,7 +193,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize(("message", "code", "reason", "field"), STEPS.values(), ids=STEPS.keys())
-def test_a_step_that_makes_no_sense_ends_the_stream_and_its_pool(
+def test_an_invalid_step_ends_the_stream_and_its_pool(
     stub: kvmanager_pb2_grpc.KVManagerStub,
     engine: Stream,
     message: dict[str, Any],
@@ -215,7 +215,7 @@ def test_gaps_between_step_numbers_are_allowed(engine: Stream) -> None:
     assert [next(engine._call).result.step for _ in range(2)] == [10, 1000]
 
 
-def test_a_refused_item_is_named_and_the_others_are_done(engine: Stream) -> None:
+def test_a_refused_item_is_named_and_the_others_are_applied(engine: Stream) -> None:
     allocate = pb.Allocate(group=1, sequence=1, token_ids=[7] * 6, compute_tokens=6)
     unknown = pb.Free(sequence=99, reason=pb.FREE_REASON_FINISHED)
     engine.send(step=pb.Step(step=1, frees=[unknown], allocates=[allocate, allocate]))
@@ -228,7 +228,7 @@ def test_a_refused_item_is_named_and_the_others_are_done(engine: Stream) -> None
     assert [(table.sequence, len(table.block_ids)) for table in tables_of(result)] == [(1, 2)]
 
 
-def test_a_step_does_its_items_and_answers_with_tables_keys_copies_and_counts(engine: Stream) -> None:
+def test_the_result_of_a_step_has_tables_keys_copies_and_counts(engine: Stream) -> None:
     first, second = engine.allocate(1, 8)
     sealed = engine.step(commits=commits((1, 0, [1] * 8)))
     assert list(sealed.sealed_blocks) == [first, second]
@@ -267,7 +267,7 @@ def test_an_older_incarnation_is_refused_while_a_newer_one_is_attached(
 
 
 @pytest.mark.parametrize("incarnation", [5, 6])
-def test_a_newer_session_takes_the_engine_over_with_an_empty_pool(
+def test_a_newer_session_replaces_the_older_with_an_empty_pool(
     stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream, stream: Callable[[], Stream], incarnation: int
 ) -> None:
     engine.allocate(1, 3)
@@ -279,7 +279,7 @@ def test_a_newer_session_takes_the_engine_over_with_an_empty_pool(
     newer.allocate(1, 3)
 
 
-def test_the_end_of_a_replaced_stream_leaves_the_new_pool_alone(
+def test_the_end_of_a_replaced_stream_does_not_drop_the_new_pool(
     stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream, stream: Callable[[], Stream]
 ) -> None:
     newer = stream().attach()
@@ -311,7 +311,7 @@ def two_pools(stream: Callable[[], Stream]) -> None:
 
 
 @pytest.mark.usefixtures("two_pools")
-def test_list_pools_and_get_pool_count_what_is_there(stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
+def test_list_pools_and_get_pool_return_the_counts(stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
     big, idle = pools(stub)
     assert (big.engine_id, idle.engine_id) == ("big", "idle")
     assert stub.GetPool(pb.GetPoolRequest(engine_id="big")).pool == big
@@ -413,7 +413,7 @@ def test_a_read_out_of_range_is_refused_naming_its_field(
 # Lookup and audit
 
 
-def test_a_lookup_says_what_each_pool_holds_of_a_prompt(
+def test_a_lookup_returns_the_cached_tokens_of_each_pool(
     stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream]
 ) -> None:
     first, _ = stream().attach(engine_id="first"), stream().attach(engine_id="second", model_fingerprint="other")
@@ -432,7 +432,7 @@ def test_a_lookup_says_what_each_pool_holds_of_a_prompt(
     assert found() == [("first", 0, 0), ("second", 0, 0)]
 
 
-def test_an_audit_of_a_sound_pool_finds_nothing(stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream) -> None:
+def test_an_audit_of_a_valid_pool_finds_nothing(stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream) -> None:
     engine.allocate(1, 9)
     assert list(stub.Audit(pb.AuditRequest()).violations) == []
     assert pools(stub)[0].totals.audits >= 1
@@ -449,7 +449,7 @@ def test_an_audit_of_a_sound_pool_finds_nothing(stub: kvmanager_pb2_grpc.KVManag
     ],
     ids=["GetPool", "Explain"],
 )
-def test_a_name_that_is_too_long_for_a_header_is_told_shortened(
+def test_a_name_too_long_for_a_header_is_shortened(
     stub: kvmanager_pb2_grpc.KVManagerStub, call: Callable[[Any], Any]
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
@@ -461,7 +461,7 @@ def test_a_name_that_is_too_long_for_a_header_is_told_shortened(
 # Reports and leases
 
 
-def test_a_reported_pool_is_adopted_to_the_last_block_and_goes_on(
+def test_a_reported_pool_is_adopted_and_continues(
     stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream]
 ) -> None:
     """What the engine's side writes is what the manager's side reads."""
@@ -501,7 +501,7 @@ def counts_of(message: pb.BlockCounts) -> tuple[int, int, int, int]:
     return (message.free, message.cached, message.held, message.withheld)
 
 
-def test_a_pool_outlives_its_broken_stream_for_the_time_of_the_lease(service: Callable[..., RunningService]) -> None:
+def test_a_pool_outlives_its_broken_stream_by_the_lease(service: Callable[..., RunningService]) -> None:
     running = service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "1")
     stub = kvmanager_pb2_grpc.KVManagerStub(running.channel)
     engine = Stream(stub).attach()
@@ -516,7 +516,7 @@ def test_a_pool_outlives_its_broken_stream_for_the_time_of_the_lease(service: Ca
     assert time.monotonic() >= began + 1
 
 
-def test_an_engine_that_comes_back_within_the_lease_owns_its_pool_again(
+def test_an_engine_that_reattaches_within_the_lease_keeps_its_session(
     service: Callable[..., RunningService],
 ) -> None:
     stub = kvmanager_pb2_grpc.KVManagerStub(
@@ -533,7 +533,7 @@ def test_an_engine_that_comes_back_within_the_lease_owns_its_pool_again(
     assert pools(stub) == []
 
 
-def test_an_older_incarnation_is_refused_while_the_lease_of_a_newer_one_lives(
+def test_an_older_incarnation_is_refused_during_the_lease_of_a_newer_one(
     service: Callable[..., RunningService],
 ) -> None:
     stub = kvmanager_pb2_grpc.KVManagerStub(

@@ -43,7 +43,7 @@ def test_the_explanation_of_a_request_that_waited_was_admitted_and_finished(engi
     )
 
 
-def test_the_explanation_of_a_hit_says_how_much_was_found(engine):
+def test_the_explanation_of_a_hit_has_its_cached_tokens(engine):
     shared = prompt(0, 8)
     engine.cache(1, shared)
     engine.allocate(2, [*shared, 99])
@@ -68,7 +68,7 @@ def test_the_explanation_of_a_miss_names_the_verb_that_evicted_the_block(engine)
     ) in text
 
 
-def test_the_last_of_several_evictions_of_a_block_is_the_one_that_is_told(engine):
+def test_the_last_of_several_evictions_of_a_block_is_explained(engine):
     shared = prompt(0, 8)
     for round_ in range(3):
         engine.cache(10 + round_, shared)
@@ -78,7 +78,7 @@ def test_the_last_of_several_evictions_of_a_block_is_the_one_that_is_told(engine
     assert "was evicted in step 14 for the allocate of request r22." in said(engine, "r30")
 
 
-def test_the_stories_of_a_preemption_name_each_other(engine):
+def test_the_explanations_of_victim_and_preempting_request_name_each_other(engine):
     engine.allocate(1, prompt(0, 16))
     engine.allocate(2, prompt(100, 16))
     engine.extend(1, 20)
@@ -129,7 +129,7 @@ def test_the_explanation_of_a_request_that_was_only_refused_says_that_it_was_not
     )
 
 
-def test_an_explanation_whose_beginning_is_no_longer_kept_says_so():
+def test_an_explanation_states_that_its_first_events_were_dropped():
     engine = Engine(KVManager(epoch=1, ledger=Ledger(events=2)))
     engine.allocate(1, prompt(0, 8))
     engine.extend(1, 12)
@@ -149,14 +149,14 @@ def test_a_request_on_two_engines_has_one_explanation():
 
 
 @pytest.mark.parametrize("request_id", ["r2", ""])
-def test_a_request_of_which_nothing_is_kept_is_unknown(engine, request_id):
+def test_a_request_without_kept_events_is_unknown(engine, request_id):
     engine.allocate(1, prompt(0, 8))
     engine.step(pins=[Reset()])
     with pytest.raises(UnknownRequest, match="oldest event kept is number 1"):
         engine.ledger.explain(request_id)
 
 
-def test_an_explanation_is_of_the_moment_when_it_was_asked_for(engine):
+def test_an_explanation_covers_only_events_before_it_was_requested(engine):
     engine.allocate(1, prompt(0, 8))
     slices = engine.ledger.explaining("r1")
     next(slices)

@@ -27,7 +27,7 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_what_has_survived_two_collections_is_looked_at_no_more() -> None:
+def test_objects_that_survive_two_collections_are_frozen() -> None:
     with freeze_survivors():
         kept = [[number] for number in range(100)]
         gc.collect(0)
@@ -39,7 +39,7 @@ def test_what_has_survived_two_collections_is_looked_at_no_more() -> None:
     assert any(one is more for one in gc.get_objects()), "outside all is as usual"
 
 
-def test_what_a_slice_brings_is_set_aside_before_it_is_ever_collected() -> None:
+def test_objects_made_by_a_slice_are_frozen_before_a_collection() -> None:
     def work() -> Generator[None, None, list[int]]:
         large = list(range(1000))
         yield
@@ -53,7 +53,9 @@ def test_what_a_slice_brings_is_set_aside_before_it_is_ever_collected() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "attached", "gone"), [(1.0, True, False), (HOUR, True, True), (1.0, False, True)])
-def test_cycles_go_once_an_hour_and_when_the_last_engine_has_left(seconds: float, attached: bool, gone: bool) -> None:
+def test_cycles_are_collected_once_an_hour_and_when_the_last_engine_detaches(
+    seconds: float, attached: bool, gone: bool
+) -> None:
     manager = KVManager(epoch=1)
     session = manager.attach(PoolSpec("engine", 1, "model", 16, 8, 0))
 

@@ -45,7 +45,7 @@ def stub(running: RunningService) -> kvmanager_pb2_grpc.KVManagerStub:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_hostile_message_is_refused_or_answered_and_leaves_little_behind(
+def test_a_hostile_message_is_refused_or_answered_in_bounded_memory(
     running: RunningService, neighbour: Neighbour, name: str
 ) -> None:
     hostile = next(one for one in hostile_messages.shapes() if one.name == name)
@@ -76,7 +76,7 @@ def test_a_prompt_of_a_million_tokens_is_accepted(stub: kvmanager_pb2_grpc.KVMan
         ("step.pins.pin_id", field(3, field(2, b"a" * 513))),
     ],
 )
-def test_ids_and_salts_that_no_gateway_makes_are_refused_by_name(
+def test_ids_and_salts_above_512_characters_are_refused_by_name(
     running: RunningService, name: str, entry: bytes
 ) -> None:
     for filling in (b"", bytes(field(9, b"")) * 9000):  # a small message, and one that is read in slices

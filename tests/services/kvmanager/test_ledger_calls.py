@@ -120,9 +120,7 @@ def refuse_many(engine: Stream, count: int) -> None:
 # Watching
 
 
-def test_a_watcher_from_the_start_hears_of_every_verb_with_its_blocks(
-    attached: Stream, watch: Callable[..., Watcher]
-) -> None:
+def test_a_watcher_receives_every_verb_with_its_blocks(attached: Stream, watch: Callable[..., Watcher]) -> None:
     waited = timedelta(seconds=1.5)
     attached.step(allocates=[allocate(1, [7] * 9, waited=waited)])
     attached.step(commits=commits((1, 0, [7] * 8)))
@@ -158,7 +156,7 @@ def test_a_watcher_from_the_start_hears_of_every_verb_with_its_blocks(
     ]
 
 
-def test_a_watcher_from_a_number_hears_of_that_event_first(attached: Stream, watch: Callable[..., Watcher]) -> None:
+def test_a_watcher_from_a_number_receives_that_event_first(attached: Stream, watch: Callable[..., Watcher]) -> None:
     for sequence in (1, 2, 3):
         attached.allocate(sequence, 4)
     assert [(event.event, event.sequence) for event in watch(3).events(2)] == [(3, 2), (4, 3)]
@@ -172,20 +170,20 @@ def test_a_watcher_follows_live(attached: Stream, watch: Callable[..., Watcher])
         assert [event.request_id for event in watcher.events(1)] == [f"request-{sequence}"]
 
 
-def test_the_next_event_may_be_waited_for(attached: Stream, watch: Callable[..., Watcher]) -> None:
+def test_a_watcher_may_start_at_the_next_event(attached: Stream, watch: Callable[..., Watcher]) -> None:
     watcher = watch(2)
     attached.allocate(1, 4)
     assert [event.event for event in watcher.events(1)] == [2]
 
 
-def test_two_watchers_hear_the_same(attached: Stream, watch: Callable[..., Watcher]) -> None:
+def test_two_watchers_receive_the_same_events(attached: Stream, watch: Callable[..., Watcher]) -> None:
     early, late = watch(), watch(2)
     for sequence in range(1, 6):
         attached.allocate(sequence, 4)
     assert early.events(6)[1:] == late.events(5)
 
 
-def test_events_of_all_engines_stand_in_one_ledger(
+def test_events_of_all_engines_are_in_one_ledger(
     manager: Stub, attached: Stream, watch: Callable[..., Watcher]
 ) -> None:
     other = Stream(manager).attach(engine_id="other")
@@ -195,7 +193,7 @@ def test_events_of_all_engines_stand_in_one_ledger(
     other.break_off()
 
 
-def test_a_gap_is_stated_to_a_watcher_that_wanted_what_is_gone(attached: Stream, watch: Callable[..., Watcher]) -> None:
+def test_a_watcher_of_dropped_events_receives_the_gap(attached: Stream, watch: Callable[..., Watcher]) -> None:
     refuse_many(attached, 4 * STEP)
     gap, *rest = watch(1).read(150)
     assert gap == pb.WatchEventsResponse(skipped_to=4 * STEP + 2 - KEPT)
@@ -204,9 +202,7 @@ def test_a_gap_is_stated_to_a_watcher_that_wanted_what_is_gone(attached: Stream,
     assert watch(0).events(1)[0].event == gap.skipped_to
 
 
-def test_a_watcher_that_does_not_keep_up_skips_and_is_told_and_no_engine_waits_for_it(
-    attached: Stream, watch: Callable[..., Watcher]
-) -> None:
+def test_a_slow_watcher_receives_the_gap_and_delays_no_engine(attached: Stream, watch: Callable[..., Watcher]) -> None:
     slow = watch()
     assert [event.event for event in slow.events(1)] == [1]
     refuse_many(attached, 40 * STEP)  # more than the connection buffers
@@ -230,7 +226,7 @@ def test_a_number_that_no_event_has_is_refused(
 
 
 @pytest.mark.parametrize("waited", [{"seconds": -1}, {"seconds": 10**12}, {"nanos": -5}])
-def test_a_wait_that_is_no_duration_is_refused(attached: Stream, waited: dict[str, int]) -> None:
+def test_an_invalid_queue_time_is_refused(attached: Stream, waited: dict[str, int]) -> None:
     attached.send(step=pb.Step(step=1, allocates=[allocate(1, [7] * 4, waited=waited)]))
     code, message, field = attached.refusal()
     assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "step.allocates.waited")
@@ -276,7 +272,7 @@ def test_a_request_that_was_refused_admitted_with_hits_preempted_and_finished_is
     assert "Request request-2 was preempted for it in step 7 and released 7 blocks." in explain(manager, 1)[1]
 
 
-def test_a_request_whose_prefix_was_evicted_is_told_for_whom(manager: Stub, attached: Stream) -> None:
+def test_an_explanation_names_the_request_that_evicted_a_prefix(manager: Stub, attached: Stream) -> None:
     attached.step(allocates=[allocate(1, [7] * 9)])
     attached.step(commits=commits((1, 0, [7] * 8)))
     attached.step(frees=[free(1)])
@@ -288,7 +284,7 @@ def test_a_request_whose_prefix_was_evicted_is_told_for_whom(manager: Stub, atta
     assert "block 2 of its prefix was evicted in step 4 for the allocate of request request-2." in summary
 
 
-def test_a_request_of_which_nothing_is_kept_is_not_found(manager: Stub) -> None:
+def test_a_request_without_kept_events_is_not_found(manager: Stub) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         explain(manager, 1)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND

@@ -16,7 +16,7 @@ def shown(metrics: KVManagerMetrics) -> Scrape:
     return Scrape(generate_latest(metrics.registry).decode())
 
 
-def test_an_engine_that_attaches_again_is_shown_once_and_from_the_beginning() -> None:
+def test_an_engine_that_attaches_again_has_one_series_from_zero() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     first = manager.attach(spec("one", 1, 8, "old"))
     metrics.on_attach(first)
@@ -31,7 +31,7 @@ def test_an_engine_that_attaches_again_is_shown_once_and_from_the_beginning() ->
         metrics.on_detach(first)  # its stream breaks later than the new one begins
 
 
-def test_engines_are_shown_side_by_side_until_they_leave() -> None:
+def test_every_attached_engine_has_series_until_it_detaches() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     sessions = [manager.attach(spec(name, 1, blocks, "model")) for name, blocks in (("one", 8), ("two", 9))]
     for session in sessions:
@@ -43,7 +43,7 @@ def test_engines_are_shown_side_by_side_until_they_leave() -> None:
     assert not shown(metrics).has("quire_kv_pool_blocks")
 
 
-def test_a_pool_with_a_host_tier_shows_both_and_what_moves_between_them() -> None:
+def test_a_pool_with_a_host_tier_has_series_of_both_tiers_and_their_copies() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     session = manager.attach(PoolSpec("one", 1, "fingerprint", 2, 4, host_blocks=3, model="model"))
     metrics.on_attach(session)
@@ -57,7 +57,7 @@ def test_a_pool_with_a_host_tier_shows_both_and_what_moves_between_them() -> Non
     assert shown(metrics).values("quire_kv_moved_blocks_total", "to") == {"host": 2, "device": 2}
 
 
-def test_a_pool_whose_stream_broke_is_shown_as_not_connected() -> None:
+def test_a_disconnected_pool_is_shown_as_not_connected() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     session = manager.attach(spec("one", 1, 8, "model"))
     metrics.on_attach(session)
@@ -66,7 +66,7 @@ def test_a_pool_whose_stream_broke_is_shown_as_not_connected() -> None:
     assert shown(metrics).value("quire_kv_pool_connected") == 0
 
 
-def test_the_slots_of_held_blocks_are_shown_by_what_they_are_good_for() -> None:
+def test_slots_of_held_blocks_are_broken_down_by_use() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     session = manager.attach(PoolSpec("one", 1, "fingerprint", 4, 20, model="model"))
     metrics.on_attach(session)
@@ -88,7 +88,7 @@ def test_the_slots_of_held_blocks_are_shown_by_what_they_are_good_for() -> None:
     assert slots() == {"tokens": 13, "reserved": 0, "lookahead": 0, "internal": 3}, "the last block was copied"
 
 
-def test_what_becomes_of_sessions_is_counted_for_longer_than_they_live() -> None:
+def test_session_counters_outlive_their_sessions() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics()
     for _ in range(2):
         session = manager.attach(spec("one", 1, 8, "model"))
@@ -100,7 +100,7 @@ def test_what_becomes_of_sessions_is_counted_for_longer_than_they_live() -> None
     assert [shown(metrics).values(name, "model_name") for name in names] == [{"model": 2}, {"model": 2}, {"model": 1}]
 
 
-def test_lives_of_blocks_are_observed_and_their_series_begin_and_end_with_a_session() -> None:
+def test_series_of_block_lifetimes_start_and_end_with_a_session() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics(sample=1)
     names = [f"quire_kv_block_{name}_seconds_count" for name in ("lifetime", "idle_before_evict", "reuse_gap")]
 
@@ -123,7 +123,7 @@ def test_lives_of_blocks_are_observed_and_their_series_begin_and_end_with_a_sess
     assert counts() == [{}] * 3
 
 
-def test_no_lives_are_followed_where_none_are_asked_for() -> None:
+def test_no_lifetimes_are_followed_without_a_sample() -> None:
     manager, metrics = KVManager(epoch=1), KVManagerMetrics(sample=0)
     session = manager.attach(spec("one", 1, 8, "model"))
     metrics.on_attach(session)

@@ -54,7 +54,7 @@ def state(stub: kvmanager_pb2_grpc.KVManagerStub) -> list[Any]:
 
 
 @pytest.mark.parametrize(("items", "item", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_an_item_that_cannot_be_done_is_refused_alone_and_changes_nothing(
+def test_an_invalid_item_is_refused_alone_and_changes_nothing(
     stub: kvmanager_pb2_grpc.KVManagerStub,
     engine: Stream,
     items: dict[str, Any],
@@ -78,7 +78,7 @@ def test_of_two_frees_in_one_step_the_second_is_refused(stub: kvmanager_pb2_grpc
 
 
 @pytest.mark.parametrize("tokens", [5, 0, -(2**31)])
-def test_an_extend_to_less_than_there_is_changes_nothing(
+def test_an_extend_below_the_room_changes_nothing(
     stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream, tokens: int
 ) -> None:
     before = state(stub)

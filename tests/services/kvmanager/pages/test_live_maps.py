@@ -20,7 +20,7 @@ async def next_counts(messages: Messages) -> dict[str, Any]:
             return counts
 
 
-def test_who_came_between_two_ticks_hears_that_it_was_but_a_moment() -> None:
+def test_a_map_opened_between_two_ticks_receives_a_short_first_interval() -> None:
     """What was so before and is so again at the next tick would not be told otherwise."""
 
     async def look() -> None:

@@ -129,7 +129,7 @@ def test_pools_are_listed_with_counts_that_sum_to_them(http: httpx.Client, engin
     assert pool["counts"]["device"] == {"free": 17, "cached": 0, "held": 3, "withheld": 0}
 
 
-def test_a_map_is_told_as_a_whole_then_by_what_changes(http: httpx.Client, engine: Stream) -> None:
+def test_a_map_is_sent_completely_then_by_its_changes(http: httpx.Client, engine: Stream) -> None:
     engine.allocate(1, 9)
     with Map(http) as shown:
         shown.drawn()
@@ -155,7 +155,7 @@ def test_a_map_of_many_blocks_comes_in_pages_and_of_both_tiers(
         assert shown.states("host")["free"] == 30
 
 
-def test_the_map_of_an_engine_that_attaches_again_goes_on_and_one_that_leaves_is_gone(
+def test_a_map_continues_when_its_engine_attaches_again_and_ends_when_it_detaches(
     http: httpx.Client, stream: Callable[[], Stream]
 ) -> None:
     first = stream().attach(engine_id="unix:/tmp/engine.sock")
@@ -170,7 +170,7 @@ def test_the_map_of_an_engine_that_attaches_again_goes_on_and_one_that_leaves_is
     first.break_off()
 
 
-def test_nothing_is_followed_while_nobody_looks(http: httpx.Client, engine: Stream) -> None:
+def test_a_map_opened_later_has_the_changes_made_while_none_was_open(http: httpx.Client, engine: Stream) -> None:
     """What is seen from outside: who comes later gets what happened meanwhile, in a whole map."""
     with Map(http) as shown:
         shown.drawn()
@@ -179,9 +179,7 @@ def test_nothing_is_followed_while_nobody_looks(http: httpx.Client, engine: Stre
         assert shown.drawn().states()["held"] == 3
 
 
-def test_more_watchers_than_there_is_room_for_are_refused_and_there_is_room_again_when_one_leaves(
-    http: httpx.Client, engine: Stream
-) -> None:
+def test_watchers_above_the_maximum_are_rejected_until_one_disconnects(http: httpx.Client, engine: Stream) -> None:
     shown = [Map(http).__enter__() for _ in range(16)]
     refused = http.get("/api/pools/engine/live")
     assert (refused.status_code, refused.json()["error"]["message"]) == (429, "16 pages are open, which is the maximum")
@@ -192,7 +190,7 @@ def test_more_watchers_than_there_is_room_for_are_refused_and_there_is_room_agai
         one.__exit__(None, None, None)
 
 
-def test_a_pool_that_is_too_large_to_be_shown_is_refused(http: httpx.Client, stream: Callable[[], Stream]) -> None:
+def test_a_pool_too_large_for_a_map_is_rejected(http: httpx.Client, stream: Callable[[], Stream]) -> None:
     stream().attach(device_blocks=(1 << 20) + 1)
     refused = http.get("/api/pools/engine/live")
     assert refused.status_code == 400
@@ -230,11 +228,11 @@ def test_a_sequence_is_described_with_its_table_and_explained(http: httpx.Client
     assert [(one["sequence"], one["blocks"]) for one in listed] == [(2, 3), (1, 3)]
 
 
-def test_that_a_sequence_has_ended_is_an_answer(http: httpx.Client, engine: Stream) -> None:
+def test_an_ended_sequence_is_described_as_not_live(http: httpx.Client, engine: Stream) -> None:
     assert http.get("/api/pools/engine/sequences/7").json() == {"sequence": 7, "live": False}
 
 
-def test_no_tenant_is_named_anywhere(http: httpx.Client, engine: Stream) -> None:
+def test_no_answer_names_a_tenant(http: httpx.Client, engine: Stream) -> None:
     def allocate(sequence: int, tenant: str) -> pb.Allocate:
         return pb.Allocate(
             group=sequence,
@@ -276,14 +274,14 @@ def test_no_tenant_is_named_anywhere(http: httpx.Client, engine: Stream) -> None
         ("/nothing", 404, "Not Found"),
     ],
 )
-def test_what_is_not_there_is_refused_in_words(
+def test_unknown_paths_and_blocks_are_rejected_with_a_message(
     http: httpx.Client, engine: Stream, path: str, status: int, message: str
 ) -> None:
     refused = http.get(path)
     assert (refused.status_code, refused.json()["error"]["message"]) == (status, message)
 
 
-def test_every_answer_lets_a_browser_load_nothing_from_elsewhere(http: httpx.Client) -> None:
+def test_every_answer_forbids_loading_from_other_origins(http: httpx.Client) -> None:
     for path in ("/", "/sandbox", "/map.js", "/style.css", "/api/pools", "/nothing"):
         answer = http.get(path)
         policy = answer.headers["content-security-policy"]
@@ -294,22 +292,22 @@ def test_every_answer_lets_a_browser_load_nothing_from_elsewhere(http: httpx.Cli
         assert "https://" not in answer.text
 
 
-def test_a_page_that_has_not_changed_is_not_sent_again(http: httpx.Client) -> None:
+def test_an_unchanged_page_is_not_sent_again(http: httpx.Client) -> None:
     etag = http.get("/").headers["etag"]
     assert http.get("/", headers={"if-none-match": etag}).status_code == 304
 
 
 @pytest.mark.parametrize("host", ["rebound.example", "192.0.2.1:8053", "localhost.example:80", ""])
-def test_on_this_machine_alone_it_answers_to_no_other_name(http: httpx.Client, host: str) -> None:
+def test_a_loopback_listener_rejects_other_host_names(http: httpx.Client, host: str) -> None:
     assert http.get("/api/pools", headers={"host": host}).status_code == 421
 
 
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8053"])
-def test_it_answers_to_the_names_of_this_machine(http: httpx.Client, host: str) -> None:
+def test_a_loopback_listener_accepts_loopback_host_names(http: httpx.Client, host: str) -> None:
     assert http.get("/api/pools", headers={"host": host}).status_code == 200
 
 
-def test_watching_ends_when_the_manager_does(service: Callable[..., RunningService]) -> None:
+def test_a_map_stream_ends_with_the_manager(service: Callable[..., RunningService]) -> None:
     one = service("kvmanager", "--listen", "127.0.0.1:0", "--grace-seconds", "0", "--map-listen", "127.0.0.1:0")
     url = one.output.wait_for("block map at ").split(" at ")[1]
     stream = Stream(Stub(one.channel)).attach()
@@ -321,7 +319,7 @@ def test_watching_ends_when_the_manager_does(service: Callable[..., RunningServi
     stream.break_off()
 
 
-def test_the_step_path_goes_on_while_maps_come_and_go(http: httpx.Client, engine: Stream, stub: Stub) -> None:
+def test_steps_continue_while_maps_open_and_close(http: httpx.Client, engine: Stream, stub: Stub) -> None:
     for number in range(1, 60):
         with Map(http) as shown:
             engine.step(allocates=[])
@@ -333,7 +331,7 @@ def test_the_step_path_goes_on_while_maps_come_and_go(http: httpx.Client, engine
     assert [pool.device.held for pool in pools(stub)] == [0]
 
 
-def test_the_port_of_another_process_is_told(manager: RunningService) -> None:
+def test_a_port_in_use_is_named_in_the_error(manager: RunningService) -> None:
     taken = manager.output.wait_for("block map at ").split("http://")[1]
     process = launch("kvmanager", "--listen", "127.0.0.1:0", "--map-listen", taken)
     output, _ = process.communicate(timeout=START_SECONDS)
@@ -341,7 +339,7 @@ def test_the_port_of_another_process_is_told(manager: RunningService) -> None:
     assert f"cannot listen for HTTP on {taken}: Address already in use" in output
 
 
-def test_with_a_certificate_the_page_is_encrypted_and_asks_for_one_where_the_port_does(
+def test_with_a_client_ca_the_page_requires_a_client_certificate(
     service: Callable[..., RunningService], tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
@@ -365,7 +363,7 @@ def test_with_a_certificate_the_page_is_encrypted_and_asks_for_one_where_the_por
     assert httpx.get(f"{url}/api/pools", verify=trusting, timeout=CALL_SECONDS).json() == {"pools": []}
 
 
-def test_grpc_alone_is_served_where_the_page_is_not_wanted(service: Callable[..., RunningService]) -> None:
+def test_without_map_listen_only_grpc_is_served(service: Callable[..., RunningService]) -> None:
     one = service("kvmanager", "--listen", "127.0.0.1:0")
     assert pools(Stub(one.channel)) == []
     assert not [line for line in one.output.lines if "block map" in line]
