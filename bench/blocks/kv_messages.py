@@ -9,7 +9,7 @@ from statistics import median
 
 from bench.report.results import publish, row, track
 from tests.running_quire import RunningService
-from tests.services.kvmanager.hostile_messages import Hostile, Neighbour, forget_peak, resident_mib, send, shapes
+from tests.services.kvmanager.hostile_messages import Hostile, Neighbour, reset_peak, resident_mib, send, shapes
 
 REPETITIONS = 1
 _LEAST_SECONDS = 0.2
@@ -44,7 +44,7 @@ def main() -> None:
 def _measure(service: RunningService, neighbour: Neighbour, hostile: Hostile) -> Run:
     pid = service.process.pid
     before = resident_mib(pid)
-    forget_peak(pid)
+    reset_peak(pid)
     neighbour.waits()
     begun = time.monotonic()
     send(service.address, hostile)

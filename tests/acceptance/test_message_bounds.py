@@ -35,7 +35,7 @@ def test_a_hostile_message_is_refused_or_answered(
     hostile = next(one for one in hostile_messages.shapes() if one.name == name)
     pid = running.process.pid
     before = hostile_messages.resident_mib(pid)
-    hostile_messages.forget_peak(pid)
+    hostile_messages.reset_peak(pid)
     neighbour.waits()
     answers, code, details = hostile_messages.send(running.address, hostile)
     longest_ms, steps = neighbour.waits()

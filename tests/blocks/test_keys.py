@@ -1,4 +1,4 @@
-"""The key of a block is the chain over its prefix, whichever way it is computed."""
+"""Block keys: chained digests over the prefix."""
 
 from array import array
 
@@ -13,7 +13,6 @@ sizes = st.integers(1, 4)
 
 
 def chained(token_ids, size, whole):
-    """The keys of so many whole blocks, one after the other."""
     keys = [root_key("model", b"salt")]
     for start in range(0, whole * size, size):
         keys.append(block_key(keys[-1], token_ids[start : start + size]))

@@ -1,4 +1,4 @@
-"""The KV manager behind the engine's protocol: its core in process, and the service at the end of a real stream."""
+"""Two KV managers behind the engine's protocol: the core in process, and the service over a real stream."""
 
 import asyncio
 import threading
@@ -15,62 +15,62 @@ from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from tests.engine_in_process import FickleBlocks
 
-SECONDS = 120  # far more than anything here takes
+SECONDS = 120
 ENGINE = "engine"
 
 _T = TypeVar("_T")
 
 
 class Refused(Exception):
-    """The manager will not have this engine."""
+    """The manager refused this engine."""
 
 
 class Link(Protocol):
-    """What an engine holds of the manager, and ways to wait for it."""
+    """An engine's link to the manager."""
 
     blocks: BlockManager
 
     def wait(self) -> None:
-        """Return when `receive` may have something new."""
+        """Block until `receive` may return a new answer."""
 
     def wait_until_broken(self) -> None:
-        """Return when the stream has ended, whoever has heard of it."""
+        """Block until the stream has ended."""
 
 
 class Manager(Protocol):
-    """A KV manager that can go away and come back without a memory; its engines report."""
+    """A KV manager that can stop and restart with empty pools; its engines then report."""
 
     def attach(self, block_size: int, device_blocks: int, incarnation: int = 1, engine_id: str = ENGINE) -> Link:
         """Attach an engine. Raises Refused."""
 
     def pool(self, engine_id: str = ENGINE) -> kvmanager.Pool:
-        """Return the books of an engine's pool. Raises UnknownPool."""
+        """Return an engine's pool. Raises UnknownPool."""
 
     def stop(self) -> None:
-        """Go away, forgetting everything."""
+        """Stop and drop every pool."""
 
     def start(self) -> None:
-        """Come back."""
+        """Restart with no pools."""
 
     def close(self) -> None:
-        """End for good."""
+        """Release all resources."""
 
 
 def answer(link: Link, step: Step) -> StepResult:
-    """Send a Step, and return its answer when it is there. Raises Reattached."""
+    """Send a Step and wait for its answer. Raises Reattached."""
     link.blocks.send(step)
     return next_answer(link)
 
 
 def next_answer(link: Link) -> StepResult:
-    """Return the next answer when it is there. Raises Reattached."""
+    """Wait for the next answer. Raises Reattached."""
     while (result := link.blocks.receive()) is None:
         link.wait()
     return result
 
 
 def answers_until_reattached(link: Link) -> tuple[list[StepResult], int]:
-    """Return the answers that come before the return of the manager is told, and the available blocks told then."""
+    """Return the answers before Reattached is raised, and its available blocks."""
     answers = []
     try:
         while True:
@@ -79,13 +79,13 @@ def answers_until_reattached(link: Link) -> tuple[list[StepResult], int]:
         return answers, reattached.available_blocks
 
 
-def wait_until_away(link: Link) -> None:
-    """Return when no Step can be sent any more; no answer may come before."""
-    assert wait_until_away_whatever_comes(link) == []
+def wait_until_disconnected(link: Link) -> None:
+    """Wait until the link is not ready; no answer may arrive before."""
+    assert answers_until_disconnected(link) == []
 
 
-def wait_until_away_whatever_comes(link: Link) -> list[StepResult]:
-    """Return the answers that come until no Step can be sent any more."""
+def answers_until_disconnected(link: Link) -> list[StepResult]:
+    """Return the answers received until the link is not ready."""
     answers = []
     while link.blocks.ready:
         result = link.blocks.receive()
@@ -97,7 +97,6 @@ def wait_until_away_whatever_comes(link: Link) -> list[StepResult]:
 
 
 def wait_until_ready(link: Link) -> None:
-    """Return when a Step can be sent."""
     while not link.blocks.ready:
         assert link.blocks.receive() is None
         if not link.blocks.ready:
@@ -105,8 +104,6 @@ def wait_until_ready(link: Link) -> None:
 
 
 class CoreManager:
-    """The core, called directly."""
-
     def __init__(self) -> None:
         self._links: list[_CoreLink] = []
         self.start()
@@ -141,14 +138,14 @@ class _CoreLink:
         self.blocks = _CoreBlocks(manager, spec)
 
     def wait(self) -> None:
-        raise AssertionError("answers of the core are there at once, and there is none")
+        raise AssertionError("the core answers at once, but no answer is pending")
 
     def wait_until_broken(self) -> None:
-        """It breaks where another takes its place, and at once."""
+        """Return at once: a replaced link breaks synchronously."""
 
 
 class _CoreBlocks(FickleBlocks):
-    """Attached to a manager that others use too; who is replaced is away for good."""
+    """Blocks of a shared manager; a replaced session stays disconnected."""
 
     def __init__(self, manager: kvmanager.KVManager, spec: kvmanager.PoolSpec) -> None:
         super().__init__(Capacity(1, 1, spec.block_size, spec.device_blocks))
@@ -164,7 +161,7 @@ class _CoreBlocks(FickleBlocks):
 
 
 class LoopThread:
-    """An event loop on a thread of its own."""
+    """An event loop in a background thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -172,7 +169,6 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SECONDS)
 
     def close(self) -> None:
@@ -182,7 +178,7 @@ class LoopThread:
 
 
 class WireManager:
-    """The service on a Unix socket, and links to it, all on one event loop."""
+    """The service on a Unix socket and its links, on one event loop."""
 
     def __init__(self, loop: LoopThread, socket: Path) -> None:
         self._loop = loop
@@ -220,7 +216,7 @@ class WireManager:
 
 
 async def _all_ended() -> None:
-    """Check that no task is left: one for each broken stream would add up."""
+    """Check that no task is left: each broken stream would leak one."""
     deadline = asyncio.get_running_loop().time() + SECONDS / 2
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         assert asyncio.get_running_loop().time() < deadline, f"tasks are left: {others}"
@@ -228,7 +224,7 @@ async def _all_ended() -> None:
 
 
 class WireLink:
-    """The engine's link, its stream kept by a task on the event loop."""
+    """The engine's link; a task on the event loop reads its stream."""
 
     blocks: BlockClient
 
@@ -238,12 +234,12 @@ class WireLink:
         self._loop.run(self._begin(address, spec))
 
     def wait(self) -> None:
-        """Raises Refused when the link has ended because the manager will not have it."""
+        """Raises Refused if the manager refused the attach."""
         if self._task.done() and not self._news.is_set():
             error = self._task.exception()
             assert isinstance(error, AttachRefused), error
             raise Refused(str(error))
-        assert self._news.wait(SECONDS), "nothing came"
+        assert self._news.wait(SECONDS), "no answer arrived"
         self._news.clear()
 
     def wait_until_broken(self) -> None:

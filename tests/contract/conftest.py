@@ -1,4 +1,4 @@
-"""The block managers that the contract is tested on."""
+"""Fixtures of the block managers under test."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,7 +11,6 @@ from tests.contract.block_managers import CoreManager, LoopThread, Manager, Wire
 
 @pytest.fixture(scope="session")
 def loop() -> Iterator[LoopThread]:
-    """One event loop on a thread of its own."""
     thread = LoopThread()
     yield thread
     thread.close()
@@ -19,7 +18,7 @@ def loop() -> Iterator[LoopThread]:
 
 @pytest.fixture
 def make_manager(loop: LoopThread) -> Iterator[Callable[[str], Manager]]:
-    """Makes the core `in process`, or the service `over gRPC`; both are closed at the end."""
+    """Return a factory of managers of a kind: `in process` or `over gRPC`."""
     made: list[Manager] = []
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:  # short enough for a socket's address
 
@@ -37,5 +36,4 @@ def make_manager(loop: LoopThread) -> Iterator[Callable[[str], Manager]]:
 
 @pytest.fixture(params=["in process", "over gRPC"])
 def manager(request: pytest.FixtureRequest, make_manager: Callable[[str], Manager]) -> Manager:
-    """The manager of a test that runs on each."""
     return make_manager(request.param)

@@ -1,4 +1,4 @@
-"""Cases of docs/kv-acceptance.md that are about the wire, on the core and at the end of a real stream alike."""
+"""Cases of docs/kv-acceptance.md about the wire, on the core and over a real stream."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from tests.contract.block_managers import (
     Link,
     Manager,
     answer,
+    answers_until_disconnected,
     answers_until_reattached,
     next_answer,
-    wait_until_away_whatever_comes,
 )
 
 BLOCK = 2
@@ -26,18 +26,18 @@ def allocate(sequence: int, token_ids: list[int]) -> Allocate:
 
 
 def test_70_a_retry_while_the_first_attempt_is_in_flight_gets_one_grant(manager: Manager, link: Link) -> None:
-    """The engine's stream breaks unnoticed by the manager; what was sent through it may still be on its way."""
+    """Break the engine's stream unnoticed by the manager; sent Steps may be in flight."""
     link.blocks.send(Step(1, allocates=[allocate(1, [1, 2, 3])]))
     again = manager.attach(BLOCK, BLOCKS)
     if link.blocks.ready:
         link.blocks.send(Step(2, allocates=[allocate(2, [1, 2, 3])]))
     result = answer(again, Step(3, allocates=[allocate(1, [1, 2, 3])]))
     assert result.tables == (TableChange(1, 0, [1, 2], 4, 0),)
-    link.wait_until_broken()  # once it has heard of that, it attaches again
+    link.wait_until_broken()  # then it attaches again
     assert list(manager.pool().sequences) == [1]
     assert manager.pool().device.counts.held == 2
     assert answer(again, Step(4)).available_blocks == 4
-    wait_until_away_whatever_comes(link)
+    answers_until_disconnected(link)
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -45,7 +45,7 @@ def test_79_a_step_applied_but_not_answered_is_granted_once(manager: Manager, li
     for number in range(1, steps + 1):
         link.blocks.send(Step(number, allocates=[allocate(number, [number])]))
     manager.stop()
-    answered = {table.sequence for result in wait_until_away_whatever_comes(link) for table in result.tables}
+    answered = {table.sequence for result in answers_until_disconnected(link) for table in result.tables}
     manager.start()
     answers_until_reattached(link)
     missing = [allocate(number, [number]) for number in range(1, steps + 1) if number not in answered]

@@ -1,4 +1,4 @@
-"""What the engine may rely on, of the KV manager's core and of the real service at the end of a stream alike."""
+"""The contract of the BlockManager protocol, tested on the core and on the service over a stream."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +18,10 @@ from tests.contract.block_managers import (
     Manager,
     Refused,
     answer,
+    answers_until_disconnected,
     answers_until_reattached,
     next_answer,
-    wait_until_away,
-    wait_until_away_whatever_comes,
+    wait_until_disconnected,
 )
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 
@@ -176,13 +176,13 @@ class TestAnswers:
 
 
 class TestAbsence:
-    """The manager goes away, forgets everything, and comes back."""
+    """The manager restarts with empty pools."""
 
     def test_a_restart_is_reported_once_and_the_pool_is_restored(self, manager: Manager, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
         answer(link, Step(2, commits=[Commit(1, 0, [1, 2])]))
         manager.stop()
-        wait_until_away(link)
+        wait_until_disconnected(link)
         assert link.blocks.receive() is None
         manager.start()
         assert answers_until_reattached(link) == ([], 4)
@@ -195,7 +195,7 @@ class TestAbsence:
     def test_a_step_sent_before_the_disconnect_was_noticed_is_granted_nothing(
         self, manager: Manager, link: Link
     ) -> None:
-        """The engine may be long in a step: the manager is back before it looks."""
+        """The manager is back before the engine's step ends."""
         manager.stop()
         manager.start()
         if link.blocks.ready:
@@ -210,7 +210,7 @@ class TestAbsence:
         ended = Free(1, FreeReason.FINISHED)
         link.blocks.send(Step(2, commits=[Commit(1, 0, [1, 2])], frees=[ended], allocates=[allocate(3, [5])]))
         manager.stop()
-        wait_until_away_whatever_comes(link)
+        answers_until_disconnected(link)
         manager.start()
         answers_until_reattached(link)
         assert 1 not in manager.pool().sequences
@@ -220,7 +220,7 @@ class TestAbsence:
         for number in range(1, 20):
             link.blocks.send(Step(number, allocates=[allocate(number, [1])]))
         manager.stop()
-        answered = wait_until_away_whatever_comes(link)
+        answered = answers_until_disconnected(link)
         assert [result.step for result in answered] == list(range(1, len(answered) + 1)), (
             "in order, as far as they came"
         )
@@ -251,7 +251,7 @@ class TestWithheldBlocks:
         result = answer(link, Step(3, frees=[Free(1, FreeReason.FINISHED)]))
         assert (result.withheld_blocks, result.available_blocks) == ((), 3)
         manager.stop()
-        wait_until_away(link)
+        wait_until_disconnected(link)
         manager.start()
         assert answers_until_reattached(link) == ([], 3)
         assert manager.pool().device.marks.withheld() == [2, 5]
@@ -263,7 +263,7 @@ class TestWithheldBlocks:
         free = manager.pool().device.free.blocks
         free.append(free.pop(2))
         result = answer(link, Step(2, allocates=[allocate(2, [4])]))
-        assert result.tables == (TableChange(2, 0, [3], 2, 0),), "what its Steps lead to, whatever the manager says"
+        assert result.tables == (TableChange(2, 0, [3], 2, 0),), "the engine's own replica decides"
         assert answers_until_reattached(link) == ([], 3)
         assert manager.pool().sequences[2].table == [3]
         assert answer(link, Step(3, allocates=[allocate(3, [4])])).tables == (TableChange(3, 0, [4], 2, 0),)
@@ -276,7 +276,7 @@ class TestIncarnations:
         newer = manager.attach(BLOCK, BLOCKS, incarnation=2)
         assert answer(newer, Step(1, allocates=[allocate(9, [1])])).available_blocks == 5
         link.blocks.send(Step(2, allocates=[allocate(2, [4])]))
-        wait_until_away(link)
+        wait_until_disconnected(link)
         assert list(manager.pool().sequences) == [9]
         assert answer(newer, Step(2)).available_blocks == 5
 
@@ -355,14 +355,14 @@ def test_an_engine_generates_the_same_tokens_with_either_manager(manager: Manage
     prompts = [tuple(range(length)) for length in range(1, 7)]
     for number, prompt in enumerate(prompts):
         scheduler.requests.submit(Request(f"{number}", prompt, Sampling(seed=number), Stopping(6)))
-    told: dict[str, list[int]] = {f"{number}": [] for number in range(len(prompts))}
+    received: dict[str, list[int]] = {f"{number}": [] for number in range(len(prompts))}
     ends = 0
     while not scheduler.empty:
         turn = engine.turn()
         assert engine.last_failure is None
         for output in turn.outputs:
             if isinstance(output, Tokens):
-                told[output.request_id] += output.token_ids
+                received[output.request_id] += output.token_ids
             ends += isinstance(output, Finished)
         if lose and ends == 2:
             lose = False
@@ -370,7 +370,7 @@ def test_an_engine_generates_the_same_tokens_with_either_manager(manager: Manage
             manager.start()
         if not turn.progressed:
             link.wait()
-    assert list(told.values()) == [
+    assert list(received.values()) == [
         expected_tokens(prompt, number, 6, frozenset(), 50) for number, prompt in enumerate(prompts)
     ]
     assert ends == len(prompts)

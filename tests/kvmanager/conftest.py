@@ -12,7 +12,7 @@ from kvmanager import Pool, PoolSpec
 
 
 def plain(value):
-    """Return everything that an object holds, to the last private field, as values that can be compared.
+    """Return all fields of an object, private ones included, as comparable values.
 
     The order of dicts counts: it is the order of queues.
     """
@@ -29,7 +29,7 @@ def plain(value):
 
 
 class Driver:
-    """An engine's end of a pool: numbers the Steps and checks the conservation law after each of them."""
+    """An engine's end of a pool: numbers the Steps and checks the invariants after each."""
 
     def __init__(self, device_blocks, block_size, model_fingerprint, host_blocks):
         self.pool = Pool(PoolSpec("engine", 1, model_fingerprint, block_size, device_blocks, host_blocks))
@@ -46,7 +46,7 @@ class Driver:
         return applied
 
     def refuse(self, **items):
-        """Apply a Step of one item, see that it is refused without a trace, and return the reason."""
+        """Apply a Step of one item, check that its refusal changes nothing, and return the reason."""
         before = self.state()
         applied = self.apply(**items)
         assert self.state() == before
@@ -59,26 +59,25 @@ class Driver:
         return refusal.reason
 
     def allocate(self, sequence, tokens, *, group=None, salt=b"", compute=None, spare=0):
-        """Begin a group with a sequence of the same id unless said otherwise, with room for all its tokens."""
+        """Allocate a sequence with room for all its tokens; its group has the same id by default."""
         compute = len(tokens) if compute is None else compute
         item = Allocate(group or sequence, sequence, f"request-{sequence}", salt, tokens, compute, spare)
         (table,) = self.accept(allocates=[item]).result.tables
         return table
 
     def commit(self, sequence, tokens):
-        """Commit what of a sequence's tokens fills blocks and is not committed yet."""
+        """Commit the full blocks of a sequence that are not committed yet."""
         first, size = self.pool.sequences[sequence].committed_blocks, self.pool.spec.block_size
         return self.accept(commits=[Commit(sequence, first, tokens[first * size : len(tokens) // size * size])])
 
     def prefill(self, sequence, tokens, **options):
-        """Allocate and commit."""
         table = self.allocate(sequence, tokens, **options)
         if len(tokens) // self.pool.spec.block_size > self.pool.sequences[sequence].committed_blocks:
             self.commit(sequence, tokens)
         return table
 
     def cache(self, sequence, tokens, **options):
-        """Prefill and free again: the blocks stay cached."""
+        """Prefill and free: the blocks stay cached."""
         table = self.prefill(sequence, tokens, **options)
         self.free(sequence)
         return table
@@ -123,13 +122,13 @@ class Driver:
         return self.device.eviction_order()
 
     def state(self):
-        """Return all of the pool but the number of its last Step."""
+        """Return the pool's state without the number of its last Step."""
         return [entry for entry in plain(self.pool) if entry[0] != "last_step"]
 
 
 @pytest.fixture
 def new_pool():
-    """Return a function that makes a pool with a Driver."""
+    """Return a factory of pools with a Driver."""
 
     def make(device_blocks=10, block_size=16, model_fingerprint="model", host_blocks=0):
         return Driver(device_blocks, block_size, model_fingerprint, host_blocks)
@@ -139,5 +138,4 @@ def new_pool():
 
 @pytest.fixture
 def state_of():
-    """Return a function that lists everything an object holds, as values that can be compared."""
     return plain

@@ -24,21 +24,20 @@ def allocate(sequence, tokens, compute=None, spare=0):
 
 
 class Engine:
-    """An engine's end of a manager: numbers the Steps, and hears what the ledger says of them."""
+    """An engine's end of a manager: numbers the Steps and reads their events."""
 
     def __init__(self, blocks=10, block_size=2, incarnation=1):
         self.manager = KVManager(epoch=1)
         self.spec = PoolSpec("engine", incarnation, "model", block_size, blocks)
         self.session = self.manager.attach(self.spec)
         self.number = 0
-        self.heard = 1
+        self.next_event = 1
 
     @property
     def pool(self):
         return self.session.pool
 
     def attach(self, report):
-        """Attach again, with a report."""
         self.session = self.manager.attach(self.spec, adopted(self.spec, report))
         assert self.pool.violations() == []
 
@@ -62,10 +61,9 @@ class Engine:
         self.accept(frees=[Free(sequence, FreeReason.FINISHED)])
 
     def events(self):
-        """The events since the last call."""
-        page = self.manager.ledger.events(self.heard, 10**9)
+        page = self.manager.ledger.events(self.next_event, 10**9)
         found = list(page.events)
-        self.heard += len(found)
+        self.next_event += len(found)
         return found
 
 
@@ -78,7 +76,7 @@ def adopted(spec, report):
             return end.value
 
 
-# Reset, and what is handed out
+# Reset and grants
 
 
 def test_29_a_reset_of_idle_blocks_forgets_every_key_and_is_the_last_event():
@@ -93,7 +91,7 @@ def test_29_a_reset_of_idle_blocks_forgets_every_key_and_is_the_last_event():
 
 
 def test_30_all_requests_may_be_preempted_in_the_step_that_resets_and_restart_without_hits(new_pool):
-    # Nobody has to be preempted: what a reset takes from running sequences is that others find their blocks.
+    # No preemption is needed: a reset only removes the blocks of running sequences from the index.
     pool = new_pool(10, 2)
     for sequence in (1, 2):
         pool.prefill(sequence, ids(0, 5))
@@ -106,7 +104,7 @@ def test_30_all_requests_may_be_preempted_in_the_step_that_resets_and_restart_wi
 def test_34_every_granted_block_and_every_eviction_is_recorded_once(new_pool):
     pool = new_pool(6, 2)
     pool.cache(9, ids(50, 8))
-    told, evicted = [], []
+    granted, evicted = [], []
     prompt = ids(0, 12)
     for items in (
         {"allocates": [allocate(1, prompt, compute=3)]},
@@ -118,9 +116,9 @@ def test_34_every_granted_block_and_every_eviction_is_recorded_once(new_pool):
         applied = pool.accept(**items)
         new = [block for table in applied.result.tables for block in table.block_ids]
         assert applied.granted_blocks == len(new)
-        told += new
+        granted += new
         evicted += applied.evicted
-    assert told == pool.table(1) == [5, 6, 4, 3, 2, 1]
+    assert granted == pool.table(1) == [5, 6, 4, 3, 2, 1]
     assert [block for block, _ in evicted] == [4, 3, 2, 1]
 
 
@@ -134,7 +132,7 @@ def test_35_blocks_committed_at_once_are_one_event_and_the_answer_has_their_keys
     engine.accept(allocates=[allocate(1, tokens)])
     engine.events()
     sealed = engine.commit(1, tokens).sealed
-    # Token ids and keys are in no event: whoever reads them could tell what others have asked.
+    # Events have no token ids or keys, because these would reveal prompts to readers.
     assert engine.events() == [Event(3, "engine", 2, StepItem.COMMIT, 1, 1, "r1", ranges=((1, blocks),))]
     assert engine.events() == []
     parent = root_key("model", b"")
@@ -175,10 +173,10 @@ def test_37_a_reused_prefix_is_not_recorded_as_committed_again_nor_is_an_item_wi
 
 def test_64_of_two_prompts_with_host_hits_one_is_allocated_and_the_other_refused(new_pool):
     pool = new_pool(9, 4, host_blocks=4)
-    prompts = ids(0, 20), ids(100, 20)  # five blocks each, of which two wait in the host tier
+    prompts = ids(0, 20), ids(100, 20)  # five blocks each, of which two are in the host tier
     for sequence, prompt in enumerate(prompts, 1):
         pool.cache(sequence, prompt[:8])
-    pool.cache(3, ids(200, 36))  # sends the four blocks of both to the host tier
+    pool.cache(3, ids(200, 36))  # demotes the four blocks of both
     assert pool.host.counts == (0, 4, 0, 0)
     begun = pool.allocate(4, prompts[0])
     assert (len(begun.block_ids), begun.cached_tokens) == (5, 8)
@@ -191,7 +189,7 @@ def test_64_of_two_prompts_with_host_hits_one_is_allocated_and_the_other_refused
 
 
 def test_68_the_counters_give_the_hit_rate_of_any_window_and_an_empty_step_changes_none():
-    # The window is the reader's business: a rate is the difference between two looks at the counters.
+    # A rate is the difference between two reads of the counters.
     engine = Engine(blocks=60)
     engine.cache(1, ids(0, 8))
     looks = [(0, 0)]
@@ -211,7 +209,7 @@ def test_69_a_grant_whose_answer_was_lost_is_undone_by_the_report_and_made_once(
     engine = Engine()
     engine.cache(1, ids(0, 4))
     known = report_of(engine.pool)
-    engine.accept(allocates=[allocate(2, ids(0, 5))])  # nobody hears of it
+    engine.accept(allocates=[allocate(2, ids(0, 5))])  # its answer is lost
     engine.attach(known)
     assert engine.pool.device.counts == (8, 2, 0, 0)
     applied = engine.accept(allocates=[allocate(2, ids(0, 5))])
@@ -258,7 +256,7 @@ def test_75_an_engine_stalled_until_its_pool_was_dropped_is_refused_and_reports_
     engine.accept(allocates=[allocate(1, ids(0, 5))])
     known = report_of(engine.pool)
     engine.manager.detach(engine.session)
-    # Another engine's pool is other memory: the same ids, but nobody is given the blocks of the one that stood still.
+    # Another engine's pool is other memory: equal ids are different blocks.
     other = engine.manager.attach(PoolSpec("other", 1, "model", 2, 10))
     engine.manager.apply(other, Step(1, allocates=[allocate(1, ids(0, 5))]))
     with pytest.raises(SessionReplaced):
@@ -286,7 +284,7 @@ def test_81_the_report_replaces_the_managers_pool():
     for one in (engine, truth):
         one.accept(allocates=[allocate(1, ids(0, 4)), allocate(2, ids(50, 2))])
     truth.accept(frees=[Free(1, FreeReason.CANCELLED)], allocates=[allocate(3, ids(70, 4))])
-    # The manager thinks that 1 and 2 are held and 4 and 5 free; with the engine it is the other way round.
+    # In the manager's pool 1 and 2 are held and 4 and 5 free; in the engine's, the reverse.
     assert truth.pool.sequences[3].table == [4, 5]
     engine.attach(report_of(truth.pool))
     engine.number = truth.number
@@ -300,7 +298,7 @@ def test_81_the_report_replaces_the_managers_pool():
 
 
 def rows():
-    """The cases of the page: number, sentence, and the tests or the reason why there is none."""
+    """The cases of the page: number, sentence, and tests or the reason for having none."""
     lines = [line.strip("|").split(" | ") for line in PAGE.read_text().splitlines() if re.match(r"\| *\d", line)]
     return [(int(number), sentence, covered) for number, sentence, covered in lines]
 

@@ -1,4 +1,4 @@
-"""What an audit has blamed is found by nobody else, wherever its contents go."""
+"""Blocks blamed by an audit are never hit, nor are copies of them."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_a_committed_copy_of_a_blamed_block_is_not_hit(small):
 
 
 def test_a_sound_twin_does_not_share_the_copy_of_a_blamed_block(small):
-    """Two sequences of a group have computed the same block each; the first one's is blamed."""
+    """Two sequences of a group with an equal block each; the first block is blamed."""
     small.allocate(1, [1])
     small.fork(1, 2, 1)
     small.extend(1, {1: 2, 2: 2})
@@ -49,4 +49,4 @@ def test_a_sound_twin_does_not_share_the_copy_of_a_blamed_block(small):
     assert small.table(1) != small.table(2)
     small.pool.withhold(small.table(1), [])
     small.swap_out(1)
-    assert small.table(1) != small.table(2), "each has a copy of its own"
+    assert small.table(1) != small.table(2), "each has its own copy"

@@ -1,4 +1,4 @@
-"""Random Steps executed on a small tensor: what a sequence reads through its table are its own tokens, always."""
+"""Random Steps executed on a small tensor: every sequence reads its own tokens through its table."""
 
 import copy
 from dataclasses import dataclass, field
@@ -41,27 +41,27 @@ FOR_LACK_OF_SPACE = {
 
 @dataclass
 class Twin:
-    """A sequence as a plain list of tokens: no blocks, nothing shared. `todo` is what is left of its prompt."""
+    """A sequence as a list of tokens, without blocks. `todo` is the rest of its prompt."""
 
     group: int
-    root: tuple  # how often the pool had been reset, and the salt
+    root: tuple  # number of resets, and the salt
     tokens: list[int] = field(default_factory=list)
     todo: list[int] = field(default_factory=list)
-    table: list[int] = field(default_factory=list)  # the engine's mirror, from answers alone
+    table: list[int] = field(default_factory=list)  # from answers alone
     room: int = 0
     committed: int = 0
     swapped: bool = False
 
 
 class Executed(RuleBasedStateMachine):
-    """An engine in small. A slot holds what K and V at its position depend on: the root and all tokens up to it."""
+    """A small engine. A slot has the inputs of K and V at its position: the root and all tokens up to it."""
 
     @initialize(blocks=st.sampled_from([3, 3, 4, 4, 5, 6, 7, 8]), host_blocks=st.integers(0, 4))
     def begin(self, blocks, host_blocks):
         self.pool = Pool(PoolSpec("engine", 1, "model", SIZE, blocks, host_blocks))
         self.device, self.host = ([[None] * SIZE for _ in range(total + 1)] for total in (blocks, host_blocks))
         self.sequences = {}
-        self.pins = {}  # what each holds, as if it were a sequence
+        self.pins = {}  # contents of each, as a sequence
         self.resets = 0
         self.last_id = 0
 
@@ -94,7 +94,7 @@ class Executed(RuleBasedStateMachine):
         self.check()
 
     def plan(self, draw, items):
-        """Draw what each sequence does; rooms are asked for in groups, one item each, as are swaps."""
+        """Draw an action for each sequence; extends and swaps are one item per group."""
         children, ended, pinned, rooms, swaps = {}, [], {}, {}, set()
         self.plan_pins(draw, items)
         for number, sequence in sorted(self.sequences.items()):
@@ -119,7 +119,7 @@ class Executed(RuleBasedStateMachine):
                 if draw(st.booleans(), "replace"):
                     items["frees"].append(Free(number, FreeReason.PRUNED))
                     ended.append(writers.pop())
-                if draw(st.booleans(), "go on"):
+                if draw(st.booleans(), "continue"):
                     rooms.setdefault(sequence.group, []).extend((writer, length + 1) for writer in writers)
             elif what == "free":
                 items["frees"].append(Free(number, FreeReason.FINISHED))
@@ -134,7 +134,7 @@ class Executed(RuleBasedStateMachine):
         return children, ended, pinned
 
     def plan_pins(self, draw, items):
-        """Now and then give up a pin or forget all keys; pins come later in the list."""
+        """Sometimes unpin or reset, before the pins of the list."""
         for pin_id in sorted(self.pins):
             if draw(st.integers(0, 3), "unpin") == 3:
                 items["pins"].append(Unpin(pin_id))
@@ -145,10 +145,10 @@ class Executed(RuleBasedStateMachine):
             event("reset")
 
     def plan_swaps(self, draw, items, swaps, sequences, ended):
-        """Swap whole groups, of which somebody is left. A group that goes and comes back in one Step may also grow."""
-        left = {sequence.group for number, sequence in sequences.items() if number not in ended}
+        """Swap whole live groups. A group swapped out and in by one Step may also grow."""
+        live = {sequence.group for number, sequence in sequences.items() if number not in ended}
         for what, group in sorted(swaps):
-            if group in left:
+            if group in live:
                 items[what.replace(" ", "_") + "s"].append(group)
         stay = set(items["swap_outs"])
         for group in sorted(stay):
@@ -158,7 +158,7 @@ class Executed(RuleBasedStateMachine):
         items["extends"] = [extend for extend in items["extends"] if extend.group not in stay]
 
     def check_refusals(self, step, refusals):
-        """Only space may lack, and if half of a swap out and in was refused, what builds on it."""
+        """Check that items are refused for lack of space or because a swap before them was."""
         for item, position, reason, _ in refusals:
             if reason is StepRefusal.INVALID:
                 assert item in (StepItem.SWAP_IN, StepItem.EXTEND)
@@ -169,7 +169,7 @@ class Executed(RuleBasedStateMachine):
                 assert (item, reason) in FOR_LACK_OF_SPACE
 
     def cut(self, sequence, length):
-        """What a fork does to the parent; the child is equal."""
+        """Cut the parent as a fork does, and return the equal child."""
         sequence.tokens = sequence.tokens[:length]
         sequence.todo = []
         sequence.committed = min(sequence.committed, length // SIZE)
@@ -192,7 +192,7 @@ class Executed(RuleBasedStateMachine):
                 sequence.room = change.room_tokens
 
     def copy(self, draw, applied):
-        """Run the lists one after the other, the pairs of each in any order; one by one it would be the same."""
+        """Run the lists in order, the pairs of each in random order; check that the order has no effect."""
         device, host = copy.deepcopy((self.device, self.host))
         for name, tiers, twins in (
             ("device_to_host", (self.device, self.host), (device, host)),
@@ -208,7 +208,7 @@ class Executed(RuleBasedStateMachine):
         assert (self.device, self.host) == (device, host)
 
     def compute(self, draw):
-        """Write some of the tokens that there is room for."""
+        """Write random tokens into the room of each sequence."""
         for sequence in self.sequences.values():
             most = 0 if sequence.swapped else sequence.room - len(sequence.tokens)
             for _ in range(draw(st.integers(0, most), "written")):
@@ -241,7 +241,7 @@ class Executed(RuleBasedStateMachine):
 
 
 def key_of(slots):
-    """Compute the key that a block of these contents should have; None if its slots do not belong together."""
+    """Compute the key of a block of these contents; None if its slots are of different prefixes."""
     resets, salt, *tokens = slots[-1]
     if slots != [(resets, salt, *tokens[: len(tokens) - SIZE + slot + 1]) for slot in range(SIZE)]:
         return None

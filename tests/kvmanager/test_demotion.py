@@ -24,7 +24,7 @@ def small(new_pool):
 
 @pytest.fixture
 def demoted(small):
-    """The two blocks of a prefix are cached in host blocks 1 (its tail) and 2; the device has forgotten them."""
+    """The two blocks of a prefix are cached in host blocks 1 (its tail) and 2, not in the device."""
     small.cache(1, [1, 2, 3, 4])
     small.allocate(2, ids(50, 8))
     small.free(2)

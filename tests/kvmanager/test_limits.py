@@ -1,4 +1,4 @@
-"""What one pool may have and one Step may ask: beyond it items are refused, and nothing of them is done."""
+"""Limits of a pool and of a Step."""
 
 import pytest
 

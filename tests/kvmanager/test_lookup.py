@@ -1,4 +1,4 @@
-"""A lookup says what an allocate would find in each pool, and changes nothing."""
+"""Prefix lookups over all pools."""
 
 import random
 from array import array
@@ -17,7 +17,7 @@ def attach(manager, engine_id, device_blocks=20, host_blocks=0, *, fingerprint="
 
 
 def cache(manager, session, number, tokens, salt=b""):
-    """Compute the tokens and give them back: their whole blocks stay cached."""
+    """Allocate, commit and free the tokens: their full blocks stay cached."""
     size = session.pool.spec.block_size
     manager.apply(session, Step(3 * number, allocates=[Allocate(1, 1, "a", salt, tokens, len(tokens))]))
     whole = tokens[session.pool.sequences[1].committed_blocks * size : len(tokens) // size * size]

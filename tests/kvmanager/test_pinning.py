@@ -18,7 +18,7 @@ def small(new_pool):
 
 @pytest.fixture
 def pinned(small):
-    """Blocks 1 and 2 are pinned, by nobody else held."""
+    """Blocks 1 and 2 are held by a pin only."""
     small.prefill(1, FIVE)
     small.pin("p", 1, 2)
     small.free(1)
@@ -103,7 +103,7 @@ class TestPins:
 class TestPinTooLarge:
     @pytest.fixture
     def waiting(self, new_pool):
-        """Group 1 waits in the host tier for three of four device blocks; sequence 2 has two keyed ones."""
+        """Group 1, swapped out, needs three of four device blocks; sequence 2 has two keyed ones."""
         pool = new_pool(4, 2, host_blocks=3)
         pool.allocate(1, FIVE)
         pool.swap_out(1)

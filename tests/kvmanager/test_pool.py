@@ -364,7 +364,7 @@ class TestFreeListAndLeaks:
         small.allocate(1, [1])
         small.fork(1, 2, 1)
         small.allocate(3, ids(50, 2 * (7 - left)))
-        rooms = {1: 2 * (left + 1), 2: 2}  # one copy of the tail, then `left` blocks for 1, in whatever order
+        rooms = {1: 2 * (left + 1), 2: 2}  # one copy of the tail, then `left` blocks for 1, in any order
         assert small.refuse(extends=[Extend(1, list(rooms.items()))]) is StepRefusal.OUT_OF_BLOCKS
 
 
@@ -413,7 +413,7 @@ REFUSED = [
 class TestRefusals:
     @pytest.fixture
     def busy(self, small):
-        """Held, shared, cached and free blocks: two of eight can be handed out."""
+        """Held, shared, cached and free blocks: two of eight can be granted."""
         small.prefill(1, [1, 2, 3, 4, 5])  # blocks 1, 2, 3: two of them committed
         small.allocate(3, [1, 2, *ids(60, 4)])  # block 1 is a hit, 4 and 5
         small.fork(3, 4, 6)
@@ -547,7 +547,7 @@ class TestExtend:
         assert (small.table(1), small.table(2)) == ([1, 2, 3], [1, 2, 4])
 
     def test_no_copy_overwrites_the_source_of_another_copy_of_the_step(self, small):
-        # 1 is the last holder of its keyed tail: the copy's source has no holder any more, yet must not be granted.
+        # 1 is the last holder of its keyed tail: the copy's source has no holder left but must not be granted.
         small.prefill(1, [1, 2])
         small.fork(1, 2, 1)
         small.free(2)
@@ -724,7 +724,7 @@ class TestSteps:
         assert [small.pool.apply(Step(number)).result.step for number in (1, 7, 1000)] == [1, 7, 1000]
 
     def test_items_are_applied_in_the_order_of_the_lists(self, new_pool):
-        # Each item needs what the one before it did: nothing of this is accepted in another order.
+        # Each item needs the effect of the one before it, so that no other order is accepted.
         pool = new_pool(3, 2)
         pool.allocate(1, [1, 2, 3, 4, 5])
         applied = pool.accept(

@@ -1,4 +1,4 @@
-"""Random Steps in a tiny universe, with damage that audits find, beside a twin that is too dumb to be wrong."""
+"""Random Steps and damage on a tiny pool, compared with a simple reference model."""
 
 import copy
 import pickle
@@ -43,7 +43,7 @@ COPIES = ("device_to_host", "host_to_device", "copies")
 @dataclass
 class TwinSequence:
     group: int
-    root: tuple  # how often the pool had been reset, and the salt
+    root: tuple  # number of resets, and the salt
     prompt: list[int]
     table: list[int] = field(default_factory=list)
     room: int = 0
@@ -62,15 +62,15 @@ def demand(condition, reason=StepRefusal.INVALID):
 
 
 class TwinTier:
-    """Blocks of one tier: in which order they are handed out, and what those with a key contain."""
+    """Blocks of one tier: their release order, and the contents of keyed blocks."""
 
     def __init__(self, total):
         self.total = total
         self.order = list(range(1, total + 1))
         self.contents = {}  # of keyed blocks, in sealing order: root and all tokens up to the block's end
-        # The same of held blocks that nobody finds: keyed before a reset, blamed, or copied from such a one; or None.
+        # The same of unindexed held blocks: keyed before a reset, blamed, or copied from such a block; or None.
         self.lost = {}
-        self.blamed = []  # in order; out once nobody holds them
+        self.blamed = []  # in order; withheld once released
 
     def out(self):
         return [block for block in self.blamed if block not in self.order and block not in self.lost]
@@ -93,7 +93,7 @@ class TwinTier:
         return [block for block in self.order if block not in self.contents]
 
     def take(self):
-        """The next block, and what it contained."""
+        """Take the next block; return it and its former contents."""
         demand(self.order, StepRefusal.OUT_OF_BLOCKS)
         block = self.order.pop(0)
         return block, self.contents.pop(block, None)
@@ -109,7 +109,7 @@ class TwinTier:
 
 
 class Twin:
-    """What a pool should do, token by token. It counts by looking, undoes by copying, and its keys are the tokens."""
+    """A reference model of a pool. It counts by scanning, undoes by copying, and its keys are the tokens."""
 
     def __init__(self, blocks, host_blocks):
         self.sequences = {}
@@ -118,7 +118,7 @@ class Twin:
         self.device = TwinTier(blocks)
         self.host = TwinTier(host_blocks)
         self.late = []  # device blocks without a holder that a copy of this Step reads
-        self.host_late = []  # host blocks that were given back in this Step
+        self.host_late = []  # host blocks released in this Step
         self.answer = {}
 
     def apply(self, step):
@@ -151,13 +151,13 @@ class Twin:
         self.answer["events"].append(what)
 
     def holders(self, tier):
-        """The block of every table entry and pin of the tier."""
+        """List the block of every table entry and pin of the tier."""
         tables = [sequence.table for sequence in self.sequences.values() if sequence.swapped == (tier is self.host)]
         pins = self.pins.values() if tier is self.device else ()
         return [block for blocks in (*tables, *pins) for block in blocks]
 
     def computed_tokens(self):
-        """In each block, those of the holder that has most of it; what is pinned is full."""
+        """Count in each block the tokens of the holder with the most; pinned blocks are full."""
         filled = {block: SIZE for blocks in self.pins.values() for block in blocks}
         for sequence in self.sequences.values():
             for index, block in enumerate([] if sequence.swapped else sequence.table):
@@ -173,7 +173,7 @@ class Twin:
     def members(self, group):
         return {number: sequence for number, sequence in sorted(self.sequences.items()) if sequence.group == group}
 
-    def tell(self, number, first_index=0, cached=0):
+    def add_table(self, number, first_index=0, cached=0):
         sequence = self.sequences[number]
         self.answer["tables"].append((number, first_index, sequence.table[first_index:], sequence.room, cached))
 
@@ -203,7 +203,7 @@ class Twin:
             self.note("copy: demotion")
 
     def release(self, tier, blocks):
-        """After their entries are gone: a block joins the order with the last of them, unless others hold it."""
+        """Release blocks whose entries were removed: each joins the order unless it has another holder."""
         for position, block in enumerate(blocks):
             if block not in blocks[position + 1 :] and block not in self.holders(tier):
                 tier.put_back(block)
@@ -261,8 +261,8 @@ class Twin:
         while parent.committed * SIZE > item.length:
             parent.committed -= 1
         self.sequences[item.child] = copy.deepcopy(parent)
-        self.tell(item.parent, len(parent.table))
-        self.tell(item.child)
+        self.add_table(item.parent, len(parent.table))
+        self.add_table(item.child)
 
     def free(self, item):
         sequence = self.get(item.sequence, anywhere=True)
@@ -274,17 +274,17 @@ class Twin:
             self.release(self.device, sequence.table[::-1])
 
     def swap_out(self, group):
-        copies, left = self.move(group, self.device, self.host, lambda: self.host.take()[0])
+        copies, released = self.move(group, self.device, self.host, lambda: self.host.take()[0])
         self.answer["device_to_host"] += copies
-        self.release(self.device, left)
+        self.release(self.device, released)
 
     def swap_in(self, group):
-        copies, left = self.move(group, self.host, self.device, self.grant)
+        copies, released = self.move(group, self.host, self.device, self.grant)
         self.answer["host_to_device"] += copies
-        self.host_late += left
+        self.host_late += released
 
     def move(self, group, source, target, take):
-        """Rewrite the tables, one entry after the other; return the copies, and the entries that were left."""
+        """Rewrite the tables entry by entry; return the copies and the released entries."""
         members = self.members(group)
         demand(members, StepRefusal.UNKNOWN)
         demand(all(member.swapped == (source is self.host) for member in members.values()))
@@ -314,7 +314,7 @@ class Twin:
         for number, member in members.items():
             member.table = [moved[block] for block in member.table]
             member.swapped = target is self.host
-            self.tell(number)
+            self.add_table(number)
         return copies, [block for table in tables for block in table[::-1]]
 
     def extend(self, item):
@@ -328,7 +328,7 @@ class Twin:
             if tokens > sequence.room:
                 sequence.room = len(sequence.table) * SIZE
         for number, first_index in grown:
-            self.tell(number, first_index)
+            self.add_table(number, first_index)
 
     def make_writable(self, table, index):
         if index == len(table):
@@ -368,12 +368,12 @@ class Twin:
         sequence.computed = cached
         sequence.committed = len(hits)
         self.sequences[item.sequence] = sequence
-        self.tell(item.sequence, cached=cached)
+        self.add_table(item.sequence, cached=cached)
         self.answer["hit"] += cached
         self.answer["asked"] += len(item.token_ids)
 
     def hits(self, sequence):
-        """What of the prompt is there: contents, device blocks and host blocks."""
+        """Return the prompt's hits: contents, device block and host block of each."""
         hits = []
         while (len(hits) + 1) * SIZE < len(sequence.prompt):
             content = (*sequence.root, *sequence.prompt[: (len(hits) + 1) * SIZE])
@@ -411,7 +411,7 @@ def other_key(tier, block):
     tier.keys.by_block[block] = b"no block's"
 
 
-# Each with whether it can be done to a block; all are found, whatever else is so, by looking at that block.
+# Each with its condition; an audit finds all of them by checking that block alone.
 DAMAGES = {
     holder_too_many: lambda tier, block: True,
     holder_too_few: lambda tier, block: tier.ref_count(block) > 0,
@@ -420,7 +420,7 @@ DAMAGES = {
 
 
 class RandomSteps(RuleBasedStateMachine):
-    """Steps of several items go to the twin and to two pools, slices of audits and damage to the first pool.
+    """Steps of several items go to the model and to two pools, slices of audits and damage to the first pool.
 
     The second pool is to the first what an engine's replica is to the KV manager's pool, and gets its Steps in slices.
     """
@@ -429,10 +429,10 @@ class RandomSteps(RuleBasedStateMachine):
     def begin(self, blocks, host_blocks):
         self.pool, self.again = (Pool(PoolSpec("engine", 1, "model", SIZE, blocks, host_blocks)) for _ in range(2))
         self.twin = Twin(blocks, host_blocks)
-        self.keys = {}  # of contents, as the pool told them
-        self.mirror = {}  # tables and rooms as an engine knows them: from answers alone
+        self.keys = {}  # of contents, from the pool's answers
+        self.mirror = {}  # tables and rooms, from answers alone
         self.last_id = 0
-        self.audit = self.slices = None  # the one under way
+        self.audit = self.slices = None  # the running one
         self.short_slices = [
             mock.patch.object(module, "_SLICE", 2) for module in (audit, table_follower, tier, key_index)
         ]
@@ -441,7 +441,7 @@ class RandomSteps(RuleBasedStateMachine):
             patch.start()
 
     def next_slice(self):
-        """What a slice finds, beginning an audit where none is under way; None: it has come to its end."""
+        """Run a slice, starting an audit if none runs; return its violations, or None at the end."""
         if not self.slices:
             self.audit = Audit(self.pool.state)
             self.slices = self.audit.slices()
@@ -458,7 +458,7 @@ class RandomSteps(RuleBasedStateMachine):
     @precondition(lambda self: self.sound_blocks())
     @rule(data=st.data())
     def damage_until_an_audit_blames_it(self, data):
-        """No Step uses the damage before it is found; what is found in this audit, Steps may follow within it."""
+        """Damage a block and audit: no Step runs before the audit has found it."""
         host, block = data.draw(st.sampled_from(self.sound_blocks()), "block")
         tier = self.pool.host if host else self.pool.device
         possible = [damage for damage, fits in DAMAGES.items() if fits(tier, block)]
@@ -488,7 +488,7 @@ class RandomSteps(RuleBasedStateMachine):
         self.apply(**items)
 
     def worthwhile(self, kind):
-        """That kind of item, or another one where it would only be refused."""
+        """Return this kind of item, or another one if it would always be refused."""
         if not self.twin.sequences or (kind == "allocates" and not self.idle):
             return "allocates" if self.idle else "extends"
         if kind == "swap_ins" and not any(sequence.swapped for sequence in self.twin.sequences.values()):
@@ -508,7 +508,7 @@ class RandomSteps(RuleBasedStateMachine):
         return self.twin.sequences[sequence].room if sequence in self.twin.sequences else 0
 
     def draw_allocates(self, draw, rare):
-        """Go on with what is cached, most often with what only the host tier has, or begin anew."""
+        """Draw a prompt that continues cached contents, mostly those only in the host tier, or a new one."""
         device, host = (set(tier.contents.values()) for tier in (self.twin.device, self.twin.host))
         cached = [content for content in device | host if rare or content[0] == self.twin.resets]
         known = [content[1:] for content in sorted(cached) + sorted(host.intersection(cached) - device) * 4]
@@ -526,7 +526,7 @@ class RandomSteps(RuleBasedStateMachine):
         )
 
     def draw_commits(self, draw, rare):
-        """Commit all that there is room for; the tokens are those of the prompt, then any."""
+        """Commit as far as the room allows: tokens of the prompt, then random ones."""
         sequence = self.some_sequence(
             draw, rare, lambda one: one.room >= (one.committed + 1) * SIZE and not one.swapped
         )
@@ -594,7 +594,7 @@ class RandomSteps(RuleBasedStateMachine):
             event(what)
 
     def in_slices(self, step):
-        """Apply a Step to the other pool, whose books are sound between any two items."""
+        """Apply a Step to the other pool, which is valid between any two items."""
         work = self.again.applying(step, budget=1)
         while True:
             try:
@@ -670,7 +670,7 @@ class RandomSteps(RuleBasedStateMachine):
             assert tier.keys.find(key) == twin.find(content)
 
     def teardown(self):
-        """However it went, after all have ended nothing is held but what is pinned."""
+        """After all sequences were freed, only pinned blocks are held."""
         for patch in self.short_slices:
             patch.stop()
         self.apply(frees=[Free(sequence, FreeReason.CANCELLED) for sequence in self.twin.sequences])

@@ -1,4 +1,4 @@
-"""A report rebuilds the pool that wrote it, and one that contradicts itself rebuilds nothing."""
+"""Adoption of reports, and refusals of contradictory ones."""
 
 import copy
 import random
@@ -18,12 +18,11 @@ def spec(device_blocks=12, host_blocks=6):
 
 
 def adopted(spec_, report):
-    """Run an adoption to its end."""
     return end_of(adopt(spec_, report))
 
 
 def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
-    """A Step of a few items that mostly make sense."""
+    """Return a Step of a few random items, most of them valid."""
     items = {
         name: [] for name in ("commits", "pins", "forks", "frees", "swap_outs", "swap_ins", "extends", "allocates")
     }
@@ -79,7 +78,7 @@ def test_adopting_a_pools_report_gives_an_equal_pool_with_equal_answers(seed):
 
 
 def mutate(report, draw):  # noqa: C901  (a case for each change)
-    """Change one thing of a report: an entry's number, a block, a key, or where something stands."""
+    """Change one value of a report: a number, a block, a key, or a position."""
     lists = [sequence.block_ids for sequence in report.sequences] + list(report.pins.values())
     for tier in (report.device, report.host):
         lists += [tier.release_order, tier.withheld]
@@ -125,7 +124,7 @@ def mutate(report, draw):  # noqa: C901  (a case for each change)
 
 
 def canonical(report):
-    """What a report says, however it is listed: equal keys in order of sealing, free blocks apart from cached ones."""
+    """A report in canonical order: equal keys in order of sealing, free blocks apart from cached ones."""
     tiers = []
     for tier in (report.device, report.host):
         carriers = {}
@@ -173,7 +172,7 @@ def test_a_large_pool_is_adopted_in_slices():
 
 @pytest.fixture
 def report():
-    """Of a pool with a sequence, a swapped one, a pin, and cached and free blocks in both tiers."""
+    """The report of a pool with a sequence, a swapped one, a pin, and cached and free blocks in both tiers."""
     pool = Pool(spec())
     pool.apply(
         Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0, 1, 0, 1], 5), Allocate(2, 2, "b", b"", [0, 0, 0], 3)])

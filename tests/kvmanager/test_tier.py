@@ -5,7 +5,7 @@ from kvmanager import OutOfBlocks, Tier
 
 @pytest.fixture
 def five():
-    """A tier of five blocks, all handed out."""
+    """A tier of five granted blocks."""
     tier = Tier(5)
     for _ in range(5):
         tier.grant()
@@ -14,7 +14,7 @@ def five():
 
 @pytest.fixture
 def five_cached(five):
-    """A tier whose five blocks are cached under keys of their own, released in order of their ids."""
+    """A tier whose five blocks are cached with different keys, released in order of their ids."""
     for block in range(1, 6):
         five.keys.seal(block, bytes([block]))
     for block in range(1, 6):

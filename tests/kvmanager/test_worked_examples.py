@@ -1,4 +1,4 @@
-"""The examples that papers and teaching texts walk through, walked through here."""
+"""Examples of papers and teaching texts."""
 
 import pytest
 
@@ -7,8 +7,6 @@ from kvmanager import Pool, PoolSpec
 
 
 class Walk:
-    """A pool, and its Steps one by one."""
-
     def __init__(self, block_size, device_blocks=100):
         self.pool = Pool(PoolSpec("engine", 1, "model", block_size, device_blocks))
 
@@ -27,7 +25,7 @@ class Walk:
 
     @property
     def unshared(self):
-        """Blocks that would be held if nothing were shared."""
+        """Count the held blocks as if none were shared."""
         return sum(len(sequence.table) for sequence in self.pool.sequences.values())
 
 
@@ -39,9 +37,9 @@ def test_four_score_and_seven_years_ago_fills_blocks_of_four_and_three_and_grows
     walk.step(allocates=[Allocate(1, 1, "request", b"", prompt, len(prompt))])
     assert len(walk.table(1)) == 2, "one block of four, one of three"
     walk.step(lengths=[(1, 7)], commits=[Commit(1, 0, prompt[:4])])
-    assert walk.pool.slots() == (7, 0, 0, 1), "one slot of the last block is left"
+    assert walk.pool.slots() == (7, 0, 0, 1), "one slot of the last block is free"
     walk.step(extends=[Extend(1, [(1, 8)])])
-    assert len(walk.table(1)) == 2, "'fathers' takes the slot that was left"
+    assert len(walk.table(1)) == 2, "'fathers' takes the free slot"
     walk.step(lengths=[(1, 8)], commits=[Commit(1, 1, tokens[4:8])], extends=[Extend(1, [(1, 9)])])
     assert len(walk.table(1)) == 3, "'brought' begins a new block"
     walk.step(lengths=[(1, 9)])
@@ -50,7 +48,6 @@ def test_four_score_and_seven_years_ago_fills_blocks_of_four_and_three_and_grows
 
 @pytest.mark.parametrize(("generated", "held", "unshared"), [(10, 8, 20), (20, 12, 24)])
 def test_four_beams_on_a_prompt_of_64_tokens(generated, held, unshared):
-    """The teaching text has 12 blocks for 10 tokens each; that is what 20 take."""
     walk = Walk(block_size=16)
     walk.step(allocates=[Allocate(1, 1, "request", b"", list(range(64)), 64)])
     walk.step(commits=[Commit(1, 0, list(range(64)))], forks=[Fork(1, beam, 64) for beam in (2, 3, 4)])
@@ -66,7 +63,7 @@ def test_four_sequences_share_the_16_blocks_of_a_prompt_of_256_tokens():
     assert (walk.held, walk.unshared) == (16, 64)
     walk.step(frees=[Free(sample, FreeReason.FINISHED) for sample in (1, 2, 3, 4)])
     walk.step(allocates=[Allocate(5, 5, "another request", b"", prompt, 1)])
-    assert walk.pool.sequences[5].computed_tokens == 256, "and find them again when all have left"
+    assert walk.pool.sequences[5].computed_tokens == 256, "and are hit after all were freed"
 
 
 def test_two_samples_of_figure_8_of_the_paper_copy_the_last_block_on_the_first_write():

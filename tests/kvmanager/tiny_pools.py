@@ -1,16 +1,16 @@
-"""A manager with a pool of a few small blocks, and work on it that is done a slice at a time."""
+"""A manager with a small pool, and complete runs of sliced work."""
 
 from kvmanager import KVManager, PoolSpec
 
 
 def manager_with(device_blocks=12, host_blocks=6):
-    """A manager and the session of one pool, of blocks of two tokens."""
+    """Return a manager and the session of a pool with blocks of two tokens."""
     manager = KVManager(epoch=1)
     return manager, manager.attach(PoolSpec("engine", 1, "model", 2, device_blocks, host_blocks))
 
 
 def end_of(work):
-    """Do all slices of some work, and return what it comes to."""
+    """Run all slices of a generator and return its result."""
     while True:
         try:
             next(work)

@@ -30,7 +30,7 @@ def effects(applied):
 
 
 def typed(*some):
-    """Effects with their types: named tuples equal others of the same fields. No eviction is an empty list or tuple."""
+    """Effects with their types, because named tuples equal others with the same fields."""
     return [(type(effect), *(list(one) if isinstance(one, tuple) else one for one in effect)) for effect in some]
 
 
@@ -142,8 +142,8 @@ def test_every_allocate_lists_its_own_evictions(small):
     small.cache(3, [3, 3])  # block 5
     small.allocate(4, ids(50, 6))
     items = [Allocate(5, 5, "r", b"", [8], 1), Allocate(6, 6, "r", b"", [9], 1)]
-    told = map(effect_of, small.accept(allocates=items).effects)
-    assert [[block for block, _ in effect.evicted] for effect in told] == [[4], [5]]
+    allocated = map(effect_of, small.accept(allocates=items).effects)
+    assert [[block for block, _ in effect.evicted] for effect in allocated] == [[4], [5]]
 
 
 def test_a_refused_item_has_no_effect(small):

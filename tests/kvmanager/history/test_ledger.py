@@ -1,4 +1,4 @@
-"""The ledger: what every verb did is kept as a numbered event, which a reader gets in pages."""
+"""The ledger: numbered events of all verbs, read in pages."""
 
 import gc
 import tracemalloc
@@ -35,8 +35,6 @@ TOKENS = st.integers(1_900_000_000, 1_900_000_999)
 
 
 class Engine:
-    """An engine's end of a manager: numbers the Steps."""
-
     def __init__(self, manager=None, name="engine", blocks=8, host_blocks=0):
         self.manager = manager or KVManager(epoch=1)
         self.ledger = self.manager.ledger
@@ -77,8 +75,7 @@ def kept(ledger, from_number=0):
     return list(ledger.events(from_number, 10**9).events)
 
 
-def told(engine):
-    """The events of the pool's verbs, without the attachment."""
+def verb_events(engine):
     return [event for event in kept(engine.ledger) if event.change is None]
 
 
@@ -91,7 +88,7 @@ def engine():
     return Engine()
 
 
-# What is recorded
+# Recording
 
 
 def test_attaching_and_detaching_are_events(engine):
@@ -110,7 +107,7 @@ def test_every_applied_verb_is_an_event_with_its_blocks(engine):
     engine.extend(1, 14)
     engine.free(2, reason=FreeReason.PRUNED)
     engine.free(1)
-    allocate, commit, fork, extend, pruned, free = told(engine)
+    allocate, commit, fork, extend, pruned, free = verb_events(engine)
     assert allocate == Event(
         2, "engine", 1, StepItem.ALLOCATE, 1, 1, "r1", ranges=((1, 3),), waited_seconds=0.5, cached_tokens=0
     )
@@ -127,7 +124,7 @@ def test_a_hit_is_recorded_in_tokens_and_an_eviction_by_its_blocks(engine):
     engine.allocate(2, shared + prompt(50, 3))
     engine.free(2)
     engine.allocate(3, prompt(100, 32))
-    hit, _, evicting = told(engine)[-3:]
+    hit, _, evicting = verb_events(engine)[-3:]
     assert (hit.cached_tokens, hit.evicted) == (8, ())
     assert (evicting.cached_tokens, sorted(evicting.evicted)) == (0, [1, 2])
 
@@ -141,7 +138,7 @@ def test_pins_unpins_resets_and_swaps_are_events():
     engine.step(swap_outs=[1])
     engine.step(swap_ins=[1])
     engine.step(pins=[Unpin("p"), Reset()])
-    pin, out, back, unpin, reset = told(engine)[2:]
+    pin, out, back, unpin, reset = verb_events(engine)[2:]
     assert (pin.item, pin.request_id, pin.ranges) == (StepItem.PIN, "r1", ((1, 2),))
     assert (out.item, out.request_id, out.ranges) == (StepItem.SWAP_OUT, "r1", ((1, 3),))
     assert (back.item, back.request_id, len(blocks_in(back.ranges))) == (StepItem.SWAP_IN, "r1", 3)
@@ -162,7 +159,7 @@ def test_a_refusal_is_an_event_with_its_request_and_reason(engine):
         allocates=[Allocate(2, 2, "r2", b"", prompt(0, 100), 4, waited_seconds=2.5)],
         lengths=[Length(1, 10_000)],
     )
-    events = told(engine)[1:]
+    events = verb_events(engine)[1:]
     assert [(event.item, event.sequence, event.group, event.request_id, event.refusal) for event in events] == [
         (StepItem.COMMIT, 1, 1, "r1", StepRefusal.INVALID),
         (StepItem.PIN, 1, 1, "r1", StepRefusal.INVALID),
@@ -183,7 +180,7 @@ def test_a_refusal_is_an_event_with_its_request_and_reason(engine):
 def test_lengths_are_no_events(engine):
     engine.allocate(1, prompt(0, 10))
     engine.step(lengths=[Length(1, 10), Length(7, 1)])
-    assert len(told(engine)) == 1
+    assert len(verb_events(engine)) == 1
 
 
 def test_an_id_reused_in_the_step_that_freed_it_belongs_to_the_new_request(engine):
@@ -191,7 +188,7 @@ def test_an_id_reused_in_the_step_that_freed_it_belongs_to_the_new_request(engin
     again = Allocate(1, 1, "again", b"", prompt(9, 4), 4)
     engine.step(frees=[Free(1, FreeReason.FINISHED)], allocates=[again])
     engine.extend(1, 8)
-    assert [event.request_id for event in told(engine)] == ["r1", "r1", "again", "again"]
+    assert [event.request_id for event in verb_events(engine)] == ["r1", "r1", "again", "again"]
 
 
 def test_sequences_of_an_adopted_pool_keep_their_request_ids(engine):
@@ -208,7 +205,6 @@ def test_sequences_of_an_adopted_pool_keep_their_request_ids(engine):
 
 
 def steps_of(engine, draw):
-    """Do a few random Steps, all refusals included."""
     for _ in range(draw(st.integers(0, 12))):
         live = list(engine.session.pool.sequences) or [1]
         pick = st.sampled_from(live)
@@ -331,10 +327,10 @@ def test_the_ledger_uses_no_more_memory_than_its_weight(steps, count):
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert taken < 600_000, "the pool itself has its share"
+    assert taken < 600_000, "includes the pool's own memory"
 
 
-# Nothing but ranges
+# Ranges
 
 
 @given(st.sets(st.integers(1, 60)), st.randoms())
@@ -354,14 +350,14 @@ def test_the_ranges_of_events_are_the_blocks_of_the_effects(data):
     engine.manager.apply = lambda *step: results.append(apply(*step)) or results[-1]
     steps_of(engine, data.draw)
     effects = [effect for applied in results for effect in applied.effects]
-    done = [event for event in told(engine) if event.refusal is None]
+    done = [event for event in verb_events(engine) if event.refusal is None]
     assert [blocks_in(event.ranges) for event in done] == [sorted(blocks) for _, _, _, blocks, _, _ in effects]
     evicted = [[block for block, _ in evicted] for _, _, _, _, evicted, _ in effects]
     assert [list(event.evicted) for event in done] == evicted
 
 
 def everything_in(value):
-    """Yield every plain value that an object holds, to the last private field."""
+    """Yield every plain value of an object, private fields included."""
     if isinstance(value, (str, int, float, bytes)) or value is None:
         yield value
     elif isinstance(value, Enum):
@@ -392,7 +388,7 @@ def test_no_key_is_in_any_event(engine):
     shared = prompt(0, 8)
     engine.cache(1, shared)
     engine.allocate(2, prompt(100, 32))
-    assert not [found for event in told(engine) for found in everything_in(event) if isinstance(found, bytes)]
+    assert not [found for event in verb_events(engine) for found in everything_in(event) if isinstance(found, bytes)]
 
 
 def test_the_garbage_collector_does_not_track_every_event():

@@ -1,4 +1,4 @@
-"""A record of operations is replayed to the same ids, and what was changed in it is found at its Step."""
+"""Replays of recorded operations, and the Steps at which changed records are detected."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ STEPS = 25
 
 @dataclass
 class Session:
-    """A pool that is recorded: each Step with what was withheld before it, and the checksum after it."""
+    """A recorded pool: each Step with the blocks withheld before it and the checksum after it."""
 
     pool: Pool
     spec: PoolSpec = field(init=False)
@@ -38,7 +38,6 @@ class Session:
 
 
 def a_session(seed, steps_before=0):
-    """A session of random Steps that begins after some others."""
     draw = random.Random(seed)
     pool = Pool(spec())
     for number in range(1, steps_before + 1):
@@ -93,12 +92,12 @@ def test_checksums_do_not_depend_on_the_sequence_type():
         session = Session(Pool(PoolSpec("engine", 1, "model", 4, 8)))
         session.apply(step)
         sums.add(session.checksum.digest.hex())
-    # Where this has to change, so has the version of the format.
+    # A change of this checksum needs a new version of the format.
     assert sums == {"a2f1b99eabfb3abc3a0e343f1e8607258544834bfbb69acd7e99a0247965527e"}
 
 
 def changes_of(value):
-    """Values that differ from this one in one number or text."""
+    """Yield copies of a value with one number or text changed."""
     match value:
         case bool() | None:
             pass
@@ -117,7 +116,7 @@ def changes_of(value):
 
 
 def changed_steps(step):
-    """Steps that differ from this one in one number or text of an item."""
+    """Yield copies of a Step with one number or text of an item changed."""
     for name, items in vars(step).items():
         if name != "step":
             yield from (replace(step, **{name: changed}) for changed in changes_of(list(items)))

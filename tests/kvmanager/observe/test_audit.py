@@ -1,4 +1,4 @@
-"""The audit says what is wrong and names the block, and says nothing while nothing is wrong, whatever goes on."""
+"""The audit finds damage, names the block, and reports nothing on a valid pool."""
 
 import random
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.kvmanager.tiny_pools import manager_with
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch):
-    """So that Steps come between them even in a tiny pool."""
+    """Shorten the slices, so that Steps run between them even in a tiny pool."""
     for module in (audit, table_follower):
         monkeypatch.setattr(module, "_SLICE", 3)
 
@@ -26,7 +26,7 @@ def violations_of(manager, session):
 
 @pytest.fixture
 def lived_in():
-    """A manager and its session: a pool with shared, pinned, cached and swapped blocks.
+    """A manager and a session whose pool has shared, pinned, cached and swapped blocks.
 
     Device: sequences 1 and 2 hold blocks 1 to 3, a pin holds block 1 too, block 5 is cached. Host: sequence 3 holds 1.
     """
@@ -148,7 +148,7 @@ def test_steps_between_the_slices_of_an_audit_cause_no_false_alarm(seed):
         for found in manager.audit(session):
             assert found == []
             assert session.pool.violations() == []
-            steps(3 if draw.random() < 0.9 else 40)  # 40: more than wait for a slice
+            steps(3 if draw.random() < 0.9 else 40)  # 40: more than the backlog of a slice
     assert session.audits == []
 
 
@@ -175,7 +175,7 @@ def test_an_audit_between_the_slices_of_a_step_causes_no_false_alarm(seed):
 
 
 def without(step, kept):
-    """The Step, but for what would change the table of one sequence."""
+    """Return the Step without the items that change the table of one sequence."""
     return replace(
         step,
         forks=[item for item in step.forks if item.parent != kept],
@@ -201,11 +201,11 @@ def test_a_wrong_count_is_found_between_steps_and_no_other_block_is_named(seed):
     assert {one.block for one in found if one.block} == {block}
 
 
-# What no withheld block puts right: a table or a group itself.
-STAYING = {"a sequence is forgotten", "a pin is forgotten", "a sequence is in the wrong tier"}
+# Damage of a table or a group, which withholding a block does not repair.
+NOT_REPAIRED = {"a sequence is forgotten", "a pin is forgotten", "a sequence is in the wrong tier"}
 
 
-@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in STAYING])
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in NOT_REPAIRED])
 def test_after_an_audit_the_pool_is_valid_and_the_damaged_block_is_never_granted_again(lived_in, damage):
     manager, session = lived_in
     block, do = DAMAGES[damage]
@@ -214,7 +214,7 @@ def test_after_an_audit_the_pool_is_valid_and_the_damaged_block_is_never_granted
     assert session.pool.violations() == []
     assert violations_of(manager, session) == []
     assert session.totals.audit_violations == len(found)
-    assert session.totals.audits == 3, "one was there before"
+    assert session.totals.audits == 3, "the fixture ran one"
     tier = session.pool.host if damage in IN_HOST else session.pool.device
     free = [Free(number, FreeReason.FINISHED) for number in list(session.pool.sequences)]
     applied = manager.apply(session, Step(50, frees=free))

@@ -1,4 +1,4 @@
-"""Lives of blocks are followed from one handing out to the next, as a twin that looks over the tier's shoulder does."""
+"""Block lifetimes, from one grant of a block to the next, compared with a reference model."""
 
 import random
 from collections import Counter
@@ -18,7 +18,7 @@ def pool_of(device_blocks, host_blocks=0):
 
 
 def apply(pool, lives, now, **items):
-    """Apply a Step, and return what it told of lives, each list sorted."""
+    """Apply a Step and return its lifetimes, idle times and gaps, each sorted."""
     applied = pool.apply(Step(int(now), **items))
     assert applied.result.refusals == ()
     observed = lives.on_step(applied, now)
@@ -34,7 +34,7 @@ def prompt(sequence, tokens):
 
 
 class Twin:
-    """Writes down what a tier hands out, and counts from its own tables what that means."""
+    """A reference model: records a tier's grants and computes lifetimes from its own tables."""
 
     def __init__(self, pool, monkeypatch):
         self._granted = []
@@ -78,7 +78,7 @@ def test_lifetimes_equal_those_of_a_reference_model(seed, monkeypatch):
     lives, twin = all_lives(), Twin(pool, monkeypatch)
     seen = Counter()
     for number in range(1, 800):
-        # Blocks that come back by a swap and are found in the same Step are not told apart by the twin.
+        # The model does not distinguish blocks swapped in from blocks hit in the same Step.
         applied = pool.apply(replace(random_step(pool, draw, number), swap_ins=()))
         observed = lives.on_step(applied, float(number)) or ([], [], [])
         expected = twin.on_step(applied, float(number))

@@ -1,4 +1,4 @@
-"""A map says of every block what the books say, whenever it was begun and whatever has happened since."""
+"""Block maps equal the pool's state, whenever they were opened."""
 
 import random
 
@@ -13,14 +13,14 @@ from tests.kvmanager.tiny_pools import end_of, manager_with
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch):
-    """So that Steps come between them even in a tiny pool."""
+    """Shorten the slices, so that Steps run between them even in a tiny pool."""
     for module in (block_map, table_follower):
         monkeypatch.setattr(module, "_SLICE", 3)
     monkeypatch.setattr(block_map, "_SLICE_SEARCHED", 1)
 
 
 def expected(pool, *, host):
-    """What the books say, the slow way."""
+    """Compute the cells from the pool's tables."""
     tier = pool.host if host else pool.device
     cells = []
     for block in range(1, tier.total + 1):
@@ -84,7 +84,7 @@ def test_more_than_255_holders_count_as_255():
 
 
 class Updating:
-    """A map that is drawn and updated a slice at a time."""
+    """A map built and updated one slice at a time."""
 
     def __init__(self, manager, session):
         self.map = manager.open_map(session)
@@ -151,7 +151,7 @@ def test_applying_an_update_to_the_old_map_gives_the_new_one():
         manager.apply(session, random_step(session.pool, draw, number))
         for copy, changes in zip(copies, end_of(drawn.updating()), strict=True):
             for block, packed in zip(changes[::2], changes[1::2], strict=True):
-                assert copy[block] != packed, "only what has changed is told"
+                assert copy[block] != packed, "an unchanged block is listed"
                 copy[block] = packed
     assert copies == [list(drawn.device), list(drawn.host)]
 

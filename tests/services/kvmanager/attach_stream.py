@@ -1,4 +1,4 @@
-"""An engine's end of an Attach stream, played by a test."""
+"""An engine's end of an Attach stream."""
 
 import itertools
 import queue
@@ -17,7 +17,7 @@ from tests.running_quire import CALL_SECONDS
 
 
 class Stream:
-    """An engine's end of an Attach stream: messages go out one by one, and answers are read one by one."""
+    """An engine's end of an Attach stream: sends messages and reads answers one by one."""
 
     def __init__(self, stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
         self._outgoing: queue.SimpleQueue[pb.PoolRequest | None] = queue.SimpleQueue()
@@ -35,12 +35,12 @@ class Stream:
         return self
 
     def apply(self, **items: Any) -> pb.StepResult:
-        """Do a Step of the next number."""
+        """Send a Step with the next number and return its result."""
         self.send(step=pb.Step(step=next(self._numbers), **items))
         return next(self._call).result
 
     def step(self, **items: Any) -> pb.StepResult:
-        """Do a Step, and see that nothing of it is refused."""
+        """Send a Step and check that no item is refused."""
         result = self.apply(**items)
         assert list(result.refusals) == []
         return result
@@ -57,36 +57,35 @@ class Stream:
         return tables_of(self.step(allocates=[item]))[0].block_ids
 
     def refusal(self) -> tuple[grpc.StatusCode, str, str]:
-        """Wait for the end of the stream; return status, message and the field to blame."""
+        """Wait for the end of the stream; return status, message and rejected field."""
         with pytest.raises(grpc.RpcError) as caught:
             list(self._call)
         metadata = dict(caught.value.trailing_metadata())
         return caught.value.code(), caught.value.details(), metadata.get(FIELD_METADATA, "")
 
     def half_close(self) -> list[pb.PoolResponse]:
-        """Say that nothing more comes, and return what the manager still answers."""
+        """Half-close the stream and return the remaining answers."""
         self._outgoing.put(None)
         return list(self._call)
 
     def break_off(self) -> None:
-        """Lose the stream, as a broken connection does."""
+        """Break the stream like a lost connection."""
         self._call.cancel()
         self._outgoing.put(None)
 
 
 def commits(*items: tuple[int, int, list[int]]) -> pb.Commits:
-    """Write commits of a sequence, its first index and the tokens from there on."""
+    """Build commits from tuples of sequence, first index and tokens."""
     request = step_message(Step(1, commits=[Commit(*item) for item in items]))
     return request.step.commits
 
 
 def extends(*items: tuple[int, list[tuple[int, int]]]) -> pb.Extends:
-    """Write extends of a group, and pairs of a sequence and the tokens that it needs room for."""
+    """Build extends from a group and pairs of sequence and room in tokens."""
     return step_message(Step(1, extends=[Extend(*item) for item in items])).step.extends
 
 
 def tables_of(result: pb.StepResult) -> list[TableChange]:
-    """Read how tables changed."""
     return list(result_of(result).tables)
 
 

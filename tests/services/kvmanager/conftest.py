@@ -19,7 +19,7 @@ def stub(service: Callable[..., RunningService]) -> kvmanager_pb2_grpc.KVManager
 
 @pytest.fixture
 def stream(stub: kvmanager_pb2_grpc.KVManagerStub) -> Iterator[Callable[[], Stream]]:
-    """Begins streams; all of them are closed at the end."""
+    """Return a factory of streams, which are closed at the end."""
     streams: list[Stream] = []
 
     def begin() -> Stream:
@@ -31,8 +31,8 @@ def stream(stub: kvmanager_pb2_grpc.KVManagerStub) -> Iterator[Callable[[], Stre
         one.break_off()
     deadline = time.monotonic() + CALL_SECONDS
     while pools(stub) and time.monotonic() < deadline:
-        pass  # each look is a call
-    assert pools(stub) == [], "a broken stream leaves its pool"
+        pass  # each iteration is a call
+    assert pools(stub) == [], "a broken stream left its pool"
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Messages that are legal on the wire and hurt whoever believes them, and what they do to a running KV manager.
+"""Messages that are legal on the wire but expensive or invalid, and their effect on a running KV manager.
 
-`Neighbour` is another engine of the same manager, in a process of its own, which says how long its Steps took.
+`Neighbour` is another engine of the same manager, in its own process, which measures its Steps.
 """
 
 import itertools
@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.001
 
 
 def varint(value: int) -> bytes:
-    """Write a number as protobuf does; one below 0 has ten bytes."""
+    """Encode a protobuf varint; a negative one has ten bytes."""
     value &= (1 << 64) - 1
     data = bytearray()
     while value > 0x7F:
@@ -37,17 +37,17 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """Write a field of bytes, or of a message."""
+    """Encode a field of bytes or of a message."""
     return varint(number << 3 | 2) + varint(len(payload)) + payload
 
 
 def step(*parts: bytes, number: int = 1) -> bytes:
-    """Write a PoolRequest with a Step of these fields."""
+    """Encode a PoolRequest with a Step of these fields."""
     return field(3, b"\x08" + varint(number) + b"".join(parts))
 
 
 def report(*parts: bytes) -> bytes:
-    """Write a PoolRequest with a page of a report."""
+    """Encode a PoolRequest with a page of a report."""
     return field(2, b"".join(parts))
 
 
@@ -60,13 +60,13 @@ EMPTY_REPORT = pb.PoolRequest(report=pb.ReportPage(last=True)).SerializeToString
 
 
 def many(entry: bytes, size: int) -> bytes:
-    """Repeat an entry up to so many bytes."""
+    """Repeat an entry up to `size` bytes."""
     return entry * (size // len(entry))
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """What a stream sends, after its Register and, unless it is about reports, an empty report."""
+    """Messages of a stream after its Register and, unless `reports` is set, an empty report."""
 
     name: str
     messages: tuple[bytes, ...]
@@ -82,7 +82,7 @@ _ALLOCATE = b"\x08\x01\x10\x01\x30\x01"  # group, sequence, compute_tokens
 
 
 def shapes() -> Iterator[Hostile]:
-    """Yield everything hostile, one at a time, because it is large."""
+    """Yield the hostile streams one at a time, because they are large."""
     for size, unit in ((64 << 10, "64 KiB"), (4 * MIB, "4 MiB"), (15 * MIB, "15 MiB"), (60 * MIB, "60 MiB")):
         yield _steps(f"{unit} of empty allocates", size, field(9, b""))
         yield _steps(f"{unit} of frees", size, _FREE)
@@ -140,7 +140,7 @@ def shapes() -> Iterator[Hostile]:
 
 
 class Neighbour:
-    """Another engine, which does one small Step after the other."""
+    """Another engine, which sends small Steps continuously."""
 
     def __init__(self, address: str) -> None:
         command = [sys.executable, "-m", "tests.services.kvmanager.hostile_messages", address]
@@ -148,7 +148,7 @@ class Neighbour:
         self.waits()
 
     def waits(self) -> tuple[float, int]:
-        """Return the milliseconds of the slowest Step since the last call, and how many there were."""
+        """Return the milliseconds of the slowest Step since the last call, and the number of Steps."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write("\n")
@@ -157,7 +157,7 @@ class Neighbour:
         return longest, steps
 
     def close(self) -> None:
-        """End it, and see that all its Steps were answered."""
+        """Stop it and check that all its Steps were answered."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
@@ -166,7 +166,7 @@ class Neighbour:
 
 
 def send(address: str, hostile: Hostile, engine_id: str = "hostile") -> tuple[list[bytes], grpc.StatusCode, str]:
-    """Send it on a stream, and half-close that; return the answers, how it ended, and why."""
+    """Send the messages, half-close the stream, and return its answers, status and details."""
     begin = [register(engine_id), *([] if hostile.reports else [EMPTY_REPORT])]
     answers: list[bytes] = []
     with grpc.insecure_channel(address, options=transport.channel_options()) as channel:
@@ -181,13 +181,12 @@ def send(address: str, hostile: Hostile, engine_id: str = "hostile") -> tuple[li
 
 
 def resident_mib(pid: int, which: str = "VmRSS") -> float:
-    """Return a process's memory now, or with VmHWM the most since `forget_peak`."""
+    """Return a process's memory now, or with VmHWM the peak since `reset_peak`."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(which)).split()[1]) / 1024
 
 
-def forget_peak(pid: int) -> None:
-    """Let the peak of a process's memory begin anew."""
+def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
@@ -215,7 +214,7 @@ def _do_steps(address: str) -> None:
             messages.put(step(number=number))
             next(answers)
             longest, steps = max(longest, time.perf_counter() - begun), steps + 1
-            if asked.is_set():  # said after a Step, so that none under way is left out
+            if asked.is_set():  # printed after a Step, so that the one in flight is included
                 asked.clear()
                 sys.stdout.write(json.dumps((longest * 1000, steps)) + "\n")
                 sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Cases of docs/kv-acceptance.md that are about leases: they begin when a stream breaks, each with its own session."""
+"""Cases of docs/kv-acceptance.md about leases."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,6 @@ Stub = kvmanager_pb2_grpc.KVManagerStub
 
 @pytest.fixture(scope="module")
 def stub(service: Callable[..., RunningService]) -> Stub:
-    """A manager with a short lease."""
     return Stub(service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", f"{LEASE_SECONDS}").channel)
 
 
@@ -25,7 +24,7 @@ def names(stub: Stub) -> list[str]:
 
 
 def wait_for(stub: Stub, wanted: list[str], deadline: float) -> float:
-    """Return the moment when just these engines have pools."""
+    """Wait until exactly these engines have pools; return the time."""
     while (found := names(stub)) != wanted:
         assert time.monotonic() < deadline, found
     return time.monotonic()

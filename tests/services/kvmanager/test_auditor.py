@@ -1,4 +1,4 @@
-"""A damaged pool under a live service: the audit finds it by itself, says what it knows, and the service goes on."""
+"""Audits of a live service with a damaged pool."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ SPEC = PoolSpec("engine", 1, "fingerprint", 2, 20, model="model")
 
 
 class Engine:
-    """An engine's stream, on the service's own event loop."""
+    """An engine's stream on the service's event loop."""
 
     def __init__(self, stub: pb_grpc.KVManagerStub) -> None:
         self._call = stub.Attach(timeout=SECONDS)
@@ -62,14 +62,14 @@ async def running() -> AsyncIterator[tuple[KVManagerService, pb_grpc.KVManagerSt
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits follow each other without rest."""
+    """Run audits without a pause between them."""
     monkeypatch.setattr(auditor, "_MIN_PAUSE_SECONDS", 0)
     monkeypatch.setattr(auditor, "_SLICE_PAUSE_SECONDS", 0)
 
 
 @pytest.fixture
 def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audit that never ends rests: what is found is found by those that are asked for."""
+    """Stop the periodic audit, so that only requested audits find damage."""
     monkeypatch.setattr(auditor, "_MIN_PAUSE_SECONDS", 1000)
 
 
@@ -80,11 +80,11 @@ def prompt(sequence: int) -> pb.Allocate:
 
 
 async def until_audited(service: KVManagerService) -> None:
-    """Wait until one more audit has begun and ended."""
+    """Wait until a further audit has started and ended."""
     totals = service.manager.session("engine").totals
     wanted, deadline = totals.audits + 2, time.monotonic() + SECONDS
     while totals.audits < wanted:
-        assert time.monotonic() < deadline, "no audit comes"
+        assert time.monotonic() < deadline, "no audit ran"
         await asyncio.sleep(0)
 
 

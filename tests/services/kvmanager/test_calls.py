@@ -1,4 +1,4 @@
-"""The KV manager's calls over the wire: what an engine says on its stream, and what others may read."""
+"""The KV manager's calls over the wire: Attach streams and reads."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 ABORTED = grpc.StatusCode.ABORTED
 
 
-# The beginning of a stream
+# Handshake
 
 
 def test_registration_returns_the_managers_epoch_and_a_session_number(stream: Callable[[], Stream]) -> None:
@@ -295,7 +295,7 @@ def test_half_closing_the_stream_drops_the_pool(stub: kvmanager_pb2_grpc.KVManag
     assert pools(stub) == []
 
 
-# What others read
+# Reads
 
 
 @pytest.fixture
@@ -464,7 +464,6 @@ def test_a_name_too_long_for_a_header_is_shortened(
 def test_a_reported_pool_is_adopted_and_continues(
     stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream]
 ) -> None:
-    """What the engine's side writes is what the manager's side reads."""
     pool = Pool(PoolSpec("engine", 5, "m", 4, 20, 6))
     pool.apply(Step(1, allocates=[Allocate(1, 1, "a", b"salt", [7] * 9, 9), Allocate(2, 2, "b", b"", [1] * 5, 5)]))
     pool.apply(Step(2, commits=[Commit(1, 0, [7] * 8), Commit(2, 0, [1] * 4)], swap_outs=[2], pins=[Pin("pin", 1, 1)]))

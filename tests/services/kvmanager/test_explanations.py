@@ -1,4 +1,4 @@
-"""What is said of a request: sentences made of the events that the ledger keeps of it."""
+"""Rendered explanations of requests, from the events in the ledger."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def engine():
     return Engine()
 
 
-def said(engine, request_id):
+def explained(engine, request_id):
     return summary(engine.ledger.explain(request_id))
 
 
@@ -47,7 +47,7 @@ def test_the_explanation_of_a_hit_has_its_cached_tokens(engine):
     shared = prompt(0, 8)
     engine.cache(1, shared)
     engine.allocate(2, [*shared, 99])
-    assert said(engine, "r2") == (
+    assert explained(engine, "r2") == (
         "It was admitted by engine engine in step 4. 8 of its 9 prompt tokens were cached. "
         "It holds 3 blocks now. It held at most 3 blocks."
     )
@@ -61,7 +61,7 @@ def test_the_explanation_of_a_miss_names_the_verb_that_evicted_the_block(engine)
     engine.allocate(3, [*shared, 99][:9])
     engine.free(2)
     engine.allocate(4, [*shared, 99])
-    text = said(engine, "r4")
+    text = explained(engine, "r4")
     assert (
         "8 of its 17 prompt tokens were cached: "
         "block 3 of its prefix was evicted in step 5 for the extend of request r2."
@@ -75,7 +75,7 @@ def test_the_last_of_several_evictions_of_a_block_is_explained(engine):
         engine.allocate(20 + round_, prompt(1000 * (round_ + 1), 32))
         engine.free(20 + round_)
     engine.allocate(30, [*shared, 1])
-    assert "was evicted in step 14 for the allocate of request r22." in said(engine, "r30")
+    assert "was evicted in step 14 for the allocate of request r22." in explained(engine, "r30")
 
 
 def test_the_explanations_of_victim_and_preempting_request_name_each_other(engine):
@@ -83,17 +83,17 @@ def test_the_explanations_of_victim_and_preempting_request_name_each_other(engin
     engine.allocate(2, prompt(100, 16))
     engine.extend(1, 20)
     engine.step(frees=[Free(2, FreeReason.PREEMPTED, 1)], extends=[Extend(1, [(1, 20)])])
-    assert said(engine, "r1").endswith(
+    assert explained(engine, "r1").endswith(
         "Its extend was refused as out_of_blocks in step 3: none of the 8 blocks is available. "
         "Request r2 was preempted for it in step 4 and released 4 blocks. "
         "It holds 5 blocks now. It held at most 5 blocks."
     )
-    assert said(engine, "r2").endswith(
+    assert explained(engine, "r2").endswith(
         "It was preempted in step 4 for request r1. It has not been admitted again. It held at most 4 blocks."
     )
     engine.free(1)
     engine.allocate(2, prompt(100, 17))
-    assert "It was admitted again by engine engine in step 6." in said(engine, "r2")
+    assert "It was admitted again by engine engine in step 6." in explained(engine, "r2")
 
 
 def test_the_explanation_of_a_group_counts_shared_blocks_once_and_ends_with_its_last_sequence(engine):
@@ -101,29 +101,29 @@ def test_the_explanation_of_a_group_counts_shared_blocks_once_and_ends_with_its_
     engine.step(forks=[Fork(1, 2, 8)])
     engine.step(extends=[Extend(1, [(1, 12), (2, 12)])])
     engine.free(2, reason=FreeReason.PRUNED)
-    assert said(engine, "r1").endswith("It holds 3 blocks now. It held at most 4 blocks.")
+    assert explained(engine, "r1").endswith("It holds 3 blocks now. It held at most 4 blocks.")
     engine.free(1, reason=FreeReason.CANCELLED)
-    assert said(engine, "r1").endswith("It was cancelled in step 5. It held at most 4 blocks.")
+    assert explained(engine, "r1").endswith("It was cancelled in step 5. It held at most 4 blocks.")
 
 
 def test_the_explanation_of_a_swap_says_when_and_where():
     engine = Engine(host_blocks=4)
     engine.allocate(1, prompt(0, 8))
     engine.step(swap_outs=[1])
-    assert "It was swapped out to host memory in step 2. It is swapped out." in said(engine, "r1")
+    assert "It was swapped out to host memory in step 2. It is swapped out." in explained(engine, "r1")
     engine.step(swap_ins=[1])
-    assert "It was swapped in from host memory in step 3. It holds 2 blocks now." in said(engine, "r1")
+    assert "It was swapped in from host memory in step 3. It holds 2 blocks now." in explained(engine, "r1")
 
 
 def test_the_explanation_of_a_request_whose_pool_was_dropped_says_so(engine):
     engine.allocate(1, prompt(0, 8))
     engine.manager.detach(engine.session)
-    assert "Its pool was dropped while it held blocks." in said(engine, "r1")
+    assert "Its pool was dropped while it held blocks." in explained(engine, "r1")
 
 
 def test_the_explanation_of_a_request_that_was_only_refused_says_that_it_was_not_admitted(engine):
     engine.allocate(1, prompt(0, 100))
-    assert said(engine, "r1") == (
+    assert explained(engine, "r1") == (
         "Its allocate was refused as out_of_blocks in step 1: 25 blocks are needed, 8 are available. "
         "It has not been admitted."
     )
@@ -134,7 +134,7 @@ def test_an_explanation_states_that_its_first_events_were_dropped():
     engine.allocate(1, prompt(0, 8))
     engine.extend(1, 12)
     engine.free(1)
-    assert said(engine, "r1") == (
+    assert explained(engine, "r1") == (
         "Events before number 3 are no longer kept. It finished in step 3. It held at most 3 blocks."
     )
 
@@ -145,7 +145,7 @@ def test_a_request_on_two_engines_has_one_explanation():
     engine.allocate(1, prompt(0, 8))
     engine.free(1, reason=FreeReason.FAILED)
     other.allocate(1, prompt(0, 9))
-    assert "It failed in step 2. It was admitted again by engine other in step 1." in said(engine, "r1")
+    assert "It failed in step 2. It was admitted again by engine other in step 1." in explained(engine, "r1")
 
 
 @pytest.mark.parametrize("request_id", ["r2", ""])

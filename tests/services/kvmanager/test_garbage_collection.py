@@ -1,4 +1,4 @@
-"""The garbage collector of the KV manager: what survives is passed over, and cycles go in the end."""
+"""Garbage collection: survivors are frozen, cycles are collected."""
 
 import asyncio
 import gc
@@ -15,8 +15,6 @@ HOUR = 3600.0
 
 
 class Cyclic:
-    """Refers to itself."""
-
     def __init__(self) -> None:
         self.own = self
 
@@ -36,7 +34,7 @@ def test_objects_that_survive_two_collections_are_frozen() -> None:
         assert not any(one is kept for one in gc.get_objects())
     more = [kept]
     gc.collect(1)
-    assert any(one is more for one in gc.get_objects()), "outside all is as usual"
+    assert any(one is more for one in gc.get_objects()), "freezing continued after the context"
 
 
 def test_objects_made_by_a_slice_are_frozen_before_a_collection() -> None:
@@ -52,14 +50,16 @@ def test_objects_made_by_a_slice_are_frozen_before_a_collection() -> None:
     assert not any(one is end.value.value for one in gc.get_objects())
 
 
-@pytest.mark.parametrize(("seconds", "attached", "gone"), [(1.0, True, False), (HOUR, True, True), (1.0, False, True)])
+@pytest.mark.parametrize(
+    ("seconds", "attached", "collected"), [(1.0, True, False), (HOUR, True, True), (1.0, False, True)]
+)
 def test_cycles_are_collected_once_an_hour_and_when_the_last_engine_detaches(
-    seconds: float, attached: bool, gone: bool
+    seconds: float, attached: bool, collected: bool
 ) -> None:
     manager = KVManager(epoch=1)
     session = manager.attach(PoolSpec("engine", 1, "model", 16, 8, 0))
 
-    async def look() -> bool:
+    async def run() -> bool:
         clock = count(0.0, seconds)
         task = asyncio.create_task(run_collections(manager, lambda: next(clock), period_seconds=0))
         await asyncio.sleep(0)
@@ -74,6 +74,6 @@ def test_cycles_are_collected_once_an_hour_and_when_the_last_engine_detaches(
 
     gc.disable()
     try:
-        assert asyncio.run(look()) == gone
+        assert asyncio.run(run()) == collected
     finally:
         gc.enable()

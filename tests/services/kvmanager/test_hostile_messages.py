@@ -1,4 +1,4 @@
-"""Hostile messages to a running KV manager: refused or answered, beside an engine whose Steps are all answered."""
+"""Hostile messages to a running KV manager with another engine attached."""
 
 from collections.abc import Callable, Iterator
 
@@ -51,7 +51,7 @@ def test_a_hostile_message_is_refused_or_answered_in_bounded_memory(
     hostile = next(one for one in hostile_messages.shapes() if one.name == name)
     pid = running.process.pid
     before = hostile_messages.resident_mib(pid)
-    hostile_messages.forget_peak(pid)
+    hostile_messages.reset_peak(pid)
     answers, code, details = send(running.address, hostile)
     assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), details
     if code is grpc.StatusCode.OK:

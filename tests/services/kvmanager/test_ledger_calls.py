@@ -67,8 +67,6 @@ def attached(manager: Stub) -> Iterator[Stream]:
 
 
 class Watcher:
-    """A reader of the ledger."""
-
     def __init__(self, stub: Stub, from_event: int = 0) -> None:
         self._call = stub.WatchEvents(pb.WatchEventsRequest(from_event=from_event), timeout=CALL_SECONDS)
 
@@ -198,7 +196,7 @@ def test_a_watcher_of_dropped_events_receives_the_gap(attached: Stream, watch: C
     gap, *rest = watch(1).read(150)
     assert gap == pb.WatchEventsResponse(skipped_to=4 * STEP + 2 - KEPT)
     assert [message.event.event for message in rest] == list(range(gap.skipped_to, gap.skipped_to + 149))
-    # Whoever wants the oldest that there is misses nothing.
+    # From the oldest kept event on there is no gap.
     assert watch(0).events(1)[0].event == gap.skipped_to
 
 

@@ -1,4 +1,4 @@
-"""The series of pools come and go with their sessions."""
+"""Metric series of pools and their sessions."""
 
 from prometheus_client import generate_latest
 
@@ -28,7 +28,7 @@ def test_an_engine_that_attaches_again_has_one_series_from_zero() -> None:
     for _ in range(2):
         assert shown(metrics).values("quire_kv_pool_blocks", "model_name") == {"new": 9}
         assert shown(metrics).values("quire_kv_step_seconds_count", "model_name") == {"new": 0}
-        metrics.on_detach(first)  # its stream breaks later than the new one begins
+        metrics.on_detach(first)  # its stream breaks after the new one starts
 
 
 def test_every_attached_engine_has_series_until_it_detaches() -> None:
@@ -117,7 +117,7 @@ def test_series_of_block_lifetimes_start_and_end_with_a_session() -> None:
             commit = [Commit(number, 0, [1, 1])] if number == 1 else []
             step = Step(2 * number + 1, commits=commit, frees=[Free(number, FreeReason.FINISHED)])
             metrics.on_step(session, manager.apply(session, step), 0.01)
-        # Three blocks: one is found three times, the others are handed out in turn, four times in all.
+        # Three blocks: one is hit three times, the others are granted in turn, four times in all.
         assert counts() == [{"one": 2}, {"one": 2}, {"one": 2}]
     metrics.on_detach(session)
     assert counts() == [{}] * 3

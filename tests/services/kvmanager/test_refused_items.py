@@ -1,4 +1,4 @@
-"""Items of a Step that cannot be done: each is refused by itself, and the pool stays as it was."""
+"""Invalid items of a Step: each is refused alone, and the pool does not change."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def engine(engine: Stream) -> Stream:
 
 
 def state(stub: kvmanager_pb2_grpc.KVManagerStub) -> list[Any]:
-    """All that can be read of the only pool, but for its totals."""
+    """Read the only pool completely, without its totals."""
     (pool,) = pools(stub)
     pool.ClearField("totals")
     assert list(stub.Audit(pb.AuditRequest()).violations) == []

@@ -1,4 +1,4 @@
-"""The block map's server: what it shows, to whom, and what it keeps to itself."""
+"""The block map's HTTP server."""
 
 import base64
 import json
@@ -43,9 +43,9 @@ def http(manager: RunningService) -> Iterator[httpx.Client]:
 
 
 class Map:
-    """A page that is being shown, without a browser: what a stream of messages says.
+    """An open page without a browser: applies a stream of messages.
 
-    It waits for room: the server hears a moment later that a page before it was left.
+    It retries while the server has not yet noticed that an earlier page was closed.
     """
 
     def __init__(self, http: httpx.Client, engine: str = "engine") -> None:
@@ -55,7 +55,7 @@ class Map:
         self.pool: dict[str, Any] = {}
         self.cells: dict[str, list[int]] = {}
         self.counts: dict[str, Any] = {}
-        self.told: list[str] = []
+        self.texts: list[str] = []
 
     def __enter__(self) -> "Map":
         deadline = time.monotonic() + CALL_SECONDS
@@ -65,7 +65,7 @@ class Map:
             if response.status_code != HTTPStatus.TOO_MANY_REQUESTS:
                 break
             self._request.__exit__(None, None, None)
-            assert time.monotonic() < deadline, "there is never room"
+            assert time.monotonic() < deadline, "no watcher slot became free"
         assert response.status_code == HTTPStatus.OK
         self._lines = response.iter_lines()
         return self
@@ -74,7 +74,7 @@ class Map:
         self._request.__exit__(*error)
 
     def read(self) -> str:
-        """Take one message in; return its kind."""
+        """Apply one message and return its kind."""
         kind = ""
         for line in self._lines:
             if line.startswith("event: "):
@@ -103,7 +103,7 @@ class Map:
             self.cells[value["tier"]][value["first"] : value["first"] + len(page)] = page
         elif kind == "changes":
             self.counts = value.get("counts", self.counts)
-            self.told += [event["text"] for event in value.get("events", [])]
+            self.texts += [event["text"] for event in value.get("events", [])]
             for tier in ("device", "host"):
                 pairs = numbers(value.get(tier, ""))
                 for block, packed in zip(pairs[::2], pairs[1::2], strict=True):
@@ -141,8 +141,8 @@ def test_a_map_is_sent_completely_then_by_its_changes(http: httpx.Client, engine
         engine.step(frees=[pb.Free(sequence=one, reason=pb.FREE_REASON_FINISHED) for one in (1, 2)])
         shown.read_until(lambda shown: shown.counts["device"]["held"] == 0)
         assert shown.states() == {"free": 18, "cached": 2, "held": 0, "withheld": 0} == shown.counts["device"]
-        # In the same message: what has happened is told with what it has changed.
-        assert "Sequence 1 (request-1) finished and released 3 blocks (1-3)." in shown.told
+        # Events are in the same message as their changes.
+        assert "Sequence 1 (request-1) finished and released 3 blocks (1-3)." in shown.texts
 
 
 def test_a_map_of_many_blocks_comes_in_pages_and_of_both_tiers(
@@ -171,7 +171,6 @@ def test_a_map_continues_when_its_engine_attaches_again_and_ends_when_it_detache
 
 
 def test_a_map_opened_later_has_the_changes_made_while_none_was_open(http: httpx.Client, engine: Stream) -> None:
-    """What is seen from outside: who comes later gets what happened meanwhile, in a whole map."""
     with Map(http) as shown:
         shown.drawn()
     engine.allocate(1, 9)
@@ -250,15 +249,15 @@ def test_no_answer_names_a_tenant(http: httpx.Client, engine: Stream) -> None:
         engine.step(commits=commits((1, 0, [1] * 60)), pins=PINS)
         engine.step(frees=[pb.Free(sequence=1, reason=pb.FREE_REASON_PREEMPTED, preempted_for_group=2)])
         engine.step(allocates=[allocate(2, "umbrella")])
-        shown.read_until(lambda shown: any("was allocated" in text and "r2" in text for text in shown.told))
-        told = [
-            *shown.told,
+        shown.read_until(lambda shown: any("was allocated" in text and "r2" in text for text in shown.texts))
+        answers = [
+            *shown.texts,
             http.get("/api/pools/engine/sequences/2").text,
             http.get("/api/pools/engine/sequences").text,
         ]
-    told += [http.get(f"/api/pools/engine/blocks/{block}").text for block in range(1, 21)]
-    assert "Request r1 was preempted for it" in " ".join(told)
-    assert [text for text in told if "acme" in text or "umbrella" in text] == []
+    answers += [http.get(f"/api/pools/engine/blocks/{block}").text for block in range(1, 21)]
+    assert "Request r1 was preempted for it" in " ".join(answers)
+    assert [text for text in answers if "acme" in text or "umbrella" in text] == []
 
 
 @pytest.mark.parametrize(
@@ -288,7 +287,9 @@ def test_every_answer_forbids_loading_from_other_origins(http: httpx.Client) -> 
         assert policy.startswith("default-src 'none'; script-src 'self';"), path
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", ""), "all comes from here"
+        assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", ""), (
+            "a page loads from another origin"
+        )
         assert "https://" not in answer.text
 
 
