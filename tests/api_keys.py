@@ -1,4 +1,4 @@
-"""API keys for tests: a gateway's file, and clients with a key."""
+"""API keys for tests."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +11,13 @@ from tests.running_quire import open_channel
 
 
 def write_keys(path: Path, keys: Mapping[str, str]) -> Path:
-    """Write a file of keys, each with further TOML lines of its entry."""
+    """Write a gateway's file of keys; the values are further TOML lines of the entries."""
     entries = [f'[[key]]\nsha256 = "{digest_of(key).hex()}"\n{rest}\n' for key, rest in keys.items()]
     path.write_text("\n".join(entries) or "key = []")
     return path
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that shows a key."""
     return (("authorization", f"Bearer {key}"),)
 
 

@@ -1,8 +1,7 @@
-"""Runs a command as a slower or a faster machine would: `python -m tests.at_speed half pytest ...`.
+"""Runs a command as on a slower or faster machine: `python -m tests.at_speed half pytest ...`.
 
-`half` gives the command, and all that it starts, half of the time of this machine's processors, by a control group;
-that takes root and a cpu controller that can be written. `double` makes the tiny models of the tests so small that what
-waits for an engine waits half as long or less. What a test takes for having happened must hold at either.
+`half` gives the command and its children half of the processors' time, by a control group; that takes root and a
+writable cpu controller. `double` shrinks the tiny models, so that an engine's steps take half of the time or less.
 """
 
 import os
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# As the tests' tiny models read it.
+# Read by tests/tiny_models.py.
 SMALLEST_MODELS = "QUIRE_TESTS_SMALLEST_MODELS"
 
 _PERIOD_MICROSECONDS = 20_000
@@ -24,11 +23,11 @@ _ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 
 @contextmanager
 def half_speed() -> Iterator[Path]:
-    """Make a control group that has half of this machine's processors; whatever joins it shares them."""
+    """Make a control group with half of this machine's processor time."""
     quota = (os.cpu_count() or 1) * _PERIOD_MICROSECONDS // 2
     root = next((root for root in _ROOTS if os.access(root / "cgroup.procs", os.W_OK)), None)
     if root is None:
-        raise SystemExit("no control group can be made here: that takes root and a cpu controller that can be written")
+        raise SystemExit("cannot make a control group: that takes root and a writable cpu controller")
     group = root / _GROUP
     group.mkdir()
     try:
@@ -41,11 +40,11 @@ def half_speed() -> Iterator[Path]:
             raise SystemExit(f"{root} has no cpu controller")
         yield group
     finally:
-        _leave(group)
+        _close(group)
 
 
-def _leave(group: Path) -> None:
-    """Move remaining processes to the parent group: a group with processes cannot be removed."""
+def _close(group: Path) -> None:
+    """Move remaining processes to the parent group, so that the group can be removed."""
     for process in (group / "cgroup.procs").read_text().split():
         try:
             (group.parent / "cgroup.procs").write_text(process)
@@ -55,7 +54,6 @@ def _leave(group: Path) -> None:
 
 
 def run(speed: str, command: Sequence[str]) -> int:
-    """Run a command at a speed, and return its exit status."""
     if speed == "double":
         return _status(command, os.environ | {SMALLEST_MODELS: "1"})
     with half_speed() as group:

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and certificates that it signs."""
+"""A certificate authority for tests."""
 
 import ipaddress
 from datetime import UTC, datetime, timedelta
@@ -24,9 +24,9 @@ class Authority:
     def issue(
         self, name: str, *, host: str = "localhost", days: float = 1, address: str = "127.0.0.1"
     ) -> tuple[Path, Path]:
-        """Write a certificate of `name` for `address` and `host`, and its key; negative days: it expired so long ago.
+        """Write a certificate for `address` and `host`, and its key, over earlier ones of this name.
 
-        Issued again, it replaces the files of before.
+        It expires after `days`; with negative days it has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address(address))]

@@ -1,4 +1,4 @@
-"""The names that the tree defines, for pages that quote them: read from the sources, without running services."""
+"""The names that the source tree defines, to check pages that quote them."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 @cache
 def tracked() -> frozenset[str]:
-    """The paths of all files of the tree and of their folders, those without a commit yet included."""
+    """The paths of all files and folders, uncommitted ones included."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -45,7 +45,7 @@ def tracked() -> frozenset[str]:
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """The syntax tree of every Python module of the product, by its dotted name."""
+    """The syntax trees of the product's Python modules by dotted name."""
     found = {}
     for path in tracked():
         if path.endswith(".py") and (path.split("/")[0] in PRODUCT or path == FAMILIES):
@@ -56,7 +56,7 @@ def modules() -> dict[str, ast.Module]:
 
 @cache
 def classes() -> dict[str, set[str]]:
-    """The members of every class and its bases by its name; of classes with one name, of all of them."""
+    """The members of each class and its bases by class name; classes with the same name are merged."""
     own: dict[str, set[str]] = defaultdict(set)
     bases: dict[str, set[str]] = defaultdict(set)
     for tree in modules().values():
@@ -86,7 +86,7 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
 
 @cache
 def definitions(module: str) -> frozenset[str]:
-    """Return the names that a module defines: `name` and `Class.member`."""
+    """The names that a module defines: `name` and `Class.member`."""
     found = set()
     for node in modules()[module].body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -101,7 +101,7 @@ def definitions(module: str) -> frozenset[str]:
 
 @cache
 def messages() -> dict[str, set[str]]:
-    """The fields of every message of the wire, the methods of every service and the values of every enum."""
+    """Fields of protobuf messages, methods of services and values of enums, by their names."""
     found: dict[str, set[str]] = {}
     for proto in PROTOS:
         file = proto.DESCRIPTOR
@@ -119,7 +119,7 @@ def messages() -> dict[str, set[str]]:
 
 @cache
 def words() -> frozenset[str]:
-    """Every word of the product's code: names and texts of Python without docstrings, other files without comments."""
+    """All words of the product's code, without docstrings and comments."""
     found: set[str] = set()
     for tree in modules().values():
         found.update(word for text in _texts(tree) for word in _WORD.findall(text))
@@ -148,7 +148,7 @@ def _identifiers(tree: ast.Module) -> Iterator[str]:
 
 
 def _texts(tree: ast.Module) -> Iterator[str]:
-    """Every text of a module but docstrings, with HOLE where an f-string or a format has a value."""
+    """All texts of a module except docstrings, with HOLE for the values of an f-string."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     skipped = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and _documented(node)}
     for node in ast.walk(tree):
@@ -165,28 +165,26 @@ def _documented(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFun
 
 @cache
 def texts() -> tuple[str, ...]:
-    """The product's messages and other texts, with HOLE in the place of each value."""
+    """The product's messages and other texts, with HOLE for each value."""
     found = [text for tree in modules().values() for text in _texts(tree)]
     return tuple(re.sub(r"%[sdr.\df]+|\{\w*\}", HOLE, " ".join(text.split())) for text in found if " " in text)
 
 
 @cache
 def tests() -> frozenset[str]:
-    """The names of all tests."""
     sources = ((ROOT / path).read_text() for path in tracked() if re.match(r"tests/.*\.py", path))
     return frozenset(name for source in sources for name in re.findall(r"def (test_\w+)\(", source))
 
 
 @cache
 def routes() -> frozenset[str]:
-    """The paths that services serve over HTTP."""
     found = {text for name, tree in modules().items() if name.startswith("services.") for text in _texts(tree)}
     return frozenset(text for text in found if text.startswith("/"))
 
 
 @cache
 def metrics() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
-    """The type and the names of samples of every metric, by the service that registers it."""
+    """Type and sample names of each metric by service."""
     registries = {
         "gateway": GatewayMetrics().registry,
         "engine": EngineMetrics().registry,
@@ -206,7 +204,7 @@ def _samples(name: str, kind: str) -> tuple[str, tuple[str, ...]]:
 
 @cache
 def metric_names() -> frozenset[str]:
-    """The names of all samples, those under vLLM's names included."""
+    """The names of all samples, including vLLM's names."""
     ours = {name for of_service in metrics().values() for _, names in of_service.values() for name in names}
     return frozenset(
         ours | {name + suffix for one in COUNTERPARTS for name in one.theirs for suffix in ("", *one.suffixes)}
@@ -215,7 +213,7 @@ def metric_names() -> frozenset[str]:
 
 @cache
 def commands() -> dict[str, click.Command]:
-    """Every command by its words, such as `key create`."""
+    """All commands by their words, such as `key create`."""
 
     def below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         yield name, command
@@ -228,7 +226,6 @@ def commands() -> dict[str, click.Command]:
 
 @cache
 def options() -> dict[str, list[click.Parameter]]:
-    """The options of all commands by their flags."""
     found: dict[str, list[click.Parameter]] = defaultdict(list)
     for command in commands().values():
         for option in command.params:
@@ -240,7 +237,7 @@ def options() -> dict[str, list[click.Parameter]]:
 
 @cache
 def variables() -> frozenset[str]:
-    """The variables of the environment that commands, containers and builds read."""
+    """Environment variables that commands, containers and builds read."""
     found = {
         "_".join(["QUIRE", *name.upper().split(), option.name.upper()]).replace("-", "_")
         for name, command in commands().items()
@@ -259,7 +256,7 @@ def variables() -> frozenset[str]:
 
 @cache
 def chart_values() -> frozenset[str]:
-    """The dotted paths of the chart's values, its services' settings and their values below maps included."""
+    """The dotted paths of the chart's values, including the settings of its services."""
     found: set[str] = set()
 
     def walk(path: str, value: object) -> None:

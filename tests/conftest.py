@@ -4,17 +4,17 @@ import os
 import signal
 import threading
 
-# As in the engine's own process, and before torch is imported.
+# As in the engine's process; before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-if "PYTEST_XDIST_WORKER" in os.environ:  # the others have the other cores
+if "PYTEST_XDIST_WORKER" in os.environ:  # other workers use the other cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A background process may ignore SIGINT, and would pass that on to the processes that tests interrupt.
+# A background process may ignore SIGINT, and its children inherit that; tests interrupt theirs.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Tests let torch fill what it allocates, which needs its deterministic mode; on a GPU that needs this setting.
+# Tests use torch's deterministic mode, which fills new memory; on a GPU it needs this setting.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ import hypothesis
 import pytest
 import torch
 
-# Before triton is imported: where there is no GPU its kernels run under its interpreter.
+# Before triton is imported: without a GPU its kernels run under its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -36,10 +36,10 @@ from tests.tiny_models import make_tiny_model
 hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("quire")
 
-if TYPE_CHECKING:  # starting servers needs packages that tests of the core do without
+if TYPE_CHECKING:  # tests of the core run without the packages of servers
     from tests.running_quire import RunningQuire
 
-# Where tests wait for processes and clocks, and take longest.
+# The rooms with the longest tests.
 _FIRST = ("deployment", "services")
 
 
@@ -51,19 +51,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _subnormals() -> None:
-    """Let subnormal numbers be: loading the kernels, compiled for speed, makes the processor flush them to zero."""
+    """Keep subnormal numbers: loading the kernels makes the processor flush them to zero."""
     torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The folder of the demo model, which `make test` has fetched."""
     return resolve("demo", default_cache(), lambda *_: None)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes a tiny randomly initialised checkpoint with a tokenizer: `llama` (grouped heads), `gpt2` or `opt`."""
+    """Makes a tiny random checkpoint with a tokenizer: `llama` (grouped heads), `gpt2` or `opt`."""
     folders: dict[str, Path] = {}
 
     def make(family: str) -> Path:
@@ -76,7 +75,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def quire() -> Iterator["Callable[..., RunningQuire]"]:
-    """Starts `quire serve` with the given arguments; whatever still runs at the end is stopped."""
+    """Starts `quire serve` with the given arguments, and stops it after the test."""
     from tests.running_quire import start_quire
 
     running: list[RunningQuire] = []
@@ -92,7 +91,7 @@ def quire() -> Iterator["Callable[..., RunningQuire]"]:
 
 @pytest.fixture(scope="module")
 def tiny_quire(tiny_model: Callable[[str], Path]) -> "Iterator[RunningQuire]":
-    """One Quire for all tests of a module, serving the tiny Llama from a pool of 64 blocks of 16 tokens."""
+    """One Quire a module: the tiny Llama, 64 blocks of 16 tokens."""
     from tests.running_quire import start_quire
 
     one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "16")
@@ -102,7 +101,7 @@ def tiny_quire(tiny_model: Callable[[str], Path]) -> "Iterator[RunningQuire]":
 
 @pytest.fixture(scope="module")
 def demo_quire(demo_model: Path) -> "Iterator[RunningQuire]":
-    """One Quire for all tests of a module, serving the demo model with its defaults."""
+    """One Quire a module: the demo model with its defaults."""
     from tests.running_quire import start_quire
 
     one = start_quire("--model", "demo")

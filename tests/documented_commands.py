@@ -22,7 +22,7 @@ _VARIABLE = re.compile(r"[A-Z_]+=\S*")
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and the page that has it. `shown` is one in a block, to be typed as it is."""
+    """A command of a page. `shown`: in a block, to be typed as it is."""
 
     page: Path
     text: str
@@ -30,7 +30,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """Return the words, without variables before the program and without its folder."""
+        """The words, without variables before the program and its folder."""
         words = shlex.split(self.text, comments=True)
         while _VARIABLE.fullmatch(words[0]):
             words = words[1:]
@@ -41,13 +41,13 @@ class Command:
 
 
 def commands() -> list[Command]:
-    """Return all of them in their order, each once for a page."""
+    """All commands in order, each once a page."""
     found = [command for page in PAGES for command in [*_in_blocks(page), *_in_sentences(page)]]
     return list(dict.fromkeys(found))
 
 
 def unlabelled_commands() -> list[str]:
-    """Return lines that look like commands in blocks that are not marked as shell."""
+    """Lines that look like commands in blocks that are not marked as shell."""
     return [
         f"{page.name}: {line}"
         for page in PAGES
@@ -94,5 +94,5 @@ def _whole_commands(text: str) -> list[str]:
         if not line.endswith("\\"):
             found.append(begun.rstrip("\n"))
             begun = ""
-    assert not begun, f"a command without an end: {begun}"
+    assert not begun, f"an incomplete command: {begun}"
     return [command for command in found if shlex.split(command, comments=True)]

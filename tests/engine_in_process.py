@@ -1,4 +1,4 @@
-"""An engine in one process: scheduler, runner, and a block manager without a network. Its clock counts turns."""
+"""An engine with a block manager in the same process; its clock counts turns."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -27,17 +27,14 @@ _MOST_TURNS = 5000
 
 
 class MadeToFail(Exception):
-    """A failure that a test injected; any other failure of a step is raised to the caller of the turn."""
+    """An injected failure; any other failure of a step is raised to the caller of the turn."""
 
 
 Observer = Callable[[Step, kvmanager.AppliedStep], None]
 
 
 class FickleBlocks(InProcessBlocks):
-    """A block manager that answers late and can be disconnected.
-
-    An answer that is there is held back for `delay` calls of `receive`.
-    """
+    """A block manager that can be disconnected, and delays answers by `delay` calls of `receive`."""
 
     def __init__(self, capacity: Capacity, observe: Observer | None = None) -> None:
         super().__init__(capacity, observe)
@@ -62,19 +59,18 @@ class FickleBlocks(InProcessBlocks):
         return result
 
     def lose(self) -> None:
-        """Break the connection: results of applied Steps are lost."""
+        """Disconnect: results of applied Steps are lost."""
         self._answers.clear()
         self.ready = False
 
     def restore(self) -> None:
-        """Attach again, with a report of the pool."""
         spec = self.session.pool.spec
         self.session = self.manager.attach(spec, adopted(spec, self._replica.report()))
         self._returned = True
 
 
 class EngineInProcess:
-    """Runs an engine turn by turn and collects its outputs: tokens, cached tokens and ends by request id."""
+    """Runs an engine turn by turn, and collects its outputs by request id."""
 
     def __init__(
         self,
@@ -114,7 +110,7 @@ class EngineInProcess:
     ) -> str:
         """Queue a request that arrived `age` turns ago, with the `rest` of its fields; return its id.
 
-        `samples` is how many, or what was generated of each before.
+        `samples` is their count, or the tokens that each has already.
         """
         request = Request(
             request_id=request_id or f"r{len(self.tokens)}",
@@ -131,7 +127,6 @@ class EngineInProcess:
         return request.request_id
 
     def take(self, request: Request) -> None:
-        """Queue a request that is made already."""
         self.scheduler.requests.submit(request)
         self.samples[request.request_id] = [[] for _ in request.samples]
         self.tokens[request.request_id] = self.samples[request.request_id][0]
@@ -171,7 +166,7 @@ class EngineInProcess:
             raise failure
 
     def run(self, most_turns: int = _MOST_TURNS) -> None:
-        """Turn until nothing is live, then check that every block came back. A turn that moves nothing is an error."""
+        """Turn until no request is live, then check that every block is free. A turn without progress is an error."""
         for _ in range(most_turns):
             if self.scheduler.empty:
                 self.assert_released()
@@ -182,7 +177,6 @@ class EngineInProcess:
         raise AssertionError(f"requests are live after {most_turns} turns")
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object) -> list[list[int]]:
-        """Run all prompts together; return the tokens of each."""
         ids = [self.submit(prompt, max_tokens, **options) for prompt in prompts]  # type: ignore[arg-type]
         self.run()
         return [self.tokens[request_id] for request_id in ids]
@@ -197,7 +191,7 @@ class EngineInProcess:
 
 
 class ModelEngine(EngineInProcess):
-    """An engine with a real model on the CPU, in float32."""
+    """An engine with a model on the CPU, in float32."""
 
     def __init__(
         self,
@@ -227,5 +221,4 @@ class ModelEngine(EngineInProcess):
 
 @functools.cache
 def loaded_model(folder: Path) -> LoadedModel:
-    """Load a model once for all tests; it keeps no state of runs."""
     return load_model(folder, torch.float32, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Plugs the KV manager's core into the engine without a network."""
+"""The KV manager's core as the engine's block manager, without a network."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from engine.schedule.request import Capacity
 
 
 class InProcessBlocks:
-    """A block manager whose answers are there at once. `observe` sees every Step with its result, and the pool."""
+    """A block manager that answers at once. `observe` receives every Step with its result."""
 
     def __init__(
         self,

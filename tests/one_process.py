@@ -1,4 +1,4 @@
-"""All three services in one process, over real gRPC and HTTP, so that a test can see every call of the product."""
+"""All three services in one process, so that a test sees every call of the product."""
 
 import asyncio
 import logging
@@ -27,9 +27,9 @@ _READY_SECONDS = 60.0
 
 @contextmanager
 def calls(seen: Callable[[str], None]) -> Iterator[None]:
-    """Report each call of a function of the product as `module:qualified.name`, in all threads begun from here on.
+    """Report each call of a function of the product as `module:qualified.name`, in this thread and new ones.
 
-    A coroutine or generator is reported each time that it goes on.
+    A coroutine or generator is reported at each resumption.
     """
     names: dict[CodeType, str] = {}
 

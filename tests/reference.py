@@ -1,7 +1,7 @@
 """Reference answers of transformers, and comparisons with them.
 
-Two greedy runs in float32 may add the same numbers in another order, so where the reference's own logits of two tokens
-are nearly equal, either is right. Such places are found, counted, and not hidden: `near_ties`.
+Two greedy runs in float32 may add the same numbers in different orders. Where the reference's logits of two tokens are
+nearly equal, either token is right: a near tie. These are counted.
 """
 
 import functools
@@ -19,8 +19,9 @@ NEAR_TIE = 1e-4
 
 
 class Difference(NamedTuple):
-    """Where an answer leaves the reference: its place among the generated tokens, both tokens (None: the end), and how
-    much larger the reference's logit of its own token is; infinite where only one of them ends.
+    """Where an answer differs from the reference: the place, and both tokens (None: the end).
+
+    `gap` is the difference of the reference's logits of both tokens, infinite where only one text ends.
     """
 
     place: int
@@ -31,7 +32,7 @@ class Difference(NamedTuple):
 
 @functools.cache
 def reference_model(folder: Path) -> Any:
-    """Load a model with transformers' own eager attention, in float32, without the checkpoint's generation defaults."""
+    """Load a model in float32 with eager attention, and without the checkpoint's generation defaults."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
@@ -42,10 +43,7 @@ def reference_model(folder: Path) -> Any:
 def greedy_reference(
     folder: Path, prompts: Iterable[Sequence[int]], max_tokens: int, eos_token_ids: Iterable[int] = ()
 ) -> list[list[int]]:
-    """Return the new tokens of `generate` for each prompt alone, including the stop token.
-
-    Without `eos_token_ids` nothing but `max_tokens` ends it. Computed once for all tests.
-    """
+    """Return the new tokens of `generate` for each prompt alone, including the stop token; cached for all tests."""
     ends = frozenset(eos_token_ids)
     return [list(_generated(folder, tuple(prompt), max_tokens, ends)) for prompt in prompts]
 
@@ -82,7 +80,7 @@ def near_ties(
     max_tokens: int,
     eos_token_ids: Iterable[int] = (),
 ) -> int:
-    """Check that all answers equal the reference but for near ties; return how many of those there are."""
+    """Check that all answers equal the reference except for near ties, and count those."""
     ends = frozenset(eos_token_ids)
     count = 0
     for number, (prompt, tokens) in enumerate(zip(prompts, answers, strict=True)):
@@ -93,8 +91,9 @@ def near_ties(
 
 
 def near_ties_after_penalties(folder: Path, prompt: Sequence[int], tokens: Sequence[int], rules: LogitRules) -> int:
-    """Check that each token is the likeliest after those before it, penalties counted; return how many near ties are
-    among them. The repetition penalty is transformers'; the other two it has not, they are subtracted here.
+    """Check that each token is the likeliest after penalties, and count near ties.
+
+    transformers has only the repetition penalty; the other two are subtracted here.
     """
     model, count = reference_model(folder), 0
     with torch.inference_mode():
@@ -106,13 +105,13 @@ def near_ties_after_penalties(folder: Path, prompt: Sequence[int], tokens: Seque
         times = torch.bincount(before[0, len(prompt) :], minlength=len(row))
         row = row - rules.frequency_penalty * times - rules.presence_penalty * (times > 0)
         gap = float(row.max() - row[token])
-        assert gap < NEAR_TIE, f"prompt of {len(prompt)} tokens: the token at {place} is {gap} behind the likeliest"
+        assert gap < NEAR_TIE, f"prompt of {len(prompt)} tokens: the token at {place} is {gap} below the likeliest"
         count += int(row.argmax()) != token
     return count
 
 
 class BeamAnswers(NamedTuple):
-    """Return answers of a beam search, best first: new tokens including the stop token, and scores."""
+    """Answers of a beam search, best first: new tokens including the stop token, and scores."""
 
     token_ids: list[list[int]]
     scores: list[float]
@@ -129,7 +128,7 @@ def beam_reference(
 ) -> BeamAnswers:
     """Return the best `count` answers of transformers' beam search.
 
-    `allowed` says which tokens can follow a text, and `rest` is of its GenerationConfig.
+    `allowed` returns the tokens that can follow a text; `rest` are fields of GenerationConfig.
     """
     model = reference_model(folder)
     input_ids = torch.tensor([list(prompt)], device=model.device)
@@ -160,26 +159,26 @@ def beam_reference(
 def beam_near_ties(
     folder: Path, prompt: Sequence[int], search: BeamSearch, answers: BeamAnswers, expected: BeamAnswers
 ) -> int:
-    """Check that a search's answers and scores equal the reference's; return how many answers are others.
+    """Check that a search's answers and scores equal the reference's, and count different answers.
 
-    Another answer is right only if it is a near tie: the reference, given its tokens, finds the score that is said of
-    it, and that is the score of the reference's own answer in this place.
+    A different answer must be a near tie: its score equals the reference's score of its tokens, and the score of the
+    reference's answer of the same rank.
     """
     assert len(answers.token_ids) == len(expected.token_ids)
-    others = 0
+    different = 0
     for rank, tokens in enumerate(answers.token_ids):
         gap = abs(answers.scores[rank] - expected.scores[rank])
-        assert gap < NEAR_TIE, f"prompt of {len(prompt)} tokens, answer {rank}: its score is off by {gap}"
+        assert gap < NEAR_TIE, f"prompt of {len(prompt)} tokens, answer {rank}: its score differs by {gap}"
         if tokens != expected.token_ids[rank]:
             rows = reference_logprobs(folder, [*prompt, *tokens])[len(prompt) - 1 :]
             logprob = float(rows.gather(-1, torch.tensor(tokens)[:, None]).sum())
             assert abs(logprob / len(tokens) ** search.length_penalty - answers.scores[rank]) < NEAR_TIE
-            others += 1
-    return others
+            different += 1
+    return different
 
 
 def reference_logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
-    """Return `[tokens - 1, vocabulary]`: how likely transformers finds each token after each beginning of a text."""
+    """Return log-probabilities `[tokens - 1, vocabulary]`: row i is of the token after the first i + 1."""
     model = reference_model(folder)
     with torch.inference_mode():
         logits = model(torch.tensor([tokens], device=model.device), use_cache=False).logits[0, :-1]
@@ -199,7 +198,6 @@ def _generated(folder: Path, prompt: tuple[int, ...], max_tokens: int, ends: fro
 
 
 def _until_end(tokens: list[int], ends: frozenset[int]) -> list[int]:
-    """Remove the padding of an answer."""
     end = next((place for place, token in enumerate(tokens, 1) if token in ends), len(tokens))
     return tokens[:end]
 

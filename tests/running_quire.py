@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,20 @@ from quire.v1 import (
 from services.runtime import transport
 from tests.scrape import Scrape
 
-# The modules of `quire`, and of one whose engines run some requests slowly.
+# The command `quire`, and the same with engines that slow some requests down.
 COMMAND = "services.cli.main"
 SLOW_ENGINE = "tests.running.slow_engine"
 START_SECONDS = 150
 STOP_SECONDS = 60
 CALL_SECONDS = 120
-# Tests run many side by side.
 ANY_METRICS_PORT = {
     f"QUIRE_{command}_METRICS_LISTEN": "127.0.0.1:0" for command in ("SERVE", "KVMANAGER", "ENGINE", "GATEWAY")
 }
-# Promises of equal tokens are made in float32.
+# Tests compare tokens.
 EXACT = {f"QUIRE_{command}_DTYPE": "float32" for command in ("SERVE", "ENGINE")}
-# A process that is aborted prints the stacks of its threads.
+# An aborted process prints the stacks of its threads.
 STACKS = {"PYTHONFAULTHANDLER": "1"}
-# Commands of the user who runs the tests must not find the services of tests.
+# The user's own `quire` commands must not find the services of tests.
 RUNTIME_FOLDER = tempfile.mkdtemp(prefix="quire-test-runtime-")
 atexit.register(shutil.rmtree, RUNTIME_FOLDER, ignore_errors=True)
 
@@ -56,19 +56,19 @@ class Output:
         self.lines: list[str] = []
         self._process = process
         self._ended = False
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def wait_for(self, text: str, seconds: float = START_SECONDS, after: int = 0) -> str:
-        """Return the first line with `text` in it among those from number `after` on; of one in JSON, the message."""
+        """Return the first line from number `after` on that contains `text`; of a JSON line, the message."""
         deadline = time.monotonic() + seconds
-        with self._news:
+        with self._changed:
             while True:
                 if found := next((line for line in self.lines[after:] if text in line), None):
-                    return said(found)
-                if self._ended or not self._news.wait(deadline - time.monotonic()):
-                    raise RuntimeError(f"no line with {text!r} came:\n" + "\n".join(self.lines))
+                    return message_of(found)
+                if self._ended or not self._changed.wait(deadline - time.monotonic()):
+                    raise RuntimeError(f"no line with {text!r}:\n" + "\n".join(self.lines))
 
     def finish(self) -> None:
         """Wait until the process has closed its output."""
@@ -82,16 +82,15 @@ class Output:
         self._take(None)
 
     def _take(self, line: str | None) -> None:
-        with self._news:
+        with self._changed:
             if line is None:
                 self._ended = True
             else:
                 self.lines.append(line)
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
-def said(line: str) -> str:
-    """Return the message of a log line."""
+def message_of(line: str) -> str:
     if not line.startswith("{"):
         return line
     message: str = json.loads(line)["message"]
@@ -99,17 +98,16 @@ def said(line: str) -> str:
 
 
 class RunningQuire:
-    """The three services as processes of their own, and channels to them."""
+    """The three services as processes, and channels to them."""
 
     def __init__(self, process: subprocess.Popen[str], output: Output, folder: Path) -> None:
         self.process = process
         self.output = output
         self.lines = output.lines
         self._folder = folder
-        places = output.wait_for("ready: gateway at ").split("ready: ")[1].split(", ")
-        self.addresses = dict(place.strip().split(" at ") for place in places)
+        services = output.wait_for("ready: gateway at ").split("ready: ")[1].split(", ")
+        self.addresses = dict(service.strip().split(" at ") for service in services)
         self.addresses.setdefault("engine", self.addresses.get("engine-0", ""))
-        self.metrics_urls = {name: metrics_url(output, name) for name in ("gateway", "engine", "kvmanager")}
         self.channel = open_channel(self.addresses["gateway"])
         self.gateway = gateway_pb2_grpc.GatewayStub(self.channel)
         self._engine_channel = open_channel(self.addresses["engine"])
@@ -117,42 +115,43 @@ class RunningQuire:
         self._kvmanager_channel = open_channel(self.addresses["KV manager"])
         self.kvmanager = kvmanager_pb2_grpc.KVManagerStub(self._kvmanager_channel)
 
+    @cached_property
+    def metrics_urls(self) -> dict[str, str]:
+        """The URLs of the services' metrics, from their logs."""
+        return {name: metrics_url(self.output, name) for name in ("gateway", "engine", "kvmanager")}
+
     @property
     def http_url(self) -> str:
-        """The URL of its HTTP front, from its log."""
         return self.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
 
     @property
     def map_url(self) -> str:
-        """The URL of its block map, from its log."""
         return self.output.wait_for("block map at ").split(" at ")[1]
 
     def generate(self, request: gateway_pb2.GenerateRequest, timeout: float = CALL_SECONDS) -> "Answer":
-        """Run a request to its end. Raises grpc.RpcError."""
+        """Raises grpc.RpcError."""
         return Answer.of(self.gateway.Generate(request, timeout=timeout))
 
     def pool(self) -> kvmanager_pb2.PoolInfo:
         return self.kvmanager.GetPool(kvmanager_pb2.GetPoolRequest(), timeout=CALL_SECONDS).pool
 
     def settled_pool(self, seconds: float = 60, sequences: int = 0) -> kvmanager_pb2.PoolInfo:
-        """Return the pool once no more than these sequences are left in it: frees follow the last tokens by a step."""
+        """Wait until the pool has at most this many sequences: they are freed one step after their last tokens."""
         deadline = threading.Event()
         timer = threading.Timer(seconds, deadline.set)
         timer.start()
         try:
             while (pool := self.pool()).sequences > sequences:
-                assert not deadline.wait(0.02), f"not within {seconds} s: {sequences} sequences or fewer, of {pool}"
+                assert not deadline.wait(0.02), f"more than {sequences} sequences after {seconds} s: {pool}"
             return pool
         finally:
             timer.cancel()
 
     def open_streams(self) -> float:
-        """Return the number of open gRPC streams at the gateway."""
-        shown = Scrape.of(self.metrics_urls["gateway"])
-        return shown.values("quire_open_streams", "protocol").get("grpc", 0)
+        page = Scrape.of(self.metrics_urls["gateway"])
+        return page.values("quire_open_streams", "protocol").get("grpc", 0)
 
     def children(self) -> dict[str, int]:
-        """Process ids of the services by name."""
         return children_of(self.process.pid)
 
     def terminate(self) -> None:
@@ -170,7 +169,6 @@ class RunningQuire:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def ended(self, seconds: float = STOP_SECONDS) -> int:
-        """Wait for its end, and return the exit status."""
         status = exit_status(self.process, self.output, seconds)
         self.output.finish()
         return status
@@ -192,7 +190,6 @@ class RunningService:
         self.channel = open_channel(self.address)
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
         self.process.kill()
         self.process.wait()
 
@@ -204,14 +201,13 @@ class RunningService:
         return self.ended()
 
     def ended(self, seconds: float = STOP_SECONDS) -> int:
-        """Wait for its end, and return the exit status. Raises RuntimeError with its stacks if it does not end."""
         status = exit_status(self.process, self.output, seconds)
         self.output.finish()
         return status
 
 
 class HealthWatch:
-    """A Health.Watch stream that is read all the time; `statuses` are those pushed so far."""
+    """A Health.Watch stream with a reader; `statuses` are those received so far."""
 
     def __init__(self, channel: grpc.Channel, service: str) -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -222,7 +218,7 @@ class HealthWatch:
         self._reader.start()
 
     def next(self, seconds: float = CALL_SECONDS) -> str:
-        """Wait for the next status that is pushed. Raises queue.Empty."""
+        """Wait for the next status. Raises queue.Empty."""
         return self._pushed.get(timeout=seconds)
 
     def close(self) -> None:
@@ -277,13 +273,13 @@ class Answer:
 
 
 def exit_status(process: subprocess.Popen[str], output: Output, seconds: float) -> int:
-    """Wait for the end of a process. Raises RuntimeError with its output and its stacks if it does not end."""
+    """Wait for the exit status. Raises RuntimeError with output and stacks if the process does not end."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
         output.finish()
-        raise RuntimeError(f"it has not ended within {seconds} s:\n" + "\n".join(output.lines)) from None
+        raise RuntimeError(f"the process runs after {seconds} s:\n" + "\n".join(output.lines)) from None
 
 
 def start_quire(*arguments: str) -> RunningQuire:
@@ -303,12 +299,11 @@ def start_quires(*arguments: tuple[str, ...]) -> list[RunningQuire]:
 
 
 def metrics_url(output: Output, label: str) -> str:
-    """Return the URL of a service's metrics, from its log."""
     return output.wait_for(f"{label} shows its metrics at ").split(" at ")[1]
 
 
 def children_of(pid: int) -> dict[str, int]:
-    """Process ids by name of the services that a `quire serve` has started: of engines, one."""
+    """Process ids of the services of a `quire serve` by name; of several engines, one."""
     rows = subprocess.run(
         ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -317,12 +312,11 @@ def children_of(pid: int) -> dict[str, int]:
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """Open a channel with its own connection."""
     return grpc.insecure_channel(address, options=transport.channel_options())
 
 
 def launch(*arguments: str, module: str = COMMAND, **environment: str) -> subprocess.Popen[str]:
-    """Start the command `quire`, or another module, with its output in one pipe; without HTTP unless it is given."""
+    """Start `quire` or another module, with its output in one pipe, and without HTTP unless it is given."""
     for option, commands in (("--http-listen", ("serve", "gateway")), ("--map-listen", ("serve", "kvmanager"))):
         if arguments[0] in commands and option not in arguments:
             arguments = (arguments[0], option, "", *arguments[1:])

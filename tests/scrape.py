@@ -22,12 +22,12 @@ class Scrape:
             return cls(answer.read().decode())
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the value of the one sample of this name that has these labels."""
+        """Return the value of the only sample with this name and these labels."""
         (sample,) = self._matching(name, labels)
         return sample.value
 
     def values(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Return the values of a name's samples by one of their labels."""
+        """Return the values of samples by one of their labels."""
         return {sample.labels[label]: sample.value for sample in self._matching(name, labels)}
 
     def has(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Quotes of the documents exist: links, pictures, files, metrics, settings, classes, messages; and pages are short.
+"""Pages are short, and their links, pictures, files, metrics, settings, classes and messages exist.
 
 Commands are checked by tests/test_documented_commands.py.
 """
@@ -21,8 +21,8 @@ from tests.documented_commands import PAGES, PROGRAMS
 
 DECISIONS = ROOT / "docs" / "decisions"
 IMAGES = ROOT / "docs" / "images"
-MOST_LINES = {"README.md": 150}
-MOST_LINES_OF_A_DECISION = 40
+MAX_LINES = {"README.md": 150}
+MAX_LINES_OF_A_DECISION = 40
 METRICS = ROOT / "docs" / "metrics.md"
 
 _FENCE = re.compile(r"^```(\w*)\n.*?^```$", re.MULTILINE | re.DOTALL)
@@ -41,7 +41,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 @dataclass(frozen=True)
 class Quote:
-    """A text in backticks, and where it is."""
+    """A text in backticks and its place."""
 
     page: Path
     line: int
@@ -53,7 +53,7 @@ class Quote:
 
 @cache
 def prose(page: Path) -> str:
-    """Return the text without blocks and comments; its lines keep their numbers."""
+    """The text without blocks and comments, with the same line numbers."""
     return _without(_without(page.read_text(), _FENCE), _COMMENT)
 
 
@@ -71,7 +71,7 @@ def quotes(page: Path) -> list[Quote]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the ids of its headings, as GitHub makes them, and those written as HTML."""
+    """The ids of headings, as GitHub makes them, and of HTML anchors."""
     text = _FENCE.sub("", page.read_text())
     found: dict[str, int] = {}
     names = set(re.findall(r'<a id="([^"]+)">', text))
@@ -88,7 +88,7 @@ def line_of(text: str, position: int) -> int:
 
 
 def links(page: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield where each relative link is, its text and its target."""
+    """Yield the place, the text and the target of each relative link."""
     text = prose(page)
     for match in _LINK.finditer(text):
         if not re.match(r"[a-z]+:", match[3]):
@@ -133,7 +133,7 @@ _ALLOWED = frozenset[str]().union(*FOREIGN.values())
 
 
 def is_value(text: str) -> bool:
-    """Return True for a value of JSON, as tables of defaults have them, for a placeholder and for signs."""
+    """Return True for a value of JSON, a placeholder or signs."""
     if not re.search(r"[A-Za-z]{2}", text) or re.fullmatch(r"[A-Z]+|\d\S*", text):
         return True
     try:
@@ -149,7 +149,7 @@ def is_command(text: str) -> bool:
 
 
 def wrong_path(text: str) -> str | None:
-    """Return what is wrong with a path: of a file or folder, from the root or from any folder, and of a test in it."""
+    """Check a path from any folder, with an optional test."""
     path, *tests = text.rstrip("/").split("::")
     path = path.removeprefix("./")
     if "*" in path:
@@ -173,7 +173,6 @@ def wrong_script(text: str) -> str | None:
 
 
 def wrong_flags(text: str) -> str | None:
-    """Return what is wrong with options: one that no command has, or a choice that the option does not have."""
     for flag in _FLAG.findall(text):
         if flag not in code_index.options():
             return f"no command has the option {flag}"
@@ -190,14 +189,14 @@ def wrong_flags(text: str) -> str | None:
 
 
 def wrong_variables(text: str) -> str | None:
-    """Return what is wrong with variables of the environment, values of enums, and constants."""
+    """Check environment variables, values of enums, and constants."""
     known = code_index.variables() | code_index.words() | {"ARGS", "PYTHON", "DRY"}
     unknown = [name for name in re.findall(r"\b[A-Z][A-Z0-9_]+(?==|$)", text.partition(" ")[0]) if name not in known]
     return f"nothing reads {', '.join(unknown)}" if unknown else None
 
 
 def wrong_dotted(text: str) -> str | None:
-    """Return what is wrong with a dotted name: a value of the chart, a module, a member, or a field of a message."""
+    """Check a value of the chart, a module, a member, or a field of a message."""
     name = text.removesuffix("()")
     head, _, rest = name.replace(":", ".").partition(".")
     if name in code_index.chart_values():
@@ -226,7 +225,7 @@ def wrong_class(text: str) -> str | None:
 
 
 def wrong_message(text: str) -> str | None:
-    """Return what is wrong with a message; capitals, numbers and dots stand for its values."""
+    """Check a message; capitals, numbers and dots match any value."""
     parts = [part.strip() for part in re.split(r"\b(?:[A-Z]+|\d[\d.:]*)\b|\.\.\.", text)]
     wanted = re.compile(".*?".join(re.escape(part) for part in parts if part))
     return None if any(wanted.search(one) for one in code_index.texts()) else "no message or text of the code has it"
@@ -241,11 +240,11 @@ def wrong_words(text: str) -> str | None:
     return f"not in the code: {', '.join(unknown)}" if unknown else None
 
 
-# The first kind that a quote is of decides what it is held against.
+# The first matching kind decides the check.
 KINDS: list[tuple[Callable[[str], object], Callable[[str], str | None]]] = [
     (is_value, lambda _: None),
     (is_command, lambda _: None),  # tests/test_documented_commands.py checks these
-    (re.compile(r"(?:quire|vllm)[_:]\S*").fullmatch, lambda _: None),  # as metrics, wherever they are on a page
+    (re.compile(r"(?:quire|vllm)[_:]\S*").fullmatch, lambda _: None),  # a metric; another test checks all on a page
     (re.compile(r"/[\w./{}-]*").fullmatch, wrong_route),
     (_PATH.fullmatch, wrong_path),
     (re.compile(r"[\w./]+\.sh .*").fullmatch, wrong_script),
@@ -260,7 +259,7 @@ KINDS: list[tuple[Callable[[str], object], Callable[[str], str | None]]] = [
 
 
 def wrong(quote: Quote) -> str | None:
-    """Return what is wrong with a quote and where it is, None if the tree has it."""
+    """Return the fault of a quote and its place, or None."""
     if quote.text in _ALLOWED:
         return None
     judge = next(judge for fits, judge in KINDS if fits(quote.text))
@@ -269,7 +268,7 @@ def wrong(quote: Quote) -> str | None:
 
 
 def matches(page: Path, pattern: str) -> Iterator[tuple[str, re.Match[str]]]:
-    """Yield each match in a page without its comments, and where it is."""
+    """Yield each match in a page without comments, and its place."""
     text = _without(page.read_text(), _COMMENT)
     for match in re.finditer(pattern, text):
         yield f"{page.relative_to(ROOT)}:{line_of(text, match.start())}: {match[0]}", match
@@ -283,7 +282,7 @@ def matches(page: Path, pattern: str) -> Iterator[tuple[str, re.Match[str]]]:
         *("engine/jump.py", "tests/test_rooms.py::test_jump", "jump_seconds", "the engine jumps", "/jump"),
     ],
 )
-def test_a_quote_that_the_tree_does_not_have_is_a_fault(text: str) -> None:
+def test_an_unknown_quote_is_a_fault(text: str) -> None:
     assert wrong(Quote(ROOT / "README.md", 7, text))
 
 
@@ -294,7 +293,7 @@ def test_quotes_of_a_page_exist(page: Path) -> None:
 
 
 @pages
-def test_metrics_alerts_and_variables_anywhere_on_a_page_exist(page: Path) -> None:
+def test_metrics_alerts_and_variables_of_a_page_exist(page: Path) -> None:
     metrics = [
         where
         for where, match in matches(page, r"\b(?:quire_|vllm:)(\w*\*?)")
@@ -313,7 +312,7 @@ def test_metrics_alerts_and_variables_anywhere_on_a_page_exist(page: Path) -> No
 
 
 @pages
-def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+def test_links_exist(page: Path) -> None:
     faults = []
     for where, text, target in links(page):
         path, _, anchor = target.partition("#")
@@ -331,7 +330,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 @pages
 def test_a_page_is_short(page: Path) -> None:
     name = str(page.relative_to(ROOT))
-    most = MOST_LINES_OF_A_DECISION if re.match(r"docs/decisions/\d", name) else MOST_LINES.get(name, 300)
+    most = MAX_LINES_OF_A_DECISION if re.match(r"docs/decisions/\d", name) else MAX_LINES.get(name, 300)
     lines = page.read_text().count("\n")
     assert lines <= most, f"{lines} lines, at most {most}"
 
@@ -341,12 +340,12 @@ def test_every_picture_is_shown_by_a_page() -> None:
     assert {path.name for path in IMAGES.iterdir() if path not in shown} == set()
 
 
-def test_every_quote_that_is_allowed_is_on_a_page() -> None:
+def test_every_allowed_quote_is_on_a_page() -> None:
     stale = _ALLOWED - {quote.text for page in PAGES for quote in quotes(page)}
     assert not stale, f"remove from FOREIGN: {stale}"
 
 
-def test_tables_of_metrics_have_each_metric_of_a_service_once_with_its_type() -> None:
+def test_tables_of_metrics_are_complete() -> None:
     text = METRICS.read_text()
     for service, metrics in code_index.metrics().items():
         title = {"kvmanager": "KV manager", "every": "every service"}.get(service, service)

@@ -1,8 +1,4 @@
-"""Arrows point downwards: the cores import neither the network nor each other, the services meet only on the wire.
-
-The rules are import-linter's contracts in pyproject.toml. What they must forbid at least stands here once more, so
-that a rule that is dropped is missed.
-"""
+"""The contracts of import-linter in pyproject.toml are kept, and forbid at least the imports listed here."""
 
 import shutil
 import subprocess
@@ -22,12 +18,12 @@ FORBIDDEN = {
     "services.kvmanager": ("services.engine", "services.gateway"),
     "services.engine": ("services.kvmanager", "services.gateway"),
     "services.gateway": ("services.kvmanager", "services.engine"),
-    # Whatever else is a service: also one that is added later.
+    # Every other service, including later ones.
     "services.loadgen": (
         *(f"services.{name}" for name in sorted(SERVICES - {"loadgen", "runtime"})),
         *("blocks", "engine", "kvmanager", "torch", "transformers"),
     ),
-    # Floors and rooms: a lower one must not import a higher one.
+    # A lower room must not import a higher one.
     "services.runtime": ("services.wire", "services.models"),
     "services.wire": ("services.engine", "services.gateway", "services.kvmanager"),
     "engine.schedule": ("engine.attention", "engine.run"),
@@ -42,7 +38,6 @@ FORBIDDEN = {
 
 
 def check(folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Check the contracts of a folder's pyproject.toml on the packages beside it."""
     command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     return subprocess.run(
         [sys.executable, "-c", command, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False
@@ -56,21 +51,21 @@ def test_the_contracts_are_kept() -> None:
 
 
 @pytest.fixture(scope="module")
-def offended(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the contracts broken by a copy in which each package imports all that it must not."""
+def violations(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the report on a copy in which each package makes its forbidden imports."""
     copy = tmp_path_factory.mktemp("copy")
     shutil.copy(ROOT / "pyproject.toml", copy)
     for package in ("blocks", "kvmanager", "engine", "services"):
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     for package, modules in FORBIDDEN.items():
-        offence = copy / package.replace(".", "/") / "offence.py"
-        offence.write_text("".join(f"import {module}\n" for module in modules))
+        violation = copy / package.replace(".", "/") / "violation.py"
+        violation.write_text("".join(f"import {module}\n" for module in modules))
     done = check(copy)
     assert done.returncode == 1, done.stdout
     return done.stdout
 
 
 @pytest.mark.parametrize(("package", "module"), [(name, module) for name in FORBIDDEN for module in FORBIDDEN[name]])
-def test_an_import_against_the_contracts_is_found(offended: str, package: str, module: str) -> None:
+def test_a_forbidden_import_is_reported(violations: str, package: str, module: str) -> None:
     shown = module if module.startswith(("services", "engine", "kvmanager")) else module.partition(".")[0]
-    assert f"{package}.offence -> {shown} (l." in offended
+    assert f"{package}.violation -> {shown} (l." in violations

@@ -1,4 +1,4 @@
-"""The mutator of tests/mutants: which faults it makes, and which tests it runs for them."""
+"""The faults of tests/mutants, and the tests that it selects for them."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def grant(blocks: list[int], count: int = 1) -> int:
 '''
 
 
-def test_each_fault_changes_one_place_of_the_code_and_no_text_or_annotation() -> None:
+def test_each_fault_changes_one_place_of_the_code() -> None:
     faults = {(fault.line, fault.kind, fault.replacement) for fault in faults_of(SOURCE)}
     assert faults == {
         (7, "constant", "5"),
@@ -47,7 +47,7 @@ def test_each_fault_changes_one_place_of_the_code_and_no_text_or_annotation() ->
         assert changed != SOURCE
 
 
-def test_the_fastest_tests_of_a_line_are_chosen_and_those_of_a_service_for_the_file_that_started_it(
+def test_the_fastest_tests_of_a_line_are_selected(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "product.py"

@@ -1,4 +1,4 @@
-"""The house keeps its measures: rooms that fit on a page, files that fit in a head, and one name for one thing."""
+"""Limits of folders, files, classes and functions; unique class names; no circular imports."""
 
 import ast
 from collections import defaultdict
@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm")
-MOST_FILES, MOST_LINES, MOST_METHODS = 16, 400, 25
-LONGEST_MEDIAN, LONGEST_P90 = 7, 16
+MAX_FILES, MAX_LINES, MAX_METHODS = 16, 400, 25
+MAX_MEDIAN, MAX_P90 = 7, 16
 
-# A class name is unique within each of these, and those of `blocks` in the whole tree.
+# Class names are unique within each entry; those of `blocks` in the whole tree.
 SERVICES = {
     "engine": ("engine", "services/engine"),
     "kvmanager": ("kvmanager", "services/kvmanager"),
@@ -29,7 +29,7 @@ SERVICES = {
 
 @cache
 def files() -> dict[Path, str]:
-    """The source of every hand-written file, by its path below the root."""
+    """The source of every hand-written file by its path."""
     paths = [path for room in PRODUCT for kind in ("py", "h", "cpp") for path in (ROOT / room).rglob(f"*.{kind}")]
     return {path.relative_to(ROOT): path.read_text() for path in sorted(paths) if "build" not in path.parts}
 
@@ -49,7 +49,7 @@ def classes() -> Iterator[tuple[str, ast.ClassDef]]:
 
 
 def public_classes(rooms: tuple[str, ...]) -> dict[str, list[str]]:
-    """The modules that define each public class of these rooms at their top level."""
+    """The modules that define each public class at their top level."""
     found: dict[str, list[str]] = defaultdict(list)
     prefixes = tuple(f"{room.replace('/', '.')}." for room in rooms)
     for name, tree in modules().items():
@@ -68,16 +68,16 @@ def test_no_folder_has_more_than_16_files() -> None:
     folders: dict[Path, int] = defaultdict(int)
     for path in files():
         folders[path.parent] += 1
-    assert {str(folder): count for folder, count in folders.items() if count > MOST_FILES} == {}
+    assert {str(folder): count for folder, count in folders.items() if count > MAX_FILES} == {}
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
     lengths = {str(path): text.count("\n") for path, text in files().items()}
-    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def test_no_class_has_more_than_25_methods() -> None:
-    assert {f"{name}.{one.name}": methods(one) for name, one in classes() if methods(one) > MOST_METHODS} == {}
+    assert {f"{name}.{one.name}": methods(one) for name, one in classes() if methods(one) > MAX_METHODS} == {}
 
 
 def test_functions_are_short() -> None:
@@ -87,8 +87,8 @@ def test_functions_are_short() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    assert median(lengths) <= LONGEST_MEDIAN
-    assert quantiles(lengths, n=10)[-1] <= LONGEST_P90
+    assert median(lengths) <= MAX_MEDIAN
+    assert quantiles(lengths, n=10)[-1] <= MAX_P90
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -102,7 +102,7 @@ def test_no_class_name_of_blocks_is_used_elsewhere() -> None:
 
 
 def imported(name: str) -> set[str]:
-    """The modules of the house that a module imports, wherever in it."""
+    """The product modules that a module imports, inside functions too."""
     found = set()
     for node in ast.walk(modules()[name]):
         if isinstance(node, ast.Import):
@@ -113,8 +113,8 @@ def imported(name: str) -> set[str]:
     return {one for one in found if one in modules() and one != name}
 
 
-def circles() -> list[list[str]]:
-    """The sets of modules that import each other, by Tarjan's algorithm (SIAM J. Comput. 1972)."""
+def import_cycles() -> list[list[str]]:
+    """Sets of modules that import each other, by Tarjan's algorithm (SIAM J. Comput. 1972)."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
@@ -141,5 +141,5 @@ def circles() -> list[list[str]]:
     return found
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert circles() == []
+def test_there_are_no_circular_imports() -> None:
+    assert import_cycles() == []

@@ -1,4 +1,4 @@
-"""The tours of docs/tours.md are true: one real request makes the listed calls in that order."""
+"""One request makes the calls of docs/tours.md in their order."""
 
 import asyncio
 import re
@@ -18,19 +18,19 @@ _ROW = re.compile(r"^\| `(?P<room>[\w/]+)` \| `(?P<call>[\w.]+:[\w.<>]+)` \|", r
 
 
 def tour(title: str) -> list[tuple[str, str]]:
-    """The rows of a tour: a room, and the call that happens there."""
+    """The rows of a tour: a room, and a call in it."""
     _, _, rest = PAGE.read_text().partition(f"\n### {title}\n")
     return [(row["room"], row["call"]) for row in _ROW.finditer(rest.partition("\n#")[0])]
 
 
-def in_order(listed: list[str], made: list[str]) -> list[str]:
-    """The listed calls that are not made after those before them."""
+def missing(listed: list[str], made: list[str]) -> list[str]:
+    """The listed calls that are missing or too early."""
     remaining = iter(made)
     return [call for call in listed if call not in remaining]
 
 
 async def calls_of_one_request(model: Path, sockets: Path) -> list[str]:
-    """The product's calls from an HTTP request for one token until the last call of every tour was made."""
+    """The product's calls from an HTTP request for one token until the last call of every tour."""
     made: list[str] = []
     awaited = {tour(title)[-1][1] for title in TOURS}
     ended = asyncio.Event()
@@ -38,7 +38,7 @@ async def calls_of_one_request(model: Path, sockets: Path) -> list[str]:
 
     def note(call: str) -> None:
         made.append(call)
-        if call in awaited and all(not in_order([call for _, call in tour(title)], made) for title in TOURS):
+        if call in awaited and all(not missing([call for _, call in tour(title)], made) for title in TOURS):
             loop.call_soon_threadsafe(ended.set)
 
     with calls(note):
@@ -58,11 +58,11 @@ def made(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("title", TOURS)
 def test_one_request_makes_the_calls_of_a_tour_in_their_order(title: str, made: list[str]) -> None:
-    assert in_order([call for _, call in tour(title)], made) == []
+    assert missing([call for _, call in tour(title)], made) == []
 
 
 @pytest.mark.parametrize("title", TOURS)
-def test_each_call_of_a_tour_is_in_the_room_that_it_names(title: str) -> None:
+def test_each_call_of_a_tour_is_in_the_named_room(title: str) -> None:
     rows = tour(title)
     assert len(rows) > 8
     for room, call in rows:

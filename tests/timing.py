@@ -1,4 +1,4 @@
-"""Tests on machines that are slow or pause: attempts and stopped processes."""
+"""Attempts of tests on slow machines, and stopped processes."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from tests.faults import wait_until
 Result = TypeVar("Result")
 
 _ATTEMPTS = 10
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def in_time(attempt: Callable[[], Result | None], what: str) -> Result:
-    """Return the result of the first attempt that was in time; an attempt that was too late returns None."""
+    """Return the result of the first attempt in time; a late attempt returns None."""
     for _ in range(_ATTEMPTS):
         if (result := attempt()) is not None:
             return result
@@ -25,7 +25,7 @@ def in_time(attempt: Callable[[], Result | None], what: str) -> Result:
 
 @contextmanager
 def standing_still(pid: int) -> Iterator[None]:
-    """Stop a process inside the context: whatever it had begun, it ends no earlier than after that."""
+    """Stop a process inside the context."""
     process, over = psutil.Process(pid), threading.Event()
 
     def stopped() -> bool:
@@ -33,14 +33,14 @@ def standing_still(pid: int) -> Iterator[None]:
         return process.status() == psutil.STATUS_STOPPED
 
     def keep() -> None:
-        """Stop it again, should anybody else continue it, until it is dead."""
+        """Stop it again if another process continues it."""
         with suppress(psutil.NoSuchProcess):
-            while not over.wait(_LOOK_SECONDS):
+            while not over.wait(_POLL_SECONDS):
                 process.suspend()
 
     keeper = threading.Thread(target=keep)
     try:
-        wait_until(stopped, "it stands still")
+        wait_until(stopped, "the process is stopped")
         keeper.start()
         yield
     finally:

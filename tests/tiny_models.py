@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from tests.at_speed import SMALLEST_MODELS
 
-# One layer is the least: as a machine of twice the speed, to clients of an engine (tests/at_speed.py).
+# See tests/at_speed.py.
 _LAYERS = 1 if os.environ.get(SMALLEST_MODELS) else 3
 
 usual_size = pytest.mark.skipif(_LAYERS != 3, reason="its figures are those of the tiny models at their usual size")

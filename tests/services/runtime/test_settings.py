@@ -1,13 +1,13 @@
-"""Settings refuse what cannot work, and come from flags and from the environment alike."""
+"""Bounds of settings, their flags and environment variables, and the guards of addresses that others can reach."""
 
 import dataclasses
 import math
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from services.cli.main import cli
 from services.cli.options import arguments_of, settings_from
@@ -25,12 +25,12 @@ TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineS
 FIELDS = [(label, field) for label, kind in TYPES.items() for field in dataclasses.fields(kind)]
 FIELD_IDS = [f"{label}-{field.name}" for label, field in FIELDS]
 
-# A token budget below the sequences is refused for that, whatever its own bounds.
+# A token budget below max_sequences is refused.
 FITTING: dict[str, dict[str, Any]] = {
     "token_budget": {"max_sequences": 1},
     "max_sequences": {"token_budget": 1 << 17},
 }
-# What a setting of TLS needs beside it.
+# Settings that a setting of TLS requires.
 NEEDED = {
     "tls_certificate": {"tls_key": "k"},
     "tls_key": {"tls_certificate": "c"},
@@ -66,7 +66,7 @@ def test_a_setting_out_of_bounds_is_refused_by_name(label: str, name: str, value
 
 
 @pytest.mark.parametrize(("label", "field"), FIELDS, ids=FIELD_IDS)
-def test_a_setting_on_its_bound_is_taken(label: str, field: "dataclasses.Field[Any]") -> None:
+def test_a_setting_on_its_bound_is_accepted(label: str, field: "dataclasses.Field[Any]") -> None:
     bounds = [field.metadata[name] for name in ("least", "most") if field.metadata[name] is not None]
     for value in [*bounds, *field.metadata["choices"], field.default]:
         kind = type(field.default)
@@ -81,7 +81,7 @@ def test_a_token_budget_below_the_sequences_is_refused_naming_both() -> None:
 
 @pytest.mark.parametrize("field", ["engine_id", "model_name", "model"])
 @pytest.mark.parametrize("name", ["n" * 201, "a\nb", "\udcff"])
-def test_a_name_that_the_kv_manager_would_refuse_is_refused_at_the_start(field: str, name: str) -> None:
+def test_a_name_that_the_kv_manager_would_refuse_is_refused(field: str, name: str) -> None:
     with pytest.raises(InvalidSetting, match=f"^{field} must "):
         EngineSettings(**{field: name})
 
@@ -100,7 +100,7 @@ def flag(name: str) -> str:
 
 
 def another_value(field: "dataclasses.Field[Any]") -> Any:
-    """Return a value that is not the default, within bounds."""
+    """Return a value within bounds that is not the default."""
     if field.metadata["choices"]:
         return next(choice for choice in reversed(field.metadata["choices"]) if choice != field.default)
     if isinstance(field.default, bool):
@@ -114,7 +114,7 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
 
 
 def parse(label: str, *arguments: str) -> Any:
-    """Return the settings that a command line makes, the environment included."""
+    """Return the settings of a command line and the environment."""
     with cli.make_context("quire", [label, *arguments], auto_envvar_prefix="QUIRE") as group:
         command = cli.commands[label]
         with command.make_context(label, list(arguments), parent=group) as context:
@@ -136,7 +136,7 @@ def test_every_setting_has_a_flag_and_an_environment_variable(
 
 
 @pytest.mark.parametrize("label", TYPES)
-def test_settings_survive_the_way_to_a_child_process(label: str) -> None:
+def test_settings_reach_a_child_process_unchanged(label: str) -> None:
     fields = dataclasses.fields(TYPES[label])
     settings = TYPES[label](**{field.name: another_value(field) for field in fields})
     assert parse(label, *arguments_of(settings)) == settings
@@ -172,12 +172,6 @@ def test_serve_has_the_gateways_settings_of_its_port_but_not_of_internal_links()
     assert not [name for name in options if name and name.startswith("link_") and name != "link_timeout_seconds"]
 
 
-def run(*arguments: str, **environment: str) -> tuple[int, str]:
-    process: subprocess.Popen[str] = launch(*arguments, **environment)
-    output, _ = process.communicate(timeout=START_SECONDS)
-    return process.returncode, output
-
-
 @pytest.mark.parametrize(
     ("arguments", "environment", "reason"),
     [
@@ -195,16 +189,23 @@ def run(*arguments: str, **environment: str) -> tuple[int, str]:
         (("serve", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which other machines can"),
     ],
 )
-def test_the_command_refuses_a_bad_setting_at_once_naming_it(
+def test_the_command_refuses_a_bad_setting_by_name(
     arguments: tuple[str, ...], environment: dict[str, str], reason: str
 ) -> None:
-    status, output = run(*arguments, **environment)
-    assert status == 2
-    assert reason in " ".join(output.split())
+    result = CliRunner().invoke(cli, arguments, auto_envvar_prefix="QUIRE", env=environment)
+    assert result.exit_code == 2
+    assert reason in " ".join(result.output.split())
+
+
+def test_the_process_of_a_command_with_a_bad_setting_ends_without_a_traceback() -> None:
+    process = launch("serve", QUIRE_SERVE_TOKEN_BUDGET="5")
+    output, _ = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 2
+    assert "token_budget must be at least max_sequences (64), not 5" in " ".join(output.split())
     assert "Traceback" not in output
 
 
-# Who can reach a service.
+# Exposure.
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_the_command_refuses_a_bad_setting_at_once_naming_it(
         ("dns:///0.0.0.0:50051", False),
     ],
 )
-def test_an_address_is_local_if_no_other_machine_reaches_it(address: str, local: bool) -> None:
+def test_is_local(address: str, local: bool) -> None:
     assert is_local(address) == local
 
 
@@ -254,7 +255,7 @@ SERVICES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("label", TYPES)
-def test_a_bare_server_refuses_it_as_well(label: str) -> None:
+def test_a_service_without_its_command_is_not_exposed_either(label: str) -> None:
     with pytest.raises(InvalidSetting, match="which other machines can reach"):
         SERVICES[label](TYPES[label](listen="0.0.0.0:0"))
 
@@ -280,6 +281,6 @@ def test_a_bare_server_refuses_it_as_well(label: str) -> None:
         ),
     ],
 )
-def test_settings_of_tls_that_do_not_go_together_are_refused(label: str, given: dict[str, str], fault: str) -> None:
+def test_inconsistent_settings_of_tls_are_refused(label: str, given: dict[str, str], fault: str) -> None:
     with pytest.raises(InvalidSetting, match=f"^{fault}"):
         TYPES[label](**given)

@@ -1,4 +1,4 @@
-"""The table from domain errors to status: it is complete, and a client sees every row of it."""
+"""The table from domain errors to statuses is complete, and clients receive each status."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from tests.running_quire import CALL_SECONDS, RunningService
 Status = grpc.StatusCode
 
 # As the documentation of services.runtime.statuses says.
-NEVER_LEAVING = {
+INTERNAL = {
     *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),
     *(engine_errors.RequestExists, engine_errors.InvalidRequest),
@@ -50,16 +50,16 @@ NEVER_LEAVING = {
 
 
 def leaves(base: type[Exception]) -> set[type[Exception]]:
-    """Return the classes of a tree that have no subclasses (but those of tests): they are raised."""
+    """Return the subclasses without subclasses outside of tests."""
     narrower = [kind for kind in base.__subclasses__() if not kind.__module__.startswith("tests.")]
     return set().union(*(leaves(kind) for kind in narrower)) or {base}
 
 
-def test_every_domain_error_has_a_row_or_is_known_never_to_leave() -> None:
+def test_every_domain_error_has_a_row_or_is_internal() -> None:
     roots = (kvmanager.KVManagerError, engine_errors.EngineError, errors.ServiceError)
     domain = set().union(*(leaves(root) for root in roots))
-    assert domain | {DecodeError} == set(statuses.STATUS) | NEVER_LEAVING
-    assert not set(statuses.STATUS) & NEVER_LEAVING
+    assert domain | {DecodeError} == set(statuses.STATUS) | INTERNAL
+    assert not set(statuses.STATUS) & INTERNAL
 
 
 def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
@@ -76,11 +76,11 @@ def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
     assert set(output._REFUSALS.values()) == reasons
 
 
-# Every row, provoked on real services. The engine is played by the test, because a real one does not fail on demand.
+# Real gateway and KV manager; the engine is simulated, because a real one does not fail on demand.
 
 
-class PlayedEngine(engine_pb2_grpc.EngineServicer):
-    """Ends each request as its id says, or leaves it without an answer."""
+class ScriptedEngine(engine_pb2_grpc.EngineServicer):
+    """Ends each request as its id requires; others stay unanswered."""
 
     def __init__(self, tokenizer: TokenizerFiles) -> None:
         self._tokenizer = tokenizer
@@ -103,20 +103,19 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
     def Serve(self, requests: Any, _context: Any) -> Iterator[engine_pb2.ServeResponse]:  # noqa: N802
         yield engine_pb2.ServeResponse(heartbeat=engine_pb2.Heartbeat())
         for request in requests:
-            if request.submission.request_id == "deadly":
+            if request.submission.request_id.endswith("deadly"):
                 yield from self._die(request.submission)
                 return
             if request.HasField("submission") and (step := self.end_of(request.submission)):
                 yield engine_pb2.ServeResponse(step=step)
 
     def Admin(self, request: engine_pb2.EngineAdminRequest, context: Any) -> engine_pb2.EngineAdminResponse:  # noqa: N802
-        """End as the name of the pin to remove says."""
         context.set_trailing_metadata(((errors.FIELD_METADATA, "a.field"),))
-        context.abort(Status[request.unpin_prefix.name], "in words")
+        context.abort(Status[request.unpin_prefix.name], "the detail")
         raise AssertionError("abort raises")
 
     def _die(self, submission: engine_pb2.Submission) -> Iterator[engine_pb2.ServeResponse]:
-        """Say what an engine says before it ends: of an isolated request, that it begins it."""
+        """End the link; an isolated request is started first."""
         if submission.isolated:
             names = {"request_id": submission.request_id, "attempt": submission.attempt}
             started = engine_pb2.RequestStarted(**names, isolated=True)
@@ -127,12 +126,12 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
         names = {"request_id": name, "attempt": submission.attempt}
         if name.startswith("REFUSAL_REASON"):
             reason = engine_pb2.RefusalReason.Value(name)
-            refused = engine_pb2.RequestRefused(**names, reason=reason, detail="in words", field="a.field")
+            refused = engine_pb2.RequestRefused(**names, reason=reason, detail="the detail", field="a.field")
             return engine_pb2.StepOutput(refused=[refused])
         if name.startswith("FAILURE_REASON"):
             failure = engine_pb2.FailureReason.Value(name)
             samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)]
-            finished = engine_pb2.RequestFinished(**names, samples=samples, failure=failure, detail="in words")
+            finished = engine_pb2.RequestFinished(**names, samples=samples, failure=failure, detail="the detail")
             return engine_pb2.StepOutput(finished=[finished])
         if name == "flood":  # more than may wait for a client, before it can have read any
             tokens = [engine_pb2.SampleTokens(**names, token_ids=[1] * 5000) for _ in range(2)]
@@ -144,11 +143,11 @@ class PlayedEngine(engine_pb2_grpc.EngineServicer):
 
 
 @pytest.fixture(scope="module")
-def played_engine(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def scripted_engine(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"unix:{tmp_path_factory.mktemp('engine')}/engine.sock"
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
-        engine_pb2_grpc.add_EngineServicer_to_server(PlayedEngine(TokenizerFiles(tiny_model("llama"))), server)
+        engine_pb2_grpc.add_EngineServicer_to_server(ScriptedEngine(TokenizerFiles(tiny_model("llama"))), server)
         server.add_insecure_port(address)
         server.start()
         yield address
@@ -156,13 +155,8 @@ def played_engine(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture(scope="module")
-def gateway(service: Callable[..., RunningService], played_engine: str) -> gateway_pb2_grpc.GatewayStub:
-    return started_gateway(service, played_engine, "--failovers", "0", "--max-requests", "2")
-
-
-@pytest.fixture(scope="module")
-def patient_gateway(service: Callable[..., RunningService], played_engine: str) -> gateway_pb2_grpc.GatewayStub:
-    return started_gateway(service, played_engine, "--failovers", "9")
+def gateway(service: Callable[..., RunningService], scripted_engine: str) -> gateway_pb2_grpc.GatewayStub:
+    return started_gateway(service, scripted_engine, "--failovers", "0", "--max-requests", "2")
 
 
 def started_gateway(
@@ -172,7 +166,7 @@ def started_gateway(
     one = service("gateway", *address, *arguments)
     one.output.wait_for("gateway is ready")
     stub = gateway_pb2_grpc.GatewayStub(one.channel)
-    stub.GetModel(gateway_pb2.GetModelRequest())  # from now on calls reach it in their order
+    stub.GetModel(gateway_pb2.GetModelRequest(), metadata=bearer(KEY))  # connected: later calls arrive in order
     return stub
 
 
@@ -189,8 +183,8 @@ def failure_of(call: Any) -> tuple[Status, str]:
     return caught.value.code(), caught.value.details()
 
 
-# The gateway says the same whether it or the engine noticed.
-OWN_WORDS = {
+# Details of the gateway itself.
+OWN_DETAILS = {
     "FAILURE_REASON_DEADLINE": "timeout exceeded while the request was running",
     "FAILURE_REASON_DEADLINE_QUEUED": "timeout exceeded while the request was queued",
 }
@@ -213,13 +207,13 @@ OWN_WORDS = {
         ("FAILURE_REASON_UNSPECIFIED", Status.INTERNAL),
     ],
 )
-def test_the_engines_word_reaches_the_client_with_its_status(
+def test_an_engines_refusal_or_failure_reaches_the_client_with_its_status(
     gateway: gateway_pb2_grpc.GatewayStub, request_id: str, code: Status
 ) -> None:
     request = prompt_request("Hello")
     request.request_id = request_id
     call = gateway.Generate(request, timeout=10)
-    assert failure_of(call) == (code, OWN_WORDS.get(request_id, "in words"))
+    assert failure_of(call) == (code, OWN_DETAILS.get(request_id, "the detail"))
     blamed = "a.field" if request_id.startswith("REFUSAL") else None
     blamed = "constraint" if request_id.endswith("CONSTRAINT") else blamed
     blamed = "timeout" if "DEADLINE" in request_id else blamed
@@ -236,18 +230,18 @@ def test_the_engines_word_reaches_the_client_with_its_status(
 def test_the_engines_status_of_an_admin_call_reaches_the_operator(
     gateway: gateway_pb2_grpc.GatewayStub, code: Status
 ) -> None:
-    assert administer(gateway, code) == (code, "in words", "a.field")
+    assert administer(gateway, code) == (code, "the detail", "a.field")
 
 
 def administer(gateway: gateway_pb2_grpc.GatewayStub, code: Status) -> tuple[Status, str, str]:
-    """Let the played engine end an operator's call with this status."""
+    """Return the status, detail and field of an Admin call that the engine ends with this status."""
     with pytest.raises(grpc.RpcError) as caught:
         gateway.Admin(gateway_pb2.AdminRequest(unpin_prefix={"name": code.name}), timeout=10)
     error: Any = caught.value
     return error.code(), error.details(), dict(error.trailing_metadata())[errors.FIELD_METADATA]
 
 
-def test_an_engine_that_shuts_down_makes_a_request_unavailable_not_finished(
+def test_a_request_cancelled_by_a_shutdown_of_the_engine_is_unavailable(
     gateway: gateway_pb2_grpc.GatewayStub,
 ) -> None:
     request = prompt_request("Hello")
@@ -274,7 +268,7 @@ STEP = {"step": kvmanager_pb2.Step(step=1)}
 
 
 class Held:
-    """A stream that stays open while others are tried."""
+    """A stream that stays open."""
 
     def __init__(self, manager: kvmanager_pb2_grpc.KVManagerStub, incarnation: int, engine_id: str) -> None:
         self.outgoing: queue.SimpleQueue[kvmanager_pb2.PoolRequest | None] = queue.SimpleQueue()
@@ -316,15 +310,15 @@ def generate(gateway: gateway_pb2_grpc.GatewayStub, **fields: Any) -> Status:
 def while_unanswered(
     gateway: gateway_pb2_grpc.GatewayStub, ids: tuple[str, ...], provoke: Callable[[], Status]
 ) -> Status:
-    """Provoke an error while requests of these ids are under way."""
+    """Provoke an error while requests of these ids are in flight."""
     calls = [gateway.Generate(prompt_with_id(request_id), timeout=10) for request_id in ids]
-    gateway.GetModel(gateway_pb2.GetModelRequest())  # when it is answered, they have been taken
+    gateway.GetModel(gateway_pb2.GetModelRequest())  # calls arrive in order
     try:
         return provoke()
     finally:
         for call in calls:
             call.cancel()
-        wait_until(lambda: has_room(gateway), "the gateway has heard of a cancellation")
+        wait_until(lambda: has_room(gateway), "the gateway has received a cancellation")
 
 
 def has_room(gateway: gateway_pb2_grpc.GatewayStub) -> bool:
@@ -367,7 +361,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
 }
 
 
-# At a gateway that asks for keys.
+# At a gateway with API keys.
 KEYED_PROVOCATIONS: dict[type[Exception], Callable[[Any], Status]] = {
     errors.Unauthenticated: lambda gateway: failure_of(gateway.GetModel(gateway_pb2.GetModelRequest()) for _ in "x")[0],
     errors.PermissionDenied: lambda gateway: failure_of(
@@ -380,37 +374,36 @@ KEY = make_key()
 
 @pytest.fixture(scope="module")
 def keyed_gateway(
-    service: Callable[..., RunningService], tmp_path_factory: pytest.TempPathFactory
+    service: Callable[..., RunningService], scripted_engine: str, tmp_path_factory: pytest.TempPathFactory
 ) -> gateway_pb2_grpc.GatewayStub:
     keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {KEY: "tenant = 'acme'"})
-    one = service("gateway", "--listen", "127.0.0.1:0", "--api-keys", str(keys))
-    return gateway_pb2_grpc.GatewayStub(one.channel)
+    return started_gateway(service, scripted_engine, "--failovers", "9", "--api-keys", str(keys))
 
 
 @pytest.mark.parametrize("error", KEYED_PROVOCATIONS, ids=[error.__name__ for error in KEYED_PROVOCATIONS])
-def test_every_row_about_keys_is_seen_by_a_client(
+def test_a_client_receives_every_status_about_keys(
     keyed_gateway: gateway_pb2_grpc.GatewayStub, error: type[Exception]
 ) -> None:
     assert KEYED_PROVOCATIONS[error](keyed_gateway) == statuses.STATUS[error].grpc
 
 
 def test_a_client_receives_the_status_of_a_request_that_loses_engines(
-    patient_gateway: gateway_pb2_grpc.GatewayStub,
+    keyed_gateway: gateway_pb2_grpc.GatewayStub,
 ) -> None:
     request = prompt_request("x", 5)
     request.request_id = "deadly"
-    code, words = failure_of(patient_gateway.Generate(request, timeout=CALL_SECONDS))
+    code, detail = failure_of(keyed_gateway.Generate(request, timeout=CALL_SECONDS, metadata=bearer(KEY)))
     assert code == statuses.STATUS[errors.RepeatedEngineLoss].grpc
-    assert "3 engines were lost one after the other" in words
+    assert "3 engines were lost one after the other" in detail
 
 
-# Bytes that are no message are no domain error: what comes of them is seen in tests/services/wire/test_fuzzed_bytes.py.
-SEEN_ELSEWHERE = {DecodeError, errors.RepeatedEngineLoss, *KEYED_PROVOCATIONS}
-ROWS = [error for error in statuses.STATUS if error not in SEEN_ELSEWHERE]
+# DecodeError is no domain error; tests/services/wire/test_fuzzed_bytes.py provokes it.
+TESTED_ELSEWHERE = {DecodeError, errors.RepeatedEngineLoss, *KEYED_PROVOCATIONS}
+ROWS = [error for error in statuses.STATUS if error not in TESTED_ELSEWHERE]
 
 
 @pytest.mark.parametrize("error", ROWS, ids=[error.__name__ for error in ROWS])
-def test_every_row_of_the_table_is_seen_by_a_client(
+def test_a_client_receives_every_status(
     gateway: gateway_pb2_grpc.GatewayStub, manager: kvmanager_pb2_grpc.KVManagerStub, error: type[Exception]
 ) -> None:
     assert PROVOCATIONS[error](gateway, manager) == statuses.STATUS[error].grpc

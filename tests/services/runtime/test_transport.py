@@ -1,4 +1,4 @@
-"""The options of servers and channels are in effect: gRPC ignores a misspelt one without a word."""
+"""The options of servers and channels are in effect: gRPC silently ignores a misspelt one."""
 
 import asyncio
 import threading
@@ -21,12 +21,12 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # The fastest that gRPC's own clients ping is once a second. Four pings too early are too many.
 OBSERVED_SECONDS = 8
-# Longer than anything takes here, and shorter than what gRPC does by itself.
+# Shorter than gRPC's own timeouts.
 LONG_SECONDS = 60
 
 
 def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> grpc.aio.Server:
-    """Make a server on which a health can be watched that never changes."""
+    """Make a server with a health that never changes."""
     monkeypatch.setattr(transport, "_FASTEST_CLIENT_PING_SECONDS", fastest_ping_seconds)
     server = transport.server(transport.CLIENT_MESSAGE_BYTES)
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer("quiet", Readiness()), server)
@@ -34,7 +34,7 @@ def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, seconds: float) -> str | None:
-    """Hold a stream on which nothing happens, pinging all the time; return how the server ended it, None if not."""
+    """Ping on an idle stream; return the server's reason to end it, None if it stays open."""
     address = transport.bind(server, "127.0.0.1:0")
     await server.start()
     options = dict(transport.channel_options()) | {"grpc.keepalive_time_ms": ping_milliseconds}
@@ -104,7 +104,7 @@ def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: 
 
 
 async def is_closed(address: str, greeting: bytes) -> bool:
-    """Return whether a connection is closed on which only this is said."""
+    """Return True if the server closes a connection with only these bytes."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(greeting)
@@ -120,7 +120,7 @@ async def is_closed(address: str, greeting: bytes) -> bool:
     return True
 
 
-def test_a_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 1)
 
     async def wait() -> list[bool]:
@@ -128,14 +128,14 @@ def test_a_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPa
         address = transport.bind(server, "127.0.0.1:0")
         await server.start()
         try:
-            return await asyncio.gather(*(is_closed(address, said) for said in (b"", PREFACE[:7], PREFACE)))
+            return await asyncio.gather(*(is_closed(address, greeting) for greeting in (b"", PREFACE[:7], PREFACE)))
         finally:
             await server.stop(grace=0)
 
     assert asyncio.run(wait()) == [True] * 3
 
 
-def test_no_more_connections_are_taken_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_CONNECTIONS", 3)
 
     async def connect() -> list[bool]:
@@ -159,7 +159,7 @@ def test_no_more_connections_are_taken_than_the_bound(monkeypatch: pytest.Monkey
     assert asyncio.run(connect()) == [True, True, True, False, False]
 
 
-# Links between services take 64 MiB; what the gateway takes is in test_bad_input.
+# Links between services accept 64 MiB; the gateway's limit is in test_bad_input.
 
 
 def register(mib: float) -> list[kvmanager_pb2.PoolRequest]:
@@ -175,29 +175,29 @@ def register(mib: float) -> list[kvmanager_pb2.PoolRequest]:
 def test_the_kv_manager_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
     responses = tiny_quire.kvmanager.Attach(iter(register(5)), timeout=CALL_SECONDS)
     with pytest.raises(grpc.RpcError, match="register must have at most 4096 bytes, not 5242903"):
-        next(responses)  # it was read
+        next(responses)  # the message was read
 
 
 def submission(mib: float) -> list[engine_pb2.ServeRequest]:
     return [engine_pb2.ServeRequest(submission=engine_pb2.Submission(request_id="large", salt=b"x" * int(mib * MIB)))]
 
 
-def test_the_engine_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
+def test_the_engine_accepts_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
     answered = threading.Event()
 
     def requests() -> Iterator[engine_pb2.ServeRequest]:
         yield from submission(5)
-        answered.wait(CALL_SECONDS)  # half-closed, the link would be over before the answer
+        answered.wait(CALL_SECONDS)  # the engine ends a half-closed link before it answers
 
     try:
         refusals = (response.step.refused for response in tiny_quire.engine.Serve(requests(), timeout=CALL_SECONDS))
-        assert next(refused for refused in refusals if refused)[0].field == "salt"  # it was read
+        assert next(refused for refused in refusals if refused)[0].field == "salt"  # the message was read
     finally:
         answered.set()
 
 
 @pytest.mark.parametrize("service", ["kvmanager", "engine"])
-def test_no_link_takes_messages_above_64_mib(tiny_quire: RunningQuire, service: str) -> None:
+def test_links_reject_messages_above_64_mib(tiny_quire: RunningQuire, service: str) -> None:
     unbounded = [("grpc.max_send_message_length", -1)]
     address = tiny_quire.addresses["KV manager" if service == "kvmanager" else "engine"]
     method = "/quire.v1.KVManager/Attach" if service == "kvmanager" else "/quire.v1.Engine/Serve"
@@ -210,7 +210,6 @@ def test_no_link_takes_messages_above_64_mib(tiny_quire: RunningQuire, service: 
 
 
 def test_an_admitted_prompt_reaches_the_engine_whole(tiny_quire: RunningQuire) -> None:
-    """3 MiB of token ids at the gateway are as much on the link to the engine, which says what does not fit."""
     request = prompt_request("")
     request.prompt.token_ids.ids.extend([300] * (1024 * 1024))
     with pytest.raises(grpc.RpcError) as caught:

@@ -1,4 +1,4 @@
-"""No small write waits for an acknowledgement: both ends of every TCP connection have Nagle's algorithm off."""
+"""Both ends of every TCP connection have Nagle's algorithm off."""
 
 import asyncio
 import logging
@@ -31,13 +31,12 @@ NO_ENGINE = "127.0.0.1:1"
 
 
 def listening(caplog: pytest.LogCaptureFixture, what: str) -> str:
-    """Return the address that a service has logged."""
     return next(one.getMessage() for one in caplog.records if what in one.getMessage()).split(" at ")[1]
 
 
 @asynccontextmanager
 async def gateway(host: str, authority: Authority | None = None) -> AsyncIterator[str]:
-    """A gateway's gRPC address; encrypted where an authority signs its certificate."""
+    """Start a gateway, with TLS if an authority is given; yield its gRPC address."""
     certificate, key = authority.issue("gateway") if authority else ("", "")
     settings = GatewaySettings(
         listen=f"{host}:0",
@@ -54,7 +53,7 @@ async def gateway(host: str, authority: Authority | None = None) -> AsyncIterato
 
 
 def ends(url: str) -> list[Connection]:
-    """Return what this process holds of connections to a server, whose own ends are among them."""
+    """Return both ends of the connections to a server in this process."""
     port = urlsplit(url).port
     assert port is not None
     found = connections(port)
@@ -63,7 +62,7 @@ def ends(url: str) -> list[Connection]:
 
 
 async def spoken(url: str, context: ssl.SSLContext | None = None) -> list[Connection]:
-    """Ask for a page on a connection that is kept alive, and return its ends."""
+    """Send a request on a new connection, and return its ends."""
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port, ssl=context)
     writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -73,7 +72,7 @@ async def spoken(url: str, context: ssl.SSLContext | None = None) -> list[Connec
     return found
 
 
-def test_every_listener_of_http_sends_at_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_every_http_listener_sends_at_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.INFO)
 
     async def ask(host: str, authority: Authority | None = None) -> list[Connection]:
@@ -88,7 +87,7 @@ def test_every_listener_of_http_sends_at_once(caplog: pytest.LogCaptureFixture, 
     assert [{one.no_delay for one in found} for found in asyncio.run(ask_all())] == [{True}] * 3
 
 
-def test_the_pages_of_the_kv_manager_are_sent_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_block_map_is_sent_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def ask() -> list[Connection]:
@@ -102,8 +101,8 @@ def test_the_pages_of_the_kv_manager_are_sent_at_once(caplog: pytest.LogCaptureF
     assert {one.no_delay for one in asyncio.run(ask())} == {True}
 
 
-class Looking(Collector):
-    """Looks at the connections of its page's server while that page is made: afterwards they are closed."""
+class ConnectionCollector(Collector):
+    """Records the connections of the metrics server during a scrape; they are closed after it."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -115,19 +114,19 @@ class Looking(Collector):
         return ()
 
 
-def test_the_page_of_the_metrics_is_sent_at_once() -> None:
+def test_the_metrics_page_is_sent_at_once() -> None:
     async def ask() -> list[Connection]:
-        registry, looking = CollectorRegistry(), Looking()
-        registry.register(looking)
+        registry, collector = CollectorRegistry(), ConnectionCollector()
+        registry.register(collector)
         async with metrics_server(Exposition(registry, "127.0.0.1:0")) as url:
-            looking.url = url
+            collector.url = url
             await asyncio.to_thread(Scrape.of, url)
-        return looking.found
+        return collector.found
 
     assert {one.no_delay for one in asyncio.run(ask())} == {True}
 
 
-def test_links_and_clients_send_at_once_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_links_and_clients_send_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def ask() -> list[list[Connection]]:

@@ -1,4 +1,4 @@
-"""When certificates expire is shown as their files have it now."""
+"""Metrics of the expiry of certificates."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def test_the_expiry_of_each_certificate_is_shown_and_follows_its_file(tmp_path: 
     assert registry.get_sample_value(NAME, {"usage": "tls"}) == expiry_of(tls)
 
 
-def test_the_first_of_a_chain_to_expire_counts_and_a_file_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
+def test_the_earliest_expiry_of_a_chain_counts_and_an_invalid_file_changes_nothing(tmp_path: Path) -> None:
     authority, registry = Authority(tmp_path), CollectorRegistry()
     chain = authority.issue("gateway", days=90)[0]
     chain.write_bytes(chain.read_bytes() + authority.ca.read_bytes())

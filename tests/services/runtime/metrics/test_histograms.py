@@ -1,4 +1,4 @@
-"""Our histograms are prometheus-client's, for less."""
+"""Histograms that are exported like those of prometheus-client."""
 
 import random
 

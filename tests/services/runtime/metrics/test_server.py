@@ -1,4 +1,4 @@
-"""A registry over HTTP, read on the event loop."""
+"""The metrics page over HTTP."""
 
 import asyncio
 import socket
@@ -21,21 +21,21 @@ from tests.scrape import Scrape
 
 
 class Where(Collector):
-    """Shows on which thread it is read."""
+    """Exports the thread that reads it."""
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("reading_thread", "Identity.", value=threading.get_ident())
 
 
 class Broken(Collector):
-    """Cannot be read."""
+    """Fails."""
 
     def collect(self) -> Iterable[Metric]:
         raise OSError("no such figure")
 
 
 class Odd(Collector):
-    """Shows metrics of each kind, and what has to be written with care."""
+    """Exports each type of metric, with texts and values that need escaping."""
 
     def collect(self) -> Iterable[Metric]:
         texts = ("", " ", '"', "\\", "\n", "\\n", "a,b", 'a="b"', "}", "\x85", "\u2028", "漢", "0.0", "\r")
@@ -69,9 +69,9 @@ def test_the_registry_is_read_on_the_event_loop_one_scrape_at_a_time() -> None:
     assert [one.value("reading_thread") for one in scrapes] == [threading.get_ident()] * 4
 
 
-def test_nothing_is_shown_after_the_end_and_the_port_is_free_again() -> None:
+def test_the_port_is_free_after_the_end() -> None:
     async def show_twice() -> None:
-        async with metrics_server(shown("127.0.77.83:0")) as url:  # where nobody else takes a port
+        async with metrics_server(shown("127.0.77.83:0")) as url:  # an address of this test only
             pass
         with pytest.raises(urllib.error.URLError):
             await asyncio.to_thread(Scrape.of, url)
@@ -107,34 +107,34 @@ def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: 
         asyncio.run(show())
 
 
-def test_more_connections_than_eight_are_refused_and_those_that_end_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    patient = HttpLimits(connections=8, read_seconds=60.0, write_seconds=60.0)  # none of the idle ones is given up
-    monkeypatch.setattr("services.runtime.metrics.server._LIMITS", patient)
+def test_more_than_eight_connections_are_rejected_until_one_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = HttpLimits(connections=8, read_seconds=60.0, write_seconds=60.0)  # idle ones stay open
+    monkeypatch.setattr("services.runtime.metrics.server._LIMITS", limits)
 
     async def crowd() -> tuple[list[bytes], Scrape]:
         async with metrics_server(shown()) as url:
             host, _, port = url.split("/")[2].rpartition(":")
             idle = [socket.create_connection((host, int(port)), timeout=60) for _ in range(8)]
-            refused = [await asyncio.to_thread(_said, host, int(port)) for _ in range(3)]
+            refused = [await asyncio.to_thread(_response, host, int(port)) for _ in range(3)]
             for connection in idle:
                 connection.close()
-            while True:  # until the server has seen that they are closed; each look is a call
-                with suppress(OSError):  # refused, perhaps before all of the request has been sent
+            while True:  # until the server has closed them
+                with suppress(OSError):  # rejected, perhaps before the end of the request
                     return refused, await asyncio.to_thread(Scrape.of, url)
 
     refused, scrape = asyncio.run(crowd())
-    assert all(said.startswith(b"HTTP/1.1 503 ") for said in refused)
+    assert all(response.startswith(b"HTTP/1.1 503 ") for response in refused)
     assert scrape.has("reading_thread")
 
 
-def _said(host: str, port: int) -> bytes:
-    """Connect, send nothing, and return what the server says before it closes."""
+def _response(host: str, port: int) -> bytes:
+    """Connect, send nothing, and return the response."""
     with socket.create_connection((host, port), timeout=60) as connection:
         return connection.makefile("rb").read()
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_metrics_are_read_and_nothing_else(method: str) -> None:
+def test_other_methods_are_rejected(method: str) -> None:
     async def ask() -> int:
         async with metrics_server(shown()) as url:
             request = urllib.request.Request(url, method=method)
@@ -146,7 +146,7 @@ def test_metrics_are_read_and_nothing_else(method: str) -> None:
     assert asyncio.run(ask()) == 405
 
 
-def test_a_collector_that_fails_is_a_failed_scrape_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_collector_fails_the_scrape_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scrape() -> int:
         exposition = shown()
         exposition.registry.register(Broken())
