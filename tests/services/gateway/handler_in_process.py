@@ -147,7 +147,6 @@ class HandlerInProcess:
         self.handler = RequestHandler(self.fleet, dispatcher, limits, namespace, observers, Tracing(), clock)
 
     async def wait_for_engines(self, count: int) -> None:
-        """Wait until `count` engines accept requests."""
         async with asyncio.timeout(CALL_SECONDS):
             while sum(link.accepts_requests for link in self.fleet.links()) < count:
                 await self.fleet.wait_for_change()
@@ -176,7 +175,6 @@ class HandlerInProcess:
 
 
 def _timeouts(task: "asyncio.Task[object]") -> list[asyncio.TimerHandle]:
-    """Return the pending timeouts of a task."""
     loop = asyncio.get_running_loop()
     scheduled: list[asyncio.TimerHandle] = [one for one in loop._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
     owners = [(handle, getattr(handle._callback, "__self__", None)) for handle in scheduled]  # type: ignore[attr-defined]

@@ -13,7 +13,6 @@ from quire.v1 import gateway_pb2
 from services.gateway.fleet import prefix_lookup
 from services.gateway.observe.observer import GatewayObserver, RequestObserver
 from services.gateway.observe.observers import GatewayObservers
-from services.runtime.errors import InvalidField
 from tests.load import prompt_request
 from tests.running.forwarder import Forwarder
 from tests.running_quire import CALL_SECONDS
@@ -158,21 +157,6 @@ def test_a_cancelled_request_ends_at_its_engine(tiny_model: Callable[[str], Path
     asyncio.run(run())
 
 
-def test_a_rejected_request_releases_all_resources(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    request = a_request()
-    request.logit_rules.allowed_token_ids.append(10**6)
-
-    async def run() -> None:
-        async with handler_in_process(tmp_path, tiny_model("llama")) as one:
-            task = asyncio.create_task(answer(one, request))
-            with pytest.raises(InvalidField):
-                await task
-            await one.assert_nothing_held(task)
-            assert one.events.names[-1] == "failed"
-
-    asyncio.run(run())
-
-
 # Events of none of the requests below; observe/test_observers.py has them.
 _OTHER_EVENTS = {"on_failover", "on_isolated", "on_given_up", "on_rejected", "on_inventory", "on_tenants"}
 _OTHER_EVENTS |= {"on_http_request"}
@@ -201,10 +185,12 @@ def test_observers_that_raise_change_no_request(
                 assert one.events.names[:4] == ["admitted", "prepared", "submitted", "started"]
                 assert one.events.names[-1] == "ended"
                 await one.assert_nothing_held(task)
-            late = a_request()
+            late, invalid = a_request(), a_request()
             late.timeout.FromNanoseconds(1)
+            invalid.logit_rules.allowed_token_ids.append(10**6)
             for at, work in (
                 (10**6, answer(one, late)),
+                (10**6, answer(one, invalid)),
                 (10**6, answer(one, a_request(), cancel_as_slow)),
                 (4, answer(one, a_request())),
             ):

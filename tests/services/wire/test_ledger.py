@@ -1,5 +1,3 @@
-"""Round trips of events, without their explanations."""
-
 from typing import Any
 
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Round trips of reports, in pages of a bounded size."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

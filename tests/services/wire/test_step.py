@@ -1,5 +1,3 @@
-"""Round trips of Steps, read whole or in slices."""
-
 from array import array
 
 import pytest
@@ -54,7 +52,6 @@ STEPS = steps(IDS, IDS, COUNTS, NAMES, 4)
 
 
 def plain(step: Step) -> dict[str, object]:
-    """Return the fields of a Step, with lists for all sequences."""
     fields = {name: value if name == "step" else list(value) for name, value in vars(step).items()}
     return fields | {"extends": [(group, list(rooms)) for group, rooms in step.extends]}
 

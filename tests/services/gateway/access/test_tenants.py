@@ -41,7 +41,6 @@ def taken(tenants: Tenants, tokens: int = 1, caller: Caller = ACME) -> AbstractC
 
 
 def retry_seconds(tenants: Tenants, tokens: int = 1) -> float | None:
-    """Return the retry time of a rejected request."""
     with pytest.raises(Overloaded) as caught, tenants.admitted(ACME, tokens):
         pass
     return caught.value.retry_seconds

@@ -21,8 +21,6 @@ def finished(attempt: int = 1) -> pb.RequestFinished:
 
 
 def sent(requests: InFlightRequests, count: int) -> list[pb.ServeRequest]:
-    """Return the next `count` messages to the engine."""
-
     async def read() -> list[pb.ServeRequest]:
         outgoing = requests.outgoing()
         async with asyncio.timeout(1):

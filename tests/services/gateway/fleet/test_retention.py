@@ -113,21 +113,6 @@ def test_series_of_an_absent_engine_are_dropped_after_their_retention() -> None:
     assert len(lines(shown, 'engine="new"')) == before
 
 
-def test_an_engine_that_reconnects_in_time_continues_its_counters() -> None:
-    shown = GatewayMetrics()
-    serve(shown, "a")
-    for now, there in (
-        (0.0, set()),
-        (RETENTION_SECONDS - 1, {(MODEL, "a")}),
-        (RETENTION_SECONDS, set()),
-        (2 * RETENTION_SECONDS - 1, set()),
-    ):
-        report(shown, there, {MODEL}, now)
-    serve(shown, "a")
-    (count,) = lines(shown, "quire_request_success_total", 'finished_reason="stop"')
-    assert count.endswith(b" 2.0")
-
-
 def test_series_stay_until_the_last_request_of_an_absent_engine_has_ended() -> None:
     shown = GatewayMetrics()
     request = a_request(shown, "a")

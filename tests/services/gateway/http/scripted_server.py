@@ -114,8 +114,6 @@ class ScriptedServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
 
     def call(self, work: Callable[[], object]) -> None:
-        """Call a function on the server's event loop."""
-
         async def done() -> None:
             work()
 

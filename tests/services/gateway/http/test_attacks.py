@@ -297,7 +297,6 @@ def test_tls_below_version_1_2_is_rejected(secured: SecuredGateway) -> None:
 
 
 def port_of(response: httpx.Response) -> int:
-    """Return the client's port of the connection of a response."""
     return int(response.extensions["network_stream"].get_extra_info("client_addr")[1])
 
 
@@ -321,7 +320,6 @@ def test_a_replaced_certificate_is_used_for_new_connections_and_open_ones_contin
 
 
 def hello() -> bytes:
-    """Return the ClientHello of TLS."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()

@@ -316,17 +316,12 @@ def test_a_request_sent_byte_by_byte_times_out(impatient: ScriptedServer) -> Non
     assert not answer or answer.startswith(b"HTTP/1.1 408")
 
 
-def crowd(server: ScriptedServer) -> list[socket.socket]:
-    """Open two connections more than the limit, before the server accepts the first of them."""
-    with server.blocked():
-        return [socket.create_connection(server.place, timeout=CALL_SECONDS) for _ in range(CONNECTIONS + 2)]
-
-
 def test_connections_above_the_limit_are_rejected_and_open_ones_are_served(server: ScriptedServer) -> None:
     def send() -> None:
         with httpx.Client(base_url=server.url, timeout=CALL_SECONDS) as client:
             assert client.get("/health").status_code == 200
-            others = crowd(server)
+            with server.blocked():  # so that it accepts all at once
+                others = [socket.create_connection(server.place, timeout=CALL_SECONDS) for _ in range(CONNECTIONS + 2)]
             # The client's own connection counts, too.
             rejected = [read_all(one) for one in others[CONNECTIONS - 1 :]]
             assert [b"HTTP/1.1 503" in one and b"\r\nretry-after: 1\r\n" in one for one in rejected] == [True] * 3

@@ -1,5 +1,3 @@
-"""What one request adds to the gateway's metrics, for each way in which it can end."""
-
 import asyncio
 
 import pytest
@@ -32,7 +30,6 @@ class Shown:
         return self.metrics.registry.get_sample_value(name, {"model_name": "m", "engine": "e", **labels})
 
     def distribution(self, name: str) -> tuple[float | None, float | None]:
-        """Return the count and the sum of a histogram."""
         return self.value(f"{name}_count"), self.value(f"{name}_sum")
 
     def endings(self) -> dict[str, float]:
