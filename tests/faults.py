@@ -144,7 +144,6 @@ class Services:
         return kvmanager_pb2_grpc.KVManagerStub(self.manager.channel)
 
     def start_manager(self) -> None:
-        """Start an empty KV manager at the engine's configured address."""
         self.manager = self._start(
             "kvmanager", "--listen", f"unix:{self._folder}/kvmanager.sock", "--lease-seconds", str(LEASE_SECONDS)
         )
@@ -175,7 +174,6 @@ class Services:
         return {pool.engine_id: pool for pool in pools}
 
     def pool(self) -> kvmanager_pb2.PoolInfo:
-        """The first engine's pool."""
         return self.pools()["first"]
 
     def sequences(self) -> dict[str, list[int]]:
@@ -195,45 +193,48 @@ class Services:
 
     @contextmanager
     def reattaching(self) -> Iterator[None]:
-        """Inside, the engine must lose its manager and attach again; wait for both at the end."""
-        watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
-        try:
-            assert watch.next(_WAIT_SECONDS) == "SERVING"
+        """Expect inside that the engine loses its manager, and at the end that it is attached again."""
+        with self._engine_health() as expect:
             yield
-            assert watch.next(_WAIT_SECONDS) == "NOT_SERVING"
-            assert watch.next(_WAIT_SECONDS) == "SERVING"
-        finally:
-            watch.close()
+            expect("NOT_SERVING")
+            expect("SERVING")
 
     @contextmanager
     def manager_away(self) -> Iterator[None]:
         """Inside, the KV manager is dead and the engine has detected it; afterwards an empty one is attached."""
-        watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
-        try:
-            assert watch.next(_WAIT_SECONDS) == "SERVING"
+        with self._engine_health() as expect:
             self.manager.kill()
-            assert watch.next(_WAIT_SECONDS) == "NOT_SERVING"
+            expect("NOT_SERVING")
             yield
             self.manager.channel.close()
             self.start_manager()
-            assert watch.next(_WAIT_SECONDS) == "SERVING"
-        finally:
-            watch.close()
+            expect("SERVING")
 
     @contextmanager
     def connection_away(self) -> Iterator[None]:
         """Inside, the KV manager is unreachable and the engine has detected it; afterwards it is attached."""
+        with self._engine_health() as expect:
+            try:
+                self.forwarder.refuse()
+                self.forwarder.cut()
+                expect("NOT_SERVING")
+                yield
+            finally:
+                self.forwarder.accept()
+            expect("SERVING")
+
+    @contextmanager
+    def _engine_health(self) -> Iterator[Callable[[str], None]]:
+        """Yield a function that waits for the engine's next status; the first one is SERVING."""
         watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
+
+        def expect(status: str) -> None:
+            assert watch.next(_WAIT_SECONDS) == status
+
         try:
-            assert watch.next(_WAIT_SECONDS) == "SERVING"
-            self.forwarder.refuse()
-            self.forwarder.cut()
-            assert watch.next(_WAIT_SECONDS) == "NOT_SERVING"
-            yield
-            self.forwarder.accept()
-            assert watch.next(_WAIT_SECONDS) == "SERVING"
+            expect("SERVING")
+            yield expect
         finally:
-            self.forwarder.accept()
             watch.close()
 
     def check_that_nothing_is_left(self) -> None:
@@ -268,7 +269,6 @@ class Processes:
         self._all.append(service)
 
     def end(self) -> list[str]:
-        """Kill running services, and return their labels."""
         running = [service for service in self._all if service.process.poll() is None]
         for service in running:
             service.kill()
@@ -313,7 +313,6 @@ def kill_the_manager(services: Services, _draw: random.Random) -> None:
 
 
 def cut_the_connection(services: Services, draw: random.Random) -> None:
-    """Cut the connection, and refuse the next few."""
     with services.reattaching():
         services.forwarder.refuse()
         services.forwarder.cut()

@@ -143,7 +143,6 @@ class Failing:
 
 
 def kill(services: Failing, draw: random.Random) -> None:
-    """Kill an engine."""
     services.engines[draw.choice(NAMES)].kill()
 
 
@@ -276,7 +275,6 @@ def samples_of(answer: Answer) -> list[SampleOutput]:
 
 
 def check_equal(answers: Sequence[Answer], undisturbed: Sequence[Answer]) -> None:
-    """Check that answers equal those without a fault."""
     for number, (answer, expected) in enumerate(zip(answers, undisturbed, strict=True)):
         for sample, other in zip(samples_of(answer), samples_of(expected), strict=True):
             assert sample.token_ids == other.token_ids, f"stream {number}"
@@ -299,5 +297,4 @@ def _check_logprobs(
 
 
 def failovers(answers: Sequence[Answer]) -> int:
-    """Return the number of streams that failed over."""
     return sum(answer.finished.timing.failovers > 0 for answer in answers)

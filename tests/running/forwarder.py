@@ -135,13 +135,6 @@ class Forwarder:
             self._do(connection.downwards.open.clear)
         return connection
 
-    def hold_answers(self) -> Connection:
-        """Hold the service's bytes of the one connection from now on; it still receives its client's."""
-        self._wait(lambda: len(self._alive()) == 1)
-        (connection,) = self._alive()
-        self._do(connection.downwards.open.clear)
-        return connection
-
     def hold_next(self) -> None:
         """Hold all bytes of the next connection's client."""
         self._holding_next = True
@@ -161,7 +154,6 @@ class Forwarder:
             time.sleep(_SILENCE_SECONDS)
 
     def wait_for_held_bytes(self, connection: Connection, count: int) -> None:
-        """Wait until this many bytes of the client are held."""
         self._wait(lambda: connection.upwards.waiting_bytes >= count)
 
     def leave_client(self, connection: Connection) -> None:
@@ -170,7 +162,6 @@ class Forwarder:
         self._do(connection.client.transport.abort)
 
     def release(self, connection: Connection) -> None:
-        """Forward the held bytes."""
         self._do(connection.upwards.open.set)
         self._do(connection.downwards.open.set)
 
@@ -184,7 +175,6 @@ class Forwarder:
         self._wait(lambda: not connection.alive)
 
     def close(self) -> None:
-        """Break all connections and close the listener."""
         self._do(self._stop.set)
         self._thread.join(_WAIT_SECONDS)
         assert not self._thread.is_alive()
@@ -241,7 +231,6 @@ class Forwarder:
             assert self._news.wait_for(done, _WAIT_SECONDS), "the forwarder waited in vain"
 
     def _do(self, act: Callable[[], object]) -> None:
-        """Act on the loop, and return when it is done."""
         done = threading.Event()
 
         def act_and_report() -> None:

@@ -32,7 +32,6 @@ class Neighbour:
         self._thread.start()
 
     def wait_for_tokens(self) -> None:
-        """Wait until more tokens have arrived."""
         with self._changed:
             before = self._received
             assert self._changed.wait_for(lambda: self._received > before or self.faults, timeout=CALL_SECONDS)

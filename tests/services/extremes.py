@@ -146,7 +146,6 @@ class Case:
 
 
 def case(number: int) -> Case:
-    """Make the case of this number."""
     draw = random.Random(number)
     of_the_engine = draw.random() < 0.5
     fields = FIELDS if of_the_engine else _FIELDS
@@ -227,8 +226,6 @@ _KINDS: dict[str, Callable[[Any], None]] = {
 
 @dataclass
 class Outcomes:
-    """Counts of cases by outcome, and faults."""
-
     ends: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
@@ -287,7 +284,6 @@ def _wrong(
     ends: list[tuple[int, float]],
     logprobs: Iterable[decoding_pb2.TokenLogprobs],
 ) -> Iterator[str]:
-    """Yield the faults of an answer."""
     request = one.request
     allowed = set(request.logit_rules.allowed_token_ids) or set(range(VOCABULARY))
     stops = {0, *request.stopping.stop_token_ids}

@@ -40,7 +40,6 @@ class CollectedSpan:
     events: tuple[SpanEvent, ...] = field(hash=False)
 
     def event(self, name: str) -> SpanEvent:
-        """Return the one event of this name."""
         (one,) = (event for event in self.events if event.name == name)
         return one
 
@@ -66,7 +65,6 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self._server.start()
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Take spans."""
         found = [
             _collected(resource, span)
             for resource in request.resource_spans
@@ -77,11 +75,6 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self._spans += found
             self._news.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
-
-    def spans(self, trace_id: str) -> list[CollectedSpan]:
-        """Return those of a trace that came so far, in order of their beginnings."""
-        with self._news:
-            return sorted((span for span in self._spans if span.trace_id == trace_id), key=lambda span: span.begun)
 
     def all_spans(self) -> list[CollectedSpan]:
         with self._news:

@@ -58,7 +58,6 @@ class Errand:
 
     @property
     def right_codes(self) -> Collection[Code]:
-        """The allowed outcomes."""
         if self.refused_for:
             return {self.refusal}
         if self.cancel_after is not None:
@@ -70,8 +69,6 @@ class Errand:
 
 @dataclass
 class Outcomes:
-    """Outcomes of calls: counts by kind and end, and faults."""
-
     ends: Counter[tuple[str, Code]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     preempted: Counter[str] = field(default_factory=Counter)  # by the kind of request
@@ -88,7 +85,6 @@ class Outcomes:
             self.faults += (f"{errand.kind}: {fault}\n{errand.request}" for fault in faults)
 
     def by_kind(self) -> dict[str, int]:
-        """Count by the kind of request, cancelled ones too."""
         kinds: Counter[str] = Counter()
         for (kind, _), count in self.ends.items():
             kinds[kind.partition(",")[0]] += count
@@ -124,13 +120,11 @@ def errand(number: int) -> Errand:
 
 
 def run_errands(quire: RunningQuire, numbers: Iterable[int], outcomes: Outcomes, at_a_time: int = AT_A_TIME) -> None:
-    """Run the calls of these numbers concurrently."""
     with ThreadPoolExecutor(at_a_time) as clients:
         list(clients.map(lambda number: _run(quire, errand(number), outcomes), numbers))
 
 
 def check_against_those_alone(quire: RunningQuire, outcomes: Outcomes) -> None:
-    """Check that the first calls got the same tokens as alone."""
     assert len(outcomes.tokens) > COMPARED // 2
     for number, tokens in outcomes.tokens.items():
         request = errand(number).request
@@ -139,7 +133,6 @@ def check_against_those_alone(quire: RunningQuire, outcomes: Outcomes) -> None:
 
 
 def tokens_by_sample(answer: Answer) -> list[list[int]]:
-    """Return the tokens of each sample."""
     tokens: list[list[int]] = [[] for _ in answer.finished.samples]
     for delta in answer.deltas:
         tokens[delta.sample] += delta.token_ids
@@ -178,7 +171,6 @@ def _refusal_faults(errand: Errand, code: Code, error: grpc.RpcError) -> list[st
 
 
 def _answer_faults(errand: Errand, answer: Answer) -> list[str]:
-    """Return the faults of a complete answer."""
     request, samples = errand.request, answer.finished.samples
     tokens = tokens_by_sample(answer)
     least, most = request.stopping.min_tokens, request.stopping.max_tokens

@@ -3,7 +3,7 @@
 import random
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SECRET_SALT = "ultramarine"
 SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"
 
-A, B, OPERATOR, EXPIRED, LEAVING, SINGLE, FRUGAL = KEYS = [make_key() for _ in range(7)]
+A, B, OPERATOR, EXPIRED, LEAVING, SINGLE = KEYS = [make_key() for _ in range(6)]
 ENTRIES = {
     A: "tenant = 'a'",
     B: "tenant = 'b'",
@@ -39,7 +39,6 @@ ENTRIES = {
     EXPIRED: "tenant = 'a'\nexpires = 2020-01-01T00:00:00Z",
     LEAVING: "tenant = 'leaving'",
     SINGLE: "tenant = 'single'\nmax_concurrent_requests = 1",
-    FRUGAL: "tenant = 'frugal'\ntokens_per_minute = 100",
 }
 
 
@@ -58,15 +57,7 @@ class Guarded:
     def generate(self, request: gateway_pb2.GenerateRequest, key: str = B) -> Answer:
         return Answer.of(self.of(key).Generate(request, timeout=CALL_SECONDS))
 
-    @contextmanager
-    def live(self, request: gateway_pb2.GenerateRequest, key: str, tenant: str) -> Iterator[Any]:
-        """Keep one request of a tenant in flight: its engine is stopped."""
-        with standing_still(self.running.children()["engine"]):
-            call = self.of(key).Generate(request, timeout=CALL_SECONDS)
-            wait_until(lambda: self._in_flight(tenant) == 1, "the request is in flight")
-            yield call
-
-    def _in_flight(self, tenant: str) -> float:
+    def running_requests(self, tenant: str) -> float:
         shown = Scrape.of(self.running.metrics_urls["gateway"])
         return shown.values("quire_tenant_requests_running", "tenant").get(tenant, 0)
 
@@ -131,7 +122,6 @@ def until_refused(call: Any) -> Iterator[gateway_pb2.GenerateResponse]:
 
 
 def every_call(gateway: gateway_pb2_grpc.GatewayStub, metadata: Any) -> Iterator[tuple[Status, str]]:
-    """Call every method of the gateway, and yield the refusals."""
     for method in gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods:
         request = GetMessageClass(method.input_type)()
         call = getattr(gateway, method.name)
@@ -145,14 +135,11 @@ def every_call(gateway: gateway_pb2_grpc.GatewayStub, metadata: Any) -> Iterator
     ("metadata", "words"),
     [
         ((), "a valid API key is needed"),
-        (bearer(A[:-1] + "!"), "a valid API key is needed"),
-        (bearer(""), "a valid API key is needed"),
-        ((("authorization", A),), "a valid API key is needed"),
         ((*bearer(A), *bearer(B)), "a valid API key is needed"),
         ((("authorization-bin", f"Bearer {A}".encode()),), "a valid API key is needed"),
         (bearer(EXPIRED), "the API key has expired"),
     ],
-    ids=["none", "wrong", "empty", "no scheme", "two", "as bytes", "expired"],
+    ids=["none", "two", "as bytes", "expired"],
 )
 def test_no_call_of_the_gateway_is_open_without_a_valid_key(guarded: Guarded, metadata: Any, words: str) -> None:
     refusals = set(every_call(guarded.running.gateway, metadata))
@@ -254,18 +241,6 @@ def test_only_the_tenant_of_a_pin_hits_it(guarded: Guarded) -> None:
         operator.Admin(gateway_pb2.AdminRequest(unpin_prefix={"name": "p"}), timeout=20)
 
 
-def test_the_id_of_a_live_request_is_in_use_for_its_own_tenant_only(guarded: Guarded) -> None:
-    with guarded.live(secret_request(40, request_id="x"), A, "a") as live:
-        assert refusal(guarded.of(A).Generate(secret_request(request_id="x"), timeout=10))[0] == Status.ALREADY_EXISTS
-    assert next(live).started.request_id == "x"
-    for name in ("x", "a/x"):
-        assert guarded.generate(secret_request(request_id=name), B).started.request_id == name
-    first = Answer.of(live)
-    again = guarded.generate(secret_request(40, request_id="x"), A)
-    assert again.finished.usage.generated_tokens == 40
-    assert again.token_ids == first.token_ids
-
-
 def test_explain_finds_a_request_under_its_tenant_only(guarded: Guarded) -> None:
     guarded.generate(secret_request(request_id="mine"), A)
     address = guarded.addresses["KV manager"]
@@ -285,18 +260,10 @@ def test_a_key_without_priorities_cannot_exceed_the_default_priority(guarded: Gu
     guarded.generate(later, A)
 
 
-def test_samples_and_beams_of_one_request_count_against_the_limit_of_requests(guarded: Guarded) -> None:
-    samples, beams = secret_request(), secret_request()
-    samples.sampling.temperature, samples.sampling.sample_count = 1.0, 2
-    beams.beam_search.width = 3
-    for request, field, count in ((samples, "sampling.sample_count", 2), (beams, "beam_search.width", 3)):
-        status, message = refusal(guarded.of(SINGLE).Generate(request, timeout=10))
-        assert status == Status.INVALID_ARGUMENT
-        assert message == f"{field} must be at most 1, the limit of tenant 'single', not {count}"
-
-
 def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded: Guarded) -> None:
-    with guarded.live(secret_request(40), SINGLE, "single") as first:
+    with standing_still(guarded.running.children()["engine"]):
+        first = guarded.of(SINGLE).Generate(secret_request(40), timeout=CALL_SECONDS)
+        wait_until(lambda: guarded.running_requests("single") == 1, "the request is in flight")
         calls = [guarded.of(SINGLE).Generate(secret_request(request_id=name), timeout=10) for name in ("mine", "")]
         (status, message), _ = [refusal(call) for call in calls]
         request_ids = [dict(call.trailing_metadata())["x-request-id"] for call in calls]
@@ -310,21 +277,6 @@ def test_a_tenant_at_its_limit_of_requests_is_refused_and_another_is_not(guarded
     single = guarded.of(SINGLE)
     wait_until(
         lambda: bool([*until_refused(single.Generate(secret_request(), timeout=10))]), "the tenant's place is free"
-    )
-
-
-def test_tokens_per_minute_bound_concurrent_and_successive_requests(guarded: Guarded) -> None:
-    request = gateway_pb2.GenerateRequest()
-    request.CopyFrom(prompt_request("", 30))
-    request.prompt.token_ids.ids.extend([5] * 10)
-    calls = [guarded.of(FRUGAL).Generate(request, timeout=CALL_SECONDS) for _ in range(6)]
-    ends = [(call, sum(len(response.delta.token_ids) for response in until_refused(call))) for call in calls]
-    assert sorted(tokens for _, tokens in ends) == [0, 0, 0, 0, 30, 30]
-    assert all((call.code() == Status.OK) == (tokens > 0) for call, tokens in ends)
-    status, message = refusal(guarded.of(FRUGAL).Generate(request, timeout=10))
-    assert (status, "of its 100 tokens per minute left: this request can use 40" in message) == (
-        Status.RESOURCE_EXHAUSTED,
-        True,
     )
 
 

@@ -155,7 +155,6 @@ OUT_OF_RANGE = [
     ("a timeout beyond a Duration", change(timeout=Duration(seconds=2**62)), "timeout", "86400"),
     ("a length penalty of 500", beams(length_penalty=500), "beam_search.length_penalty", "500"),
     ("a length penalty of -1e9", beams(length_penalty=-1e9), "beam_search.length_penalty", "-1000000000"),
-    ("a length penalty that is not a number", beams(length_penalty=NAN), "beam_search.length_penalty", "nan"),
     ("more end tokens than a search considers", beams(width=14, ends=300), "stopping.stop_token_ids", "4096"),
 ]
 
@@ -300,13 +299,6 @@ def test_a_prompt_that_is_not_utf8_is_refused_by_tokenize_too(tiny_quire: Runnin
     request.prompt.text = "XYZ"
     data = request.SerializeToString().replace(b"XYZ", b"\xc3\x28!")
     assert refusal(raw_call(tiny_quire, "Tokenize", data)) == (INVALID, "prompt.text is not valid UTF-8", "prompt.text")
-
-
-@pytest.mark.parametrize("method", ["Generate", "Tokenize", "GetModel"])
-def test_malformed_messages_are_refused(tiny_quire: RunningQuire, method: str) -> None:
-    code, message, blamed = refusal(raw_call(tiny_quire, method, b"\xff" * 1000))
-    assert (code, blamed) == (INVALID, "")
-    assert message == f"malformed request: not a valid quire.v1.{method}Request"
 
 
 def test_an_unknown_method_is_unimplemented(tiny_quire: RunningQuire) -> None:

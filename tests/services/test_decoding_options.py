@@ -10,7 +10,7 @@ import torch
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.faults import wait_until
-from tests.load import prompt_request, run_streams
+from tests.load import prompt_request
 from tests.reference import reference_logprobs
 from tests.running_quire import Answer, RunningQuire
 from tests.tiny_models import VOCABULARY
@@ -85,21 +85,6 @@ def test_rules_that_change_nothing_change_nothing(tiny_quire: RunningQuire, whol
         decoding_pb2.LogitRules(repetition_penalty=1, presence_penalty=0, frequency_penalty=0, logit_bias={5: 0})
     )
     assert tiny_quire.generate(request).token_ids == whole.token_ids
-
-
-def test_an_answer_does_not_depend_on_options_of_other_requests(tiny_quire: RunningQuire) -> None:
-    def request(number: int) -> gateway_pb2.GenerateRequest:
-        one = ids_request([*PROMPT[number:], number + 2], 20, seed=number)
-        one.logit_rules.repetition_penalty = 1 + number % 3 / 10
-        one.logit_rules.presence_penalty = number % 2 / 2
-        one.logit_rules.logit_bias[number] = 3
-        if number % 4 == 0:
-            one.output.logprobs = number
-        return one
-
-    alone = [tiny_quire.generate(request(number)).token_ids for number in range(8)]
-    together = run_streams(tiny_quire, map(request, range(8)), 8)
-    assert [answer.token_ids for answer in together] == alone
 
 
 # min_tokens

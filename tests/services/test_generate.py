@@ -335,7 +335,6 @@ def test_a_smaller_priority_is_served_before_an_earlier_request(tiny_quire: Runn
 
 
 def admission(quire: RunningQuire, request_id: str) -> int:
-    """Return the number of the event that allocated a request's first blocks."""
     explanation = quire.kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id=request_id), timeout=CALL_SECONDS)
     return next(
         event.event

@@ -18,19 +18,9 @@ from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.runtime.errors import FIELD_METADATA
 from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire
 from tests.timing import standing_still
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 DATE = r"(19|20)\d{2}-(0[1-9]|1[0-2]), [a-z]{3,8}(!|\?)"
 EXPLODES = json.dumps({"anyOf": [{"type": "integer", "multipleOf": 90000 - n} for n in range(500)]})
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -42,34 +32,11 @@ def request(max_tokens: int = 150, seed: int | None = None, **constraint: Any) -
     return made
 
 
-def texts(answer: Answer) -> list[str]:
-    samples = [""] * len(answer.finished.samples)
-    for delta in answer.deltas:
-        samples[delta.sample] += delta.text
-    return samples
-
-
-def check_ended(answer: Answer) -> None:
-    assert {sample.reason for sample in answer.finished.samples} == {decoding_pb2.FINISH_REASON_STOP}
-
-
 def test_an_answer_cut_by_max_tokens_is_a_prefix_of_the_whole_answer(tiny_quire: RunningQuire) -> None:
     whole = tiny_quire.generate(request(regex=DATE))
     part = tiny_quire.generate(request(4, regex=DATE))
     assert part.token_ids == whole.token_ids[:4]
     assert part.finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
-
-
-def test_answers_are_the_same_alone_and_together(tiny_quire: RunningQuire) -> None:
-    requests = [
-        request(40, 3, regex=DATE),
-        request(40, 4, json_schema=json.dumps(PERSON)),
-        request(40, json_object=True),
-        prompt_request("Tell me of a person: ", 40, seed=6),
-    ]
-    alone = [tiny_quire.generate(one).token_ids for one in requests]
-    with ThreadPoolExecutor(4) as clients:
-        assert [answer.token_ids for answer in clients.map(tiny_quire.generate, requests)] == alone
 
 
 # Refusals
@@ -90,21 +57,8 @@ BAD = [
     ({"regex": ""}, "constraint.regex", "bytes, not 0"),
     ({"regex": "a" * 65537}, "constraint.regex", "bytes, not 65537"),
     ({"regex": "("}, "constraint.regex", "unclosed group"),
-    ({"regex": "(x{1000}){1000}{1000}"}, "constraint.regex", "too much"),
     ({"json_schema": "{"}, "constraint.json_schema", "must be JSON"),
     ({"json_schema": "[" * 60000}, "constraint.json_schema", "nested"),
-    ({"json_schema": '{"type": "objekt"}'}, "constraint.json_schema", "objekt"),
-    ({"json_schema": '{"uniqueItems": true}'}, "constraint.json_schema", "uniqueItems"),
-    (
-        {"json_schema": '{"items": {"const": 9007199254740993}}'},
-        "constraint.json_schema",
-        "#/items/const is 90071992547",
-    ),
-    (
-        {"json_schema": '{"type": "integer", "minimun": 3}'},
-        "constraint.json_schema",
-        "#/minimun: minimun is not a JSON schema keyword",
-    ),
     ({"json_schema": EXPLODES}, "constraint.json_schema", "too much"),
 ]
 

@@ -39,7 +39,7 @@ def mixed_requests(count: int) -> list[gateway_pb2.GenerateRequest]:
     return [
         prompt_request(
             f"{PROMPTS[number % 3]} {PROMPTS[number // 3 % 3]} {number}",
-            max_tokens=64 + number,
+            max_tokens=70 + number,
             seed=number if number % 2 else None,
         )
         for number in range(count)
