@@ -4,17 +4,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-# Rarer tokens are counted together: the statistic's distribution is only known where five or more are expected.
+# Rarer tokens are counted together, because the test needs expected counts of five or more.
 _LEAST_EXPECTED = 5.0
 
 
 def chi_square_is_likely(counts: Counter[int], chances: Sequence[float]) -> bool:
-    """Return whether a chi-square test accepts the draws, at a significance of 0.1 %.
+    """Return True if a chi-square test accepts the draws, at a significance of 0.1 %.
 
     A token of probability 0 must not occur.
     """
     draws = counts.total()
-    assert all(chances[token] > 0 for token in counts), "a token came that cannot"
+    assert all(chances[token] > 0 for token in counts), "a token of probability 0 was drawn"
     cells = [(counts[token], draws * chance) for token, chance in enumerate(chances)]
     common = [cell for cell in cells if cell[1] >= _LEAST_EXPECTED]
     rare = [sum(column) for column in zip(*(cell for cell in cells if cell[1] < _LEAST_EXPECTED), strict=True)]

@@ -109,19 +109,19 @@ class TestAgainstTransformers:
 
 
 class TestEachRule:
-    def test_presence_counts_a_token_of_the_output_once(self, logits: torch.Tensor) -> None:
+    def test_presence_counts_a_token_once(self, logits: torch.Tensor) -> None:
         changed = applied(logits, LogitRules(presence_penalty=0.7))
         expected = logits.clone()
         expected[:, [0, 7, 42]] -= 0.7
         assert torch.equal(changed, expected)
 
-    def test_frequency_counts_each_time(self, logits: torch.Tensor) -> None:
+    def test_frequency_counts_each_occurrence(self, logits: torch.Tensor) -> None:
         changed = applied(logits, LogitRules(frequency_penalty=-0.5))
         expected = logits.clone()
         expected[:, [0, 7, 42]] += torch.tensor([1.5, 0.5, 0.5])
         assert torch.equal(changed, expected)
 
-    def test_they_come_in_order(self, logits: torch.Tensor) -> None:
+    def test_rules_apply_in_order(self, logits: torch.Tensor) -> None:
         rules = LogitRules(2.0, 0.5, 0.25, ((0, 3.0), (1, 1.0)), (0, 7, 9))
         expected = torch.full_like(logits, -math.inf)
         for row, numbers in enumerate(logits.tolist()):
@@ -132,7 +132,7 @@ class TestEachRule:
         assert changed.nan_to_num() == pytest.approx(expected.nan_to_num(), abs=1e-5)
 
     def test_a_penalty_scales_a_bias_too_as_in_vllms_example(self) -> None:
-        """Token 0 was said: (2 + 3) / 1.5 is 3.33, less than the 4 of token 1; the other way round it would be 4.33."""
+        """Token 0 is in the prompt: (2 + 3) / 1.5 is below token 1's 4, but 2 / 1.5 + 3 would be above."""
         row = RowRules(LogitRules(repetition_penalty=1.5, logit_bias=((0, 3.0),)), prompt=(0,))
         logits = torch.tensor([[2.0, 4.0]])
         assert apply_rules(logits, [row]).tolist() == [[pytest.approx(5 / 1.5), 4.0]]
@@ -183,7 +183,7 @@ class TestBatches:
         numbers = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(source.randrange(2**40)))
         return Draw(sampling, 0, source.randrange(1000), row), numbers
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(3))
     def test_a_row_is_bit_for_bit_the_same_alone_and_among_64(self, seed: int) -> None:
         source = random.Random(seed)
         rows = [self.random_row(source) for _ in range(64)]
@@ -195,23 +195,8 @@ class TestBatches:
             assert torch.equal(apply_rules(own, [draw.rules])[0], together[number])
             assert sample(own, [draw]) == [chosen[number]]
 
-    def test_a_request_generates_the_same_tokens_alone_and_in_a_batch(self, tiny_model: Tiny) -> None:
-        def answer(company: int) -> list[int]:
-            engine = ModelEngine(tiny_model("llama"))
-            for number in range(company):
-                rules = LogitRules(1.0 + number / 10, number / 7, logit_bias=((number, 1.0),))
-                engine.submit([number + 1] * (5 * number + 1), 20, logit_rules=rules)
-            rules = LogitRules(1.3, 0.2, 0.1, ((5, 1.0),))
-            name = engine.submit([9, 8, 7, 6] * 5, 20, sampling=Sampling(0.9, seed=7), logit_rules=rules)
-            engine.run()
-            return engine.tokens[name]
-
-        assert answer(0) == answer(12)
-
 
 class TestEngine:
-    """Rules in a running engine, where the output grows."""
-
     PROMPT = (50, 60, 70, 80, 50, 60)
 
     def greedy_with(self, folder: Path, processors: LogitsProcessorList, count: int) -> list[int]:
@@ -222,7 +207,7 @@ class TestEngine:
             tokens.append(int(processors(torch.tensor([tokens]), logits).argmax()))
         return tokens[len(self.PROMPT) :]
 
-    def test_repetition_is_penalised_as_transformers_does(self, tiny_model: Tiny) -> None:
+    def test_repetition_is_penalized_as_in_transformers(self, tiny_model: Tiny) -> None:
         folder = tiny_model("llama")
         expected = self.greedy_with(folder, LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)]), 40)
         rules = LogitRules(repetition_penalty=1.5)
@@ -259,11 +244,11 @@ class TestEngine:
         assert set.intersection(*map(set, engine.samples[name]))
 
     @pytest.mark.parametrize("ignored", [False, True])
-    def test_no_ending_token_is_chosen_before_min_tokens(self, tiny_model: Tiny, ignored: bool) -> None:
+    def test_no_end_token_is_chosen_before_min_tokens(self, tiny_model: Tiny, ignored: bool) -> None:
         engine = ModelEngine(tiny_model("llama"))
         ends = frozenset({5, 6})
         stopping = Stopping(30, frozenset() if ignored else ends, 12, ends if ignored else frozenset())
-        rules = LogitRules(logit_bias=((5, 1e9),))  # as soon as it can be chosen it is
+        rules = LogitRules(logit_bias=((5, 1e9),))  # chosen as soon as possible
         engine.take(Request("r", self.PROMPT, GREEDY, stopping, logit_rules=rules))
         engine.run()
         answer = engine.tokens["r"]
@@ -286,7 +271,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("rules", "field", "reason"), BAD)
-def test_rules_that_cannot_be_followed_are_refused(rules: LogitRules, field: str, reason: str) -> None:
+def test_impossible_rules_are_refused(rules: LogitRules, field: str, reason: str) -> None:
     request = Request("r", PROMPT, GREEDY, Stopping(9, frozenset({1, 2, 3}), 1), logit_rules=rules)
     with pytest.raises(InvalidRequest) as refused:
         Capacity(100, VOCABULARY, 16, 16).check(request)
@@ -295,15 +280,12 @@ def test_rules_that_cannot_be_followed_are_refused(rules: LogitRules, field: str
     assert reason in str(refused.value)
 
 
-@pytest.mark.parametrize("stopping", [Stopping(9, min_tokens=10), Stopping(9, min_tokens=-1)])
-def test_min_tokens_beyond_max_tokens_are_refused(stopping: Stopping) -> None:
-    with pytest.raises(InvalidRequest, match=r"^stopping.min_tokens must be between 0 and") as refused:
-        Capacity(100, VOCABULARY, 16, 16).check(Request("r", PROMPT, GREEDY, stopping))
-    assert refused.value.field == "stopping.min_tokens"
-
-
-def test_an_ending_of_the_whole_vocabulary_and_min_tokens_are_refused() -> None:
-    stopping = Stopping(9, frozenset(range(VOCABULARY)), 1)
-    with pytest.raises(InvalidRequest) as refused:
+@pytest.mark.parametrize(
+    "stopping",
+    [Stopping(9, min_tokens=10), Stopping(9, min_tokens=-1), Stopping(9, frozenset(range(VOCABULARY)), 1)],
+    ids=["above max_tokens", "negative", "all tokens end"],
+)
+def test_impossible_min_tokens_are_refused(stopping: Stopping) -> None:
+    with pytest.raises(InvalidRequest, match=r"^stopping.min_tokens (must be between|leaves no token)") as refused:
         Capacity(100, VOCABULARY, 16, 16).check(Request("r", PROMPT, GREEDY, stopping))
     assert refused.value.field == "stopping.min_tokens"

@@ -1,4 +1,4 @@
-"""A record of requests has their shared prefixes, but not their tokens."""
+"""A record of requests has their shared prefixes but not their tokens."""
 
 from itertools import count
 
@@ -33,7 +33,7 @@ def test_a_request_is_recorded_as_keys_and_lengths():
     assert recorded(PROMPT, temperature=0.5).decoding == "sampled"
 
 
-def test_keys_are_equal_as_far_as_tokens_and_salt_are():
+def test_equal_prefixes_with_equal_salt_have_equal_keys():
     keys = recorded(PROMPT).keys
     assert recorded(PROMPT[:9]).keys == keys
     assert recorded([*PROMPT[:4], 1, *PROMPT[5:]]).keys[0] == keys[0]
@@ -42,7 +42,7 @@ def test_keys_are_equal_as_far_as_tokens_and_salt_are():
     assert not set(recorded(PROMPT, salt=b"tenant").keys) & set(keys)
 
 
-def test_no_token_is_in_a_record_and_none_can_be_guessed_without_its_secret():
+def test_a_record_has_no_tokens_and_its_keys_depend_on_the_secret():
     assert not [token for token in [*PROMPT, 7011] if str(token) in str(recorded(PROMPT, [7011]))]
     assert not set(recorded(PROMPT, secret=b"t" * 32).keys) & set(recorded(PROMPT).keys)
 
@@ -52,14 +52,14 @@ def test_a_record_has_the_settings_of_the_engine():
     assert RequestsRecord(scheduler, SECRET).settings == RecordSettings(SIZE, 64, token_budget=32, max_sequences=8)
 
 
-def test_synthetic_tokens_are_equal_exactly_where_keys_are():
+def test_synthetic_tokens_are_equal_where_keys_are_equal():
     tokens = SyntheticTokens(SIZE)
     one = tokens.of(recorded(PROMPT))
     alike = tokens.of(recorded(PROMPT[:9]))
     other = tokens.of(recorded([*PROMPT[:4], 1, *PROMPT[5:]]))
     assert (len(one), len(alike), len(other)) == (10, 9, 10)
     assert alike[:8] == one[:8]
-    assert not set(alike[8:]) & set(one)  # fills no block: nobody can tell whether it is shared
+    assert not set(alike[8:]) & set(one)  # a partial block has no key
     assert other[:4] == one[:4]
     assert not set(other[4:]) & set(one)
     assert STOP_TOKEN not in {*one, *alike, *other}

@@ -1,4 +1,4 @@
-"""The runner executes a plan: copies first, then the work, with a token for each sampling work."""
+"""The runner executes a plan: first copies, then work, with a token for each sampling work."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_copies_are_made_before_the_work_reads_them(runner: ModelRunner, tiny_mo
     assert tokens_of(runner, StepPlan(1, (), (work(PROMPT[:6], 0, (3, 5), samples=False),))) == []
     copies = Copies(device_to_device=(Copy(3, 7), Copy(5, 2)))
     assert tokens_of(runner, StepPlan(2, (copies,), (work(PROMPT[6:], 6, (7, 2)),))) == expected[:1]
-    # The source is as it was: whoever still holds it goes on from it.
+    # The source is unchanged, for its other holders.
     assert tokens_of(runner, StepPlan(3, (), (work(PROMPT[6:], 6, (3, 5)),))) == expected[:1]
     assert tokens_of(runner, StepPlan(4, (), (work((expected[0],), 7, (7, 2)),))) == expected[1:]
 
@@ -52,7 +52,7 @@ def test_a_plan_of_copies_only_samples_nothing(runner: ModelRunner, backend: Tor
     assert (backend.cache[1] == 5.0).all()
 
 
-def test_the_lists_of_an_answer_run_in_order_and_those_of_two_answers_are_not_merged(
+def test_the_lists_of_a_result_run_in_order_and_results_are_not_merged(
     runner: ModelRunner, backend: TorchBackend
 ) -> None:
     for block in range(1, 5):

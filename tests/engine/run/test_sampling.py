@@ -12,13 +12,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.run.sampling import Draw, gumbel_noise, sample
-from engine.schedule.request import Sampling
+from engine.schedule.request import LogitRules, Sampling
+from tests.engine.run.chi_square import chi_square_is_likely
 from tests.engine_in_process import ModelEngine
 
 CPU = torch.device("cpu")
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-# Where the twin's decision is closer than this, float32 may decide otherwise.
+# Below this difference float32 may choose another token than the reference.
 MARGIN = 1e-4
 
 samplings = st.builds(
@@ -84,7 +85,7 @@ class Twin:
             raise Unclear
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     rows=st.lists(st.tuples(samplings, st.integers(0, 3), st.integers(0, 2**40)), min_size=1, max_size=12),
     numbers=st.integers(0, 2**32 - 1),
@@ -108,7 +109,7 @@ def test_the_result_equals_a_slow_reference(
     assume(unclear < len(rows))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     seed=st.integers(-(2**80), 2**80),
     sample_index=st.integers(0, 100),
@@ -134,7 +135,7 @@ class TestNoise:
             for other in range(one):
                 assert not (together[one] == together[other]).any()
 
-    def test_looks_like_a_gumbel_distribution(self) -> None:
+    def test_has_a_gumbel_distribution(self) -> None:
         draws = [Draw(Sampling(seed=11), 0, position) for position in range(400)]
         noise = gumbel_noise(draws, 500, CPU).double()
         count = noise.numel()
@@ -142,7 +143,7 @@ class TestNoise:
         assert noise.var() == pytest.approx(math.pi**2 / 6, rel=0.02)
         ordered = torch.exp(-torch.exp(-noise.flatten().sort().values))
         off = (ordered - (torch.arange(count) + 0.5) / count).abs().max()
-        assert off < 1.95 / count**0.5, "Kolmogorov and Smirnov, 0.1 %"
+        assert off < 1.95 / count**0.5, "Kolmogorov-Smirnov test, 0.1 %"
 
     @pytest.mark.parametrize(
         ("one", "other"), [((0, 1), (0, 2)), ((5, 0), (6, 0)), ((1, 0), (0, 1)), ((-1, 0), (1, 0))]
@@ -155,14 +156,14 @@ class TestNoise:
             assert abs(torch.corrcoef(rolled)[0, 1]) < 4 / 100_000**0.5
             assert not torch.equal(*rolled)
 
-    def test_is_finite_at_both_ends(self) -> None:
-        # Seeds found by running the mixing backwards: the uniform number is the largest, and the smallest, there is.
+    def test_is_finite_for_the_smallest_and_the_largest_random_number(self) -> None:
+        # Seeds from inverting the hash: they give the largest and the smallest uniform number.
         for bits, noise in ((MASK, -2.811), (0, 37.43)):
             [row] = gumbel_noise([Draw(Sampling(seed=_seed_of(bits, token=3)), 0, 0)], 5, CPU)
             assert row.isfinite().all()
             assert row[3] == pytest.approx(noise, abs=0.01)
 
-    def test_the_only_token_left_is_taken_whatever_its_noise(self) -> None:
+    def test_the_only_remaining_token_is_chosen_with_any_noise(self) -> None:
         draw = Draw(Sampling(temperature=1.0, top_k=1, seed=_seed_of(MASK, token=3)), 0, 0)
         assert sample(torch.tensor([[0.0, 0, 0, 5, 0]]), [draw]) == [3]
 
@@ -191,8 +192,6 @@ def _unshift(value: int, bits: int) -> int:
 class TestDistribution:
     LOGITS = (2.0, 1.5, 1.5, 0.3, 0.0, -0.4, -1.0, -1.0, -2.0, -2.5, -3.0, 0.9)
     DRAWS = 20_000
-    # 99.9 % of chi-square with 1 to 11 degrees of freedom.
-    CRITICAL = (10.83, 13.82, 16.27, 18.47, 20.52, 22.46, 24.32, 26.12, 27.88, 29.59, 31.26)
 
     @pytest.mark.parametrize(
         "sampling",
@@ -211,37 +210,12 @@ class TestDistribution:
         counts = Counter(sample(torch.tensor(self.LOGITS).expand(self.DRAWS, -1), draws))
         kept = Twin.allowed(list(self.LOGITS), sampling)
         weights = {token: math.exp(self.LOGITS[token] / sampling.temperature) for token in kept}
-        expected = {token: self.DRAWS * weight / sum(weights.values()) for token, weight in weights.items()}
-        assert counts.keys() == expected.keys()
-        chi_square = sum((counts[token] - count) ** 2 / count for token, count in expected.items())
-        assert chi_square < self.CRITICAL[len(kept) - 2]
+        assert counts.keys() == weights.keys()
+        chances = [weights.get(token, 0.0) / sum(weights.values()) for token in range(len(self.LOGITS))]
+        assert chi_square_is_likely(counts, chances)
 
 
 class TestBatches:
-    @pytest.mark.parametrize("neighbours", range(4))
-    def test_a_row_samples_the_same_token_alone_and_among_64(self, neighbours: int) -> None:
-        source = np.random.default_rng(neighbours)
-        for place, sampling in enumerate(
-            [Sampling(seed=1), Sampling(0.3, seed=2), Sampling(top_p=0.9, seed=3), Sampling(top_k=50, seed=4)] * 4
-        ):
-            logits = torch.from_numpy(source.normal(scale=2, size=(64, 1000)).astype(np.float32))
-            draws = [
-                Draw(
-                    Sampling(
-                        temperature=float(source.choice([0.0, 0.5, 1.0])),
-                        top_k=int(source.choice([0, 3])),
-                        top_p=float(source.choice([1.0, 0.5])),
-                        seed=int(source.integers(2**62)),
-                    ),
-                    0,
-                    int(source.integers(1000)),
-                )
-                for _ in range(64)
-            ]
-            row = 4 * place
-            draws[row] = Draw(sampling, 0, 100 + place)
-            assert sample(logits, draws)[row] == sample(logits[row : row + 1], [draws[row]])[0]
-
     def test_a_filter_of_one_row_does_not_remove_an_unlikely_token_of_another(self) -> None:
         """Float32 sums of chances reach 1 before the end, so a top_p of 1 must be no filter at all."""
         vocabulary = 2**20
@@ -259,11 +233,14 @@ class TestBatches:
         assert sample(logits, [draw, Draw(Sampling(top_k=3), 0, 0)])[:1] == alone
 
     def test_a_request_samples_the_same_tokens_alone_and_in_a_batch(self, tiny_model: Callable[[str], Path]) -> None:
-        def answer(company: int, token_budget: int) -> list[int]:
+        def answer(companions: int, token_budget: int) -> list[int]:
             engine = ModelEngine(tiny_model("llama"), token_budget=token_budget)
-            for number in range(company):
-                engine.submit([number + 1] * (5 * number + 1), 20, sampling=Sampling(seed=number, top_k=number))
-            name = engine.submit([9, 8, 7, 6] * 5, 20, sampling=Sampling(temperature=0.9, top_p=0.95, seed=77))
+            for number in range(companions):
+                rules = LogitRules(1.0 + number / 10, number / 7, logit_bias=((number, 1.0),))
+                sampling = Sampling(seed=number, top_k=number)
+                engine.submit([number + 1] * (5 * number + 1), 20, sampling=sampling, logit_rules=rules)
+            sampling, rules = Sampling(temperature=0.9, top_p=0.95, seed=77), LogitRules(1.3, 0.2, 0.1, ((5, 1.0),))
+            name = engine.submit([9, 8, 7, 6] * 5, 20, sampling=sampling, logit_rules=rules)
             engine.run()
             return engine.tokens[name]
 
@@ -282,17 +259,17 @@ class TestEdges:
         draws = [Draw(sampling, 0, position) for position in range(400)]
         return set(sample(torch.tensor(logits).expand(400, -1), draws))
 
-    def test_greedy_takes_the_first_of_equals(self) -> None:
+    def test_greedy_chooses_the_first_of_equal_tokens(self) -> None:
         assert self.support(Sampling(temperature=0.0)) == {1}
 
-    def test_the_most_likely_of_one_is_greedy(self) -> None:
+    def test_a_top_k_of_1_is_greedy(self) -> None:
         assert self.support(Sampling(temperature=3.0, top_k=1)) == {1}
 
-    def test_of_equals_the_first_stay(self) -> None:
+    def test_of_equal_tokens_the_first_are_kept(self) -> None:
         assert self.support(Sampling(top_k=2)) == {1, 3}
         assert self.support(Sampling(temperature=0.1, top_p=0.34)) == {1, 3}
 
-    def test_as_many_as_there_are_or_more_is_no_filter(self) -> None:
+    def test_a_top_k_of_the_vocabulary_or_more_is_no_filter(self) -> None:
         for top_k in (0, 6, 7, 2**31 - 1):
             assert self.support(Sampling(temperature=3.0, top_k=top_k)) == set(range(6))
 
@@ -300,7 +277,7 @@ class TestEdges:
     def test_a_tiny_top_p_keeps_exactly_one(self, top_p: float) -> None:
         assert self.support(Sampling(temperature=5.0, top_p=top_p)) == {1}
 
-    def test_the_token_that_reaches_top_p_stays(self) -> None:
+    def test_the_token_that_reaches_top_p_is_kept(self) -> None:
         logits = tuple(math.log(chance) for chance in (0.5, 0.3, 0.15, 0.05))
         for top_p, kept in ((0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.94, 3), (0.96, 4)):
             assert self.support(Sampling(top_p=top_p), logits) == set(range(kept))
@@ -318,7 +295,7 @@ class TestEdges:
         assert self.support(Sampling(top_p=0.6), logits) == {0, 1}
 
     def test_min_p_comes_before_top_p(self) -> None:
-        # Of the first two, which min_p leaves, the first has 0.625, above 0.6; of all it would have 0.5.
+        # Of the first two, which min_p keeps, the first has 0.625, above 0.6; of all it would have 0.5.
         logits = tuple(math.log(chance) for chance in (0.5, 0.3, 0.15, 0.05))
         assert self.support(Sampling(top_p=0.6, min_p=0.5), logits) == {0}
 

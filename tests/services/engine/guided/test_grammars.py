@@ -244,6 +244,7 @@ def test_the_schemas_own_digits_and_strings_are_not_bounded(
     assert END in tokens_of(state.allowed())
 
 
+@settings(max_examples=50)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
