@@ -55,17 +55,6 @@ class TestBlocks:
         backend.attend(0, torch.randn(1, 4, 4), batch, Scoring(1.0))
         assert torch.equal(backend.cache, before)
 
-    def test_copies_move_whole_blocks_of_all_layers(self, backend: TorchBackend) -> None:
-        before = backend.cache.clone()
-        backend.copy_blocks([Copy(1, 4), Copy(3, 6), Copy(1, 2)])
-        assert torch.equal(backend.cache[[4, 6, 2]], before[[1, 3, 1]])
-        assert torch.equal(backend.cache[[0, 1, 3, 5]], before[[0, 1, 3, 5]])
-
-    def test_no_copies_copy_nothing(self, backend: TorchBackend) -> None:
-        before = backend.cache.clone()
-        backend.copy_blocks([])
-        assert torch.equal(backend.cache, before)
-
     @pytest.mark.parametrize("direction", Direction)
     def test_a_swap_moves_whole_blocks_to_the_other_tier_and_changes_no_other(
         self, backend: TorchBackend, host_cache: torch.Tensor, direction: Direction
@@ -77,18 +66,6 @@ class TestBlocks:
         expected[[4, 2, 3]] = source_before[[1, 3, 1]]
         assert torch.equal(target, expected)
         assert torch.equal(source, source_before)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_blocks_swapped_out_and_in_are_equal_to_the_byte(self, dtype: torch.dtype) -> None:
-        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6, dtype=dtype, host_blocks=4)
-        bytes_of = backend.cache.view(torch.uint8)
-        bytes_of.random_(0, 256)  # includes every kind of NaN
-        before = bytes_of.clone()
-        backend.swap([Copy(2, 4), Copy(5, 1), Copy(6, 3)], Direction.DEVICE_TO_HOST)
-        backend.cache[[2, 5, 6]] = 0.0
-        backend.swap([Copy(1, 6), Copy(4, 5), Copy(3, 2)], Direction.HOST_TO_DEVICE)
-        assert torch.equal(bytes_of[[5, 6, 2]], before[[2, 5, 6]])
-        assert torch.equal(bytes_of[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
 
     def test_the_host_tier_has_the_shape_of_the_device_tier_and_is_optional(
         self, backend: TorchBackend, host_cache: torch.Tensor

@@ -20,8 +20,10 @@ from engine.attention.flex_backend import FlexBackend
 from engine.errors import ModelUnsupported
 from engine.native import Kernels, KernelsUnavailable, build
 from engine.native.cpu_backend import CpuBackend
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
 from services.models.model_store import default_cache
-from tests.engine.paged_case import Case, Feed, MakeBackend, Moved
+from tests.engine.paged_case import Case, Feed, MakeBackend, Moved, naive_attention
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
 LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
@@ -183,19 +185,44 @@ def test_the_result_does_not_depend_on_how_the_work_is_split(threads: int) -> No
     assert case.run() < TOLERANCES[torch.bfloat16]
 
 
-def test_copies_and_swaps_of_the_cpu_backend_take_whole_blocks() -> None:
-    geometry = CacheGeometry(3, 2, 16)
-    backend = CpuBackend(kernels(tiles=False), geometry, 16, 6, torch.bfloat16, host_blocks=4)
-    bits = backend.cache.view(torch.int16)
-    bits.random_()
+@pytest.mark.parametrize("make", ["torch", "cpu without tiles", "triton"], indirect=True)
+@pytest.mark.parametrize("dtype", PROPERTIES["dtype"], ids=str)
+@pytest.mark.parametrize("geometry", [CacheGeometry(3, 2, 16), CacheGeometry(1, 1, 1), CacheGeometry(2, 3, 5)])
+def test_copies_and_swaps_move_whole_blocks(make: MakeBackend, geometry: CacheGeometry, dtype: torch.dtype) -> None:
+    backend = make(geometry, 3, 6, dtype, host_blocks=4)
+    bits = backend.cache.view(torch.uint8)
+    bits.random_(0, 256)  # includes every kind of NaN
     before = bits.clone()
-    assert backend.cache[0].nbytes == geometry.block_bytes(16, torch.bfloat16)
-    backend.swap([Copy(2, 4), Copy(5, 1)], Direction.DEVICE_TO_HOST)
-    backend.copy_blocks([Copy(1, 2), Copy(3, 5)])
-    assert torch.equal(bits[[2, 5]], before[[1, 3]])
-    backend.swap([Copy(4, 6), Copy(1, 4)], Direction.HOST_TO_DEVICE)
-    assert torch.equal(bits[[6, 4]], before[[2, 5]])
+    assert backend.cache[0].nbytes == geometry.block_bytes(3, dtype)
+    backend.swap([Copy(2, 4), Copy(5, 1), Copy(6, 2)], Direction.DEVICE_TO_HOST)
+    backend.copy_blocks([Copy(1, 2), Copy(3, 5), Copy(3, 6)])
+    assert torch.equal(bits[[2, 5, 6]], before[[1, 3, 3]])
+    backend.swap([Copy(4, 6), Copy(1, 4), Copy(2, 5)], Direction.HOST_TO_DEVICE)
+    backend.copy_blocks([])
+    assert torch.equal(bits[[6, 4, 5]], before[[2, 5, 6]])
     assert torch.equal(bits[[0, 1, 3]], before[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("make", ["flex", "triton"], indirect=True)
+def test_tensors_may_have_the_strides_of_transformers(make: MakeBackend) -> None:
+    """Transformers' K, V and queries have heads before tokens, or are slices of one product."""
+    backend = make(CacheGeometry(1, 2, 16), 8, 4, torch.float32)
+    batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, DEVICE)
+    key = torch.randn(2, 30, 16).transpose(0, 1)
+    whole = torch.randn(30, 5 * 16)
+    value, query = whole[:, :32].view(30, 2, 16), torch.randn(16, 30, 4).permute(1, 2, 0)
+    backend.write(0, key.to(DEVICE), value.to(DEVICE), batch)
+    found = backend.attend(0, query.to(DEVICE), batch, Scoring(0.25)).cpu()
+    expected = naive_attention(query.double(), key.double(), value.double(), Scoring(0.25))
+    assert (found - expected).abs().max() < 2e-5
+
+
+def test_an_empty_batch_has_an_empty_output(make: MakeBackend) -> None:
+    backend = make(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
+    batch = PagedBatch.of([], 16, DEVICE)
+    empty = torch.empty(0, 2, 16, device=DEVICE)
+    backend.write(0, empty, empty, batch)
+    assert backend.attend(0, empty, batch, Scoring(0.25)).shape == (0, 2, 16)
 
 
 # Blocks of 360 KiB, and of a size that is no multiple of a vector register.
@@ -223,8 +250,6 @@ def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
     backend.copy_blocks([Copy(source, target) for source, target in zip(ids[:14], ids[14:28], strict=True)])
     assert torch.equal(device[ids[14:28]], before[ids[:14]])
     untouched = [0, *ids[:14], *ids[28:], *range(31, 41)]
-    assert torch.equal(device[untouched], before[untouched])
-    backend.copy_blocks([])
     assert torch.equal(device[untouched], before[untouched])
 
 

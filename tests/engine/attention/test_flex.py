@@ -116,22 +116,6 @@ def test_sequences_may_share_a_block_at_different_indices() -> None:
     assert (found - expected).abs().max() < 1e-5
 
 
-def test_queries_may_have_any_strides() -> None:
-    batch, blocks = scattered([*MIXED], 4, random.Random(0))
-    backend = FlexBackend(CacheGeometry(1, 2, 8), 4, blocks, compiled=False)
-    backend.cache.normal_()
-    query = torch.randn(6, int(batch.first[-1]), 8).transpose(0, 1)
-    found, expected = (backend.attend(0, each, batch, Scoring(0.3)) for each in (query, query.contiguous()))
-    assert torch.equal(found, expected)
-
-
-def test_an_empty_batch_has_an_empty_output() -> None:
-    backend = FlexBackend(CacheGeometry(1, 2, 8), 4, 2, compiled=False)
-    batch = PagedBatch.of([], 4, CPU)
-    backend.write(0, *torch.empty(2, 0, 2, 8), batch)
-    assert backend.attend(0, torch.empty(0, 4, 8), batch, Scoring(0.3)).shape == (0, 4, 8)
-
-
 def test_unused_slots_of_a_new_block_hold_no_stale_v() -> None:
     backend = FlexBackend(CacheGeometry(2, 1, 2), 4, 6, compiled=False)
     backend.cache.fill_(torch.nan)

@@ -2,13 +2,12 @@
 
 import math
 import random
-from functools import partial
 
 import pytest
 import torch
 
 from blocks import Copy, blocks_for
-from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
@@ -73,19 +72,6 @@ def _write(backend: TritonBackend, *work: Work) -> None:
     backend.write(0, key, value, batch)
 
 
-def test_tensors_with_the_strides_of_transformers_need_no_copy() -> None:
-    """Transformers' K, V and queries have heads before tokens, or are slices of one product."""
-    torch.manual_seed(1)
-    backend = make_triton_backend()(CacheGeometry(1, 2, 16), 8, 4, torch.float32)
-    batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, DEVICE)
-    key = torch.randn(2, 30, 16).transpose(0, 1)
-    whole = torch.randn(30, 5 * 16)
-    value, query = whole[:, :32].view(30, 2, 16), torch.randn(16, 30, 4).permute(1, 2, 0)
-    backend.write(0, key.to(DEVICE), value.to(DEVICE), batch)
-    found = backend.attend(0, query.to(DEVICE), batch, SCORING).cpu()
-    assert (found - naive_attention(query.double(), key.double(), value.double(), SCORING)).abs().max() < TOLERANCE
-
-
 def test_layers_with_different_windows_share_a_batch() -> None:
     torch.manual_seed(1)
     backend = make_triton_backend()(CacheGeometry(1, 1, 16), 16, 30, torch.float32)
@@ -101,14 +87,6 @@ def test_layers_with_different_windows_share_a_batch() -> None:
         expected = naive_attention(query.double(), key.double(), value.double(), scoring)
         found = backend.attend(0, query.to(DEVICE), batch, scoring).cpu()
         assert (found - expected).abs().max() < TOLERANCE
-
-
-def test_an_empty_batch_has_an_empty_output() -> None:
-    backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
-    batch = PagedBatch.of([], 16, DEVICE)
-    empty = torch.empty(0, 2, 16, device=DEVICE)
-    backend.write(0, empty, empty, batch)
-    assert backend.attend(0, empty, batch, SCORING).shape == (0, 2, 16)
 
 
 class TestRecorded:
@@ -181,35 +159,12 @@ class TestRecorded:
 
 
 class TestBlocks:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("geometry", [CacheGeometry(3, 2, 16), CacheGeometry(1, 1, 1), CacheGeometry(2, 3, 5)])
-    def test_copies_and_swaps_move_whole_blocks(self, geometry: CacheGeometry, dtype: torch.dtype) -> None:
-        make = partial(make_triton_backend(), host_blocks=4)
-        backend = make(geometry, 3, 6, dtype)
-        bits = backend.cache.view(torch.uint8)
-        bits.random_(0, 256)
-        before = bits.clone()
-        assert backend.cache[0].nbytes == geometry.block_bytes(3, dtype)
-        backend.swap([Copy(2, 4), Copy(5, 1), Copy(6, 2)], Direction.DEVICE_TO_HOST)
-        backend.copy_blocks([Copy(1, 2), Copy(3, 5), Copy(3, 6)])
-        assert torch.equal(bits[[2, 5, 6]], before[[1, 3, 3]])
-        backend.swap([Copy(4, 6), Copy(1, 4), Copy(2, 5)], Direction.HOST_TO_DEVICE)
-        assert torch.equal(bits[[6, 4, 5]], before[[2, 5, 6]])
-        assert torch.equal(bits[[0, 1, 3]], before[[0, 1, 3]])
-
     def test_a_block_of_more_than_one_program_is_copied_whole(self) -> None:
         backend = make_triton_backend()(CacheGeometry(5, 4, 128), 32, 3, torch.float32)
         backend.cache.normal_()
         before = backend.cache.clone()
         backend.copy_blocks([Copy(1, 3)])
         assert torch.equal(backend.cache, before[[0, 1, 2, 1]])
-
-    def test_no_copies_copy_nothing(self) -> None:
-        backend = make_triton_backend()(CacheGeometry(1, 1, 4), 4, 2, torch.float32)
-        backend.cache.normal_()
-        before = backend.cache.clone()
-        backend.copy_blocks([])
-        assert torch.equal(backend.cache, before)
 
     def test_a_write_changes_its_own_slots_only_and_attending_and_padding_none(self) -> None:
         backend = make_triton_backend()(CacheGeometry(3, 2, 4), 4, 6, torch.float32)

@@ -172,29 +172,27 @@ def test_an_error_in_writing_the_end_fails_the_request(
     drive(test)
 
 
-@pytest.mark.parametrize("report", ["on_queued", "on_ended"])
-def test_an_error_in_a_report_ends_no_request(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, report: str
+@pytest.mark.parametrize(
+    ("observer", "event", "is_faulty"),
+    [
+        (RequestReports, "on_queued", lambda _, submission, *__: submission.request_id == GUILTY),
+        (RequestReports, "on_ended", lambda _, *rest: is_guilty(*rest)),
+        (RequestsRecorder, "ended", lambda _, *rest: is_guilty(*rest)),
+    ],
+)
+def test_an_error_in_a_report_or_a_record_ends_no_request(
+    drive: Callable[[Test], None],
+    monkeypatch: pytest.MonkeyPatch,
+    observer: type,
+    event: str,
+    is_faulty: Callable[..., bool],
 ) -> None:
-    is_faulty = {
-        "on_queued": lambda _, submission, *__: submission.request_id == GUILTY,
-        "on_ended": lambda _, *rest: is_guilty(*rest),
-    }
-    raising_for(monkeypatch, RequestReports, report, is_faulty[report])
+    raising_for(monkeypatch, observer, event, is_faulty)
 
     async def test(driven: Driven) -> None:
         finished = await all_end(driven)
         assert finished.failure == engine_pb2.FAILURE_REASON_UNSPECIFIED
         assert driven.tokens[GUILTY] == driven.tokens["before"]
-
-    drive(test)
-
-
-def test_an_error_in_the_record_ends_no_request(drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    raising_for(monkeypatch, RequestsRecorder, "ended", lambda _, *rest: is_guilty(*rest))
-
-    async def test(driven: Driven) -> None:
-        assert (await all_end(driven)).failure == engine_pb2.FAILURE_REASON_UNSPECIFIED
 
     drive(test)
 

@@ -34,17 +34,19 @@ PERSON = {
 }
 
 
-@pytest.fixture(scope="module")
-def letters_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of two letters."""
-    folder = tmp_path_factory.mktemp("letters")
-    vocabulary = {token: number for number, token in enumerate(TOKENS)}
-    merges = [("a", "b"), ("b", "a"), ("a", "ab")]
+def save_tokenizer(folder: Path, tokens: list[str], merges: list[tuple[str, str]]) -> Path:
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def letters_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of two letters."""
+    return save_tokenizer(tmp_path_factory.mktemp("letters"), TOKENS, [("a", "b"), ("b", "a"), ("a", "ab")])
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +65,7 @@ def numerals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JsonBounds],
     folder = tmp_path_factory.mktemp("numerals")
     names = ["<end>", "Ġ", *map(chr, range(33, 127)), "12", "34", "1234", "00", "000", "99"]
     merges = [("1", "2"), ("3", "4"), ("12", "34"), ("0", "0"), ("00", "0"), ("9", "9")]
-    vocabulary = {token: number for number, token in enumerate(names)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, names, merges)
     return lambda bounds: Vocabulary(folder, len(names), [END], bounds)
 
 
