@@ -7,7 +7,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blocks import Allocate, Commit, Extend, Free, FreeReason, Length, Refusal, Step, StepItem, StepResult, TableChange
+from blocks import (
+    Allocate,
+    Commit,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Length,
+    Pin,
+    Refusal,
+    Step,
+    StepItem,
+    StepResult,
+    TableChange,
+)
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Tokens
@@ -55,9 +69,10 @@ class TestVerbs:
         assert result.tables == (TableChange(7, 2, [3, 4, 5], 10, 0),)
         assert result.available_blocks == 1
 
-    def test_an_extend_below_the_room_held_changes_nothing(self, link: Link) -> None:
+    @pytest.mark.parametrize("tokens", [2, 0, -(2**31)])
+    def test_an_extend_below_the_room_held_changes_nothing(self, link: Link, tokens: int) -> None:
         answer(link, Step(1, allocates=[allocate(7, [1, 2, 3])]))
-        assert answer(link, Step(2, extends=[Extend(7, [(7, 2)])])) == StepResult(2, (), (), (), 4)
+        assert answer(link, Step(2, extends=[Extend(7, [(7, tokens)])])) == StepResult(2, (), (), (), 4)
 
     def test_a_committed_prefix_is_hit_after_its_sequence_was_freed(self, link: Link) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3, 4, 5])]))
@@ -130,6 +145,12 @@ class TestRefusals:
                 StepItem.ALLOCATE,
                 "5 blocks are needed, 4 are available",
             ),
+            (Step(9, extends=[Extend(1, [(1, 2**31 - 1)])]), StepItem.EXTEND, "blocks are needed, 4 are available"),
+            (Step(9, extends=[Extend(1, [(9, 8)])]), StepItem.EXTEND, "sequence 9 does not exist"),
+            (Step(9, pins=[Pin("p", 9, 1)]), StepItem.PIN, "sequence 9 does not exist"),
+            (Step(9, forks=[Fork(9, 3, 1)]), StepItem.FORK, "sequence 9 does not exist"),
+            (Step(9, swap_outs=[9]), StepItem.SWAP_OUT, "group 9 does not exist"),
+            (Step(9, lengths=[Length(9, 1)]), StepItem.LENGTH, "sequence 9 does not exist"),
             (Step(9, lengths=[Length(1, 5)]), StepItem.LENGTH, "tokens must be between 0 and 4"),
         ],
     )

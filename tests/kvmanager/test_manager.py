@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step, StepRefusal
@@ -209,14 +211,6 @@ def test_totals_do_not_count_a_step_out_of_order(manager):
     ],
 )
 def test_an_invalid_pool_is_refused_with_the_field_name(field, value):
-    good = {
-        "engine_id": "a",
-        "incarnation": 1,
-        "model_fingerprint": "model",
-        "block_size": 1,
-        "device_blocks": 1,
-        "host_blocks": 0,
-    }
-    PoolSpec(**good)
+    good = PoolSpec("a", 1, "model", 1, 1)
     with pytest.raises(InvalidRegistration, match=field):
-        PoolSpec(**good | {field: value})
+        replace(good, **{field: value})

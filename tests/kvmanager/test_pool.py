@@ -720,9 +720,6 @@ class TestSteps:
             small.pool.apply(Step(number, frees=[Free(1, FreeReason.FINISHED)]))
         assert state_of(small.pool) == before
 
-    def test_gaps_between_numbers_are_allowed_and_the_answer_repeats_the_number(self, small):
-        assert [small.pool.apply(Step(number)).result.step for number in (1, 7, 1000)] == [1, 7, 1000]
-
     def test_items_are_applied_in_the_order_of_the_lists(self, new_pool):
         # Each item needs the effect of the one before it, so that no other order is accepted.
         pool = new_pool(3, 2)

@@ -142,51 +142,19 @@ def test_every_block_is_in_exactly_one_state(five_cached):
     assert five_cached.violations({3: 1}) == []
 
 
-def release_too_often(tier):
-    tier.release([2])
+DAMAGES = {
+    "released too often": lambda tier: tier.release([2]),
+    "held without a holder": lambda tier: tier.hold([2]),
+    "lost": lambda tier: tier.cached.remove(2),
+    "queued twice": lambda tier: tier.free.extend([2]),
+    "without its key": lambda tier: tier.keys.by_block.__setitem__(2, None),
+    "unindexed": lambda tier: tier.keys.unindex(2),
+    "wrong savings": lambda tier: setattr(tier, "saved", tier.saved + 1),
+    "wrong shared count": lambda tier: setattr(tier, "shared", tier.shared + 1),
+}
 
 
-def forget_a_holder(tier):
-    tier.hold([2])
-
-
-def lose_a_block(tier):
-    tier.cached.remove(2)
-
-
-def queue_a_block_twice(tier):
-    tier.free.extend([2])
-
-
-def drop_a_key(tier):
-    tier.keys.by_block[2] = None
-
-
-def drop_from_the_index(tier):
-    tier.keys.unindex(2)
-
-
-def miscount_savings(tier):
-    tier.saved += 1
-
-
-def miscount_shared(tier):
-    tier.shared += 1
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        release_too_often,
-        forget_a_holder,
-        lose_a_block,
-        queue_a_block_twice,
-        drop_a_key,
-        drop_from_the_index,
-        miscount_savings,
-        miscount_shared,
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_the_conservation_check_finds_damage(five_cached, damage):
     assert five_cached.violations({}) == []
     damage(five_cached)

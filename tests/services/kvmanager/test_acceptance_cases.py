@@ -46,6 +46,7 @@ def test_77_a_stream_that_breaks_again_has_a_full_lease(stub: Stub) -> None:
     Stream(stub).attach().break_off()
     time.sleep(LEASE_SECONDS / 2)
     second = Stream(stub).attach()
+    assert second.registered.lease.ToSeconds() == LEASE_SECONDS
     second.allocate(1, 6)
     began = time.monotonic()
     second.break_off()

@@ -168,12 +168,6 @@ def test_a_watcher_follows_live(attached: Stream, watch: Callable[..., Watcher])
         assert [event.request_id for event in watcher.events(1)] == [f"request-{sequence}"]
 
 
-def test_a_watcher_may_start_at_the_next_event(attached: Stream, watch: Callable[..., Watcher]) -> None:
-    watcher = watch(2)
-    attached.allocate(1, 4)
-    assert [event.event for event in watcher.events(1)] == [2]
-
-
 def test_two_watchers_receive_the_same_events(attached: Stream, watch: Callable[..., Watcher]) -> None:
     early, late = watch(), watch(2)
     for sequence in range(1, 6):
