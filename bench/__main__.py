@@ -8,15 +8,15 @@ _ROOMS = ("blocks", "engine", "serving")
 
 
 def module_of(name: str) -> str:
-    """Return the module of a benchmark. Raises LookupError for a name that none has."""
+    """Return the module of a benchmark. Raises LookupError for an unknown name."""
     found = [module for room in _ROOMS if name.isidentifier() and find_spec(module := f"bench.{room}.{name}")]
     if not found:
-        raise LookupError(f"there is no benchmark {name!r} in {', '.join(f'bench/{room}' for room in _ROOMS)}")
+        raise LookupError(f"no benchmark {name!r} in {', '.join(f'bench/{room}' for room in _ROOMS)}")
     return found[0]
 
 
 def main(name: str = "", *arguments: str) -> None:
-    """Run it as if it were started itself."""
+    """Run the benchmark as `__main__`."""
     try:
         module = module_of(name)
     except LookupError as error:

@@ -1,11 +1,11 @@
 """Copies of blocks on the CPU, compared with one large copy of as many bytes: between the tiers and in the cache.
 
-256 random blocks of the demo model's geometry, in bfloat16, other ones in each repetition; all take turns.
+256 random blocks of the demo model's geometry, in bfloat16, chosen anew in each repetition; all copies alternate.
 """
 
 import os
 
-# As in the engine's own process, and before torch is imported: threads that sleep have to be woken for each block.
+# As in the engine's process, and before torch is imported: sleeping threads would have to be woken for each block.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import random
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _ways(prefix: str, backend: Backend, draw: random.Random) -> dict[str, Callable[[], object]]:
-    """Return the measured copies of a backend, on separate blocks: no source is a destination."""
+    """Return the measured copies of a backend; no source is a destination."""
     ids = draw.sample(range(1, BLOCKS + 1), 2 * COPIED)
     copies = [Copy(*pair) for pair in zip(ids[:COPIED], ids[COPIED:], strict=True)]
     return {

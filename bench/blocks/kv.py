@@ -1,8 +1,8 @@
 """The cost of block management: the core in process, and the service over gRPC.
 
-A step is that of a decoding batch: every sequence says its new length, and one in `block_size` of them fills a block,
-which is committed, and gets its next one. vLLM's block management does the same beside it, where QUIRE_VLLM_PYTHON
-names a Python interpreter that has vLLM.
+A step is one of a decoding batch: every sequence reports its new length, and one in `block_size` of them commits a full
+block and gets the next one. vLLM's block management runs the same workload if QUIRE_VLLM_PYTHON names a Python
+interpreter with vLLM.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from tests.in_process import adopted
 from tests.running_quire import RunningService
 
 REPETITIONS = 7
-FEW_SEQUENCES = 32  # which fit into the smallest of these pools
+FEW_SEQUENCES = 32  # they fit into the smallest of these pools
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 STEPS = 320  # 20 blocks for each sequence
 PREFILL_BLOCKS = 2_000
 PROMPTS = 4  # prefilled and freed one after the other
 GROWTHS = 40
 WIRE_STEPS = 1_000
-MOST_STEPS_BESIDE = 4_000  # as long as the sequences have tokens
+MAX_STEPS_BESIDE = 4_000  # the sequences have no more tokens
 LARGE_POOL_BLOCKS = 1_000_000
 ENGINES = 16
 # A metric, its numerator and denominator, and the number of engines that share the manager.
@@ -56,7 +56,7 @@ WIRE_RATIOS = (
         1,
     ),
 )
-# Operations that vLLM has too: the same batch, in a pool of the same size and disorder.
+# Operations that vLLM has too, for the same batch in a pool of the same size and free order.
 COMPARED = ("decode_us_per_sequence", "prefill_us_per_block", "free_us_per_block")
 WORKLOAD = {
     "sequences": SEQUENCES,
@@ -116,7 +116,7 @@ def _in_process() -> dict[str, float]:
 def _grow(blocks: int) -> float:
     """Return the microseconds in which a sequence commits `blocks` blocks and gets as many.
 
-    One at a time is what decoding does: it has a way of its own through the core, others are done in parts.
+    Decoding commits one block at a time, which has a fast path in the core; larger commits run in slices.
     """
     manager, session = _attached(POOL_BLOCKS)
     tokens = array("i", range(blocks * BLOCK_SIZE))
@@ -133,7 +133,7 @@ def _grow(blocks: int) -> float:
 
 
 def _decode(pool_blocks: int, sequences: int = SEQUENCES) -> float:
-    """Return microseconds per sequence and step, ledger and totals on, in a pool whose free order is random."""
+    """Return microseconds per sequence and step, with ledger and totals, in a pool with a random free order."""
     load = DecodingBatch(sequences)
     manager, session = _attached(pool_blocks)
     # Each Step is read just before it is applied, and its result dropped just after, as in the service.
@@ -148,14 +148,14 @@ def _apply(manager: kvmanager.KVManager, session: kvmanager.Session, step: Step)
 
 
 def _attached(pool_blocks: int) -> tuple[kvmanager.KVManager, kvmanager.Session]:
-    """Attach a pool whose blocks will be handed out in random order, as after a long life."""
+    """Attach a pool that allocates blocks in random order, as after long use."""
     order = list(range(1, pool_blocks + 1))
     random.Random(2).shuffle(order)
     spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, pool_blocks)
     manager = kvmanager.KVManager(epoch=1)
     report = kvmanager.PoolReport(device=kvmanager.TierReport(release_order=order))
     session = manager.attach(spec, adopted(spec, report))
-    gc.freeze()  # as the service does with a pool that was adopted
+    gc.freeze()  # as the service does after adopting a pool
     return manager, session
 
 
@@ -188,7 +188,6 @@ def _prefill_one(manager: kvmanager.KVManager, session: kvmanager.Session, numbe
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Return the seconds of some work."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
@@ -223,7 +222,7 @@ async def _measure_wire(address: str) -> dict[str, float]:
 
 
 async def _round_trips(address: str, engine_id: str, count: int = WIRE_STEPS) -> list[float]:
-    """Attach an engine, run its decoding Steps one after the other, and return each one's microseconds."""
+    """Attach an engine, run its decoding Steps one after the other, and return the microseconds of each."""
     load = DecodingBatch(SEQUENCES)
     messages = [step_message(step) for step in load.steps(count)]
     async with transport.channel(address) as channel:
@@ -232,9 +231,9 @@ async def _round_trips(address: str, engine_id: str, count: int = WIRE_STEPS) ->
 
 
 async def _beside_a_large_report(address: str) -> tuple[list[float], float]:
-    """Return one engine's round trips while another attaches with a report of a million blocks, and its seconds."""
-    trips, said = await _beside(address, "beside", "attach", address)
-    return trips, float(said)
+    """Return one engine's round trips during another's attach with a million blocks, and the attach's seconds."""
+    trips, output = await _beside(address, "beside", "attach", address)
+    return trips, float(output)
 
 
 async def _beside(address: str, engine_id: str, *command: str) -> tuple[list[float], bytes]:
@@ -244,7 +243,7 @@ async def _beside(address: str, engine_id: str, *command: str) -> tuple[list[flo
     trips = []
     async with transport.channel(address) as channel:
         call = await attach(channel, kvmanager.PoolSpec(engine_id, 1, "model", BLOCK_SIZE, POOL_BLOCKS))
-        for step in load.steps(MOST_STEPS_BESIDE):
+        for step in load.steps(MAX_STEPS_BESIDE):
             if other.returncode is not None:
                 break
             trips.append(await round_trip(call, step_message(step)))
@@ -261,7 +260,7 @@ def _compute(seconds: float) -> None:
 
 
 async def _attach_a_large_pool(address: str) -> None:
-    """Attach with a report of a million blocks, half of them cached, and print how many seconds it took."""
+    """Attach with a report of a million blocks, half of them cached, and print the seconds."""
     blocks = range(1, LARGE_POOL_BLOCKS + 1)
     keyed = {block: hashlib.sha256(str(block).encode()).digest() for block in blocks[::2]}
     order = [*blocks[1::2], *blocks[::2]]

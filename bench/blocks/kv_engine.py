@@ -6,7 +6,7 @@ a millisecond added to every answer.
 
 import os
 
-# As in the engine's own process, and before torch is imported.
+# As in the engine's process, and before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import asyncio

@@ -1,7 +1,7 @@
 """The longest time for which the KV manager's core blocks its thread, at a million blocks: slices of verbs and calls.
 
-It is driven as the service drives it, which lets others get their answers after every slice. Times are the thread's CPU
-time, with all that Python's garbage collector does in it: what else runs on the machine is left out.
+The core is called as by the service, which handles other requests after every slice. Times are CPU times of the thread,
+including Python's garbage collector but no other processes.
 """
 
 import gc
@@ -57,7 +57,7 @@ class _Engine:
         spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, BLOCKS, HOST_BLOCKS)
         pool = holds.sliced("adopt_empty", freezing(kvmanager.adopt(spec, kvmanager.PoolReport())))
         self.session = self.manager.attach(spec, pool)
-        gc.freeze()  # as the service does with a pool that was adopted
+        gc.freeze()  # as the service does after adopting a pool
         self._step = 0
 
     def do(self, verb: str, **items: Any) -> None:

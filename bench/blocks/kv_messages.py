@@ -1,7 +1,7 @@
 """The effect of hostile messages to the KV manager on another engine and on the manager's memory.
 
-A neighbour in a process of its own does one small Step after the other. How much longer its slowest Step takes beside a
-message is measured against the slowest of as long a time in which nothing is sent.
+A neighbour in another process sends one small Step after the other. Its slowest Step during a message is compared with
+its slowest Step in an equally long time without messages.
 """
 
 import time
@@ -12,7 +12,7 @@ from tests.running_quire import RunningService
 from tests.services.kvmanager.hostile_messages import Hostile, Neighbour, reset_peak, resident_mib, send, shapes
 
 REPETITIONS = 1
-_LEAST_SECONDS = 0.2
+_MIN_SECONDS = 0.2
 
 # The slowest Step alone, the slowest Step during the message, and the growth of the manager's memory.
 Run = tuple[float, float, float]
@@ -48,7 +48,7 @@ def _measure(service: RunningService, neighbour: Neighbour, hostile: Hostile) ->
     neighbour.waits()
     begun = time.monotonic()
     send(service.address, hostile)
-    time.sleep(max(0.0, begun + _LEAST_SECONDS - time.monotonic()))
+    time.sleep(max(0.0, begun + _MIN_SECONDS - time.monotonic()))
     seconds = time.monotonic() - begun
     beside, _ = neighbour.waits()
     growth = resident_mib(pid, "VmHWM") - before

@@ -1,7 +1,7 @@
 """The cost of scrapes for the KV manager: the time of /metrics, and of Steps during it.
 
-An engine's Steps of 256 decoding sequences come every 5 ms, as from a fast GPU. Pools with 50,000 blocks in all, every
-block held, stand beside it. A process of its own scrapes ten times a second, or nobody does.
+An engine sends Steps of 256 decoding sequences every 5 ms, like a fast GPU. Other pools have 50,000 blocks together,
+all held. A separate process scrapes ten times a second, or not at all.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ def _rows(case: FullPools, runs: list[Run]) -> Iterator[Row]:
     for metric in ("step_p50_us", "step_p99_us"):
         yield row("scrape", f"{case.name}_{metric}", middle(metric), "us")
     for key in ("step_p50", "step_p99"):
-        yield row("scrape", f"{case.name}_{key}_over_unscraped", middle(f"{key}_ratio"), "ratio", "nobody scrapes")
+        yield row("scrape", f"{case.name}_{key}_over_unscraped", middle(f"{key}_ratio"), "ratio", "without scrapes")
 
 
 def _measure(case: FullPools) -> list[Run]:
@@ -136,11 +136,11 @@ async def _compared(call: Any, steps: Iterator[Step], url: str) -> Run:
         stdout=asyncio.subprocess.PIPE,
     )
     assert scraper.stdout is not None
-    await scraper.stdout.readline()  # it has begun
+    await scraper.stdout.readline()  # it has started
     beside = await _trips(call, steps)
-    said, _ = await scraper.communicate(b"\n")
+    output, _ = await scraper.communicate(b"\n")
     return {
-        "scrapes_ms": [seconds * MILLI for seconds in json.loads(said)],
+        "scrapes_ms": [seconds * MILLI for seconds in json.loads(output)],
         "step_p50_us": median(beside),
         "step_p99_us": _p99(beside),
         "step_p50_us_unscraped": median(alone),

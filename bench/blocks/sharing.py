@@ -1,4 +1,4 @@
-"""How many blocks sharing saves: samples and beams of one prompt, as in Figure 15 of the PagedAttention paper."""
+"""Blocks saved by sharing among samples and beams of one prompt, as in Figure 15 of the PagedAttention paper."""
 
 import os
 from dataclasses import dataclass, field
@@ -45,12 +45,12 @@ PAPER_BEAMS = {"alpaca": {2: 37.56, 4: 53.13, 6: 55.16}, "sharegpt": {2: 44.3, 6
 
 @dataclass
 class SavedShares:
-    """The share of blocks that sharing saves, at each step: of all that there would be without it."""
+    """At each step the saved blocks over the blocks needed without sharing."""
 
     shares: list[float] = field(default_factory=list)
 
     def __call__(self, pool: kvmanager.Pool, _scheduler: Scheduler) -> None:
-        """Look at a pool after a step."""
+        """Record a pool's state after a step."""
         held = pool.device.counts.held
         if held:
             self.shares.append(pool.device.saved / (held + pool.device.saved))

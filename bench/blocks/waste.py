@@ -38,7 +38,7 @@ class SlotShares:
     overheads: list[float] = field(default_factory=list)
 
     def __call__(self, pool: kvmanager.Pool, scheduler: Scheduler) -> None:
-        """Look at a pool after a step."""
+        """Record a pool's state after a step."""
         slots = pool.slots()
         if scheduler.totals.preemptions and slots.tokens:
             self.shares.append(tuple(one / sum(slots) for one in slots))

@@ -1,8 +1,8 @@
 """Time per token by context length: with the KV cache, and with the whole context recomputed for each token.
 
-One request at a time on the demo model, the engine in process. All contexts are beginnings of the same text, so that
-after the first repetition their blocks are found and only tokens are decoded. Without a cache a token costs a prefill
-of all that is before it, which is what is measured then.
+One request at a time on the demo model, with the engine in process. All contexts are prefixes of the same text, so
+after the first repetition their blocks are cached and the engine only decodes. Without a cache each token is measured
+as a prefill of its whole context.
 """
 
 import random
@@ -22,7 +22,7 @@ RECOMPUTATIONS = 3
 CONTEXTS = (128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 FIRST_FITTED = 1024
 RECOMPUTED = (128, 256, 512, 1024, 2048)
-DECODED = 17  # a first token, and 16 timed ones, up to the end of the context
+DECODED = 17  # an untimed first token and 16 timed ones at the end of the context
 DEVICE_BLOCKS = 1024
 
 Seconds = dict[int, list[float]]
@@ -48,7 +48,7 @@ def _latency(way: str, context: int, seconds: Seconds) -> Row:
 
 
 def _fit(medians: dict[int, float]) -> list[Row]:
-    """Return how well a line goes through the medians of the longer contexts, and its slope."""
+    """Fit a line to the medians of the longer contexts; return R^2 and the slope."""
     fitted = [context for context in medians if context >= FIRST_FITTED]
     values = [medians[context] for context in fitted]
     slope = linear_regression(fitted, values).slope

@@ -1,7 +1,7 @@
 """Tokens per second on the CPU, in bfloat16, compared with openvino-genai and vLLM on the same prompts.
 
-Peers run where QUIRE_OPENVINO_PYTHON and QUIRE_VLLM_PYTHON name Python interpreters that have them; OPENVINO_MODEL and
-VLLM_MODEL name the model's folders as each wants them. All take turns in each repetition; prefix caching is off.
+Peers run if QUIRE_OPENVINO_PYTHON and QUIRE_VLLM_PYTHON name Python interpreters with them; OPENVINO_MODEL and
+VLLM_MODEL name folders with the model in their formats. All alternate in each repetition; prefix caching is off.
 """
 
 import random
@@ -28,7 +28,7 @@ from tests.in_process import InProcessBlocks
 REPETITIONS = 5
 LIMITS = Limits(token_budget=2048, max_sequences=64)
 RAGGED = (16, 24, 40, 64, 90, 128, 180, 256, 360, 500, 640, 800, 1000, 1300, 1600, 2000)
-# By name, the tokens of each prompt, and of each answer.
+# Tokens of each prompt and of each output, by workload.
 WORKLOADS: dict[str, tuple[tuple[int, ...], int]] = {
     "b1": ((32,), 64),
     "b8": ((128,) * 8, 64),
@@ -99,7 +99,7 @@ def _work(vocabulary: int, lengths: tuple[int, ...], tokens: int) -> Work:
 
 
 def _seconds(parts: EngineParts, work: Work, steps: list[float]) -> float:
-    """Return the time of all answers together, in an engine with an empty cache; record each decoding step's time."""
+    """Run a workload in an engine with an empty cache; return its seconds, and record those of each decoding step."""
     scheduler = Scheduler(parts.scheduler.capacity, LIMITS)
     engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), perf_counter)
     for number, item in enumerate(work):
@@ -119,7 +119,7 @@ def _seconds(parts: EngineParts, work: Work, steps: list[float]) -> float:
 def _bandwidth(kernels: Kernels) -> Callable[[], float]:
     """Return a measurement of the memory's bandwidth, with as many threads as the engine has.
 
-    The memory has pages like that of weights and cache, and is read a few times: the fastest counts.
+    The memory has pages like those of weights and cache. The fastest of several reads counts.
     """
     memory = kernels.zeros((READ_MIB << 20,), torch.uint8).fill_(1)
     threads = torch.get_num_threads()
@@ -136,13 +136,13 @@ def _bandwidth(kernels: Kernels) -> Callable[[], float]:
 
 
 def _bytes_of_a_step(folder: Path) -> int:
-    """Return the bytes of the matrices that a step reads, in bfloat16; the table of embeddings is the head."""
+    """Return the bytes of the matrices that a step reads, in bfloat16; the embedding table is also the head."""
     from safetensors import safe_open
 
     total = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
-            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 - it is no dict
+            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 - not a dict
         total += sum(2 * rows[0] * rows[1] for rows in shapes if len(rows) == 2)
     return total
 

@@ -25,7 +25,7 @@ Way = Callable[[int], list[Request]]
 
 
 def main() -> None:
-    """Measure each way at each width, one after the other in each repetition, and publish medians."""
+    """Measure all methods at all widths in each repetition, and publish medians."""
     folder = resolve("demo", default_cache(), lambda *_: None)
     parts = assemble(EngineSettings(model=str(folder), device_blocks=256))
     cases = [(name, width) for width in WIDTHS for name in WAYS]
@@ -75,7 +75,7 @@ def _prompt(number: int) -> tuple[int, ...]:
 
 
 def _decode_seconds(parts: EngineParts, requests: list[Request]) -> float:
-    """Return how long it took from all first tokens to the end, without a network."""
+    """Return the seconds from when all have a first token until the end, without a network."""
     scheduler = Scheduler(parts.scheduler.capacity, parts.scheduler.limits)
     engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), perf_counter)
     for request in requests:

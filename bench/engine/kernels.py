@@ -1,7 +1,7 @@
 """The CPU's decode attention kernel, compared with memory bandwidth and with torch on contiguous and gathered memory.
 
-32 sequences of 1,024 tokens with the heads of the demo model, in bfloat16. Each measurement goes over all layers, so
-that no cache holds what the next one reads; all take turns.
+32 sequences of 1,024 tokens with the heads of the demo model, in bfloat16. Each measurement covers all layers, so that
+no CPU cache holds data of the next one; all kernels alternate.
 """
 
 import random
@@ -40,7 +40,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with torch.inference_mode():
         for repetition in track(range(REPETITIONS + 1), "kernels"):  # the first warms up
-            # The order rotates too: the first after torch's operators is some per cent slower.
+            # The order rotates too, because the first kernel after torch's operators is some per cent slower.
             for name in names if repetition % 2 else reversed(names):
                 begun = perf_counter()
                 ways[name]()
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _ratio(seconds: dict[str, list[float]], peer: str, ours: str) -> float:
-    """Return how many times as fast as the peer we are: the median over repetitions."""
+    """Return our speed over the peer's: the median over repetitions."""
     return round(median(their / our for their, our in zip(seconds[peer], seconds[ours], strict=True)), 3)
 
 
@@ -88,7 +88,7 @@ def _ways(kernels: Kernels, query: torch.Tensor) -> dict[str, Callable[[], objec
 
 
 def _batch(blocks: list[int]) -> PagedBatch:
-    """Lay out one decoding step of all sequences, whose blocks lie in this order."""
+    """Lay out one decoding step of all sequences, with blocks in this order."""
     each = CONTEXT // BLOCK_SIZE
     tables = [tuple(blocks[number * each : (number + 1) * each]) for number in range(SEQUENCES)]
     work = [Work(number, (0,), CONTEXT - 1, table, True, Sampling()) for number, table in enumerate(tables)]

@@ -26,7 +26,7 @@ TOKEN_BUDGET = 192  # each window is prefilled in several chunks
 
 
 def main() -> None:
-    """Measure both, and publish how far they are apart."""
+    """Measure both, and publish their difference."""
     folder = resolve("demo", default_cache(), lambda *_: None)
     windows = _windows(folder)
     settings = EngineSettings(model=str(folder), dtype="float32", device_blocks=128, token_budget=TOKEN_BUDGET)

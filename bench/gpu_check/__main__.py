@@ -1,6 +1,6 @@
-"""Runs the whole check: tests, kernels, a model. `--dry` does small cases without a GPU, and keeps no results.
+"""Runs the whole check: tests, kernels, a model. `--dry` runs small cases without a GPU, and keeps no results.
 
-Whatever comes is written at once to gpu.json, in bench/results or the folder that `--results` names.
+Results are written at once to gpu.json, in bench/results or the folder of `--results`.
 """
 
 import sys
@@ -18,16 +18,16 @@ from bench.gpu_check.processes import Part, limit_of
 from bench.report.results import print_rows, publish, write
 from bench.report.targets import RESULTS, ROOT
 
-# Without a GPU kernels are interpreted, and the figures mean nothing.
+# Without a GPU kernels are interpreted, and figures have no meaning.
 PATIENCE = 10 if DRY else 1
 SECONDS = 450 * PATIENCE  # of the whole, so that it ends within ten minutes
 
 
 def main() -> None:
-    """Check and measure; fail where something could not be."""
+    """Check and measure; exit with 1 after a failure."""
     options = _options()
     if not DRY and not torch.cuda.is_available():
-        sys.exit("there is no GPU: with DRY=1 small cases run without one")
+        sys.exit("no GPU found: DRY=1 runs small cases without one")
     begun = time.monotonic()
     if DRY:
         with tempfile.TemporaryDirectory() as folder:

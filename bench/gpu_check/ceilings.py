@@ -11,7 +11,7 @@ _WORDS = 4096  # of 4 bytes, read by one program at a time
 
 @triton.jit
 def _read(memory, sums, words, WORDS: tl.constexpr):
-    """Sum up this program's share, so that all of it has to be read."""
+    """Sum up this program's share, so that all of it must be read."""
     place = tl.arange(0, WORDS)
     total = tl.zeros([WORDS], tl.float32)
     for start in tl.range(tl.program_id(0).to(tl.int64) * WORDS, words, tl.num_programs(0) * WORDS, num_stages=3):

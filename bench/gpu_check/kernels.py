@@ -30,7 +30,7 @@ BLOCK_SIZE, FLEX_BLOCK_SIZE = 16, 128
 
 @dataclass(frozen=True)
 class KernelSizes:
-    """How much is measured. Each layer's K and V are far larger than any cache of the device, and layers take turns."""
+    """Sizes of the measurements. K and V of a layer exceed all caches of the device, and layers alternate."""
 
     lengths: Sequence[int]
     ragged: Sequence[int]
@@ -76,7 +76,7 @@ def _uniform(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
         flex = _backend(FlexBackend, blocks, FLEX_BLOCK_SIZE, sizes, device)
         run = _decoding(flex, query, _batch(lengths, FLEX_BLOCK_SIZE, device), sizes)
         run()
-        runs["flex"] = run if device.type == "cpu" else recorded(run, device)  # no tape sees into a compiled graph
+        runs["flex"] = run if device.type == "cpu" else recorded(run, device)  # a tape cannot record a compiled graph
     seconds = take_turns(runs, sizes.repetitions, device, "decode")
     notes.raw("uniform", seconds)
     bytes_read = _kv_bytes(lengths) * sizes.layers
@@ -106,7 +106,7 @@ def _ragged(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
 
 
 def _prefill(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
-    """One prompt, whole; and its second half onto the first, which is in the cache."""
+    """A whole prompt, and its second half with the first half cached."""
     tokens = sizes.prompt
     backend = _backend(TritonBackend, blocks_for(tokens, BLOCK_SIZE), BLOCK_SIZE, sizes, device)
     query = torch.randn(tokens, KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
@@ -169,7 +169,7 @@ def _contiguous(
 
 
 def _torchs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool) -> dict[str, Run]:
-    """Return those of torch's kernels that do this, in all layers."""
+    """Return the matching kernels of torch, in all layers."""
     flash = SDPBackend.FLASH_ATTENTION if query.device.type == "cuda" else SDPBackend.MATH
     found: dict[str, Run] = {}
     for name, kind in (("flash", flash), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
@@ -205,7 +205,7 @@ def _backend(
 
 
 def _decoding(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch, sizes: KernelSizes) -> Run:
-    """Return one step's attention in all layers. Ours plans its work anew each time, as each step does."""
+    """Return one step's attention in all layers. Ours plans its work each time, as in each step."""
 
     def run() -> None:
         step = replace(batch) if isinstance(backend, TritonBackend) else batch
@@ -218,7 +218,7 @@ def _decoding(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch,
 def _batch(
     lengths: Sequence[int], block_size: int, device: torch.device, *, fed: int = 1, mixed: bool = True
 ) -> PagedBatch:
-    """Lay out a step of sequences of these lengths, whose blocks lie mixed up or in order."""
+    """Lay out a step of sequences with these lengths, with blocks in random order or in order."""
     counts = [blocks_for(length, block_size) for length in lengths]
     blocks = list(range(1, sum(counts) + 1))
     if mixed:
@@ -236,6 +236,6 @@ def _kv_bytes(lengths: Sequence[int]) -> int:
 
 
 def _share_of_the_floor(seconds: Seconds, bytes_read: int, floor_bytes: int) -> float:
-    """Return which part of the read bandwidth of the same repetition attention reaches: the median."""
+    """Return attention's bandwidth over the read bandwidth of the same repetition: the median."""
     pairs = zip(seconds["paged"], seconds["floor"], strict=True)
     return round(median((bytes_read / ours) / (floor_bytes / floor) for ours, floor in pairs), 3)

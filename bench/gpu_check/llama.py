@@ -92,7 +92,7 @@ class _Clock(NamedTuple):
 
 @dataclass
 class _Watched:
-    """Notes on the device when each step began and ended there."""
+    """Records on the device when each step began and ended."""
 
     runner: ModelRunner
     device: torch.device
@@ -133,7 +133,7 @@ def measure(sizes: LlamaSizes, device: torch.device, notes: Notes) -> None:
             notes.raw(f"b{batch}_step_seconds", seconds)
             notes.raw(f"b{batch}_idle_share", idle)
             _note_decoding(notes, batch, median(seconds), _roofline(loaded, batch, sizes.context, ceilings))
-            if batch == min(sizes.batches):  # the shortest steps leave the host the least time
+            if batch == min(sizes.batches):  # the shortest steps leave the host the least time to prepare
                 notes.row("idle_share_between_steps", round(idle, 4), "share")
     with notes.kept("llama, a long prompt"):
         spent = [_prefill(runner, loaded, sizes, seed) for seed in range(sizes.prompts)]
@@ -158,7 +158,7 @@ def _roofline(loaded: LoadedModel, batch: int, context: int, ceilings: dict[str,
 
 
 def _ceilings(device: torch.device, *, small: bool) -> dict[str, float]:
-    """Return bytes a second that are read, and operations a second of large products in bfloat16."""
+    """Return read bandwidth in bytes per second, and operations per second of large bfloat16 products."""
     size, count = (64, 1 << 16) if small else (PRODUCT_SIZE, READ_BYTES)
     memory = torch.ones(count, dtype=torch.uint8, device=device)
     runs = {"read": reading(memory), "products": multiplying(size, device)}
@@ -167,7 +167,7 @@ def _ceilings(device: torch.device, *, small: bool) -> dict[str, float]:
 
 
 def _model(config: dict[str, Any], device: torch.device) -> LoadedModel:
-    """Create the model on its device: 8 billion random numbers take the host minutes."""
+    """Create the model on its device, because 8 billion random numbers take minutes on the host."""
     register()
     torch.manual_seed(1)
     before = torch.get_default_dtype()
@@ -193,7 +193,7 @@ def _runner(loaded: LoadedModel, sizes: LlamaSizes, device: torch.device) -> _Wa
 
 def _decode(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, batch: int) -> tuple[list[float], float]:
     """Decode a batch at a context; return the seconds of each step in which all decode, and the device's idle share."""
-    length = sizes.context - sizes.steps // 2  # so that the steps lie around the context
+    length = sizes.context - sizes.steps // 2  # so that the steps are centred on the context
     with _engine(watched, loaded, sizes) as (engine, wait):
         draw = random.Random(batch)
         for number in range(batch):
@@ -215,11 +215,11 @@ def _decode(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, batch: in
         for number in range(batch):
             engine.scheduler.requests.cancel(f"r{number}")
         _finish(engine, wait)
-    return seconds[1:], idle  # the first may have begun with a prompt's end
+    return seconds[1:], idle  # the first may include the end of a prompt
 
 
 def _prefill(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes, seed: int) -> float:
-    """Return the seconds from a long prompt's coming to its first token."""
+    """Return the seconds from a long prompt's submission to its first token."""
     draw = random.Random(seed)
     prompt = tuple(draw.randrange(loaded.vocabulary_size) for _ in range(sizes.prompt))
     with _engine(watched, loaded, sizes) as (engine, wait):
@@ -241,12 +241,12 @@ def _finish(engine: Engine, wait: Any) -> None:
 def _engine(watched: _Watched, loaded: LoadedModel, sizes: LlamaSizes) -> Iterator[tuple[Engine, Any]]:
     """Connect an engine with an empty pool to a KV manager in another process.
 
-    Yields it, and what waits for the manager's news if a turn made no progress.
+    Yields the engine, and a function that waits for the manager after a turn without progress.
     """
     blocks = watched.blocks
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK_SIZE, blocks)
-    most = max(sizes.batches)
-    scheduler = Scheduler(capacity, Limits(max(sizes.token_budget, most), most), ahead=True)
+    largest = max(sizes.batches)
+    scheduler = Scheduler(capacity, Limits(max(sizes.token_budget, largest), largest), ahead=True)
     spec = PoolSpec("gpu-check", 1, loaded.fingerprint, BLOCK_SIZE, blocks)
     news = threading.Event()
     with _manager() as address, _event_loop() as loop:

@@ -13,13 +13,13 @@ from bench.report.targets import ROOT
 def limit_of(own: float, others: Sequence[float], left: float) -> float:
     """Return the time limit of a part in seconds.
 
-    That is its own limit; where less is left than all have together, the share of it that its own limit is.
+    If the remaining time is less than the sum of all limits, limits shrink in proportion.
     """
     return min(own, max(0.0, left) * own / (own + sum(others)))
 
 
 class Part:
-    """A process, and those that it starts. Its last argument is a descriptor that it writes its notes to."""
+    """A process and its children. Its last argument is the descriptor for its notes."""
 
     def __init__(self, command: Sequence[str]) -> None:
         """Start it."""
@@ -31,7 +31,7 @@ class Part:
         self._over = False
 
     def follow(self, limit: float, take: Callable[[str], None]) -> str | None:
-        """Pass on its lines until it ends, or kill it after `limit` seconds; return the failure, if any."""
+        """Pass its lines to `take` until it ends, or kill it after `limit` seconds; return the failure, if any."""
         timer = Timer(limit, self.expire)
         timer.start()
         try:
@@ -47,7 +47,7 @@ class Part:
         return f"ended with {status}" if status else None
 
     def expire(self) -> None:
-        """End it: its time is over."""
+        """Kill it at its time limit."""
         self._over = True
         self._kill()
 

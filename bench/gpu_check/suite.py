@@ -1,4 +1,4 @@
-"""The tests that have something to do with a GPU, on one."""
+"""The tests that use a GPU, on one."""
 
 import re
 import subprocess
@@ -19,18 +19,18 @@ SUITE: list[tuple[tuple[str, ...], str]] = [
     ),
     *(((TABLE,), "compiled"), (OTHERS, "")),
 ]
-# Enough to see that tests are found, run and counted: without a GPU `make test` runs all of them.
+# Enough to check that tests are found, run and counted: `make test` runs all of them without a GPU.
 SMALL_SUITE: list[tuple[tuple[str, ...], str]] = [(OTHERS, "normalized and 64")]
 
 
 def measure(notes: Notes) -> None:
-    """Write how many passed, and so on."""
+    """Run the tests, and write their counts by result."""
     counts: Counter[str] = Counter()
     for tests in [_started(*part) for part in (SMALL_SUITE if DRY else SUITE)]:
         with notes.kept("tests"):
-            said, _ = tests.communicate()
-            print(said[-3000:], flush=True)
-            for count, name in re.findall(r"(\d+) (passed|failed|skipped|error)", said):
+            output, _ = tests.communicate()
+            print(output[-3000:], flush=True)
+            for count, name in re.findall(r"(\d+) (passed|failed|skipped|error)", output):
                 counts[name] += int(count)
             assert tests.returncode == 0, f"pytest ended with {tests.returncode}"
     for name, count in counts.items():

@@ -1,4 +1,4 @@
-"""Measures launches on a device: recorded as CUDA graphs, taking turns, by the device's own clock."""
+"""Measures alternating launches on a device, recorded as CUDA graphs, with the clock of the device."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,7 +16,7 @@ Seconds = dict[str, list[float]]
 
 @cache
 def recorder(device: torch.device) -> Recorder:
-    """Return a recorder of CUDA graphs; on a CPU a tape, which keeps no more tensors alive than they do."""
+    """Return a recorder of CUDA graphs; on a CPU a tape that keeps equally few tensors alive."""
     if device.type == "cuda":
         return CudaRecorder(device)  # pragma: no cover - CUDA
     from tests.engine.launch_tape import LaunchTape
@@ -30,7 +30,7 @@ def recorded(run: Run, device: torch.device) -> Run:
 
 
 def take_turns(runs: Mapping[str, Run], repetitions: int, device: torch.device, what: str) -> Seconds:
-    """Run all, one after the other, in each repetition; return the seconds of each. The first repetition warms up."""
+    """Run all in each repetition; return the seconds of each. The first repetition is a warm-up."""
     seconds: Seconds = {name: [] for name in runs}
     for repetition in track(range(repetitions + 1), what):
         for name, run in runs.items():
@@ -58,7 +58,7 @@ def _seconds_there(run: Run) -> float:  # pragma: no cover - CUDA
 
 
 def times_as_fast(seconds: Seconds, ours: str, peer: str) -> float | None:
-    """Return how many times as fast as the peer we are: the median over repetitions; None where it did not run."""
+    """Return our speed over the peer's: the median over repetitions, or None if the peer did not run."""
     if not seconds.get(peer) or not seconds.get(ours):
         return None
     return round(median(their / our for their, our in zip(seconds[peer], seconds[ours], strict=True)), 3)

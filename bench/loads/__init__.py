@@ -1,1 +1,1 @@
-"""Engines, clients and requests that several benchmarks measure with."""
+"""Engines, clients and requests that several benchmarks share."""

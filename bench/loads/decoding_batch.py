@@ -1,4 +1,4 @@
-"""The Steps of a batch that decodes, and an engine's stream to a KV manager that they go over."""
+"""The Steps of a decoding batch, and an engine's stream to a KV manager."""
 
 import random
 import time
@@ -24,7 +24,7 @@ _TOKENS = 4096
 
 
 class DecodingBatch:
-    """Makes the Steps of a batch that decodes, one after the other; block fillings are spread evenly over them."""
+    """Generates the Steps of a decoding batch; blocks fill up evenly over time."""
 
     def __init__(self, sequences: int, seed: int = 1) -> None:
         draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The distribution of work over several engines by time, from their counters."""
+"""The distribution of work over engines and time, from their counters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class LoadSamples:
         self.done.append(tuple(done))
 
     def windows(self, width: float, end: float) -> Loads:
-        """Return the work in each whole window until `end`, [windows, engines]; between moments it grows evenly."""
+        """Return the work in each whole window until `end`, [windows, engines]; between samples it grows linearly."""
         edges = np.arange(int(end / width) + 1) * width
         done = np.array(self.done)
         until = np.stack([np.interp(edges, self.moments, done[:, engine]) for engine in range(done.shape[1])], axis=1)

@@ -1,12 +1,12 @@
-"""An engine process with the KV manager's core and without a network: for `bench system`.
+"""An engine process with the KV manager's core and without a network, for `bench system`.
 
-`python -m bench.loads.engine_worker DEVICE_BLOCKS` prints its name, then for each line of work that it reads the
-seconds from the first request to the last answer's end, and its CPU seconds.
+`python -m bench.loads.engine_worker DEVICE_BLOCKS` prints its name. For each line of work it prints the
+seconds from the first request to the end of the last answer, and its CPU seconds.
 """
 
 import os
 
-# As in the engine's own process, and before torch is imported.
+# As in the engine's process, and before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
@@ -26,7 +26,7 @@ Item = dict[str, Any]
 
 
 def demo_parts(device_blocks: int) -> EngineParts:
-    """Return an engine of the demo model as `quire serve` puts it together, with the defaults of its settings."""
+    """Return an engine of the demo model as in `quire serve` with default settings."""
     folder = resolve("demo", default_cache(), lambda *_: None)
     kernels_folder = default_cache().parent / "kernels"
     return assemble(EngineSettings(model=str(folder), device_blocks=device_blocks, kernels_folder=str(kernels_folder)))

@@ -1,10 +1,9 @@
-"""A client process that records the time of each token: for `bench streams` and `bench overload`.
+"""A client process that records the time of each token, for `bench streams` and `bench overload`.
 
 `python -m bench.loads.load_client ADDRESS` prints its name. For each line `{"requests", "until", "closed", "file"}`
-that it reads, it runs the requests, writes what became of them to the file, one JSON object a line, and prints its CPU
-seconds.
+it runs the requests, writes their outcomes to the file, one JSON object a line, and prints its CPU seconds.
 A request is `{"id", "at", "prompt", "tokens"}`: it is sent `at` seconds after the start (open loop), or with `closed`
-as soon as fewer than so many are under way. After `until` seconds all that is still under way is left.
+as soon as fewer than this number are in flight. After `until` seconds requests in flight are cancelled.
 """
 
 import asyncio
@@ -29,35 +28,35 @@ Item = dict[str, Any]
 
 
 @dataclass
-class Fate:
+class RequestOutcome:
     """The outcome of a request. Times are nanoseconds of the machine's monotonic clock."""
 
     id: str
     sent: int
-    deltas: list[tuple[int, int]] = field(default_factory=list)  # when, and how many tokens
+    deltas: list[tuple[int, int]] = field(default_factory=list)  # time and number of tokens
     started: int = 0
     ended: int = 0
     status: str = "OK"
     retry_seconds: float | None = None
 
 
-async def fate_of(stub: Any, item: Item) -> Fate:
+async def outcome_of(stub: Any, item: Item) -> RequestOutcome:
     """Run a request to its end."""
     request = request_of(item)
     request.request_id = item["id"]
-    fate = Fate(item["id"], time.monotonic_ns())
+    outcome = RequestOutcome(item["id"], time.monotonic_ns())
     try:
         async for response in stub.Generate(request, timeout=CALL_SECONDS):
             if response.HasField("started"):
-                fate.started = time.monotonic_ns()
+                outcome.started = time.monotonic_ns()
             elif count := len(response.delta.token_ids):
-                fate.deltas.append((time.monotonic_ns(), count))
+                outcome.deltas.append((time.monotonic_ns(), count))
     except grpc.aio.AioRpcError as error:
-        fate.status, fate.retry_seconds = error.code().name, _retry_seconds(error)
+        outcome.status, outcome.retry_seconds = error.code().name, _retry_seconds(error)
     except asyncio.CancelledError:
-        fate.status = LEFT
-    fate.ended = time.monotonic_ns()
-    return fate
+        outcome.status = LEFT
+    outcome.ended = time.monotonic_ns()
+    return outcome
 
 
 def _retry_seconds(error: grpc.aio.AioRpcError) -> float | None:
@@ -69,23 +68,23 @@ def _retry_seconds(error: grpc.aio.AioRpcError) -> float | None:
     return None
 
 
-async def _open(stub: Any, requests: list[Item], until: float) -> list[Fate]:
+async def _open(stub: Any, requests: list[Item], until: float) -> list[RequestOutcome]:
     begun, calls = time.monotonic(), []
     for item in requests:
         await asyncio.sleep(begun + item["at"] - time.monotonic())
-        calls.append(asyncio.create_task(fate_of(stub, item)))
+        calls.append(asyncio.create_task(outcome_of(stub, item)))
     await asyncio.wait(calls, timeout=begun + until - time.monotonic())
     for call in calls:
         call.cancel()
     return list(await asyncio.gather(*calls))
 
 
-async def _closed(stub: Any, requests: list[Item], until: float, concurrency: int) -> list[Fate]:
-    rest, fates, over = iter(requests), list[Fate](), False
+async def _closed(stub: Any, requests: list[Item], until: float, concurrency: int) -> list[RequestOutcome]:
+    rest, outcomes, over = iter(requests), list[RequestOutcome](), False
 
     async def client() -> None:
         while not over and (item := next(rest, None)):
-            fates.append(await fate_of(stub, item))
+            outcomes.append(await outcome_of(stub, item))
 
     clients = [asyncio.create_task(client()) for _ in range(concurrency)]
     await asyncio.wait(clients, timeout=until)
@@ -93,7 +92,7 @@ async def _closed(stub: Any, requests: list[Item], until: float, concurrency: in
     for one in clients:
         one.cancel()
     await asyncio.gather(*clients)
-    return fates
+    return outcomes
 
 
 async def run(address: str, work: Item) -> dict[str, float]:
@@ -103,11 +102,11 @@ async def run(address: str, work: Item) -> dict[str, float]:
         stub = gateway_pb2_grpc.GatewayStub(channel)
         used = time.process_time()
         if work["closed"]:
-            fates = await _closed(stub, work["requests"], work["until"], work["closed"])
+            outcomes = await _closed(stub, work["requests"], work["until"], work["closed"])
         else:
-            fates = await _open(stub, work["requests"], work["until"])
+            outcomes = await _open(stub, work["requests"], work["until"])
         cpu_seconds = time.process_time() - used
-    Path(work["file"]).write_text("".join(f"{json.dumps(asdict(fate))}\n" for fate in fates))
+    Path(work["file"]).write_text("".join(f"{json.dumps(asdict(outcome))}\n" for outcome in outcomes))
     return {"cpu_seconds": cpu_seconds}
 
 

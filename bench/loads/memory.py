@@ -1,7 +1,7 @@
-"""Serves requests of given lengths through the real scheduler and the real core, and watches the pool.
+"""Serves requests of given lengths with the real scheduler and core, and records the pool's state.
 
-What memory is granted, shared and wasted by samples does not depend on what the tokens are: their runner computes
-nothing. How long beams stay together does, so theirs is a model.
+The memory that samples use does not depend on their tokens, so their runner computes nothing. Beams diverge by their
+tokens, so they run on a model.
 """
 
 import csv
@@ -55,9 +55,9 @@ def scaled_to(lengths: list[Lengths], prompt_mean: float, output_mean: float) ->
 
 
 class NoRunner:
-    """Answers every plan at once.
+    """Returns results at once, without computation.
 
-    The samples of a request differ from their first token on: what they had in common would be shared after a
+    The samples of a request differ from their first token on, because common tokens would be shared after a
     preemption.
     """
 
@@ -75,7 +75,7 @@ def serve(
 ) -> None:
     """Serve all requests with a queue that is never empty, and call `watch` after each step.
 
-    `ended` hears how many requests have ended.
+    `ended` receives the number of ended requests.
     """
     blocks = InProcessBlocks(scheduler.capacity)
     engine = Engine(scheduler, runner, blocks, lambda: 0.0)
@@ -93,7 +93,7 @@ def serve(
 
 
 def sampled_requests(lengths: list[Lengths], samples: int) -> list[Request]:
-    """Make up requests that begin alike only where their samples do."""
+    """Generate requests without a common prefix."""
     draw = random.Random(1)
     return [
         Request(
@@ -109,7 +109,7 @@ def sampled_requests(lengths: list[Lengths], samples: int) -> list[Request]:
 
 
 def searches(lengths: list[Lengths], width: int, text: Sequence[int]) -> list[Request]:
-    """Make beam searches of width beams, whose prompts are successive pieces of a text."""
+    """Generate beam searches of `width` beams, with successive pieces of a text as prompts."""
     starts = accumulate((one.prompt for one in lengths), initial=0)
     return [
         Request(

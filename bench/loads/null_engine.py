@@ -1,7 +1,7 @@
 """An engine without a model: the real server, scheduler and pool, and a runner that always returns the same token.
 
-For benchmarks of what is around engines, such as routing: it starts in a second or two, and its time can be paced, so
-that its load is real.
+For benchmarks of other parts, such as routing: it starts in a second or two, and takes a set time for each token, so
+that its load is realistic.
 """
 
 import sys
@@ -24,8 +24,8 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime.metrics.page import Exposition
 from services.runtime.run_service import run_service
 
-# The most time that shorter sleeps may make up for sleeps that were too long.
-_MOST_CREDIT_SECONDS = 0.01
+# Maximum time by which later sleeps are shortened after a sleep that was too long.
+_MAX_CREDIT_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class NullRunner:
         self._free_at = 0.0
 
     def launch(self, plan: StepPlan) -> Done:
-        """Return the one token for each sample; a beam continues with it and the ids after it."""
+        """Return the same token for each sample; beams continue with it and the next ids."""
         self._wait(sum(len(work.token_ids) for work in plan.work))
         return Done([one for work in plan.work for one in self._brought(work)])
 
     def _wait(self, tokens: int) -> None:
         now = time.monotonic()
-        self._free_at = max(self._free_at, now - _MOST_CREDIT_SECONDS) + tokens * self._seconds_per_token
+        self._free_at = max(self._free_at, now - _MAX_CREDIT_SECONDS) + tokens * self._seconds_per_token
         if self._free_at > now:
             time.sleep(self._free_at - now)
 
@@ -86,7 +86,7 @@ class NullOptions:
 
 
 def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
-    """Put an engine together whose model is a folder with a tokenizer."""
+    """Build an engine from a folder with a tokenizer."""
     fingerprint = f"nothing-{TokenizerFiles(Path(settings.model)).digest().hex()[:16]}"
     capacity = Capacity(
         options.context_tokens,

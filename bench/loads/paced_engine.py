@@ -1,14 +1,14 @@
 """A real engine of a tiny model at the pace of a large one, which records when it sent tokens.
 
-`python -m bench.loads.paced_engine STEP_SECONDS SENT_FILE ARGUMENTS...` runs `quire engine ARGUMENTS...`. Its steps
-compute what they compute, then wait until STEP_SECONDS have passed since the one before: an accelerator would be busy
-meanwhile. When it ends, SENT_FILE has a line for each message to the gateway that had tokens: nanoseconds of the
-machine's monotonic clock, then the tokens of each request.
+`python -m bench.loads.paced_engine STEP_SECONDS SENT_FILE ARGUMENTS...` runs `quire engine ARGUMENTS...`. A step
+computes, then waits until STEP_SECONDS have passed since the previous one, like a busy accelerator. At its end it
+writes a line to SENT_FILE for each message with tokens to the gateway: nanoseconds of the machine's monotonic clock,
+and the tokens of each request.
 """
 
 import os
 
-# As in the engine's own process, and before torch is imported.
+# As in the engine's process, and before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import atexit
@@ -28,7 +28,7 @@ from tests.running_quire import ANY_METRICS_PORT, EXACT, Output, RunningService,
 
 @dataclass(frozen=True)
 class _Held:
-    """A finished step whose result is held until its time."""
+    """A finished step with its result and the time of its release."""
 
     launched: Launched
     until: float
@@ -43,7 +43,7 @@ class _Held:
 
 
 class PacedRunner:
-    """Begins a step no earlier than the pace allows; late steps are not made up for."""
+    """Starts steps no earlier than the pace allows; it does not catch up after late steps."""
 
     def __init__(self, runner: Runner, step_seconds: float) -> None:
         self._runner = runner
@@ -58,7 +58,7 @@ class PacedRunner:
 
 
 class PacedEngine(RunningService):
-    """Such an engine as a process."""
+    """A paced engine as a process."""
 
     def __init__(self, step_seconds: float, sent_file: Path, *arguments: str) -> None:
         self.label = "engine"
@@ -77,7 +77,7 @@ class PacedEngine(RunningService):
 
 
 def main(step_seconds: float, sent_file: Path, arguments: list[str]) -> None:
-    """Put the pace and the notes into the engine's parts, and run the command."""
+    """Patch pacing and recording into the engine's parts, and run the command."""
     from services.cli.main import cli
     from services.engine import servicer
     from services.engine.gateway_link import GatewayLink

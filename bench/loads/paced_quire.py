@@ -1,4 +1,4 @@
-"""A gateway, a paced engine, a KV manager and clients as processes: for benchmarks of the gateway."""
+"""A gateway, a paced engine, a KV manager and clients as processes, for benchmarks of the gateway."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from bench.loads.load_client import Fate
+from bench.loads.load_client import RequestOutcome
 from bench.loads.paced_engine import PacedEngine
 from bench.loads.peer import Worker
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
@@ -29,7 +29,7 @@ Item = dict[str, Any]
 
 @dataclass
 class PacedQuire:
-    """The running services. `sent_file` exists when the engine has ended."""
+    """The running services. `sent_file` exists once the engine has exited."""
 
     gateway: RunningService
     engine: PacedEngine
@@ -72,7 +72,7 @@ def paced_quire(step_seconds: float, sequences: int, blocks: int, *gateway: str)
 
 
 class Clients:
-    """Processes that share the requests of a run between them."""
+    """Client processes that share the requests of a run."""
 
     def __init__(self, quire: PacedQuire, count: int) -> None:
         command = [sys.executable, "-m", "bench.loads.load_client", quire.gateway.address]
@@ -83,10 +83,10 @@ class Clients:
         for worker in self._workers:
             worker.close()
 
-    def run(self, requests: list[Item], until: float, closed: int = 0) -> tuple[list[Fate], float]:
+    def run(self, requests: list[Item], until: float, closed: int = 0) -> tuple[list[RequestOutcome], float]:
         """Run requests, in an open or a closed loop; return their outcomes, and CPU seconds."""
         count = len(self._workers)
-        files = [self._folder / f"fates-{number}" for number in range(count)]
+        files = [self._folder / f"outcomes-{number}" for number in range(count)]
         lines = [
             json.dumps(
                 {"requests": requests[n::count], "until": until, "closed": closed // count, "file": str(files[n])}
@@ -95,13 +95,13 @@ class Clients:
         ]
         with ThreadPoolExecutor(count) as threads:
             used = list(threads.map(lambda pair: pair[0].measure(pair[1]), zip(self._workers, lines, strict=True)))
-        fates = [_fate(line) for file in files for line in file.read_text().splitlines()]
-        return sorted(fates, key=lambda fate: fate.sent), sum(one["cpu_seconds"] for one in used)
+        outcomes = [_outcome(line) for file in files for line in file.read_text().splitlines()]
+        return sorted(outcomes, key=lambda outcome: outcome.sent), sum(one["cpu_seconds"] for one in used)
 
 
-def _fate(line: str) -> Fate:
-    told = json.loads(line)
-    return Fate(**{**told, "deltas": [tuple(one) for one in told["deltas"]]})
+def _outcome(line: str) -> RequestOutcome:
+    values = json.loads(line)
+    return RequestOutcome(**{**values, "deltas": [tuple(one) for one in values["deltas"]]})
 
 
 def prompt_of(number: int) -> list[int]:

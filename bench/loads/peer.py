@@ -1,4 +1,4 @@
-"""Measures peers in turn with Quire, in processes of the Python interpreter that has them installed."""
+"""Measures peers in alternation with Quire, in processes of the Python interpreters that have them."""
 
 import json
 import os
@@ -21,7 +21,7 @@ Figures = Mapping[str, float]
 class Worker:
     """A process that prints its name, then figures as JSON for each line that it reads.
 
-    While it is not asked it is stopped, with all that it has started: some keep a core busy that they do not need.
+    Between requests it is stopped with all its children, because some peers keep a core busy when idle.
     """
 
     def __init__(self, label: str, command: Sequence[str | Path]) -> None:
@@ -40,7 +40,7 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Let it read the end of its input, and wait until it has ended."""
+        """Close its input, and wait until it exits."""
         self._signal(signal.SIGCONT)
         self._process.communicate()
 
@@ -69,11 +69,11 @@ class Worker:
 class Peer:
     """The running script of a peer.
 
-    It runs where the environment names an interpreter for it; else it has no name and measures nothing.
+    It runs if the environment names an interpreter for it; otherwise it has no name and measures nothing.
     """
 
     def __init__(self, script: Path, variable: str, workload: Mapping[str, Any]) -> None:
-        self.label = script.stem.partition("_")[0]  # begins the names of its rows
+        self.label = script.stem.partition("_")[0]  # the prefix of its rows' names
         self.name: str | None = None
         self.runs: list[Figures] = []
         self._variable = variable
@@ -97,7 +97,7 @@ class Peer:
         return self.runs[-1]
 
     def rows(self, benchmark: str, metrics: Sequence[str], runs: Sequence[Figures]) -> list[Row]:
-        """Return the peer's figures, and Quire's over them: medians, or None where the peer did not run."""
+        """Return the peer's figures, and Quire's over them: medians, or None if the peer did not run."""
         peer = self.name or f"{self.label} did not run: {self._variable} is not set"
         rows = []
         for metric in metrics:

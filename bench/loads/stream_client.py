@@ -1,7 +1,7 @@
-"""A light client process for `bench system`: runs many streams at once, and reports their times.
+"""A light client process for `bench system` that runs many streams at once and reports their times.
 
-`python -m bench.loads.stream_client ADDRESS` prints its name, then for each line of work that it reads the seconds from
-the first call to the last answer's end, and its own CPU seconds.
+`python -m bench.loads.stream_client ADDRESS` prints its name. For each line of work it prints the seconds from the
+first call to the end of the last answer, and its CPU seconds.
 """
 
 import asyncio

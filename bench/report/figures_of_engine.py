@@ -1,4 +1,4 @@
-"""Figures of the engine: speed, kernels, contexts, ways of decoding, the GPU."""
+"""Figures of the engine: speed, kernels, contexts, decoding methods, the GPU."""
 
 from collections.abc import Mapping, Sequence
 from statistics import linear_regression, median
@@ -113,7 +113,7 @@ def _medians(seconds: Mapping[str, Sequence[float]]) -> dict[int, float]:
 
 
 def _decoding(panels: Sequence[Any], result: Result) -> None:
-    """Tokens per second of each way of decoding, by the number of sequences."""
+    """Tokens per second of each decoding method, by the number of sequences."""
     axes = panels[0]
     values = {one["metric"]: one["value"] for one in result["rows"]}
     ways = {"greedy": ("as many greedy answers", GREY), "samples": ("samples", PEER), "beams": ("beams", QUIRE)}

@@ -74,12 +74,12 @@ def _overload(panels: Sequence[Any], result: Result) -> None:
     """Retry-After of rejected requests over the time until there was room, and times to first token of the others."""
     forecasts, waits = panels
     points = result["forecasts"]
-    most = 1.1 * max(max(one["told"], one["found"]) for one in points)
+    most = 1.1 * max(max(one["predicted"], one["actual"]) for one in points)
     forecasts.fill_between(
         [0, most], [0, most / 2], [0, 2 * most], color=GREY, alpha=0.2, label="within a factor of two"
     )
-    found, told = ([one[name] for one in points] for name in ("found", "told"))
-    forecasts.plot(found, told, ".", color=QUIRE, markersize=3, alpha=0.5)
+    actual, predicted = ([one[name] for one in points] for name in ("actual", "predicted"))
+    forecasts.plot(actual, predicted, ".", color=QUIRE, markersize=3, alpha=0.5)
     forecasts.set_xlim(0, most)
     forecasts.set_ylim(0, most)
     forecasts.set_xlabel("seconds until there was room")

@@ -26,6 +26,6 @@ class Picture(NamedTuple):
 
 
 def target_of(benchmark: str, metric: str) -> float:
-    """Return the value that was set for a metric."""
+    """Return the target of a metric."""
     value: float = targets()[benchmark][metric]["target"]
     return value

@@ -1,6 +1,6 @@
-"""Draws the results of benchmarks: `python -m bench.report.pictures NAME...`, or all that have something to show.
+"""Draws the results of benchmarks: `python -m bench.report.pictures NAME...`, or all with a picture.
 
-Each picture is made from `bench/results/NAME.json` alone, and drawn again whenever that is written.
+Each picture is made from `bench/results/NAME.json` alone, and redrawn whenever that is written.
 """
 
 import json

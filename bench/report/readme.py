@@ -28,7 +28,7 @@ def _command(benchmark: str) -> str:
 
 
 class Line(NamedTuple):
-    """A target and its measured value: `met` is yes, no or not measured. `headline` is empty for most."""
+    """A target and its measured value: `met` is yes, no or not measured. `headline` is usually empty."""
 
     benchmark: str
     words: str

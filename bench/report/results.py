@@ -1,7 +1,7 @@
 """Results of a benchmark: its rows with the machine, the versions and the commit.
 
-Needs nothing but the standard library, so that a machine with a GPU and little else can run it: where rich is missing
-the table is plain text, where matplotlib is missing nothing is drawn.
+Needs the standard library only, so that it runs on a GPU machine with few packages. Without rich the table is plain
+text; without matplotlib no picture is drawn.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from services.loadgen.report import machine
 _PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf")
 _COLUMNS = ("metric", "value", "unit", "peer", "target", "met")
 
-# A benchmark begins when it imports this.
+# The import of this module is the start of a benchmark.
 _STARTED = datetime.now(UTC)
 _LOAD_AT_START = os.getloadavg()
 
@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure. `peer` names its comparison; `target` is None if none was set."""
+    """One measured figure. `peer` names its comparison; `target` is None without one."""
 
     metric: str
     value: float | None
@@ -48,8 +48,7 @@ def row(benchmark: str, metric: str, value: float | None, unit: str, peer: str |
 def publish(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
     """Print the rows as a table, write them to `bench/results/<benchmark>.json`, and draw their picture.
 
-    `more` holds the values of every repetition, from which the rows were made. What is written to another folder is not
-    drawn.
+    `more` holds the values of every repetition. Results in another folder get no picture.
     """
     print_rows(benchmark, rows)
     write(benchmark, rows, repetitions, folder, **more)

@@ -1,7 +1,7 @@
-"""Draws panels of the dashboard "Block utilization" from a real Prometheus that watched Quire under load.
+"""Draws panels of the dashboard "Block utilization" from a real Prometheus that scraped Quire under load.
 
-Sessions of several turns talk to the demo model: a few at first, then more than its pool can hold. With a folder as its
-argument it draws every panel of every dashboard into that, and publishes nothing.
+Sessions of several turns use the demo model: a few at first, then more than its pool can hold. With a folder as its
+argument it draws every panel of every dashboard into it, and publishes nothing.
 """
 
 import math
@@ -33,9 +33,9 @@ from tests.running_quire import RunningQuire, start_quire
 PICTURE = ROOT / "docs" / "images" / "block-utilization.png"
 POOL_BLOCKS = 160
 TURNS = 3
-# How many sessions, and how many of them at a time: a quiet time, a busy one, too much, and quiet again.
+# Sessions and their concurrency: low load, high load, overload, low load.
 PHASES = ((3, 3), (12, 8), (24, 16), (2, 2))
-MOST_TOKENS = 48
+MAX_TOKENS = 48
 RATE_SECONDS = "10s"
 
 _BEGINNING = (
@@ -45,7 +45,7 @@ _BEGINNING = (
 )
 _CARGOES = ("grain", "salt", "wool", "letters", "wine", "rope", "timber", "tin", "herring", "oranges")
 _COLUMNS = 3
-# One series each, so no legend names it.
+# Panels with one series, which need no legend.
 _UNTOLD = {"engine": "", "model_name": "", "tenant": "", "instance": ""}
 SHOWN = (
     *("Blocks by state", "Share of the pool that is held", "Share of slots with tokens"),
@@ -57,7 +57,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class _Span:
-    """When the load ran, in seconds since 1970."""
+    """Start and end of the load, in seconds since 1970."""
 
     start: float
     end: float
@@ -97,7 +97,7 @@ def _load(quire: RunningQuire) -> None:
             text = f"{_BEGINNING}Captain {number} brings {_CARGOES[number % len(_CARGOES)]}. "
             for turn in range(TURNS):
                 text += f"Question {turn + 1}: what does it weigh, and where is it kept? Answer:"
-                text += quire.generate(prompt_request(text, MOST_TOKENS), timeout=600).text
+                text += quire.generate(prompt_request(text, MAX_TOKENS), timeout=600).text
                 progress.advance(turns)
 
         first = 0

@@ -1,4 +1,4 @@
-"""Runs `make demo` repeatedly, and measures its times for a newcomer."""
+"""Runs `make demo` repeatedly, and measures the times that a new user sees."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ REPETITIONS = 5
 
 
 def main() -> None:
-    """Measure the second and later runs: the first, which installs and converts, is not counted."""
+    """Measure the second and later runs, because the first installs and converts."""
     _run()
     runs = [_run() for _ in track(range(REPETITIONS), "Running the demo")]
     rows = [

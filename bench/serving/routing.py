@@ -1,8 +1,8 @@
 """Routing of sessions: hit rates and loads of three engines behind one gateway, by policy and size of pool.
 
-The engines compute nothing, but their servers, schedulers and pools are real, as are gateway and KV manager; what is
-asked is what `quire bench serve` asks. The trace's time passes faster, and so does all that takes time here. Beside the
-three engines stands one with three times the pool, which routing cannot go wrong with.
+The engines compute nothing, but their servers, schedulers and pools are real, as are gateway and KV manager. Requests
+are those of `quire bench serve`. Trace and engines run at the same speedup. The baseline is one engine with three times
+the pool, for which routing makes no difference.
 """
 
 import os
@@ -37,9 +37,9 @@ _LATER_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class RoutedWorkload:
-    """A workload, its speedup, and the pools that it runs with.
+    """A workload, its speedup, and the sizes of pools for it.
 
-    microseconds_per_token: what a computed token takes in the trace's time.
+    microseconds_per_token: time of a computed token, in the trace's time.
     """
 
     name: str
@@ -52,7 +52,7 @@ class RoutedWorkload:
     pools: tuple[int, ...]
 
     def load(self) -> Load:
-        """Return what is asked."""
+        """Return the load."""
         folder = os.environ.get(DATA_VARIABLE, "")
         if not folder:
             raise DataMissing(f"{DATA_VARIABLE} names no folder with {self.file}")
@@ -83,10 +83,10 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fleet made of a workload.
+    """The result of a workload on a fleet.
 
-    most_load: the largest of an engine in a window, over the mean of all. stretch: how much longer it took than the
-    trace; far above 1 the machine was too slow, and more sessions ran at once than should.
+    most_load: the largest load of an engine in a window over the mean of all. stretch: duration over the trace's; far
+    above 1 the machine was too slow, and too many sessions ran at once.
     """
 
     hit_rate: float
@@ -99,7 +99,7 @@ class Outcome:
 
 
 def main() -> None:
-    """Measure all fleets with all workloads, and publish what they came to."""
+    """Measure all fleets with all workloads, and publish the results."""
     cases = [(case, fleet) for case in CASES for fleet in _fleets(case)]
     outcomes = {_name(case, fleet): _measured(case, fleet) for case, fleet in track(cases, "routing")}
     rows = [one for case in CASES for one in _rows(case, outcomes)]
@@ -139,13 +139,13 @@ def _measured(case: RoutedWorkload, fleet: Fleet) -> Outcome:
 
 
 def _trace_seconds(load: Load) -> float:
-    """Return when the last call is due where no call takes any time."""
+    """Return the time of the last call if calls took no time."""
     speedup = load.arrivals.speedup
     return max(one.start + one.session.calls[-1].offset_seconds / speedup for one in load.planned())
 
 
 def _outcome(run: Run, samples: LoadSamples, width: float) -> Outcome:
-    """Make figures of a run; loads are those of whole windows in which sessions started."""
+    """Compute the figures of a run; loads are of whole windows in which sessions started."""
     windows = samples.windows(width, max(planned.start for planned in run.load.planned()))
     summary = run.summary
     return Outcome(
@@ -162,7 +162,7 @@ def _outcome(run: Run, samples: LoadSamples, width: float) -> Outcome:
 def _start(
     stack: ExitStack, case: RoutedWorkload, fleet: Fleet, folder: str
 ) -> tuple[RunningService, list[RunningService]]:
-    """Start a KV manager, the engines and a gateway that has all of them."""
+    """Start a KV manager, the engines and a gateway for all of them."""
 
     def start(label: str, name: str, *arguments: str, module: str = "") -> RunningService:
         listen = ("--listen", f"unix:{folder}/{name}.sock")
@@ -195,9 +195,9 @@ def _tokenizer_folder() -> Path:
 
 def _work(engine: RunningService) -> float:
     """Return the tokens that an engine has computed for prompts, and those that it has generated."""
-    told = Scrape.of(engine.metrics_url)
-    prompts = told.value("quire_prompt_tokens_total") - told.value("quire_prompt_tokens_cached_total")
-    return prompts + told.value("quire_generation_tokens_total")
+    shown = Scrape.of(engine.metrics_url)
+    prompts = shown.value("quire_prompt_tokens_total") - shown.value("quire_prompt_tokens_cached_total")
+    return prompts + shown.value("quire_generation_tokens_total")
 
 
 def _rows(case: RoutedWorkload, outcomes: dict[str, Outcome]) -> list[Row]:

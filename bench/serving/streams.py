@@ -1,11 +1,11 @@
 """500 streams at once through one gateway process, at a steady pace: `python -m bench streams [SECONDS]`.
 
-The engine is a real one with a tiny model, whose 500 sequences make a token in each step; its steps begin at a steady
-pace. What the gateway adds is the time from when the engine hands a step's output to its stream to when the client has
-the token, all by the clock of one machine. All tokens of a step come to the gateway in one message, so the last of 500
-clients is served after the 499 before it. Clients are processes of their own.
+The engine is a real one with a tiny model, whose 500 sequences generate a token in each step; steps start at a steady
+pace. The gateway's delay is the time from the engine's send to the client's receipt of a token, by one machine's clock.
+All tokens of a step arrive at the gateway in one message, so the last of 500 clients is served after 499 others.
+Clients are separate processes.
 
-Then the pace is raised until tokens come later and later, or the engine cannot keep it.
+Then the pace rises until delays grow, or the engine cannot keep it.
 """
 
 import json
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, quantiles
 
-from bench.loads.load_client import Fate
+from bench.loads.load_client import RequestOutcome
 from bench.loads.paced_quire import NANO, Clients, Item, PacedQuire, paced_quire, prompt_of
 from bench.report.results import publish, row
 
@@ -24,18 +24,18 @@ STREAMS, TOKENS_PER_SECOND = 500, 4.0
 SECONDS = 60.0
 LEVELS = (4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0)
 LEVEL_SECONDS = 20.0
-RAMP_SECONDS = 8.0  # until all streams run, and a while longer
+RAMP_SECONDS = 8.0  # until all streams run, with a margin
 CLIENTS = 2
 MIB = 1024 * 1024
-# A queue grows when tokens come later by more than this share of a step in the last third than in the first.
+# A queue grows if delays rise by more than this share of a step from the first third to the last.
 _GROWTH = 0.25
 _PACE_KEPT = 0.97
-_MOST_SECONDS = 300.0
+_MAX_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the gateway had used at a moment, in nanoseconds of the machine's monotonic clock."""
+    """The gateway's resource use at a time in nanoseconds of the machine's monotonic clock."""
 
     at: int
     cpu_seconds: float
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Window:
-    """What is measured: when it begins and ends, in nanoseconds."""
+    """Start and end of the measured time, in nanoseconds."""
 
     begin: int
     end: int
@@ -57,7 +57,7 @@ class Window:
         return (self.end - self.begin) * NANO
 
 
-Delays = list[tuple[int, float]]  # when a token was sent, and the seconds until its client had it
+Delays = list[tuple[int, float]]  # send time of a token, and seconds until its receipt
 
 
 def main(seconds: float) -> None:
@@ -85,12 +85,12 @@ def main(seconds: float) -> None:
 
 
 def _holds(level: dict[str, float]) -> bool:
-    """Whether no queue grew, and the engine kept its pace."""
+    """Return True if no queue grew, and the engine kept its pace."""
     return level["delay_growth_of_a_step"] <= _GROWTH and level["pace_kept"] >= _PACE_KEPT
 
 
 def measured(rate: float, seconds: float) -> dict[str, float]:
-    """Run all streams for so many seconds, each at `rate` tokens a second."""
+    """Run all streams for `seconds`, each at `rate` tokens a second."""
     tokens = round(rate * (seconds + RAMP_SECONDS + 2))
     requests = [
         {"id": f"s{n}", "at": 2.0 * n / STREAMS, "prompt": prompt_of(n), "tokens": tokens} for n in range(STREAMS)
@@ -98,20 +98,20 @@ def measured(rate: float, seconds: float) -> dict[str, float]:
     with paced_quire(1 / rate, STREAMS, STREAMS * (tokens // 16 + 3)) as quire:
         clients = Clients(quire, CLIENTS)
         try:
-            fates, client_cpu, samples = _run(quire, clients, requests)
+            outcomes, client_cpu, samples = _run(quire, clients, requests)
         finally:
             clients.close()
         quire.gateway.close()
         quire.engine.close()
         sent = sent_times(quire)
-    assert {fate.status for fate in fates} == {"OK"}
-    begin = fates[0].sent + int(RAMP_SECONDS / NANO)
-    return _figures(fates, sent, samples, Window(begin, begin + int(seconds / NANO)), rate) | {
+    assert {outcome.status for outcome in outcomes} == {"OK"}
+    begin = outcomes[0].sent + int(RAMP_SECONDS / NANO)
+    return _figures(outcomes, sent, samples, Window(begin, begin + int(seconds / NANO)), rate) | {
         "client_cpu_us_per_token": round(client_cpu * 1e6 / (tokens * STREAMS), 1)
     }
 
 
-def _run(quire: PacedQuire, clients: Clients, requests: list[Item]) -> tuple[list[Fate], float, list[Sample]]:
+def _run(quire: PacedQuire, clients: Clients, requests: list[Item]) -> tuple[list[RequestOutcome], float, list[Sample]]:
     samples: list[Sample] = []
     over = threading.Event()
 
@@ -122,11 +122,11 @@ def _run(quire: PacedQuire, clients: Clients, requests: list[Item]) -> tuple[lis
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        fates, client_cpu = clients.run(requests, until=_MOST_SECONDS)
+        outcomes, client_cpu = clients.run(requests, until=_MAX_SECONDS)
     finally:
         over.set()
         watcher.join()
-    return fates, client_cpu, samples
+    return outcomes, client_cpu, samples
 
 
 def sent_times(quire: PacedQuire) -> dict[str, list[int]]:
@@ -140,9 +140,9 @@ def sent_times(quire: PacedQuire) -> dict[str, list[int]]:
 
 
 def _figures(
-    fates: list[Fate], sent: dict[str, list[int]], samples: list[Sample], window: Window, rate: float
+    outcomes: list[RequestOutcome], sent: dict[str, list[int]], samples: list[Sample], window: Window, rate: float
 ) -> dict[str, float]:
-    delays = sorted(delay for fate in fates for delay in _delays(fate, sent[fate.id], window))
+    delays = sorted(delay for outcome in outcomes for delay in _delays(outcome, sent[outcome.id], window))
     seconds = [delay for _, delay in delays]
     third = len(seconds) // 3
     growth = fmean(seconds[-third:]) - fmean(seconds[:third])
@@ -159,7 +159,7 @@ def _figures(
         "delay_p99_ms": round(1000 * centiles[989], 2),
         "delay_p999_ms": round(1000 * centiles[998], 2),
         "delay_growth_of_a_step": round(growth * rate, 4),
-        "longest_gap_seconds": round(max(_longest_gap(fate, window) for fate in fates), 3),
+        "longest_gap_seconds": round(max(_longest_gap(outcome, window) for outcome in outcomes), 3),
         "gateway_cpu_us_per_token": round(cpu * 1e6 / tokens_per_second, 1),
         "gateway_cpu_share": round(cpu, 3),
         "memory_mib": round(max(memory) / MIB, 1),
@@ -167,13 +167,13 @@ def _figures(
     }
 
 
-def _delays(fate: Fate, sent: list[int], window: Window) -> Delays:
-    got = [at for at, count in fate.deltas for _ in range(count)]
+def _delays(outcome: RequestOutcome, sent: list[int], window: Window) -> Delays:
+    got = [at for at, count in outcome.deltas for _ in range(count)]
     return [(begun, (at - begun) * NANO) for begun, at in zip(sent, got, strict=True) if window.holds(begun)]
 
 
-def _longest_gap(fate: Fate, window: Window) -> float:
-    times = [window.begin, *(at for at, _ in fate.deltas if window.holds(at)), window.end]
+def _longest_gap(outcome: RequestOutcome, window: Window) -> float:
+    times = [window.begin, *(at for at, _ in outcome.deltas if window.holds(at)), window.end]
     return max(after - before for before, after in pairwise(times)) * NANO
 
 

@@ -1,8 +1,8 @@
-"""What the whole system costs: streams through `quire serve`, beside the same engine driven in process.
+"""The cost of the whole system: streams through `quire serve`, compared with the same engine in process.
 
-32 requests at once, each of 128 tokens in and 64 out, greedy, in the type that is the default. Client and in-process
-engine are processes of their own that are stopped while the other is measured; the services idle, and what they use of
-the CPU then is reported. Each repetition has prompts of its own, so that nothing is cached.
+32 requests at once, each of 128 tokens in and 64 out, greedy, in the default type. The client and the in-process
+engine are separate processes, each stopped while the other is measured; the CPU use of the idle services is reported.
+Each repetition has new prompts, so that nothing is cached.
 """
 
 import json
@@ -28,7 +28,7 @@ Run = dict[str, dict[str, float]]
 
 
 def main() -> None:
-    """Measure both, and publish the ratio and who used the CPU."""
+    """Measure both, and publish the ratio and the CPU use of each process."""
     quire = start_quire("--model", "demo", "--device-blocks", str(DEVICE_BLOCKS), "--dtype", "auto")
     try:
         runs = _runs(quire)
@@ -48,7 +48,7 @@ def _runs(quire: RunningQuire) -> list[Run]:
 
 
 def _one(quire: RunningQuire, client: Worker, engine: Worker, number: int) -> Run:
-    """Measure both once, with the same prompts. Which goes first alternates."""
+    """Measure both once, with the same prompts, in alternating order."""
     line = json.dumps(_work(number))
     ways = [("system", client), ("in_process", engine)]
     figures: Run = {}
@@ -68,7 +68,7 @@ def _work(number: int) -> list[dict[str, Any]]:
 
 
 def _cpu_seconds(quire: RunningQuire) -> dict[str, float]:
-    """Return what each service has used of the CPU until now."""
+    """Return the CPU seconds of each service so far."""
     used = {}
     for role, pid in quire.children().items():
         times = psutil.Process(pid).cpu_times()

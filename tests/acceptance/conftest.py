@@ -1,7 +1,7 @@
-"""Acceptance runs are long, so they can be resumed: cases that passed with the same code are skipped.
+"""Acceptance runs are long and can be resumed: cases that passed with the same code are skipped.
 
-Each case appends one JSON row to `bench/results/acceptance.jsonl`: the case, whether it passed, its figures, and a
-fingerprint of the code it ran on. Delete the file to run everything again.
+Each case appends a JSON row to `bench/results/acceptance.jsonl`: the case, its result, its figures, and a fingerprint
+of the code. Delete the file to run everything again.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def record(request: pytest.FixtureRequest) -> Iterator[Record]:
-    """Takes a case's figures, by name, and writes its row when it is over."""
+    """Takes a case's figures by name, and writes its row at the end."""
     figures: dict[str, Any] = {}
     started = time.monotonic()
     yield figures.update

@@ -1,7 +1,7 @@
-"""Every attention backend against attention in float64, over the whole grid that test_backends.py pairs.
+"""Every attention backend equals attention in float64, over the whole grid of which test_backends.py tests pairs.
 
-Poison takes turns, as what it is makes no difference to where it lies; all other properties come together. Backends
-that are made for GPUs run here as a sample with a fixed seed, unless there is a GPU.
+All properties are combined except poison, which alternates, because its kind does not affect its position. Without a
+GPU the backends for GPUs run a sample with a fixed seed.
 """
 
 import random
@@ -19,10 +19,10 @@ from tests.engine.attention.test_backends import PROPERTIES, run
 from tests.engine.paged_case import MakeBackend
 
 WHOLE = ("torch", "cpu", "cpu without tiles")
-# Every n-th row only, where a backend is slow here: Triton's interpreter takes a second for each.
+# One row in this many for slow backends: Triton's interpreter takes a second for each.
 SAMPLES = {"flex": 8, "triton": 60}
-# Properties that all rows of a test share; the others vary. Rows with equal feeds and scoring come one after the
-# other: they share the float64 reference.
+# Properties that all rows of a test share; the others vary. Rows with equal feeds and scoring are adjacent, because
+# they share the float64 reference.
 SHARED = ("dtype", "head_size", "heads")
 WITHIN = ("feeds", "window", "softcap", "block_size", "moved")
 
@@ -50,8 +50,10 @@ def test_the_grid_has_every_property() -> None:
     assert {*SHARED, *WITHIN, "poison"} == set(PROPERTIES)
     rows = list(rows_of({}, 1))
     for name in WITHIN:
-        met = {(str(row[name]), str(row["poison"])) for row in rows}
-        assert len(met) == len(PROPERTIES[name]) * len(PROPERTIES["poison"]), "poison turns with no other property"
+        pairs = {(str(row[name]), str(row["poison"])) for row in rows}
+        assert len(pairs) == len(PROPERTIES[name]) * len(PROPERTIES["poison"]), (
+            "each value is combined with each poison"
+        )
 
 
 @pytest.mark.parametrize("heads", PROPERTIES["heads"], ids=str)

@@ -1,5 +1,6 @@
-"""In bfloat16 two right programs may part ways. The rule: at the first token that differs, each side's token is among
-the other's most likely; what follows is not compared.
+"""In bfloat16 two correct programs may generate different tokens.
+
+At the first difference each side's token must be among the other's most likely; later tokens are not compared.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,11 +51,11 @@ def test_bfloat16_tokens_are_close_to_those_of_transformers(
         prefix = [*prompt, *expected[:place]]
         assert answer.token_ids[place] in _top(_their_logits(theirs, prefix))
         assert expected[place] in _top(ours(prefix))
-    record(prompts=len(prompts), equal=equal, parted_among_the_most_likely=len(prompts) - equal, top=TOP)
+    record(prompts=len(prompts), equal=equal, different_but_among_the_most_likely=len(prompts) - equal, top=TOP)
 
 
 class _OurLogits:
-    """Return the engine's logits for one sequence alone."""
+    """Computes the engine's logits for a single sequence."""
 
     def __init__(self, folder: Path) -> None:
         loaded = load_model(folder, torch.bfloat16, torch.device("cpu"))

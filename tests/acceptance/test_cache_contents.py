@@ -1,4 +1,4 @@
-"""The demo model's cached blocks hold the K and V of their keys' tokens, whatever happened to the requests."""
+"""Cached blocks of the demo model hold the K and V of their keys' tokens."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_cached_blocks_hold_the_right_contents_after_preemptions_cancellations_a
     tokenizer = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json"))
     ids = tokenizer.encode((ROOT / "docs" / "architecture.md").read_text()).ids
     engine = ObservedEngine(demo_model, block_size=block_size, device_blocks=400 // block_size, token_budget=64)
-    engine.raising.raise_at = 700  # a write in the midst of the 24th step, after K and V of ten of its layers
+    engine.raising.raise_at = 700  # a write in the 24th step, after K and V of ten of its layers
     live = [engine.submit([*ids[:48], *ids[100 * n : 100 * n + 20 + n]], 24) for n in range(1, 13)]
     while not engine.scheduler.empty:
         if live and source.random() < 0.05:

@@ -25,7 +25,7 @@ from tests.reference import reference_model
 from tests.running_quire import RunningQuire, start_quire
 
 DRAWS = 20_000
-SAMPLES = 125  # of one request
+SAMPLES = 125  # per request
 PROMPT = (40, 41, 42, 40, 57, 300)
 BIAS = {57: 4.0, 90: -3.0}
 
@@ -40,7 +40,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def wide_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
-    """Serves the tiny Llama, many samples at a time."""
     one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "600", "--max-sequences", "256")
     yield one
     one.close()

@@ -1,4 +1,4 @@
-"""20,000 requests with numbers at their extremes, two of them at a time, beside a stream that must not notice."""
+"""20,000 requests with extreme numbers, two at a time, do not affect a concurrent stream."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ CASES = 20_000
 PIECE = 1000
 
 
-def test_20_000_cases_end_well_or_are_refused_by_name(
+def test_20_000_cases_finish_or_are_refused_naming_the_field(
     tiny_model: Callable[[str], Path], record: Record, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = Outcomes()

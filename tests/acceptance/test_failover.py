@@ -1,4 +1,4 @@
-"""Twenty times each, at random moments: engines and links fail under 32 streams of all kinds on the demo model."""
+"""Engines and links fail twenty times each, at random moments, under 32 streams of all kinds on the demo model."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ ROUNDS = 20
 STREAMS = 32
 TOKENS = 40
 NEIGHBOURS = 6
-MOST_SECONDS = 300
+MAX_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> 
 
 @pytest.fixture(scope="module")
 def undisturbed(services: Failing) -> list[Answer]:
-    """The answers without a fault."""
-    running = services.run(streams(STREAMS, TOKENS, "undisturbed"), MOST_SECONDS)
+    running = services.run(streams(STREAMS, TOKENS, "undisturbed"), MAX_SECONDS)
     assert running.codes() == {}
     assert failovers(running.answers) == 0
     return running.answers
@@ -47,27 +46,27 @@ def undisturbed(services: Failing) -> list[Answer]:
 def test_streams_fail_over_without_a_change_of_their_answers(
     services: Failing, undisturbed: list[Answer], fault: Fault, record: Record
 ) -> None:
-    moved = 0
+    failed_over = 0
     for rounds in range(1, ROUNDS + 1):
         services.mend()
         salt = f"{fault.__name__} {rounds}"
         draw = random.Random(salt)
-        running = services.run(streams(STREAMS, TOKENS, salt), MOST_SECONDS)
+        running = services.run(streams(STREAMS, TOKENS, salt), MAX_SECONDS)
         running.wait_for_tokens(draw.randrange(STREAMS * TOKENS * 2 // 3))
         fault(services, draw)
         assert running.codes() == {}
         check_equal(running.answers, undisturbed)
         services.check_that_nothing_is_left()
-        moved += failovers(running.answers)
+        failed_over += failovers(running.answers)
         record(
             rounds=rounds,
             streams=rounds * STREAMS,
             samples=rounds * sum(len(answer.finished.samples) for answer in undisturbed),
             tokens=rounds * sum(answer.finished.usage.generated_tokens for answer in undisturbed),
-            streams_that_failed_over=moved,
+            streams_that_failed_over=failed_over,
             other_tokens=0,
         )
-    assert moved > 2 * ROUNDS
+    assert failed_over > 2 * ROUNDS
 
 
 def test_a_deadly_request_ends_three_engines_and_fails_alone(services: Failing) -> None:

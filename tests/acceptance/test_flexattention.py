@@ -1,4 +1,4 @@
-"""FlexAttention with graphs that take long to compile."""
+"""FlexAttention with graphs that are slow to compile."""
 
 from collections.abc import Callable
 from pathlib import Path

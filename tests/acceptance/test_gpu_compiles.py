@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU, for every kind of shape; two kinds do in `make test`."""
+"""The kernels compile for a GPU, for every kind of shape; `make test` compiles two kinds."""
 
 from tests.engine.triton_kernels.test_triton_compiles import check_kernels
 

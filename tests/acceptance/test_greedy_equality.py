@@ -1,4 +1,4 @@
-"""Greedy tokens of the running program equal transformers' `generate`, whatever the block size, budget and pool."""
+"""Greedy tokens equal transformers' `generate` for several block sizes, token budgets and pools."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +14,11 @@ from tests.running_quire import RunningQuire
 
 LENGTHS = (1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 700, 1000, 1500)
 EOS = (2,)
-AT_A_TIME = 16
-ROOMY = 24_576  # tokens
+CONCURRENCY = 16
+LARGE = 24_576  # tokens
 
 CASES = [
-    pytest.param(block_size, budget, ROOMY // block_size, 24, 0, id=f"blocks of {block_size}, budget {budget}")
+    pytest.param(block_size, budget, LARGE // block_size, 24, 0, id=f"blocks of {block_size}, budget {budget}")
     for block_size in (1, 8, 16, 64)
     for budget in (64, 2048)
 ]
@@ -27,11 +27,11 @@ CASES.append(pytest.param(1, 2048, 1548, 48, 10, id="a pool of 1548 tokens, at l
 
 @pytest.fixture(scope="module")
 def prompts(demo_model: Path) -> list[list[int]]:
-    """Token ids of English text: 24 prompts, each beginning elsewhere."""
+    """Token ids of 24 English prompts with different starts."""
     tokenizer = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json"))
     ids = tokenizer.encode((ROOT / "docs" / "architecture.md").read_text()).ids
     prompts = [ids[37 * position : 37 * position + length] for position, length in enumerate(LENGTHS)]
-    return prompts[::-1]  # the longest first: in a small pool it then meets the most neighbours
+    return prompts[::-1]  # the longest first, so that it competes with the most neighbours in a small pool
 
 
 @pytest.mark.parametrize(("block_size", "budget", "device_blocks", "max_tokens", "preemptions"), CASES)
@@ -48,9 +48,9 @@ def test_greedy_tokens_equal_those_of_transformers(
 ) -> None:
     running = quire(
         *("--block-size", str(block_size), "--token-budget", str(budget), "--device-blocks", str(device_blocks)),
-        *("--max-sequences", str(AT_A_TIME)),
+        *("--max-sequences", str(CONCURRENCY)),
     )
-    with ThreadPoolExecutor(AT_A_TIME) as clients:
+    with ThreadPoolExecutor(CONCURRENCY) as clients:
         answers = list(
             clients.map(lambda prompt: running.generate(_request(prompt, max_tokens), timeout=1500), prompts)
         )

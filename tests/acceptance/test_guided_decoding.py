@@ -1,4 +1,4 @@
-"""Guided decoding with the demo model: answers of 27 schemas in 100 tokens, and answers that end."""
+"""Guided decoding with the demo model: answers to 27 schemas finish within 100 tokens."""
 
 import json
 import re
@@ -11,12 +11,12 @@ import pytest
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.acceptance.conftest import Record
-from tests.acceptance.guided_languages import LANGUAGES, Asked
+from tests.acceptance.guided_languages import LANGUAGES, Task
 from tests.running_quire import RunningQuire, start_quire
 from tests.services.test_guided_decoding import DATE, PERSON, check_ended, texts
 from tests.services.test_guided_decoding import request as constrained
 
-MOST_TOKENS = 100
+MAX_TOKENS = 100
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +26,27 @@ def demo(demo_model: Path) -> Iterator[RunningQuire]:
     one.close()
 
 
-def request(asked: Asked, seed: int | None) -> gateway_pb2.GenerateRequest:
-    turn = {"role": "user", "content": f"{asked.prompt} Answer in JSON."}
+def request(task: Task, seed: int | None) -> gateway_pb2.GenerateRequest:
+    turn = {"role": "user", "content": f"{task.prompt} Answer in JSON."}
     made = gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(chat={"messages": [turn]}))
-    made.stopping.max_tokens = MOST_TOKENS
+    made.stopping.max_tokens = MAX_TOKENS
     made.sampling.temperature = 0 if seed is None else 1
     made.sampling.seed = seed or 0
-    made.constraint.json_schema = json.dumps(asked.schema)
+    made.constraint.json_schema = json.dumps(task.schema)
     return made
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3], ids=["greedy", "seed 1", "seed 2", "seed 3"])
 def test_no_answer_runs_into_endless_blanks_or_digits(demo: RunningQuire, record: Record, seed: int | None) -> None:
     with ThreadPoolExecutor(9) as clients:
-        answers = list(clients.map(lambda asked: demo.generate(request(asked, seed)), LANGUAGES.values()))
+        answers = list(clients.map(lambda task: demo.generate(request(task, seed)), LANGUAGES.values()))
     unfinished = []
-    for (name, asked), answer in zip(LANGUAGES.items(), answers, strict=True):
+    for (name, task), answer in zip(LANGUAGES.items(), answers, strict=True):
         assert not re.search(r"\s\s|\d{21}|\.\d{9}", answer.text), answer.text
         if answer.finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH:
             unfinished.append(name)
-        elif name != "nullable":  # OpenAPI's keyword, which the validator does not know
-            jsonschema.validate(json.loads(answer.text), asked.schema)
+        elif name != "nullable":  # OpenAPI's keyword, which the validator ignores
+            jsonschema.validate(json.loads(answer.text), task.schema)
     record(languages=len(LANGUAGES), unfinished=unfinished, tokens=sum(len(answer.token_ids) for answer in answers))
     assert not unfinished
 
@@ -77,16 +77,7 @@ def test_an_answer_is_an_object(demo: RunningQuire) -> None:
 
 
 def test_the_bounds_of_the_settings_hold_for_blanks_and_digits(tiny_model: Callable[[str], Path]) -> None:
-    options = (
-        "--json-blanks",
-        "0",
-        "--json-integer-digits",
-        "3",
-        "--json-decimals",
-        "2",
-        "--json-exponent-digits",
-        "1",
-    )
+    options = ("--json-blanks=0", "--json-integer-digits=3", "--json-decimals=2", "--json-exponent-digits=1")
     one = start_quire("--model", str(tiny_model("llama")), *options)
     try:
         wanted = constrained(300, 1, json_schema='{"type": "array", "items": {"type": "number"}, "minItems": 20}')

@@ -1,4 +1,4 @@
-"""langchain-openai and litellm, unmodified, at a running Quire. Their imports take seconds."""
+"""Unmodified langchain-openai and litellm with a running Quire. Their imports take seconds."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
 
 @pytest.fixture(scope="module")
 def langchain(quire: RunningQuire) -> Iterator[dict[str, Any]]:
-    """Arguments of langchain's classes."""
+    """Arguments for langchain's classes."""
     with httpx.Client(timeout=CALL_SECONDS) as client:
         # A random model generates long runs of whitespace where JSON allows them.
         blanks = client.post(f"{quire.http_url}/tokenize", json={"prompt": "\t\n\r "}).json()["tokens"]

@@ -1,4 +1,4 @@
-"""Load on the demo model: everything finishes, and afterwards nothing is held."""
+"""Load on the demo model: all streams finish, and no blocks are held afterwards."""
 
 from quire.v1 import gateway_pb2
 from tests.acceptance.conftest import Record
@@ -15,7 +15,7 @@ from tests.running_quire import RunningQuire
 SYSTEM = "The town library opens at nine in the morning and closes at six in the evening. " * 4
 
 
-def test_64_concurrent_streams_finish_and_nothing_is_held(demo_quire: RunningQuire, record: Record) -> None:
+def test_64_concurrent_streams_finish_and_no_blocks_are_held(demo_quire: RunningQuire, record: Record) -> None:
     requests = [prompt_request(f"{SYSTEM}Story number {number}:", max_tokens=24) for number in range(64)]
     answers = run_streams(demo_quire, requests, concurrency=64)
     pool = demo_quire.settled_pool()

@@ -1,7 +1,7 @@
-"""Fifty times at random moments: faults between engine and KV manager, and of either of them, under streams.
+"""Faults of the engine, the KV manager and their connection, fifty times at random moments, under streams.
 
-Each round has its own seed and its own salt, so that prompts are computed under the fault too. What takes the time is
-steps on the demo model; most faults run on the tiny Llama, where a round has more of them.
+Each round has its own seed and cache salt, so that prompts are computed during the fault too. Most faults run on the
+tiny Llama, because steps of the demo model take most of the time.
 """
 
 import queue
@@ -25,7 +25,7 @@ ROUNDS = 50
 STREAMS = {"demo": 8, "tiny": 16}
 TOKENS = {"demo": 40, "tiny": 120}
 FEW_BLOCKS = 80
-# Keepalive: a ping after 10 seconds of silence, 5 seconds for its answer.
+# Keepalive: a ping after 10 seconds of silence, and 5 seconds for the response.
 KEEPALIVE_SECONDS = 15
 
 
@@ -51,7 +51,6 @@ def start(
 
 @pytest.fixture(scope="module")
 def services(start: Callable[..., Services], request: pytest.FixtureRequest) -> Iterator[Services]:
-    """The services on the model that the parameter names."""
     services = start(request.param)
     yield services
     assert services.close() == [0, 0, 0]
@@ -71,10 +70,10 @@ def begin_round(services: Services, name: str, model: str, number: int) -> tuple
         pytest.param("demo", "demo", faults.kill_the_manager, id="demo model, the manager is killed"),
         pytest.param("tiny", "tiny", faults.kill_the_manager, id="the manager is killed"),
         pytest.param("tiny", "tiny", faults.cut_the_connection, id="the connection is cut"),
-        pytest.param("tiny", "tiny", faults.deliver_late, id="a Step of the old session comes late"),
-        pytest.param("tiny", "tiny", faults.attach_late, id="an attempt to attach comes late"),
-        pytest.param("tiny", "tiny", faults.stop_the_manager, id="the manager stands still"),
-        pytest.param("tiny", "tiny", faults.stop_the_engine, id="the engine stands still until its pool is gone"),
+        pytest.param("tiny", "tiny", faults.deliver_late, id="a Step of the old session is late"),
+        pytest.param("tiny", "tiny", faults.attach_late, id="an attempt to attach is late"),
+        pytest.param("tiny", "tiny", faults.stop_the_manager, id="the manager is stopped"),
+        pytest.param("tiny", "tiny", faults.stop_the_engine, id="the engine is stopped until its pool is dropped"),
         pytest.param("tiny", "tiny", faults.kill_another_engine, id="another engine is killed"),
     ],
     indirect=["services"],
@@ -148,7 +147,7 @@ def test_a_fault_does_not_change_the_order_of_free_blocks(
             if disturb:
                 fault(services, draw)
             (tokens,) = stream.tokens()
-            wait_until(lambda services=services: services.pool().sequences == 0, "it is over")
+            wait_until(lambda services=services: services.pool().sequences == 0, "the stream has ended")
             shown.append((table[: (length + 15) // 16], tokens, services.block_map()))
         assert shown[0] == shown[1]
         record(model="tiny", rounds=number + 1, blocks=FEW_BLOCKS)
@@ -181,7 +180,7 @@ def test_bytes_held_for_longer_than_the_keepalive_change_no_token(services: Serv
 def test_an_engine_stopped_for_longer_than_keepalive_and_lease_continues_its_streams(
     services: Services, record: Record
 ) -> None:
-    """The test is the gateway: a gateway's own keepalive would find the engine as dead as the manager's does."""
+    """The test replaces the gateway, whose keepalive would disconnect the engine too."""
     expected = services.run(prompts(STREAMS["tiny"], 600, "undisturbed")).tokens()
     options = [option for option in transport.channel_options() if "keepalive" not in option[0]]
     with grpc.insecure_channel(services.engine.address, options=options) as channel:
@@ -193,18 +192,18 @@ def test_an_engine_stopped_for_longer_than_keepalive_and_lease_continues_its_str
         finished: dict[str, engine_pb2.RequestFinished] = {}
         stopped = False
         for response in call:
-            for news in response.step.tokens:
-                tokens[news.request_id] += news.token_ids
+            for new in response.step.tokens:
+                tokens[new.request_id] += new.token_ids
             finished |= {one.request_id: one for one in response.step.finished}
             if not stopped and sum(map(len, tokens.values())) > STREAMS["tiny"] * 100:
                 stopped = True
                 before = services.pool()
-                seconds = stand_still(services)
+                seconds = stop_until_the_pool_is_dropped(services)
                 after = services.pool()
             if len(finished) == STREAMS["tiny"]:
                 break
         requests.put(None)
-    record(seconds_until_the_pool_was_gone=round(seconds, 1))
+    record(seconds_until_the_pool_was_dropped=round(seconds, 1))
     assert seconds < KEEPALIVE_SECONDS + LEASE_SECONDS + 2
     assert after.incarnation == before.incarnation
     assert after.session != before.session
@@ -227,13 +226,13 @@ def submission(request_id: str, request: gateway_pb2.GenerateRequest) -> engine_
     )
 
 
-def stand_still(services: Services) -> float:
-    """Stop the engine until its pool is dropped, and continue it; return the seconds until the drop."""
+def stop_until_the_pool_is_dropped(services: Services) -> float:
+    """Stop the engine until its pool is dropped, then continue it; return the seconds until the drop."""
     begun = time.monotonic()
     with services.reattaching():
         services.engine.process.send_signal(signal.SIGSTOP)
         try:
-            wait_until(lambda: "first" not in services.pools(), "the pool is gone", 30)
+            wait_until(lambda: "first" not in services.pools(), "the pool is dropped", 30)
             seconds = time.monotonic() - begun
         finally:
             services.engine.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Every hostile message to the KV manager is refused or answered; memory grows little, and other Steps continue."""
+"""The KV manager refuses or answers hostile messages, while its memory stays bounded and other Steps continue."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from tests.running_quire import RunningService
 from tests.services.kvmanager import hostile_messages
 from tests.services.kvmanager.hostile_messages import Neighbour
 
-MOST_MIB = 64
+MAX_MIB = 64
 NAMES = [hostile.name for hostile in hostile_messages.shapes()]
 
 
@@ -44,5 +44,5 @@ def test_a_hostile_message_is_refused_or_answered(
     assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
     if code is grpc.StatusCode.OK:
         assert len(answers) == 1 + len(hostile.messages)
-    assert growth < MOST_MIB
+    assert growth < MAX_MIB
     assert steps > 0

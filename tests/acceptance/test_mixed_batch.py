@@ -1,4 +1,4 @@
-"""Thirty-two requests of every kind in one batch on the demo model, in float32, equal transformers' to 1e-4."""
+"""Thirty-two requests of all kinds in one batch on the demo model, in float32, equal transformers' to 1e-4."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from tests.engine.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEng
 
 MAX_TOKENS = 14
 EOS = 2
-ROOMY = 1500
-# At first all requests run together; then the neighbour that grows takes the blocks of the last third of them.
+LARGE = 1500
+# All requests start together; later the growing neighbour preempts the last third of them.
 SMALL = 320
 
 
@@ -30,7 +30,7 @@ from a schooner, and why the clock in the market square still shows the time of 
 
 @pytest.fixture(scope="module")
 def requests(demo_model: Path) -> list[Request]:
-    """Continue pieces of 8 to 40 tokens of the text, each beginning elsewhere."""
+    """Requests with prompts of 8 to 40 tokens from different parts of the text."""
     ids = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json")).encode(TEXT).ids
     prompts = [ids[5 * number : 5 * number + 8 + 13 * number % 33] for number in range(COUNT)]
     assert all(len(prompt) >= 8 for prompt in prompts)
@@ -38,7 +38,7 @@ def requests(demo_model: Path) -> list[Request]:
 
 
 def test_all_requests_at_once_in_a_large_pool(demo_model: Path, requests: list[Request], record: Record) -> None:
-    engine = MixedEngine(demo_model, device_blocks=ROOMY)
+    engine = MixedEngine(demo_model, device_blocks=LARGE)
     run(engine, requests)
     note(record, engine, tally := check(engine, requests))
     assert engine.most_running == COUNT
@@ -46,7 +46,7 @@ def test_all_requests_at_once_in_a_large_pool(demo_model: Path, requests: list[R
 
 
 def test_with_chunked_prefill_in_small_chunks(demo_model: Path, requests: list[Request], record: Record) -> None:
-    engine = MixedEngine(demo_model, device_blocks=ROOMY, token_budget=SEQUENCES)
+    engine = MixedEngine(demo_model, device_blocks=LARGE, token_budget=SEQUENCES)
     run(engine, requests)
     note(record, engine, check(engine, requests))
     assert engine.chunks >= 8

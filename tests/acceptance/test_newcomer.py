@@ -1,4 +1,4 @@
-"""README's first commands in an empty clone, with nothing installed."""
+"""The first commands of the README work in a new clone."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests.acceptance.conftest import ROOT, Record
 from tests.running_quire import CALL_SECONDS, START_SECONDS, STOP_SECONDS, Output
 
 INSTALL_SECONDS = 1800
-# How this machine reaches package indexes is not a newcomer's business.
+# Kept, because they configure this machine's access to package indexes.
 OF_THE_NETWORK = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 LISTENING = {
     "QUIRE_SERVE_LISTEN": "127.0.0.1:0",
@@ -24,7 +24,7 @@ LISTENING = {
 
 
 class Newcomer:
-    """A clone, and a shell in it that has nothing of this one's environment."""
+    """A clone, and commands in it with an empty environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "quire"
@@ -32,7 +32,7 @@ class Newcomer:
         (folder / "home").mkdir()
         network = {name: value for name, value in os.environ.items() if name.upper().startswith(OF_THE_NETWORK)}
         path = "/usr/local/bin:/usr/bin:/bin"
-        # Other tests may have the usual ports.
+        # The default ports may be in use by other tests.
         self._environment = {"HOME": str(folder / "home"), "PATH": path, "LANG": "C.UTF-8", **network, **LISTENING}
 
     def begin(self, command: str) -> "subprocess.Popen[str]":

@@ -1,12 +1,11 @@
 """10,000 short random requests in a tiny pool: each ends with the expected status, and no memory grows.
 
-Memory is the resident set of each process, looked at when nothing runs: after the first thousand requests, which warm
-everything up, and after the last. What may come in between, in MiB:
+Memory is the resident set of each idle process, after the first thousand requests, which are a warm-up, and after the
+last. Allowed growth in between:
 
-* gateway and engine: what the allocator of the C library keeps. Their Python objects stay the same in number and size;
-  resident memory creeps by a quarter of a MiB in a thousand requests, and by less with requests of one kind.
-* KV manager: the same, and its ledger, which keeps the latest 100,000 events. It is full after some seven thousand
-  requests; from there on the manager too has only what the allocator keeps.
+* gateway and engine: memory that the C library's allocator keeps. The number and size of Python objects stay constant;
+  resident memory grows by a quarter of a MiB per thousand requests, and less with requests of one kind.
+* KV manager: the same, and its ledger of the latest 100,000 events, which is full after about seven thousand requests.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,8 +30,8 @@ from tests.services.random_load import (
 THOUSANDS = 10
 MIB = 1024**2
 ALLOCATOR_MIB = 6
-MOST_EVENTS = 100_000
-EVENT_BYTES = 300  # with the lists that hold it
+MAX_EVENTS = 100_000
+EVENT_BYTES = 300  # including its list entries
 
 Resident = dict[str, float]  # MiB by service
 
@@ -57,8 +56,8 @@ def test_10000_random_requests_end_with_the_expected_status_and_no_memory_grows(
         resident.append(resident_mib(tiny_pool))
     totals, engine = tiny_pool.pool().totals, Scrape.of(tiny_pool.metrics_urls["engine"])
     growth = {name: round(resident[-1][name] - mib, 1) for name, mib in resident[0].items()}
-    kept = min(events[-1], MOST_EVENTS) - min(events[0], MOST_EVENTS)
-    full = next(number for number, seen in enumerate(events) if seen >= MOST_EVENTS)
+    kept = min(events[-1], MAX_EVENTS) - min(events[0], MAX_EVENTS)
+    full = next(number for number, seen in enumerate(events) if seen >= MAX_EVENTS)
     manager = [mib["kvmanager"] for mib in resident]
     record(
         ends=outcomes.by_code(),

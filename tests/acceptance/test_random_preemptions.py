@@ -1,4 +1,4 @@
-"""Fifty rounds of random requests of all kinds that are swapped to the host at random: no token changes."""
+"""Random swaps to the host do not change tokens, in fifty rounds of random requests of all kinds."""
 
 from collections import Counter
 from collections.abc import Callable

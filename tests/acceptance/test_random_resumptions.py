@@ -1,4 +1,4 @@
-"""Sixty rounds of random requests that are interrupted and resumed at another engine: no token changes."""
+"""Resuming at another engine does not change tokens, in sixty rounds of random requests."""
 
 from collections.abc import Callable
 from pathlib import Path

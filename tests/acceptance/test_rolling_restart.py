@@ -1,4 +1,4 @@
-"""Two gateways of one engine restart one after the other, while clients watch their health and retry."""
+"""A rolling restart of two gateways loses no request of clients that watch their health and retry."""
 
 import json
 import threading
@@ -63,13 +63,13 @@ def test_a_rolling_restart_of_two_gateways_loses_no_request(
         gateway.output.wait_for("gateway is ready")
         return gateway
 
-    # On an address of their own, so that no other process takes the port of a stopped gateway.
+    # At a separate address, so that no other process uses the port of a stopped gateway.
     gateways = [start("127.0.0.2:0") for _ in range(2)]
     addresses = [gateway.address for gateway in gateways]
     options = [*transport.channel_options(), *OPTIONS]
     over, answered = threading.Event(), threading.Semaphore(0)
 
-    def ask(stub: gateway_pb2_grpc.GatewayStub) -> list[int]:
+    def send(stub: gateway_pb2_grpc.GatewayStub) -> list[int]:
         lengths = []
         while not over.is_set():
             answer = Answer.of(stub.Generate(prompt_request("Hello again", TOKENS), timeout=CALL_SECONDS))
@@ -78,7 +78,6 @@ def test_a_rolling_restart_of_two_gateways_loses_no_request(
         return lengths
 
     def wait_for_use(gateway: RunningService) -> None:
-        """Wait until clients use the gateway."""
         while not Scrape.of(gateway.metrics_url).has("quire_routed_requests_total"):
             assert answered.acquire(timeout=CALL_SECONDS)
 
@@ -86,7 +85,7 @@ def test_a_rolling_restart_of_two_gateways_loses_no_request(
         grpc.insecure_channel("ipv4:" + ",".join(addresses), options=options) as channel,
         ThreadPoolExecutor(CLIENTS) as threads,
     ):
-        clients = [threads.submit(ask, gateway_pb2_grpc.GatewayStub(channel)) for _ in range(CLIENTS)]
+        clients = [threads.submit(send, gateway_pb2_grpc.GatewayStub(channel)) for _ in range(CLIENTS)]
         try:
             for gateway in gateways:
                 wait_for_use(gateway)

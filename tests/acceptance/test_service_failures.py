@@ -1,4 +1,4 @@
-"""Services that fail for good, and the failover of their streams."""
+"""Permanent failures of services, and failover of their streams."""
 
 import os
 import signal
@@ -61,14 +61,14 @@ def test_an_engine_that_loses_its_device_ends_and_its_streams_fail_over(
         start("kvmanager", "kvmanager")
         losing = start("engine", "losing", *options, module="tests.running.engine_that_loses_its_device")
         engines = ("--engines", f"{at['losing']},{at['other']}", "--failover-seconds", str(CALL_SECONDS))
-        gateway = start("gateway", "gateway", *engines)  # ready, it has one engine that it can choose
+        gateway = start("gateway", "gateway", *engines)  # once ready, it has one engine to choose
         start("engine", "other", *options)
         stub = gateway_pb2_grpc.GatewayStub(gateway.channel)
-        moved = Streams(stub, requests)
-        assert moved.codes() == {}
+        interrupted = Streams(stub, requests)
+        assert interrupted.codes() == {}
         assert losing.process.wait(CALL_SECONDS) == 1
         undisturbed = Streams(stub, requests)
         assert undisturbed.codes() == {}
     assert losing.output.lines[-1].startswith(f"engine failed: DeviceLost: the device is lost: {MESSAGE}")
-    assert moved.tokens() == undisturbed.tokens()
-    assert failovers(moved.answers) >= 1
+    assert interrupted.tokens() == undisturbed.tokens()
+    assert failovers(interrupted.answers) >= 1

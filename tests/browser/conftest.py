@@ -1,4 +1,4 @@
-"""A real browser, and what it must never do: fail in the console, or ask anybody else for anything."""
+"""A real browser whose pages must log no errors and load nothing from other hosts."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ _FLAGS = (
 )
 _MILLISECONDS = 60_000
 _LAUNCH_MILLISECONDS = 180_000
-# Whether two objects have the same keys and values.
+# True for two objects with the same keys and values.
 _SAME = """(one, other) =>
     JSON.stringify(Object.entries(one).sort()) === JSON.stringify(Object.entries(other).sort())"""
 
@@ -45,9 +45,9 @@ def browser() -> "Iterator[Browser]":
 
 
 class Watched:
-    """A page, what its console said of errors, and where it asked for something.
+    """A page with the errors of its console and the hosts of its requests.
 
-    Errors with one of the texts in `expected` are what the test is about, whenever the browser comes to say them.
+    Errors that contain a text of `expected` are part of the test.
     """
 
     def __init__(self, page: "Page") -> None:
@@ -65,11 +65,11 @@ class Watched:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong so far, and was not expected to."""
+        """Unexpected errors so far."""
         return [error for error in self._errors if not any(text in error for text in self.expected)]
 
     def open(self, url: str) -> None:
-        """Open a page, and wait until it shows what there is."""
+        """Open a page, and wait until it shows live data."""
         self.page.goto(url)
         self.page.wait_for_selector("html[data-state=live]")
 
@@ -77,11 +77,11 @@ class Watched:
         return self.page.evaluate(expression)
 
     def wait_for(self, expression: str, argument: Any = None) -> None:
-        """Wait until an expression of JavaScript holds."""
+        """Wait until a JavaScript expression is true."""
         self.page.wait_for_function(expression, arg=argument)
 
     def comes_to(self, expression: str, expected: dict[str, Any]) -> None:
-        """Wait until a function of JavaScript returns this object: one change may be drawn in several steps."""
+        """Wait until a JavaScript function returns an object; a change may be drawn in several steps."""
         from playwright import sync_api
 
         with suppress(sync_api.TimeoutError):
@@ -91,7 +91,7 @@ class Watched:
 
 @pytest.fixture
 def watched(browser: "Browser") -> Iterator[Watched]:
-    """A page; at the end nothing may have gone wrong in it that the test does not expect."""
+    """A page that must have no unexpected errors at the end."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(_MILLISECONDS)
     one = Watched(context.new_page())
@@ -99,12 +99,12 @@ def watched(browser: "Browser") -> Iterator[Watched]:
     here, errors, hosts = urlsplit(one.page.url).netloc, one.errors, set(one.hosts)
     context.close()
     assert errors == []
-    assert hosts <= {here}, "a page asks nobody but who it came from"
+    assert hosts <= {here}, "a page loads from its own host only"
 
 
 @pytest.fixture
 def manager() -> Iterator[Callable[..., RunningService]]:
-    """Starts KV managers with a page; all of them are stopped at the end."""
+    """Starts KV managers with pages, and stops them at the end."""
     started: list[RunningService] = []
 
     def start(*arguments: str) -> RunningService:
@@ -123,6 +123,6 @@ def map_url(service: RunningService) -> str:
 
 @pytest.fixture
 def screenshots() -> Path | None:
-    """Where pictures are to be put, for people to look at: a folder named in QUIRE_SCREENSHOTS."""
+    """The folder for screenshots, from QUIRE_SCREENSHOTS."""
     folder = os.environ.get("QUIRE_SCREENSHOTS")
     return Path(folder) if folder else None

@@ -1,4 +1,4 @@
-"""The live block map, in a real browser: what is drawn is what the KV manager says, and stays so."""
+"""The live block map in a real browser shows the KV manager's state."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
 
 @pytest.fixture
 def engine(manager: Callable[..., RunningService]) -> tuple[str, Stream]:
-    """A page's address, and a scripted engine with 20 blocks of 4 tokens."""
+    """The page's address, and a scripted engine with 20 blocks of 4 tokens."""
     one = manager()
     return map_url(one), Stream(Stub(one.channel)).attach()
 
@@ -49,7 +49,7 @@ def click(watched: Watched, block: int) -> None:
 
 
 def load(quire: RunningQuire, enough: threading.Event) -> None:
-    """Run one request after the other, all alike, until it is enough."""
+    """Run equal requests one after the other until `enough` is set."""
     while not enough.is_set():
         quire.generate(prompt_request("The quick brown fox jumps over the lazy dog " * 4, 60))
 
@@ -147,7 +147,7 @@ def test_a_redraw_keeps_the_selection(engine: tuple[str, Stream], watched: Watch
     watched.page.mouse.down()
     for other in (2, 3):
         stream.allocate(other, 4)
-        watched.page.wait_for_selector(f"#sequences tr[data-sequence='{other}']")  # as the panel, it is asked for again
+        watched.page.wait_for_selector(f"#sequences tr[data-sequence='{other}']")  # loaded again, like the panel
     watched.page.mouse.up()
     watched.page.wait_for_selector("#panel[data-sequence='1']")
 
@@ -190,14 +190,14 @@ def test_fifty_thousand_blocks_are_drawn_and_the_page_stays_responsive(
 
 
 def test_the_page_reconnects_to_a_restarted_manager(manager: Callable[..., RunningService], watched: Watched) -> None:
-    # Its port is free for a while: calls from this machine come from 127.0.0.1, and take none of this address.
+    # At this address the port stays free for the restart, because local clients connect from 127.0.0.1.
     one = manager("--map-listen", "127.0.0.2:0")
     url = map_url(one)
     first = Stream(Stub(one.channel)).attach()
     first.allocate(1, 9)
     watched.open(url)
     watched.wait_for(HELD, 3)
-    watched.expected = ("net::ERR_",)  # a browser says in its console that nobody answered
+    watched.expected = ("net::ERR_",)  # the browser logs failed connections
     one.kill()
     watched.page.wait_for_selector("html[data-state=away]")
     again = manager("--map-listen", url.removeprefix("http://"))
@@ -225,7 +225,7 @@ def test_one_of_several_engines_pools_can_be_chosen(manager: Callable[..., Runni
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_block_states_differ_in_lightness_or_marks(engine: tuple[str, Stream], watched: Watched, scheme: str) -> None:
-    """Of what a colour-blind eye sees, the lightness is left."""
+    """Colour-blind readers see differences in lightness only."""
     watched.page.emulate_media(color_scheme=scheme)
     watched.open(engine[0])
     luminance = watched.evaluate("""() => {

@@ -1,4 +1,4 @@
-"""The sandbox, in a real browser: what it shows is what the core does with the same operations."""
+"""The sandbox page in a real browser shows the core's results."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def sandbox(manager: Callable[..., RunningService], watched: Watched) -> Watched
 
 
 def after(watched: Watched, action: Callable[[], None]) -> None:
-    """Do something, and wait until the page shows what came of it."""
+    """Call `action`, and wait until the page shows its result."""
     before = watched.page.get_attribute("html", "data-operation")
     action()
     watched.wait_for("before => document.documentElement.dataset.operation !== before", before)
@@ -79,7 +79,7 @@ def test_a_fork_that_writes_gets_a_copy_of_the_one_block(sandbox: Watched) -> No
 def test_contiguous_reservation_is_computed_for_the_same_sequences(sandbox: Watched) -> None:
     choose_size(sandbox, 16)
     begin(sandbox, 24)
-    # 24 tokens that will be 56, of at most 320, in 1024 slots.
+    # 24 tokens that grow to 56, with a maximum of 320, in 1024 slots.
     assert sandbox.evaluate(f"() => ({POLICY})('max')") == {
         "used": 24, "reserved": 32, "internal": 264, "external": 0, "free": 704,
     }  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_beam_search_runs_to_its_end_and_is_undone(sandbox: Watched) -> None:
     choose_size(sandbox, 4)
     for _ in range(5):
         after(sandbox, lambda: sandbox.page.click("#beam"))
-    # Figure 9: candidates 1 and 2 go on, and the blocks of 0 and 3 alone come back.
+    # Figure 9: candidates 1 and 2 continue, and blocks held by 0 and 3 alone are freed.
     tables = sandbox.evaluate(SEQUENCES)
     assert len(tables) == 4
     assert {table[0] for table in tables.values()} == {1}

@@ -43,6 +43,7 @@ def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the page if all tests were selected and passed."""
     complete = {item.path for item in session.items} >= set(Path(__file__).parent.glob("test_*.py"))
-    chosen = session.config.option.keyword or session.config.option.markexpr
-    if exitstatus == 0 and complete and not chosen:
+    options = session.config.option
+    partial = options.keyword or options.markexpr or options.collectonly
+    if exitstatus == 0 and complete and not partial:
         session.config.stash[_REPORT].write()

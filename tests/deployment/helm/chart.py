@@ -1,4 +1,4 @@
-"""The chart as helm renders it, and ways to look at what came out."""
+"""Renders the chart with helm, and finds objects in the result."""
 
 import functools
 import json
@@ -37,24 +37,22 @@ HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gatew
 
 Object = dict[str, Any]
 
-# libyaml's where there is one: renders are many, and long.
+# libyaml's loader if available, because renders are many and long.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def helm(*arguments: str, values: Object | None = None) -> "subprocess.CompletedProcess[str]":
     if not HELM:
-        pytest.skip("helm is not installed: put it on the PATH, or name it in the variable HELM")
+        pytest.skip("helm is not installed: put it on the PATH, or set the variable HELM")
     command = [HELM, *arguments, "--values", "-"]
     return subprocess.run(command, input=json.dumps(values or {}), text=True, capture_output=True, check=False)
 
 
 def render(values: Object | None = None, *arguments: str, release: str = "blue") -> list[Object]:
-    """Return the objects that the chart makes of these values."""
     return _rendered(json.dumps(values or {}), arguments, release)
 
 
 def render_ci(name: str, *arguments: str) -> list[Object]:
-    """Return the objects that the chart makes of one of the files in ci/."""
     return render(ci(name), *arguments)
 
 
@@ -63,7 +61,7 @@ def ci(name: str) -> Object:
     return values
 
 
-# Tests look at the same renders again and again, and none changes them.
+# Many tests use the same renders, and none changes them.
 @functools.cache
 def _rendered(values: str, arguments: tuple[str, ...], release: str) -> list[Object]:
     done = helm("template", release, str(CHART), "--namespace", "llm", *arguments, values=json.loads(values))
@@ -72,14 +70,14 @@ def _rendered(values: str, arguments: tuple[str, ...], release: str) -> list[Obj
 
 
 def refusal(values: Object) -> str:
-    """Return what helm says against these values, which it must refuse."""
+    """Return helm's message for values that it must refuse."""
     done = helm("template", "blue", str(CHART), values=values)
     assert done.returncode != 0, "these values were rendered"
     return done.stderr
 
 
 def merged(*several: Object) -> Object:
-    """Return the values that Helm makes of several files of them."""
+    """Merge values as Helm merges files of values."""
     result: Object = {}
     for values in several:
         for key, value in values.items():
@@ -116,17 +114,15 @@ def by_name(objects: list[Object], kind: str) -> dict[str, Object]:
 
 
 def deployments(objects: list[Object]) -> dict[str, Object]:
-    """Return the Deployments by their names without the release's."""
+    """Return the Deployments by name, without the release's prefix."""
     return by_name(objects, "Deployment")
 
 
 def pods(objects: list[Object]) -> dict[str, Object]:
-    """Return the pod templates of the Deployments."""
     return {name: item["spec"]["template"] for name, item in deployments(objects).items()}
 
 
 def main_container(pod: Object) -> Object:
-    """Return the container that runs the service."""
     named = {container["name"]: container for container in pod["spec"]["containers"]}
     container: Object = named[component_of(pod)]
     return container
@@ -137,7 +133,7 @@ def containers(objects: list[Object]) -> dict[str, Object]:
 
 
 def all_pods(objects: list[Object]) -> dict[str, Object]:
-    """Return all pods and pod templates, that of `helm test` too."""
+    """Return all pods and pod templates, including the pod of `helm test`."""
     return {**pods(objects), **by_name(objects, "Pod")}
 
 
@@ -147,14 +143,14 @@ def all_containers(pod: Object) -> Iterator[Object]:
 
 
 def variables(container: Object) -> dict[str, str]:
-    """Return the container's variables that have a value, after checking that none is given twice."""
+    """Return the container's variables with a value, after a check that names are unique."""
     names = [variable["name"] for variable in container.get("env", [])]
     assert len(names) == len(set(names))
     return {variable["name"]: variable["value"] for variable in container.get("env", []) if "value" in variable}
 
 
 def volumes(pod: Object) -> dict[str, Object]:
-    """Return the volume that is mounted at each path of the main container, after checking that all are mounted."""
+    """Return the volumes of the main container by mount path, after a check that all are mounted."""
     named = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     mounts = main_container(pod)["volumeMounts"]
     assert named.keys() == {mount["name"] for mount in mounts}
@@ -164,10 +160,7 @@ def volumes(pod: Object) -> dict[str, Object]:
 def parse(
     arguments: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, dict[str, Any]]:
-    """Return the subcommand, and all options, that `quire` finds in these arguments and this environment.
-
-    Raises click's errors for what it would refuse.
-    """
+    """Return the subcommand and options of `quire` for arguments and an environment. Raises click's errors."""
     for name in [name for name in os.environ if name.startswith("QUIRE_")]:
         monkeypatch.delenv(name)
     for name, value in environment.items():
@@ -181,7 +174,7 @@ def parse(
 
 
 def settings_of(pod: Object, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the settings that the service of a pod finds. Raises click's errors."""
+    """Return the settings of a pod's service. Raises click's errors."""
     container = main_container(pod)
     component, options = parse(container["args"], variables(container), monkeypatch)
     return settings_from(TYPES[component], options)

@@ -1,6 +1,6 @@
-"""What the chart makes of each file in ci/, kept in golden/: a change of the chart shows there as a diff.
+"""Expected renders of the files in ci/, in golden/, which show a change of the chart as a diff.
 
-`make helm-golden` writes the files again.
+`make helm-golden` rewrites them.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ KUBERNETES = "1.34.0"
 
 
 def golden(name: str) -> str:
-    """Return what the chart makes of one of the files, without what is copied from other files as it is."""
+    """Return the render of a file in ci/, without copies of other files."""
     objects = [_without_copies(item) for item in render_ci(name, "--kube-version", KUBERNETES)]
     return yaml.safe_dump_all(objects, sort_keys=True, width=120)
 
@@ -28,7 +28,6 @@ def _without_copies(item: Object) -> Object:
 
 
 def write() -> None:
-    """Write all files, and remove those of files in ci/ that there are no more."""
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.yaml"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""What a house adds to the chart, `helm test`, pinned prompts, and what helm says after an install."""
+"""Additions to the chart, `helm test`, pinned prompts, and notes after an install."""
 
 import json
 from pathlib import Path
@@ -133,29 +133,29 @@ def notes(values: Object) -> str:
 
 @pytest.mark.parametrize("monitored", [True, False])
 def test_the_notes_explain_how_to_call_the_gateway_and_warn(monitored: bool) -> None:
-    said = notes(nested("metrics.serviceMonitor.enabled", monitored))
-    assert "WARNING: no API key is required." in said
-    assert "WARNING: nothing is encrypted." in said
-    assert "kubectl --namespace llm port-forward service/blue-quire-gateway 50051\n" in said
-    assert 'quire generate --chat "Why is the sky blue?"\n' in said
-    assert "helm test blue --namespace llm" in said
-    assert "fetches the model demo" in said
-    assert "gateway 9151, engine 9152, kvmanager 9153" in said
-    assert ("metrics.serviceMonitor.enabled=true" in said) is not monitored
+    text = notes(nested("metrics.serviceMonitor.enabled", monitored))
+    assert "WARNING: no API key is required." in text
+    assert "WARNING: nothing is encrypted." in text
+    assert "kubectl --namespace llm port-forward service/blue-quire-gateway 50051\n" in text
+    assert 'quire generate --chat "Why is the sky blue?"\n' in text
+    assert "helm test blue --namespace llm" in text
+    assert "fetches the model demo" in text
+    assert "gateway 9151, engine 9152, kvmanager 9153" in text
+    assert ("metrics.serviceMonitor.enabled=true" in text) is not monitored
 
 
 def test_the_notes_state_that_clients_need_a_key_and_tls() -> None:
-    said = notes(ci("tls"))
-    assert "WARNING" not in said
+    text = notes(ci("tls"))
+    assert "WARNING" not in text
     assert (
         'QUIRE_API_KEY=... quire generate --chat "Why is the sky blue?" --ca ca.crt --server-name blue-quire.llm.svc'
-        in said
+        in text
     )
-    assert "get secret blue-quire-gateway-tls" in said
-    assert "https://" in said
+    assert "get secret blue-quire-gateway-tls" in text
+    assert "https://" in text
 
 
 def test_the_notes_name_every_model() -> None:
-    said = notes(ci("models"))
-    assert "Qwen/Qwen2.5-7B-Instruct, HuggingFaceTB/SmolLM2-135M-Instruct" in said
-    assert "--model small" in said
+    text = notes(ci("models"))
+    assert "Qwen/Qwen2.5-7B-Instruct, HuggingFaceTB/SmolLM2-135M-Instruct" in text
+    assert "--model small" in text

@@ -1,4 +1,4 @@
-"""Models: where they are kept, several of them, and the GPUs that they run on."""
+"""Models: their cache, several of them, and GPUs."""
 
 import pytest
 
@@ -35,7 +35,6 @@ def test_without_persistence_each_engine_stores_its_own_model() -> None:
 
 
 def claims_of_engines(objects: list[Object]) -> set[str]:
-    """Return the names of the claims that engines mount."""
     engines = [pod for pod in pods(objects).values() if component_of(pod) == "engine"]
     return {volumes(pod)["/var/cache/quire"]["persistentVolumeClaim"]["claimName"] for pod in engines}
 
@@ -72,7 +71,7 @@ def test_the_engine_has_shared_memory(name: str, size: str) -> None:
     assert found == {"kvmanager": None, "engine": shm, "gateway": None}
 
 
-# Several
+# Several models
 
 
 def test_each_of_several_models_has_its_own_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the chart gives the Prometheus operator and Grafana."""
+"""Objects for the Prometheus operator and Grafana."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_the_dashboards_are_in_a_config_map_that_grafana_finds() -> None:
     assert {name: json.loads(text) for name, text in config_map["data"].items()} == {
         path.name: json.loads(path.read_text()) for path in DASHBOARDS
     }
-    assert len(json.dumps(config_map)) < 1024 * 1024, "Kubernetes takes no larger object"
+    assert len(json.dumps(config_map)) < 1024 * 1024, "Kubernetes refuses larger objects"
 
 
 def test_the_rules_are_those_of_the_files_with_prometheus_own_templates_untouched() -> None:

@@ -1,4 +1,4 @@
-"""Values that cannot work are refused, and helm says which and why."""
+"""Invalid and inconsistent values are refused with their path and the reason."""
 
 from typing import Any
 
@@ -57,33 +57,33 @@ BUDGET = {"enabled": True}
 CPU = {"requests": {"cpu": 1}}
 FOR_ONE_POD = {"enabled": True, "accessModes": ["ReadWriteOncePod"]}
 
-# By what is wrong: the values, and what is said.
+# Values and helm's message, by fault.
 INCONSISTENT: dict[str, tuple[Object, str]] = {
-    "engines-killed-while-they-drain": (
+    "engines-killed-during-their-drain": (
         {"engine": {"terminationGracePeriodSeconds": 30}},
         "engine.terminationGracePeriodSeconds is 30, but the pod drains for 30 s (settings.grace_seconds): "
         "Kubernetes would kill it before its end",
     ),
-    "gateways-killed-while-they-drain": (
+    "gateways-killed-during-their-drain": (
         {"gateway": {"terminationGracePeriodSeconds": 33}},
         "gateway.terminationGracePeriodSeconds is 33, but the pod drains for 35 s (settings.grace_seconds and "
         "preStopSeconds): Kubernetes would kill it before its end",
     ),
-    "a-model-killed-while-it-drains": (
+    "a-model-killed-during-its-drain": (
         {"models": [{**A_MODEL, "terminationGracePeriodSeconds": 9, "settings": {"grace_seconds": 10}}]},
         "models[a].terminationGracePeriodSeconds is 9, but the pod drains for 10 s",
     ),
-    "a-kv-manager-that-leaves-first": (
+    "a-kv-manager-that-stops-first": (
         {"engine": {"settings": {"grace_seconds": 45}}},
         "kvmanager.settings.grace_seconds is 45, but engine.settings.grace_seconds is 45: the KV manager would stop "
         "before its engines",
     ),
-    "a-kv-manager-that-leaves-before-one-model": (
+    "a-kv-manager-that-stops-before-one-model": (
         {"models": [A_MODEL, {"name": "b", "model": "org/b", "settings": {"grace_seconds": 60.5}}]},
         "kvmanager.settings.grace_seconds is 45, but models[b].settings.grace_seconds is 60.5: the KV manager would "
         "stop before its engines",
     ),
-    "a-rollout-that-can-do-nothing": (
+    "a-rollout-without-room": (
         {"engine": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0%"}}},
         "engine.rollingUpdate has maxSurge and maxUnavailable of 0: no pod could ever be replaced",
     ),
@@ -91,11 +91,11 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         {"engine": {"autoscaling": {"hpa": {"enabled": True}, "keda": KEDA}}},
         "engine.autoscaling has both hpa and keda enabled: enable one of them",
     ),
-    "more-at-least-than-at-most": (
+    "a-minimum-above-the-maximum": (
         {"engine": {"autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5}}},
         "engine.autoscaling.minReplicas is 5, but maxReplicas is 4",
     ),
-    "the-same-of-the-gateway": (
+    "a-minimum-above-the-maximum-of-gateways": (
         {
             "gateway": {
                 "autoscaling": {"hpa": {"enabled": True}, "maxReplicas": 1},
@@ -104,11 +104,11 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         },
         "gateway.autoscaling.minReplicas is 2, but maxReplicas is 1",
     ),
-    "nothing-to-scale-by": (
+    "an-autoscaler-without-a-metric": (
         {"engine": {"autoscaling": {"hpa": {"enabled": True}, "waitingRequests": 0}}},
         "engine.autoscaling has no metric to scale by: set waitingRequests or runningRequests",
     ),
-    "a-share-of-nothing": (
+    "cpu-scaling-without-a-request": (
         {"gateway": {"autoscaling": {"hpa": {"enabled": True}}}},
         "gateway.autoscaling.hpa scales by the requested CPU, but gateway.resources.requests.cpu is not set",
     ),
@@ -116,19 +116,19 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         {"engine": {"autoscaling": {"keda": {"enabled": True}}}},
         "engine.autoscaling.keda needs prometheusAddress",
     ),
-    "a-fallback-beyond-the-most": (
+    "a-fallback-above-the-maximum": (
         {"engine": {"autoscaling": {"keda": {**KEDA, "fallbackReplicas": 5}}}},
         "engine.autoscaling.keda.fallbackReplicas is 5, but maxReplicas is 4",
     ),
-    "a-budget-that-keeps-all": (
+    "a-budget-of-all-pods": (
         {"gateway": {"podDisruptionBudget": {**BUDGET, "minAvailable": 2}, "replicas": 2}},
         "gateway.podDisruptionBudget.minAvailable is 2 of 2 pods: no node with one of them could ever be drained",
     ),
-    "a-budget-whose-share-is-all": (
+    "a-budget-whose-percentage-is-all": (
         {"engine": {"podDisruptionBudget": {**BUDGET, "minAvailable": "51%"}, "replicas": 2}},
         "engine.podDisruptionBudget.minAvailable is 51% of 2 pods",
     ),
-    "a-budget-that-keeps-all-that-an-autoscaler-leaves": (
+    "a-budget-of-all-pods-of-an-autoscaler": (
         {
             "engine": {
                 "podDisruptionBudget": {**BUDGET, "minAvailable": 2},
@@ -138,7 +138,7 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         },
         "engine.podDisruptionBudget.minAvailable is 2 of 2 pods",
     ),
-    "a-budget-that-allows-nothing": (
+    "a-budget-without-disruption": (
         {"engine": {"podDisruptionBudget": {**BUDGET, "maxUnavailable": 0}}},
         "engine.podDisruptionBudget.maxUnavailable is 0: no node with one of the pods could ever be drained",
     ),
@@ -146,16 +146,16 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         {"engine": {"podDisruptionBudget": {**BUDGET, "maxUnavailable": 1, "minAvailable": 1}, "replicas": 2}},
         "engine.podDisruptionBudget has both minAvailable and maxUnavailable: set one of them",
     ),
-    "one-model-and-several": (
+    "model-and-models": (
         {"model": "org/b", "models": [A_MODEL]},
         "model and models are both given: the engines run either that model or those",
     ),
-    "two-models-of-one-name": ({"models": [A_MODEL, A_MODEL]}, "models has a twice: names must be unique"),
-    "two-models-under-one-name": (
+    "duplicate-names-of-models": ({"models": [A_MODEL, A_MODEL]}, "models has a twice: names must be unique"),
+    "duplicate-served-names": (
         {"models": [A_MODEL, {"name": "b", "model": "other/a"}]},
         "models has org/a and other/a under one name, a: set settings.model_name of one of them",
     ),
-    "a-claim-that-is-not-used": (
+    "an-unused-claim": (
         {"modelCache": {"persistence": {"existingClaim": "models"}}},
         "modelCache.persistence.existingClaim is set, but persistence is not enabled: each pod would fetch its own",
     ),
@@ -171,41 +171,41 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         "tls needs a Secret for each of kvmanager, engine and gateway: name them in tls.existingSecrets, or enable "
         "tls.certManager",
     ),
-    "tls-that-is-off": (
+    "tls-values-without-tls": (
         {"tls": {"existingSecrets": SECRETS}},
         "tls has values, but is not enabled: nothing would be encrypted",
     ),
-    "certificates-of-two-kinds": (
+    "two-sources-of-certificates": (
         {"tls": {**TLS, "certManager": {"enabled": True, "issuerRef": {"name": "quire"}}}},
         "tls has both existingSecrets and certManager enabled: certificates come from one of them",
     ),
-    "certificates-of-nobody": (
+    "certificates-without-an-issuer": (
         {"tls": {"enabled": True, "certManager": {"enabled": True}}},
         "tls.certManager needs issuerRef.name",
     ),
-    "a-certificate-of-unknown-name": (
+    "a-certificate-without-a-name": (
         {"tls": {**TLS, "clients": {"existingSecret": "public"}}},
         "tls.clients.serverName is missing: probes must know a name in the certificate of tls.clients.existingSecret",
     ),
-    "names-of-no-certificate": (
+    "names-without-a-certificate": (
         {"tls": {**TLS, "clients": {"dnsNames": ["llm.example.org"]}}},
         "tls.clients.dnsNames are for a certificate that tls.certManager makes, and it makes none for clients",
     ),
-    "a-service-open-to-the-world": (
+    "a-public-service-without-keys": (
         {"gateway": {"service": {"type": "LoadBalancer"}}},
         "gateway.service.type is LoadBalancer, which opens the gateway beyond the cluster without API keys: "
         "set gateway.apiKeys.existingSecret, or gateway.insecure",
     ),
-    "an-ingress-open-to-the-world": (
+    "a-public-ingress-without-keys": (
         {"gateway": {"ingress": {"enabled": True, "hosts": ["llm.example.org"]}}},
         "gateway.ingress is enabled, which opens the gateway beyond the cluster without API keys: "
         "set gateway.apiKeys.existingSecret, or gateway.insecure",
     ),
-    "an-ingress-of-no-host": (
+    "an-ingress-without-hosts": (
         {"gateway": {"ingress": {"enabled": True}, "insecure": True}},
         "gateway.ingress needs hosts",
     ),
-    "a-key-that-nobody-asks-for": (
+    "a-key-without-required-keys": (
         {"test": {"apiKey": {"existingSecret": "key"}}},
         "test.apiKey.existingSecret is set, but the gateway requires no key",
     ),
@@ -215,15 +215,15 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
 @pytest.mark.parametrize("name", INCONSISTENT)
 def test_incompatible_values_are_refused_with_the_reason(name: str) -> None:
     values, complaint = INCONSISTENT[name]
-    said = refusal(values)
-    assert f"- {complaint}" in said
-    assert said.count("\n- ") == 1, "nothing else is wrong"
+    message = refusal(values)
+    assert f"- {complaint}" in message
+    assert message.count("\n- ") == 1, "only one fault is reported"
 
 
 def test_all_invalid_values_are_reported_at_once() -> None:
-    chosen = ["two-autoscalers", "a-key-that-nobody-asks-for", "tls-that-is-off"]
-    said = refusal(merged(*(INCONSISTENT[name][0] for name in chosen)))
-    assert [INCONSISTENT[name][1] in said for name in chosen] == [True] * 3
+    chosen = ["two-autoscalers", "a-key-without-required-keys", "tls-values-without-tls"]
+    message = refusal(merged(*(INCONSISTENT[name][0] for name in chosen)))
+    assert [INCONSISTENT[name][1] in message for name in chosen] == [True] * 3
 
 
 @pytest.mark.parametrize(

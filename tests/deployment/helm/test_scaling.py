@@ -1,4 +1,4 @@
-"""How many pods there are: autoscalers by metrics that there really are, and budgets that drains respect."""
+"""Autoscalers and disruption budgets."""
 
 import re
 
@@ -21,7 +21,7 @@ from tests.services.test_metrics import SHOWN
 
 
 def metrics_in(objects: list[Object]) -> set[str]:
-    """Return the names of Quire's metrics that autoscalers go by."""
+    """Return the names of Quire's metrics in autoscalers."""
     found = set()
     for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
         found |= {one["pods"]["metric"]["name"] for one in scaler["spec"]["metrics"] if one["type"] == "Pods"}
@@ -76,7 +76,7 @@ def test_keda_queries_the_sum_over_the_pods_of_one_deployment() -> None:
     assert waiting["authenticationRef"] == {"name": "prometheus"}
     assert spec["fallback"] == {"failureThreshold": 3, "replicas": 3, "behavior": "currentReplicasIfHigher"}
     fallback = only(render_ci("models"), "ScaledObject")["spec"]["fallback"]
-    assert fallback["replicas"] == 1, "unless given, as many as there are at least"
+    assert fallback["replicas"] == 1, "defaults to minReplicas"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_keda_queries_the_sum_over_the_pods_of_one_deployment() -> None:
         ("blue", "blue-quire-engine-a-b-5d9c8b7f64-x2x9z", False),
         ("blue", "blue-quire-engine-5d9c8b7f64-x2x9z", False),
         ("blue", "green-quire-engine-a-5d9c8b7f64-x2x9z", False),
-        # Kubernetes cuts the names of pods.
+        # Kubernetes truncates the names of pods.
         ("r" * 47 + "-quire", "r" * 47 + "-quire-engin-x2x9z", True),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who may do what: pods under the restricted Pod Security Standard, service accounts, network policies, API keys."""
+"""The restricted Pod Security Standard, service accounts, network policies and API keys."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.deployment.helm.chart import (
     volumes,
 )
 
-# What "restricted" lets pods mount.
+# Volumes that "restricted" allows.
 VOLUME_TYPES = {
     "configMap",
     "csi",
@@ -98,21 +98,21 @@ def test_each_component_has_its_own_account_without_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("account", "used", "made"),
+    ("account", "used", "created"),
     [
         ({"create": False}, "default", []),
         ({"create": False, "name": "there"}, "there", []),
         ({"name": "mine"}, "mine", ["mine"]),
     ],
 )
-def test_an_existing_account_can_be_used(account: Object, used: str, made: list[str]) -> None:
+def test_an_existing_account_can_be_used(account: Object, used: str, created: list[str]) -> None:
     rendered = render({"engine": {"serviceAccount": account}})
     assert pods(rendered)["engine"]["spec"]["serviceAccountName"] == used
     accounts = [item for item in of_kind(rendered, "ServiceAccount") if component_of(item) == "engine"]
-    assert [item["metadata"]["name"] for item in accounts] == made
+    assert [item["metadata"]["name"] for item in accounts] == created
 
 
-# Network policies: each allows what it names, and what none of a pod's policies allows is not let through.
+# Network policies: a connection needs a policy of the pod that allows it.
 
 
 def labels_of(objects: list[Object]) -> dict[str, Object]:
@@ -120,7 +120,7 @@ def labels_of(objects: list[Object]) -> dict[str, Object]:
 
 
 def is_peer(rules: list[Object] | None, labels: Object | None) -> bool:
-    """Whether a pod of the release (by its labels), or somebody outside it (None), is among these; none: anyone."""
+    """Return True if rules select a pod of the release by its labels, or a peer outside (None); no rules select all."""
     if not rules:
         return True
     own = [rule["podSelector"]["matchLabels"] for rule in rules if rule.keys() == {"podSelector"}]
@@ -128,20 +128,20 @@ def is_peer(rules: list[Object] | None, labels: Object | None) -> bool:
 
 
 def allowed(policies: list[Object], direction: str, labels: Object, other: Object | None, port: int) -> bool:
-    """Whether a pod with these labels may be called by (Ingress), or may call (Egress), another one at a TCP port."""
-    about = [one["spec"] for one in policies if one["spec"]["podSelector"]["matchLabels"].items() <= labels.items()]
-    about = [spec for spec in about if direction in spec["policyTypes"]]
+    """Return True if policies allow the pod a connection from (Ingress) or to (Egress) another one at a TCP port."""
+    specs = [one["spec"] for one in policies if one["spec"]["podSelector"]["matchLabels"].items() <= labels.items()]
+    specs = [spec for spec in specs if direction in spec["policyTypes"]]
     peers = {"Ingress": "from", "Egress": "to"}[direction]
-    return not about or any(
+    return not specs or any(
         any(one["port"] == port and one.get("protocol", "TCP") == "TCP" for one in rule["ports"])
         and is_peer(rule.get(peers), other)
-        for spec in about
+        for spec in specs
         for rule in spec[direction.lower()]
     )
 
 
 def flows(objects: list[Object]) -> set[tuple[str, str, str]]:
-    """Return who of the release can call whom, and at which port."""
+    """Return all allowed connections of the release: caller, callee and port."""
     policies, labels = of_kind(objects, "NetworkPolicy"), labels_of(objects)
     return {
         (caller, called, name)
@@ -165,7 +165,7 @@ NEEDED = {
 def test_network_policies_allow_only_the_required_connections() -> None:
     everything = flows(render())
     assert everything > NEEDED
-    assert len(everything) > 15, "without policies all is open"
+    assert len(everything) > 15, "without policies everything is allowed"
     assert flows(render_ci("restricted")) == NEEDED | {("test", "gateway", "http")}
 
 

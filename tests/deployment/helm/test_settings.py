@@ -1,4 +1,4 @@
-"""What the chart writes into containers is what the `quire` command reads."""
+"""Arguments, variables, ports and probes of the containers fit the `quire` command."""
 
 import dataclasses
 import math
@@ -58,12 +58,12 @@ def test_the_command_reads_every_variable_that_the_chart_sets(name: str) -> None
     for pod in pods(render_ci(name)).values():
         component = component_of(pod)
         read = {f"QUIRE_{component}_{option.name}".upper() for option in cli.commands[component].params}
-        read.add("HF_TOKEN")  # of the values
+        read.add("HF_TOKEN")  # from the values
         assert {variable["name"] for variable in main_container(pod)["env"]} - read == set()
 
 
 def another_value(field: "dataclasses.Field[Any]") -> Any:
-    """Return a value that is not the default: for a number a large one, which Helm likes to write as 1e+06."""
+    """Return another value than the default; for a number a large one, which Helm can write as 1e+06."""
     if field.metadata["choices"]:
         return next(choice for choice in reversed(field.metadata["choices"]) if choice != field.default)
     if isinstance(field.default, bool):
@@ -137,7 +137,7 @@ def test_the_services_find_each_other_and_the_gateway_every_engine(name: str, mo
         assert services["engine"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     assert addresses[gateway.kvmanager] == "kvmanager"
     assert addresses[gateway.engines.removeprefix("dns:")] == "engine"
-    assert services["engine"]["spec"]["clusterIP"] == "None", "the name stands for all pods"
+    assert services["engine"]["spec"]["clusterIP"] == "None", "the name must resolve to all pods"
 
 
 def test_every_engines_id_is_the_name_of_its_pod() -> None:
@@ -152,7 +152,7 @@ def test_service_links_are_disabled() -> None:
     assert {pod["spec"]["enableServiceLinks"] for pod in all_pods(render()).values()} == {False}
 
 
-# Starting and ending
+# Start and end
 
 
 @pytest.mark.parametrize("component", TYPES)
@@ -192,12 +192,12 @@ def test_the_termination_grace_period_is_longer_than_a_drain(component: str, gra
     assert pod["spec"]["terminationGracePeriodSeconds"] == before + math.ceil(drain) + 15
 
 
-@pytest.mark.parametrize(("version", "means"), [("1.29.0", "exec"), ("1.30.0", "sleep"), ("1.34.2", "sleep")])
-def test_a_gateway_serves_until_it_is_removed_from_the_service(version: str, means: str) -> None:
+@pytest.mark.parametrize(("version", "action"), [("1.29.0", "exec"), ("1.30.0", "sleep"), ("1.34.2", "sleep")])
+def test_a_gateway_serves_until_it_is_removed_from_the_service(version: str, action: str) -> None:
     rendered = containers(render({"gateway": {"preStopSeconds": 7}}, "--kube-version", version))
     expected = {"sleep": {"seconds": 7}, "exec": {"command": ["sleep", "7"]}}
-    assert rendered["gateway"]["lifecycle"] == {"preStop": {means: expected[means]}}
-    # An engine tells its gateways itself, and a KV manager waits for its engines.
+    assert rendered["gateway"]["lifecycle"] == {"preStop": {action: expected[action]}}
+    # An engine notifies its gateways, and a KV manager waits for its engines.
     assert [name for name, container in rendered.items() if "lifecycle" in container] == ["gateway"]
 
 

@@ -1,4 +1,4 @@
-"""TLS of the chart: what it renders, and that services set up so run, are found alive, and let only their own in."""
+"""TLS of the chart: its renders, and services that run with them."""
 
 import os
 import re
@@ -106,7 +106,7 @@ def test_the_pod_of_helm_test_has_a_private_key_only_if_the_gateway_requires_cer
 
 @dataclass
 class Deployed:
-    """The services of a render as processes of this machine: Secrets are folders, addresses are what they became."""
+    """Services of a render as local processes, with folders for Secrets and the actual addresses for Services."""
 
     objects: list[Object]
     secrets: dict[str, Path]
@@ -117,7 +117,7 @@ class Deployed:
     def start(self, component: str) -> None:
         pod = pods(self.objects)[component]
         container = main_container(pod)
-        environment = {name: self._here(value, pod) for name, value in variables(container).items()}
+        environment = {name: self._localized(value, pod) for name, value in variables(container).items()}
         self.processes[component] = process = launch(*container["args"], **{**environment, **self.other_values})
         address = Output(process).wait_for(f"{component} listens on ").split(" on ")[1]
         port = {"kvmanager": 50053, "engine": 50052, "gateway": 50051}[component]
@@ -127,10 +127,10 @@ class Deployed:
             f"127.0.0.1:{port}": address,
         }
 
-    def _here(self, value: str, pod: Object) -> str:
-        """Return what this value of a variable or an argument is on this machine."""
-        here = {**{path: str(folder) for path, folder in self._mounts(pod).items()}, **self.addresses}
-        value = re.sub("|".join(map(re.escape, here)) or "$^", lambda found: here[found[0]], value)
+    def _localized(self, value: str, pod: Object) -> str:
+        """Replace paths and addresses in a variable or argument by local ones."""
+        local = {**{path: str(folder) for path, folder in self._mounts(pod).items()}, **self.addresses}
+        value = re.sub("|".join(map(re.escape, local)) or "$^", lambda found: local[found[0]], value)
         return "127.0.0.1:0" if value.startswith("0.0.0.0:") else value
 
     def _mounts(self, pod: Object) -> dict[str, Path]:
@@ -141,9 +141,9 @@ class Deployed:
         }
 
     def run(self, arguments: list[str], pod: Object, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """Run `quire` with the arguments of a container or a probe of this pod."""
-        command = [sys.executable, "-m", "services.cli.main", *(self._here(one, pod) for one in arguments)]
-        environment = {name: self._here(value, pod) for name, value in environment.items()}
+        """Run `quire` with the arguments of a container or a probe of the pod."""
+        command = [sys.executable, "-m", "services.cli.main", *(self._localized(one, pod) for one in arguments)]
+        environment = {name: self._localized(value, pod) for name, value in environment.items()}
         return subprocess.run(
             command,
             cwd=ROOT,
@@ -155,7 +155,7 @@ class Deployed:
         )
 
     def close(self) -> None:
-        with ExitStack() as ends:  # those that others need end last, and all of them, whatever becomes of one
+        with ExitStack() as ends:  # in reverse order, and all of them even after a failure
             for process in self.processes.values():
                 ends.callback(_end, process)
 
@@ -170,23 +170,23 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each Secret that mutual-tls-values.yaml names, with the files that it must have."""
+    """A folder with the files of each Secret in mutual-tls-values.yaml."""
     folder = tmp_path_factory.mktemp("secrets")
-    house, public = Authority(folder, "house"), Authority(folder, "public")
-    made = {}
+    internal, public = Authority(folder, "internal"), Authority(folder, "public")
+    secrets = {}
     for name, authority, host in (
-        ("quire-kvmanager-certificate", house, "quire.internal"),
-        ("quire-engine-certificate", house, "quire.internal"),
-        ("quire-gateway-certificate", house, "quire.internal"),
+        ("quire-kvmanager-certificate", internal, "quire.internal"),
+        ("quire-engine-certificate", internal, "quire.internal"),
+        ("quire-gateway-certificate", internal, "quire.internal"),
         ("quire-public-certificate", public, "llm.example.org"),
     ):
         certificate, key = authority.issue(name, host=host)
-        made[name] = folder / f"{name}-secret"
-        made[name].mkdir()
+        secrets[name] = folder / f"{name}-secret"
+        secrets[name].mkdir()
         for path, file in ((certificate, "tls.crt"), (key, "tls.key"), (authority.ca, "ca.crt")):
-            (made[name] / file).write_bytes(path.read_bytes())
-    made["quire-api-keys"] = folder / "keys"
-    return made
+            (secrets[name] / file).write_bytes(path.read_bytes())
+    secrets["quire-api-keys"] = folder / "keys"
+    return secrets
 
 
 @pytest.fixture(scope="module")
@@ -208,13 +208,13 @@ def test_the_services_start_with_the_charts_settings_and_helm_test_passes(deploy
     pod = only(deployed.objects, "Pod")
     for container in pod["spec"]["containers"]:
         environment = {**variables(container), "QUIRE_API_KEY": KEY}
-        done = until_it_is_ready(lambda: deployed.run(container["args"], pod, **environment))  # noqa: B023
+        done = until_ready(lambda: deployed.run(container["args"], pod, **environment))  # noqa: B023
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
 
 
-def until_it_is_ready(run: Callable[[], Any], seconds: float = 120) -> Any:
-    """Run a command until it succeeds, as a probe that comes again does; return its last result."""
+def until_ready(run: Callable[[], Any], seconds: float = 120) -> Any:
+    """Repeat a command until it succeeds, as a probe does; return its last result."""
     deadline = time.monotonic() + seconds
     while True:
         done = run()
@@ -227,7 +227,7 @@ def test_the_probes_of_a_running_service_succeed(component: str, deployed: Deplo
     pod = pods(deployed.objects)[component]
     for probe in PROBES:
         _, *arguments = main_container(pod)[probe]["exec"]["command"]
-        done = until_it_is_ready(lambda: deployed.run(arguments, pod))  # noqa: B023
+        done = until_ready(lambda: deployed.run(arguments, pod))  # noqa: B023
         assert (done.returncode, done.stdout) == (0, "SERVING\n"), done.stderr
 
 
@@ -237,5 +237,5 @@ def test_a_client_without_a_certificate_is_refused(component: str, deployed: Dep
     _, *arguments = main_container(pod)["livenessProbe"]["exec"]["command"]
     without = [one for one in arguments if not one.startswith(("--certificate", "--private-key"))]
     assert deployed.run(without, pod).returncode == 1
-    in_the_clear = [one for one in without if not one.startswith(("--ca", "--server-name"))]
-    assert deployed.run(in_the_clear, pod).returncode == 1
+    plain = [one for one in without if not one.startswith(("--ca", "--server-name"))]
+    assert deployed.run(plain, pod).returncode == 1

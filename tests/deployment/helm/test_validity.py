@@ -1,4 +1,4 @@
-"""Every file of ci/ renders to objects that helm, Kubernetes and those who define other kinds accept."""
+"""Renders of the files in ci/ are valid for helm, Kubernetes and the schemas of other kinds."""
 
 import functools
 import json
@@ -55,10 +55,10 @@ def test_every_object_is_valid_on_the_oldest_and_the_newest_kubernetes(name: str
         assert_valid(json.dumps(item), version)
 
 
-@functools.cache  # most objects are the same for several files
+@functools.cache  # several files render the same objects
 def assert_valid(text: str, version: str) -> None:
     item = json.loads(text)
-    if item["kind"] in OTHER_KINDS:  # Kubernetes does not know it
+    if item["kind"] in OTHER_KINDS:  # not a kind of Kubernetes
         jsonschema.validate(item, OTHER_KINDS[item["kind"]])
     else:
         checked = kubernetes.validate(item, version, strict=True)
@@ -67,7 +67,9 @@ def assert_valid(text: str, version: str) -> None:
 
 @pytest.mark.parametrize("name", CI_VALUES)
 def test_renders_equal_the_golden_files(name: str) -> None:
-    assert golden.golden(name) == (golden.FOLDER / f"{name}.yaml").read_text(), "if this is meant: make helm-golden"
+    assert golden.golden(name) == (golden.FOLDER / f"{name}.yaml").read_text(), (
+        "after an intended change run make helm-golden"
+    )
 
 
 def test_no_golden_file_is_stale() -> None:

@@ -1,4 +1,4 @@
-"""values.yaml, its schema and its README say the same, and every value does something."""
+"""values.yaml, its schema and its README agree, and every value has an effect."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ GENERATE = ROOT / "helm" / "generate.py"
 
 
 def objects_of(schema: Object, values: Object, path: str = "") -> Iterator[tuple[str, Object, Object]]:
-    """Yield path, schema and values of each level that the schema lists keys for, settings excepted."""
+    """Yield path, schema and values of each level with keys in the schema, except settings."""
     yield path, schema, values
     for key, inner in schema["properties"].items():
         if "properties" in inner and key != "settings":
@@ -31,8 +31,8 @@ LEVEL_IDS = [path or "top" for path, _, _ in LEVELS]
 def test_the_schema_lists_exactly_the_values(_path: str, schema: Object, values: Object) -> None:
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) - {"global"} == set(values)
-    needed = [key for key, value in values.items() if value != "" and not isinstance(value, dict | list)]
-    assert schema.get("required", []) == needed
+    required = [key for key, value in values.items() if value != "" and not isinstance(value, dict | list)]
+    assert schema.get("required", []) == required
 
 
 def test_the_schema_is_valid() -> None:
@@ -42,25 +42,25 @@ def test_the_schema_is_valid() -> None:
 
 @pytest.mark.parametrize("component", TYPES)
 def test_every_setting_is_in_the_schema_with_its_bounds_or_is_set_by_the_chart(component: str) -> None:
-    made_by_the_chart = {
+    set_by_the_chart = {
         *("listen", "http_listen", "metrics_listen", "map_listen", "kvmanager", "engines", "model", "engine_id"),
         *("pinned_prompts", "api_keys", "insecure", "tls_certificate", "tls_key", "tls_client_ca"),
         *("link_ca", "link_certificate", "link_key", "link_server_name"),
     }
     schema = SCHEMA["properties"][component]["properties"]["settings"]
     fields = {field.name: field for field in dataclasses.fields(TYPES[component])}
-    assert fields.keys() - made_by_the_chart == schema["properties"].keys()
+    assert fields.keys() - set_by_the_chart == schema["properties"].keys()
     assert (schema["additionalProperties"], schema["required"]) == (False, ["grace_seconds"])
-    for name, says in schema["properties"].items():
+    for name, field_schema in schema["properties"].items():
         value = fields[name].default
-        jsonschema.validate(value, says)
+        jsonschema.validate(value, field_schema)
         for bound, beyond in (("least", -1), ("most", 1)):
             if (limit := fields[name].metadata[bound]) is not None:
                 with pytest.raises(jsonschema.ValidationError):
-                    jsonschema.validate(type(value)(limit + beyond), says)
+                    jsonschema.validate(type(value)(limit + beyond), field_schema)
         wrong: Any = "auto-" if isinstance(value, str) and fields[name].metadata["choices"] else {}
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, says)
+            jsonschema.validate(wrong, field_schema)
 
 
 @pytest.mark.parametrize("component", TYPES)
@@ -75,7 +75,7 @@ def test_a_model_can_override_every_value_of_engines() -> None:
     jsonschema.validate({"name": "a", "model": "b", "settings": {}, "autoscaling": {"hpa": {}}}, entry)
 
 
-# What is generated
+# Generated files
 
 
 def test_generated_files_are_current_and_changes_of_values_are_detected(tmp_path: Any) -> None:
@@ -133,7 +133,7 @@ MAP = nested("kvmanager.map.open", True)
 INGRESS = nested("gateway", {"ingress": {"enabled": True, "hosts": ["a.org"]}, "insecure": True})
 PEER = [{"podSelector": {"matchLabels": {"app": "other"}}}]
 
-# Each value: another one than the default, and what it takes for it to show.
+# For each value a different one, and the values that it needs to have an effect.
 OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "nameOverride": ("other", {}),
     "fullnameOverride": ("other", {}),
@@ -254,9 +254,9 @@ for _component in TYPES:
         ),
         f"{_component}.priorityClassName": ("other", {}),
     }
-# These alone change nothing that is rendered.
-ALLOWS = {"gateway.insecure": "lets a gateway be open to the world, which is refused without: see test_refusals.py"}
-# And these cannot be taken away from what makes them show.
+# Values that change no render.
+ALLOWS = {"gateway.insecure": "allows a public gateway, which is refused without it: see test_refusals.py"}
+# Values that are part of what they need.
 SWITCHES = {"tls.enabled", "tls.certManager.enabled", "engine.autoscaling.keda.enabled"}
 
 
@@ -274,7 +274,7 @@ def test_the_tested_values_are_all_values() -> None:
 
 
 @pytest.mark.parametrize("path", OTHER_VALUES)
-def test_every_value_changes_what_is_rendered(path: str) -> None:
+def test_every_value_changes_the_render(path: str) -> None:
     value, needs = OTHER_VALUES[path]
     before = render({} if path in SWITCHES else needs)
     after = render(merged(needs, nested(path, value)))
