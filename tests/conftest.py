@@ -97,13 +97,3 @@ def tiny_quire(tiny_model: Callable[[str], Path]) -> "Iterator[RunningQuire]":
     one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "16")
     yield one
     one.close()
-
-
-@pytest.fixture(scope="module")
-def demo_quire(demo_model: Path) -> "Iterator[RunningQuire]":
-    """One Quire a module: the demo model with its defaults."""
-    from tests.running_quire import start_quire
-
-    one = start_quire("--model", "demo")
-    yield one
-    one.close()

@@ -124,7 +124,7 @@ def test_a_click_on_a_block_shows_its_holders_and_links_to_the_sequence(
     watched.page.wait_for_selector("#panel >> text=Click a block")
 
 
-def test_the_keyboard_alone_finds_a_block(engine: tuple[str, Stream], watched: Watched) -> None:
+def test_a_block_can_be_found_by_keyboard(engine: tuple[str, Stream], watched: Watched) -> None:
     url, stream = engine
     stream.allocate(1, 9)
     watched.open(url)

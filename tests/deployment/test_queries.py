@@ -293,7 +293,7 @@ def test_a_query_for_vllm_returns_a_number(under_load: UnderLoad, query: str, so
 
 
 @pytest.mark.parametrize("source", ["compat", "rules"])
-def test_vllms_names_have_the_values_of_ours(under_load: UnderLoad, source: str) -> None:
+def test_vllm_names_have_the_values_of_quires_metrics(under_load: UnderLoad, source: str) -> None:
     """Waits until they are equal, because rules are evaluated after the scrape."""
     pairs = [(one.ours, theirs, one.suffixes[0]) for one in COUNTERPARTS if not one.words for theirs in one.theirs]
     for ours, theirs, suffix in pairs:

@@ -10,7 +10,7 @@ RULES = CONFIGURATION.with_name("vllm-rules.yml")
 CASES = Path(__file__).with_name("vllm-rules-test.yml")
 
 
-def test_the_rules_are_those_of_the_table() -> None:
+def test_the_rules_equal_the_table() -> None:
     script = RULES.with_name("vllm_rules.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout == RULES.read_text(), "run make rules"

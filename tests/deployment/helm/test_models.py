@@ -24,11 +24,11 @@ from tests.deployment.helm.chart import (
 )
 
 
-def test_models_are_kept_where_the_image_expects_them() -> None:
+def test_the_model_cache_is_the_folder_of_the_image() -> None:
     assert "QUIRE_CACHE=/var/cache/quire" in (ROOT / "Dockerfile").read_text()
 
 
-def test_without_persistence_each_engine_stores_its_own_model() -> None:
+def test_without_persistence_each_engine_has_a_separate_model_cache() -> None:
     own = {"name": "model-cache", "emptyDir": {"sizeLimit": VALUES["modelCache"]["size"]}}
     found = {name: volumes(pod).get("/var/cache/quire") for name, pod in pods(render()).items()}
     assert found == {"kvmanager": None, "engine": own, "gateway": None}

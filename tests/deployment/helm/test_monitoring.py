@@ -49,7 +49,7 @@ def test_the_dashboards_are_in_a_config_map_that_grafana_finds() -> None:
     assert len(json.dumps(config_map)) < 1024 * 1024, "Kubernetes refuses larger objects"
 
 
-def test_the_rules_are_those_of_the_files_with_prometheus_own_templates_untouched() -> None:
+def test_the_rules_equal_the_files_and_keep_prometheus_templates() -> None:
     rule = only(render_ci("metrics"), "PrometheusRule")
     assert rule["metadata"]["labels"]["release"] == "prometheus"
     groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
@@ -58,7 +58,7 @@ def test_the_rules_are_those_of_the_files_with_prometheus_own_templates_untouche
     assert len({group["name"] for group in groups}) == len(groups)
 
 
-def test_the_rules_are_those_of_prometheus_own_folder() -> None:
+def test_the_charts_rules_equal_those_of_prometheus_folder() -> None:
     own = {path.name: path.read_text() for path in (ROOT / "deploy" / "prometheus").glob("*.yml")}
     own = {name: text for name, text in own.items() if "groups" in yaml.safe_load(text)}
     assert {path.name: path.read_text() for path in RULES} == own
