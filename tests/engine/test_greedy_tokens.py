@@ -26,8 +26,7 @@ def prompts(random_prompt: Prompt) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("token_budget", [64, 2048])
-@pytest.mark.parametrize("block_size", [1, 8, 16, 64])
+@pytest.mark.parametrize(("block_size", "token_budget"), [(1, 64), (8, 64), (16, 64), (64, 64), (16, 2048)])
 def test_tokens_equal_those_of_transformers_at_any_block_size_and_budget(
     tiny_model: Tiny, prompts: list[list[int]], family: str, block_size: int, token_budget: int
 ) -> None:
@@ -39,9 +38,16 @@ def test_tokens_equal_those_of_transformers_at_any_block_size_and_budget(
     assert near_ties(folder, prompts, answers, MAX_TOKENS) <= FEW
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("block_size", "device_blocks", "least_preemptions"), [(1, 80, 10), (4, 20, 10), (8, 10, 10), (16, 6, 3)]
+    ("family", "block_size", "device_blocks", "least_preemptions"),
+    [
+        ("llama", 1, 80, 10),
+        ("llama", 4, 20, 10),
+        ("llama", 8, 10, 10),
+        ("llama", 16, 6, 3),
+        ("gpt2", 4, 20, 10),
+        ("opt", 4, 20, 10),
+    ],
 )
 def test_tokens_are_the_same_after_preemptions_in_a_small_pool(
     tiny_model: Tiny, random_prompt: Prompt, family: str, block_size: int, device_blocks: int, least_preemptions: int

@@ -49,7 +49,7 @@ def prompts(random_prompt: Prompt) -> list[list[int]]:
     return [random_prompt(length) for length in LENGTHS]
 
 
-def test_one_prompt_after_the_other(folder: Path, prompts: list[list[int]]) -> None:
+def test_one_prompt_at_a_time(folder: Path, prompts: list[list[int]]) -> None:
     engine = ModelEngine(folder, block_size=BLOCK_SIZE)
     answers = [engine.generate([prompt], MAX_TOKENS)[0] for prompt in prompts]
     assert near_ties(folder, prompts, answers, MAX_TOKENS) <= FEW

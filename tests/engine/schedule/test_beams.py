@@ -125,7 +125,7 @@ class TestEqualToTransformers:
 
     @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
     @pytest.mark.parametrize("budget", [5, 64])
-    @pytest.mark.parametrize("head_start", range(0, 30, 3))
+    @pytest.mark.parametrize("head_start", range(0, 30, 9))
     def test_after_preemptions_of_each_kind(
         self, folder: Path, preemption: Preemption, budget: int, head_start: int
     ) -> None:
@@ -260,7 +260,9 @@ class TestRefused:
             ({"stopping": Stopping(40)}, "stopping.max_tokens"),
         ],
     )
-    def test_what_cannot_be_naming_the_field(self, folder: Path, change: dict[str, Any], field: str) -> None:
+    def test_an_invalid_search_is_refused_naming_the_field(
+        self, folder: Path, change: dict[str, Any], field: str
+    ) -> None:
         request = Request("r", tuple(prompt(5)), GREEDY, Stopping(4), beam_search=BeamSearch(2))
         engine = ModelEngine(folder, block_size=BLOCK, device_blocks=20, max_sequences=8)
         with pytest.raises(InvalidRequest) as caught:
@@ -272,19 +274,19 @@ class TestRefused:
 class TestContinuations:
     LOGITS = torch.randn((40, 500), generator=torch.Generator().manual_seed(3)) * 4
 
-    def test_are_the_most_likely_by_the_models_log_probabilities(self) -> None:
+    def test_continuations_are_the_most_likely_tokens(self) -> None:
         expected = self.LOGITS.double().log_softmax(-1)
         for number, one in enumerate(continuations(self.LOGITS, [None] * 40, [6] * 40)):
             values, token_ids = expected[number].topk(6)
             assert [token for token, _ in one.top] == token_ids.tolist()
             assert [logprob for _, logprob in one.top] == pytest.approx(values.tolist(), abs=1e-5)
 
-    def test_leave_out_what_rules_forbid(self) -> None:
+    def test_continuations_exclude_banned_tokens(self) -> None:
         rules = RowRules(LogitRules(allowed_token_ids=(3, 4)), banned_token_ids=frozenset({4}))
         [one] = continuations(self.LOGITS[:1], [rules], [6])
         assert [token for token, _ in one.top] == [3]
 
-    def test_of_a_row_are_bit_for_bit_the_same_alone_and_among_others(self) -> None:
+    def test_continuations_of_a_row_do_not_depend_on_other_rows(self) -> None:
         logits = self.LOGITS.round()  # with ties
         together = continuations(logits, [None] * 40, [4 + number % 9 for number in range(40)])
         for number in range(40):

@@ -225,17 +225,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def books_are_right(self) -> None:
+    def pool_has_no_violations(self) -> None:
         assert self.engine.blocks.pool.violations() == []
 
     @invariant()
-    def tokens_so_far_are_the_twins(self) -> None:
+    def tokens_so_far_are_as_expected(self) -> None:
         for name, samples in self.engine.samples.items():
             for tokens, expected in zip(samples, self._expected(name), strict=True):
                 assert tokens == expected[: len(tokens)]
 
     @invariant()
-    def scores_so_far_are_the_twins(self) -> None:
+    def scores_so_far_are_as_expected(self) -> None:
         for name, asked in self.submitted.items():
             scores = [token.logprob for token in self.engine.scored[name]]
             expected = expected_scores(asked.prompt) if asked.scored else []
@@ -272,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.scheduler.empty and not self.away:
                 break
             self._turn()
-        self._turn()  # what was cancelled after the last turn is told in the next
+        self._turn()  # a cancellation after the last turn is reported in the next
         assert self.scheduler.empty, "requests are still live"
         self.engine.assert_released()
         self.scheduler.check_idle()
@@ -303,4 +303,4 @@ SchedulerMachine.TestCase.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestRandomLives = SchedulerMachine.TestCase
+TestRandomRequests = SchedulerMachine.TestCase
