@@ -1,4 +1,4 @@
-"""`make gpu-check` where there is no GPU: small cases run every line of every part, so that none fails first on one."""
+"""`make gpu-check` without a GPU: small cases run every line of every part."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from bench.gpu_check import suite
 from bench.report.targets import targets
 
 ROOT = Path(__file__).parents[2]
-BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the small cases' batch, and those that stand there on a GPU
-# What they do where a part fails is shown by tests/bench/test_gpu_check.py.
+BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the batch of small cases, and the batches on a GPU
+# tests/bench/test_gpu_check.py covers failing parts.
 NOT_PARTS = {"__main__.py", "processes.py", "notes.py"}
 SETTINGS = """
 [run]
@@ -29,7 +29,7 @@ exclude_lines = pragma: no cover - CUDA
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dry run's results, and which lines it ran."""
+    """The dry run's results and its covered lines."""
     folder = tmp_path_factory.mktemp("dry")
     (folder / "settings").write_text(SETTINGS.format(folder=folder))
     coverage(folder, "run", "-m", "bench.gpu_check", "--dry", "--results", str(folder))

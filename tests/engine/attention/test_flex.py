@@ -24,7 +24,7 @@ from tests.engine.paged_case import CPU, Case, Feed
 from tests.engine_in_process import ModelEngine
 from tests.reference import near_ties
 
-# What torch's compiler imports uses what torch has deprecated.
+# torch's compiler imports modules that torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 
 FEEDS = st.lists(

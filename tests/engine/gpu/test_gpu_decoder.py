@@ -17,7 +17,7 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loading import LoadedModel, load_model
 from engine.run.runner import ModelRunner
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
-from engine.schedule.step_plan import Work
+from tests.engine.decoding import logits, prompt
 from tests.engine.families import FAMILIES, Checkpoint, Family
 from tests.engine.launch_tape import LaunchTape, MemoryGivenBack, NotRecordable
 from tests.engine.triton_case import DEVICE, make_triton_backend
@@ -59,20 +59,6 @@ def run_again(run: Run[Result]) -> tuple[Callable[[], None], Result]:
 
 RECORDER: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else run_again
 GRAPHS: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else LaunchTape()
-
-
-def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> torch.Tensor:
-    """Feed each part's tokens from an index on; return the logits after each part."""
-    work = [
-        Work(number, tokens[start:], start, table, True, Sampling())
-        for number, (tokens, start, table) in enumerate(parts)
-    ]
-    with torch.inference_mode():
-        return runner.forward(tuple(work)).float()
-
-
-def prompt(length: int, seed: int) -> tuple[int, ...]:
-    return tuple((seed * 31 + 7 * place * place) % 380 for place in range(length))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)

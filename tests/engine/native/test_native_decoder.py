@@ -12,11 +12,10 @@ from engine.model.loading import load_model
 from engine.native import Kernels, KernelsUnavailable, build, runs
 from engine.native.cpu_backend import CpuBackend
 from engine.run.runner import ModelRunner
-from engine.schedule.request import Sampling
-from engine.schedule.step_plan import Work
 from services.engine.startup.native_kernels import decoder_for, kernels_for
 from services.models.model_store import default_cache
 from services.runtime.settings import InvalidSetting
+from tests.engine.decoding import logits, prompt
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.reference import reference_model
 
@@ -46,19 +45,6 @@ def runner_of(kernels: Kernels, folder: Path, blocks: int = 32) -> ModelRunner:
     decoder = decoder_for(kernels, loaded, backend, 2)
     assert decoder is not None, "it matches the model's modules"
     return ModelRunner(loaded, backend, BLOCK, decoder=decoder)
-
-
-def prompt(length: int, seed: int) -> tuple[int, ...]:
-    return tuple((seed * 31 + 7 * place * place) % 380 for place in range(length))
-
-
-def logits(runner: ModelRunner, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> torch.Tensor:
-    """Feed each part's tokens from an index on; return the logits after each part."""
-    work = tuple(
-        Work(number, tokens[start:], start, table, True, Sampling())
-        for number, (tokens, start, table) in enumerate(parts)
-    )
-    return runner.forward(work)
 
 
 def differences(folder: Path, tokens: tuple[int, ...], found: torch.Tensor) -> tuple[float, float]:

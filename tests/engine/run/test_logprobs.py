@@ -150,7 +150,7 @@ class TestPrompts:
             assert engine.cached[name] == 0
             check(engine.folder, PROMPT, engine.scored[name], 1, 2)
 
-    def test_are_computed_beside_an_equal_prompt_without_affecting_it(self, tiny_model: Tiny) -> None:
+    def test_are_computed_with_an_equal_prompt_without_affecting_it(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"), block_size=4, token_budget=16)
         plain, scored = engine.submit(PROMPT, 3), engine.submit(PROMPT, 3, prompt_logprobs=2)
         second = engine.submit(PROMPT, 3)

@@ -46,7 +46,7 @@ def test_copies_are_made_before_the_work_reads_them(runner: ModelRunner, tiny_mo
     assert tokens_of(runner, StepPlan(4, (), (work((expected[0],), 7, (7, 2)),))) == expected[1:]
 
 
-def test_a_plan_of_copies_only_samples_nothing(runner: ModelRunner, backend: TorchBackend) -> None:
+def test_a_plan_of_copies_only_samples_no_token(runner: ModelRunner, backend: TorchBackend) -> None:
     backend.cache[3] = 5.0
     assert tokens_of(runner, StepPlan(1, (Copies(device_to_device=(Copy(3, 1),)),), ())) == []
     assert (backend.cache[1] == 5.0).all()

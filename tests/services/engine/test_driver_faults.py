@@ -220,7 +220,7 @@ def test_an_error_in_parsing_refuses_the_submission(
         (ConstraintFailed("invalid character: \ud800"), engine_pb2.FAILURE_REASON_CONSTRAINT),
     ],
 )
-def test_a_failure_is_sent_whatever_its_message(
+def test_a_failure_with_an_invalid_message_is_sent(
     drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, error: Exception, failure: int
 ) -> None:
     # pytest-xdist cannot transfer the invalid character of the log.
