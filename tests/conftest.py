@@ -87,13 +87,3 @@ def quire() -> Iterator["Callable[..., RunningQuire]"]:
     yield start
     for one in running:
         one.close()
-
-
-@pytest.fixture(scope="module")
-def tiny_quire(tiny_model: Callable[[str], Path]) -> "Iterator[RunningQuire]":
-    """One Quire a module: the tiny Llama, 64 blocks of 16 tokens."""
-    from tests.running_quire import start_quire
-
-    one = start_quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "16")
-    yield one
-    one.close()

@@ -97,7 +97,25 @@ def message_of(line: str) -> str:
     return message
 
 
-class RunningQuire:
+class Running:
+    """A process with its output."""
+
+    process: subprocess.Popen[str]
+    output: Output
+
+    def ended(self, seconds: float = STOP_SECONDS) -> int:
+        """Wait for the exit status. Raises RuntimeError with output and stacks if the process does not end."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+            self.output.finish()
+            raise RuntimeError(f"the process runs after {seconds} s:\n" + "\n".join(self.output.lines)) from None
+        self.output.finish()
+        return status
+
+
+class RunningQuire(Running):
     """The three services as processes, and channels to them."""
 
     def __init__(self, process: subprocess.Popen[str], output: Output, folder: Path) -> None:
@@ -168,13 +186,8 @@ class RunningQuire:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def ended(self, seconds: float = STOP_SECONDS) -> int:
-        status = exit_status(self.process, self.output, seconds)
-        self.output.finish()
-        return status
 
-
-class RunningService:
+class RunningService(Running):
     """One service as a process, started by its command; engines run requests of SLOW_SEED slowly."""
 
     def __init__(self, label: str, *arguments: str, module: str = "") -> None:
@@ -199,11 +212,6 @@ class RunningService:
         if self.process.poll() is None:
             self.process.terminate()
         return self.ended()
-
-    def ended(self, seconds: float = STOP_SECONDS) -> int:
-        status = exit_status(self.process, self.output, seconds)
-        self.output.finish()
-        return status
 
 
 class HealthWatch:
@@ -270,16 +278,6 @@ class Answer:
             self.prompt_logprobs += response.prompt_logprobs.logprobs
         else:
             self.finished = response.finished
-
-
-def exit_status(process: subprocess.Popen[str], output: Output, seconds: float) -> int:
-    """Wait for the exit status. Raises RuntimeError with output and stacks if the process does not end."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
-        output.finish()
-        raise RuntimeError(f"the process runs after {seconds} s:\n" + "\n".join(output.lines)) from None
 
 
 def start_quire(*arguments: str) -> RunningQuire:

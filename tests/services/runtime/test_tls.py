@@ -218,13 +218,19 @@ def test_a_file_that_becomes_invalid_is_ignored_and_logged(
     assert "TLS: keeping the previous certificates: TLS cannot use" in caplog.text
 
 
-def test_certificates_of_a_removed_authority_are_refused(
-    authority: Authority, stranger: Authority, tmp_path: Path
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_new_connections_use_the_current_authorities(
+    authority: Authority, stranger: Authority, tmp_path: Path, side: str
 ) -> None:
-    ca = tmp_path / "clients.pem"
-    ca.write_bytes(stranger.ca.read_bytes() + authority.ca.read_bytes())
-    server = ServerTLS(files(authority.issue("a"), ca))
-    client = ClientTLS(files(stranger.issue("client"), authority.ca))
+    """The server loses the client's authority, or the client gains the server's."""
+    ca = tmp_path / "ca.pem"
+    if side == "server":
+        ca.write_bytes(stranger.ca.read_bytes() + authority.ca.read_bytes())
+        server = ServerTLS(files(authority.issue("a"), ca))
+        client = ClientTLS(files(stranger.issue("client"), authority.ca))
+    else:
+        ca.write_bytes(stranger.ca.read_bytes())
+        server, client = ServerTLS(files(authority.issue("a"))), ClientTLS(files(None, ca))
 
     async def call_twice() -> tuple[str, str]:
         async with listening(server) as health:
@@ -232,23 +238,8 @@ def test_certificates_of_a_removed_authority_are_refused(
             ca.write_bytes(authority.ca.read_bytes())
             return first, await check(health.address, client)
 
-    assert asyncio.run(call_twice()) == ("SERVING", "UNAVAILABLE")
-
-
-def test_a_client_uses_the_current_files_when_it_connects(
-    authority: Authority, stranger: Authority, tmp_path: Path
-) -> None:
-    ca = tmp_path / "ca.pem"
-    ca.write_bytes(stranger.ca.read_bytes())
-    client = ClientTLS(files(None, ca))
-
-    async def call_twice() -> tuple[str, str]:
-        async with listening(ServerTLS(files(authority.issue("a")))) as health:
-            first = await check(health.address, client)
-            ca.write_bytes(authority.ca.read_bytes())
-            return first, await check(health.address, client)
-
-    assert asyncio.run(call_twice()) == ("UNAVAILABLE", "SERVING")
+    changed = ("SERVING", "UNAVAILABLE") if side == "server" else ("UNAVAILABLE", "SERVING")
+    assert asyncio.run(call_twice()) == changed
 
 
 @pytest.mark.parametrize(
