@@ -1,5 +1,6 @@
 """The contracts of import-linter in pyproject.toml are kept, and forbid at least the imports listed here."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -69,3 +70,27 @@ def violations(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_forbidden_import_is_reported(violations: str, package: str, module: str) -> None:
     shown = module if module.startswith(("services", "engine", "kvmanager")) else module.partition(".")[0]
     assert f"{package}.violation -> {shown} (l." in violations
+
+
+def test_tests_that_make_test_leaves_out_import_only_names_that_exist() -> None:
+    exported = {file: _names_of(ast.parse(file.read_text())) for file in (ROOT / "tests").rglob("*.py")}
+    missing = [
+        f"{file.relative_to(ROOT)}: {node.module}.{alias.name}"
+        for file in exported
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests.")
+        for alias in node.names
+        if alias.name not in exported.get(ROOT / f"{node.module.replace('.', '/')}.py", {alias.name})
+    ]
+    assert not missing
+
+
+def _names_of(module: ast.Module) -> set[str]:
+    """Return the names that a module defines or imports at its top level, including conditional ones."""
+    names = {node.id for node in ast.walk(module) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names

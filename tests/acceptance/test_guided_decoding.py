@@ -12,11 +12,21 @@ import pytest
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.acceptance.conftest import Record
 from tests.acceptance.guided_languages import LANGUAGES, Task
-from tests.running_quire import RunningQuire, start_quire
-from tests.services.test_guided_decoding import DATE, PERSON, check_ended, texts
+from tests.running_quire import Answer, RunningQuire, start_quire
+from tests.services.test_guided_decoding import DATE
 from tests.services.test_guided_decoding import request as constrained
 
 MAX_TOKENS = 100
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +34,17 @@ def demo(demo_model: Path) -> Iterator[RunningQuire]:
     one = start_quire("--model", "demo", "--dtype", "float32")
     yield one
     one.close()
+
+
+def texts(answer: Answer) -> list[str]:
+    samples = [""] * len(answer.finished.samples)
+    for delta in answer.deltas:
+        samples[delta.sample] += delta.text
+    return samples
+
+
+def check_ended(answer: Answer) -> None:
+    assert {sample.reason for sample in answer.finished.samples} == {decoding_pb2.FINISH_REASON_STOP}
 
 
 def request(task: Task, seed: int | None) -> gateway_pb2.GenerateRequest:
