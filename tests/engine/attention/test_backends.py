@@ -219,8 +219,9 @@ def test_tensors_may_have_the_strides_of_transformers(make: MakeBackend) -> None
 
 def test_an_empty_batch_has_an_empty_output(make: MakeBackend) -> None:
     backend = make(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
-    batch = PagedBatch.of([], 16, DEVICE)
-    empty = torch.empty(0, 2, 16, device=DEVICE)
+    device = backend.cache.device
+    batch = PagedBatch.of([], 16, device)
+    empty = torch.empty(0, 2, 16, device=device)
     backend.write(0, empty, empty, batch)
     assert backend.attend(0, empty, batch, Scoring(0.25)).shape == (0, 2, 16)
 
