@@ -37,11 +37,12 @@ SETTINGS = """\
 branch = true
 parallel = true
 sigterm = true
-patch = subprocess
 source = {sources}
 data_file = {data_file}
 context = ${{PYTEST_CURRENT_TEST-}}
 """
+# Measures every Python process of the tests, with the test that starts it as its context.
+STARTUP = "import coverage\n\ncoverage.process_startup()\n"
 _console = Console()
 
 
@@ -146,8 +147,16 @@ def make_map(pytest_arguments: tuple[str, ...]) -> None:
     settings = BUILD / "coveragerc"
     sources = ",".join(str(ROOT / package) for package in PACKAGES)
     settings.write_text(SETTINGS.format(sources=sources, data_file=BUILD / "coverage"))
-    environment = {**os.environ, SECONDS_FILE: str(BUILD / "seconds.jsonl")}
-    run = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q", "-n", "2"]
+    startup = BUILD / "startup"
+    startup.mkdir()
+    (startup / "sitecustomize.py").write_text(STARTUP)
+    environment = {
+        **os.environ,
+        SECONDS_FILE: str(BUILD / "seconds.jsonl"),
+        "PYTHONPATH": str(startup),
+        "COVERAGE_PROCESS_START": str(settings),
+    }
+    run = [sys.executable, "-m", "pytest", "-q", "-n", "3"]
     run += ["--dist", "loadfile", "-p", "tests.mutants.coverage_plugin", "-p", "no:cacheprovider", *pytest_arguments]
     run += [f"--ignore=tests/{name}" for name in LEFT_OUT]
     subprocess.run([*run], cwd=ROOT, env=environment, check=False)

@@ -51,10 +51,14 @@ class TestMap:
         self._contexts = _contexts_by_line(data_file, root)
 
     def select(self, path: str, line: int) -> Selection:
-        """Choose the tests that run a line of a file; none where no test does."""
+        """Choose the tests that run a line of a file; for lines that run at import only, those that run any line."""
         in_process: set[str] = set()
         with_services: set[str] = set()
-        for context in self._contexts.get(path, {}).get(line, ()):
+        of_file = self._contexts.get(path, {})
+        contexts = set(of_file.get(line, ()))
+        if contexts == {""}:
+            contexts = {context for others in of_file.values() for context in others}
+        for context in contexts:
             if context in self._seconds:
                 in_process.add(context)
                 continue
@@ -87,12 +91,11 @@ def _contexts_by_line(data_file: Path, root: Path) -> dict[str, dict[int, list[s
     paths = {number: str(Path(name).relative_to(root)) for number, name in names.items()}
     for file, context, first, last in database.execute("select file_id, context_id, fromno, tono from arc"):
         for line in {first, last}:
-            if line > 0 and contexts[context]:
+            if line > 0:
                 by_line[paths[file]][line].append(contexts[context])
     for file, context, bits in database.execute("select file_id, context_id, numbits from line_bits"):
         for line in numbits_to_nums(bits):
-            if contexts[context]:
-                by_line[paths[file]][line].append(contexts[context])
+            by_line[paths[file]][line].append(contexts[context])
     database.close()
     return by_line
 
