@@ -11,8 +11,8 @@ import pytest
 from tests import faults
 from tests.faults import Away, Fault, Processes, Services, Streams, prompt, prompts, wait_until
 
-STREAMS = 32
-TOKENS = 120
+STREAMS = 16
+TOKENS = 80
 
 
 @pytest.fixture(scope="module")

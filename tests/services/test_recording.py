@@ -79,9 +79,9 @@ class Recorded:
         self.gateway = service("gateway", "--listen", f"unix:{folder}/g.sock", "--engines", self.engine.address)
         self.gateway.output.wait_for("gateway is ready")
 
-    def generate(self, prompt: str, max_tokens: int, seed: int | None = None) -> Answer:
+    def generate(self, prompt: str, max_tokens: int) -> Answer:
         stub = gateway_pb2_grpc.GatewayStub(self.gateway.channel)
-        return Answer.of(stub.Generate(prompt_request(prompt, max_tokens, seed=seed), timeout=CALL_SECONDS))
+        return Answer.of(stub.Generate(prompt_request(prompt, max_tokens), timeout=CALL_SECONDS))
 
     def stop(self) -> None:
         assert [one.close() for one in (self.gateway, self.engine, self.kvmanager)] == [0, 0, 0]
@@ -93,21 +93,28 @@ class Recorded:
 
 
 def test_records_of_real_services_replay_to_the_same_ids_and_hits(
-    service: Callable[..., RunningService], tiny_model: Callable[[str], Path], tmp_path: Path
+    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    recorded = Recorded(service, tiny_model("llama"), tmp_path)
-    answers = [recorded.generate(OPENING * 2, 20)]
-    answers += [recorded.generate(OPENING * 2 + answers[0].text, 5), recorded.generate(OPENING, 3, seed=1)]
-    with ThreadPoolExecutor(6) as clients:
-        answers += clients.map(lambda number: recorded.generate(f"{OPENING * 3}{number}", 8 + number), range(6))
-    recorded.stop()
+    path, folder = tmp_path / "requests.quire", tmp_path / "operations"
+    records = ("--record-requests", str(path), "--record-folder", str(folder))
+    served = quire("--model", str(tiny_model("llama")), "--device-blocks", "64", "--max-sequences", "8", *records)
 
-    operations = replayed(recorded.operations)
+    def generate(prompt: str, max_tokens: int, seed: int | None = None) -> Answer:
+        return served.generate(prompt_request(prompt, max_tokens, seed=seed))
+
+    answers = [generate(OPENING * 2, 20)]
+    answers += [generate(OPENING * 2 + answers[0].text, 5), generate(OPENING, 3, seed=1)]
+    with ThreadPoolExecutor(6) as clients:
+        answers += clients.map(lambda number: generate(f"{OPENING * 3}{number}", 8 + number), range(6))
+    assert served.close() == 0
+    (operations_path,) = folder.iterdir()
+
+    operations = replayed(operations_path)
     assert operations["right"] is True
     assert operations["steps"] > len(answers)
     assert operations["end"] == "the session ended"
 
-    requests = replayed(recorded.requests)
+    requests = replayed(path)
     assert requests["requests"] == len(answers)
     assert requests["prompt_tokens"] == sum(answer.started.prompt_tokens for answer in answers)
     assert requests["hit_tokens"] == sum(answer.started.cached_tokens for answer in answers) > 0
@@ -115,14 +122,14 @@ def test_records_of_real_services_replay_to_the_same_ids_and_hits(
     assert requests["preemptions"] == requests["recomputed_tokens"] == 0
     assert requests["end"] == "the engine stopped"
 
-    assert mode(recorded.operations) == mode(recorded.requests) == 0o600
-    assert mode(recorded.folder) == 0o700
-    assert "token ids included" in recorded.kvmanager.output.wait_for("are recorded")
-    assert "as keys and lengths" in recorded.engine.output.wait_for("are recorded")
-    headers = [of_file(path)[0].header for path in (recorded.operations, recorded.requests)]
+    assert mode(operations_path) == mode(path) == 0o600
+    assert mode(folder) == 0o700
+    assert served.output.wait_for("token ids included")
+    assert served.output.wait_for("as keys and lengths")
+    headers = [of_file(one)[0].header for one in (operations_path, path)]
     assert [header.sensitive.split(";")[0] for header in headers] == ["contains token ids", "no token ids"]
     assert {header.engine_id for header in headers} == {headers[0].pool.engine_id}
-    kinds = [entry.request.decoding for entry in of_file(recorded.requests)[1]]
+    kinds = [entry.request.decoding for entry in of_file(path)[1]]
     assert kinds.count("sampled") == 1
 
 
@@ -147,19 +154,6 @@ def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_re
     reported = [block for entry in of_file(second)[1] for block in entry.snapshot.keyed_blocks]
     assert reported, "the session begins with the pool that the engine reports"
     assert replayed(second)["end"] == "the session ended"
-
-
-def test_serve_records_requests_and_operations(
-    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path, folder = tmp_path / "requests.quire", tmp_path / "operations"
-    records = ("--record-requests", str(path), "--record-folder", str(folder))
-    served = quire("--model", str(tiny_model("llama")), "--device-blocks", "64", *records)
-    answers = [served.generate(prompt_request(OPENING * 2, 4)) for _ in range(2)]
-    assert served.close() == 0
-    assert replayed(path)["hit_tokens"] == answers[1].started.cached_tokens > 0
-    (operations,) = folder.iterdir()
-    assert replayed(operations)["right"]
 
 
 @pytest.mark.parametrize(
