@@ -11,7 +11,7 @@ import pytest
 from tests import faults
 from tests.faults import Away, Fault, Processes, Services, Streams, prompt, prompts, wait_until
 
-STREAMS = 16
+STREAMS = 8
 TOKENS = 80
 
 
@@ -33,22 +33,20 @@ def all_services(
 
 @pytest.fixture(scope="module")
 def expected(all_services: Services) -> list[list[int]]:
-    """The tokens of all streams when nothing happens."""
     tokens = all_services.run(prompts(STREAMS, TOKENS, "undisturbed")).tokens()
-    wait_until(lambda: all_services.pool().sequences == 0, "it is over")
+    wait_until(lambda: all_services.pool().sequences == 0, "all sequences are freed")
     return tokens
 
 
 @pytest.fixture
 def services(all_services: Services, expected: list[list[int]]) -> Iterator[Services]:
-    """The services, with nothing left in the pool after the test."""
     yield all_services
     all_services.check_that_nothing_is_left()
 
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers, other ones for each test."""
+    """Random numbers, seeded by the test's name."""
     return random.Random(request.node.name)
 
 
@@ -60,7 +58,7 @@ def streams(services: Services, draw: random.Random, request: pytest.FixtureRequ
     return streams
 
 
-# The KV manager dies
+# A killed KV manager
 
 
 def test_a_killed_manager_changes_no_token_and_no_cached_prefix(
@@ -68,7 +66,7 @@ def test_a_killed_manager_changes_no_token_and_no_cached_prefix(
 ) -> None:
     old = prompt(1000, 200, 8, "killed")
     services.generate(old)
-    wait_until(lambda: services.pool().sequences == 0, "it is over")
+    wait_until(lambda: services.pool().sequences == 0, "all sequences are freed")
     requests = prompts(STREAMS, TOKENS, "killed", slow=True)
     streams = services.run(requests)
     streams.wait_for_tokens(draw.randrange(STREAMS * TOKENS // 3))
@@ -100,7 +98,7 @@ def test_an_idle_manager_that_is_killed_has_the_same_blocks_afterwards(services:
     ids=[
         "a Step of the old session arrives late",
         "an attempt to attach arrives late",
-        "the engine is stopped until its pool is gone",
+        "the engine is stopped until its pool is dropped",
         "the manager is stopped for a second",
     ],
 )
@@ -144,10 +142,7 @@ def test_a_manager_whose_answers_take_50_ms_changes_no_token(
 
 @pytest.mark.parametrize("away", [Services.manager_away, Services.connection_away], ids=["killed", "cut off"])
 def test_requests_cancelled_without_a_manager_hold_no_blocks_afterwards(
-    services: Services,
-    draw: random.Random,
-    expected: list[list[int]],
-    away: Away,
+    services: Services, draw: random.Random, expected: list[list[int]], away: Away
 ) -> None:
     streams = services.run(prompts(STREAMS, TOKENS, f"cancelled, {away.__name__}", slow=True))
     streams.wait_for_starts()
@@ -155,7 +150,7 @@ def test_requests_cancelled_without_a_manager_hold_no_blocks_afterwards(
         assert services.engine_metric("quire_num_requests_running") == STREAMS
         cancelled = faults.cancel_some(services, streams, draw)
     ids = {streams.answers[number].started.request_id for number in cancelled}
-    wait_until(lambda: not ids & services.sequences().keys(), "what was cancelled holds no blocks")
+    wait_until(lambda: not ids & services.sequences().keys(), "cancelled requests hold no blocks")
     assert streams.codes() == dict.fromkeys(cancelled, grpc.StatusCode.CANCELLED)
     for number in set(range(STREAMS)) - set(cancelled):
         assert streams.answers[number].token_ids == expected[number]

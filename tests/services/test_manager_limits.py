@@ -1,4 +1,4 @@
-"""Nothing that an engine takes leads to a Step that the KV manager refuses as a whole: the limits of both fit."""
+"""The KV manager accepts every Step of an engine: their limits agree."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ LARGEST_ID = (1 << 63) - 1
 TENANT = "t" * 64
 
 
-def a_request(request_id: str, salt: bytes) -> Request:
+def build_request(request_id: str, salt: bytes) -> Request:
     return Request(request_id, (1,), Sampling(), Stopping(1), salt=salt, prompt_logprobs=0)
 
 
@@ -34,11 +34,13 @@ def test_engines_accept_the_longest_ids_and_salts_of_a_gateway(tenant: str, sepa
     assert not is_tenant_name(TENANT + "t")
     request_id = qualified(tenant, "i" * MAX_REQUEST_ID_BYTES)
     salt = Namespace(separate).salt(tenant, "s" * MAX_SALT_BYTES)
-    Capacity(8, 8, 4, 8).check(a_request(request_id, salt))
+    Capacity(8, 8, 4, 8).check(build_request(request_id, salt))
 
 
 def test_the_kv_manager_accepts_the_longest_ids_and_salts_of_an_engine() -> None:
-    group = Group(LARGEST_ID, a_request("i" * engine_limits.MAX_REQUEST_ID_BYTES, bytes(engine_limits.MAX_SALT_BYTES)))
+    group = Group(
+        LARGEST_ID, build_request("i" * engine_limits.MAX_REQUEST_ID_BYTES, bytes(engine_limits.MAX_SALT_BYTES))
+    )
     pin = PinnedPrefix("p" * MAX_NAME_BYTES, (1,), b"")
     assert len(group.salt) > engine_limits.MAX_SALT_BYTES
     assert len(group.salt) <= limits.MAX_SALT_LENGTH
@@ -49,17 +51,17 @@ def test_the_kv_manager_accepts_the_longest_ids_and_salts_of_an_engine() -> None
     assert engine_limits.MAX_REQUEST_ID_BYTES + limits.MAX_SALT_LENGTH + 55 + 256 <= ENTRY_BYTES
 
 
-def test_the_items_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
+def test_the_kv_manager_accepts_the_most_items_of_a_step() -> None:
     items = Counter(
         commits=SEQUENCES,
         forks=SEQUENCES,
         extends=SEQUENCES,
         allocates=SEQUENCES,
         frees_and_moves=limits.MAX_SEQUENCES,  # one for each sequence at most
-        pins=limits.MAX_PINS + 1 + SEQUENCES,  # all unpinned, a reset, and those computed since
+        pins=limits.MAX_PINS + 1 + SEQUENCES,  # each unpinned, a reset, and each computed again
     )
     assert items.total() <= limits.MAX_ITEMS
 
 
-def test_the_prompts_of_a_step_are_no_more_than_the_kv_manager_takes() -> None:
+def test_the_kv_manager_accepts_the_longest_prompts_of_a_step() -> None:
     assert BUDGET - 1 + MAX_CONTEXT_TOKENS <= limits.MAX_PROMPT_TOKENS

@@ -2,9 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,7 +16,7 @@ from tests.scrape import Scrape
 LONG = 900
 LABELS = {"model_name": "tiny-llama", "engine": platform.node()}
 
-# The names are an interface for dashboards and autoscalers. Each has its labels beyond LABELS.
+# The names are an interface for dashboards and autoscalers. The labels are those beyond LABELS.
 SHOWN = {
     "gateway": {
         "quire_time_to_first_token_seconds": (),
@@ -105,7 +103,7 @@ SHOWN = {
 }
 
 
-# Without the label `engine`: engines come and go, and no engine has begun a refused request.
+# Without the label `engine`: these series outlive an engine, or count requests that no engine has begun.
 OUTLIVING = {
     "quire_requests_given_up",
     *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
@@ -116,7 +114,7 @@ OUTLIVING = {
 OF_NO_MODEL = {"quire_http_requests", "quire_tenant_rejections"}
 # Of each process, without labels.
 OF_EVERY_SERVICE = {"quire_log_lines_dropped"}
-# And these a service shows only where it has certificates.
+# Of each service that has certificates.
 OF_TLS = {"quire_tls_certificate_expiry_timestamp_seconds"}
 
 
@@ -125,17 +123,17 @@ def scrape(quire: RunningQuire, service: str) -> Scrape:
 
 
 def quiet(quire: RunningQuire) -> None:
-    """Wait until no request is left, neither in the pool nor at the gateway."""
-
-    def left() -> float:
-        return sum(scrape(quire, "gateway").values("quire_open_streams", "protocol").values())
-
-    wait_until(lambda: left() == 0, "no stream is open")
+    """Wait until neither the pool nor the gateway has a request."""
+    wait_until(lambda: sum(open_streams(quire).values()) == 0, "no stream is open", CALL_SECONDS)
     assert quire.settled_pool().sequences == 0
 
 
+def open_streams(quire: RunningQuire) -> dict[str, float]:
+    return {"grpc": 0.0, "http": 0.0} | scrape(quire, "gateway").values("quire_open_streams", "protocol")
+
+
 def quiet_with_series(quire: RunningQuire) -> None:
-    """Wait until no request is left; one has been there, so that its series are shown."""
+    """Run a request, so that all series exist, and wait for its end."""
     quire.generate(prompt_request("Once", 1))
     quiet(quire)
 
@@ -191,9 +189,9 @@ def test_token_metrics_equal_the_tokens_that_clients_received(tiny_quire: Runnin
     assert difference("quire_prompt_tokens_cached_total", *engine) == sum(usage.cached_tokens for usage in usages)
     assert difference("quire_generation_tokens_total", *engine) == 8 * 9
     sources = [now["engine"].values("quire_prompt_tokens_by_source_total", "source") for now in (before, after)]
-    came = {source: sources[1][source] - sources[0][source] for source in sources[1]}
+    added = {source: sources[1][source] - sources[0][source] for source in sources[1]}
     cached = sum(usage.cached_tokens for usage in usages)
-    assert came == {"local_cache_hit": cached, "local_compute": sum(one.prompt_tokens for one in usages) - cached}
+    assert added == {"local_cache_hit": cached, "local_compute": sum(one.prompt_tokens for one in usages) - cached}
     assert difference("quire_step_seconds_count", *engine) >= 9
     gateway = before["gateway"], after["gateway"]
     assert difference("quire_time_to_first_token_seconds_count", *gateway) == 8
@@ -222,7 +220,7 @@ def test_token_metrics_equal_the_tokens_that_clients_received(tiny_quire: Runnin
     first_token = difference("quire_time_to_first_token_seconds_sum", *gateway)
     end_to_end = difference("quire_e2e_request_latency_seconds_sum", *gateway)
     rounding = 1e-4
-    # The times of the engine are those until its report, and the client's time is the longest.
+    # The engine's times end at its report, and the client's time is the longest.
     assert waited - rounding <= first_token <= end_to_end
     assert total - rounding <= end_to_end <= sum(waits)
 
@@ -231,7 +229,7 @@ def seconds(answers: list[Answer], part: str) -> float:
     return sum(getattr(answer.finished.timing, part).ToTimedelta().total_seconds() for answer in answers)
 
 
-def test_the_phases_of_the_steps_are_the_time_that_the_engine_was_busy(tiny_quire: RunningQuire) -> None:
+def test_the_phases_of_steps_add_up_to_the_engines_busy_time(tiny_quire: RunningQuire) -> None:
     tiny_quire.generate(prompt_request("warm", 2))
     quiet(tiny_quire)
     begun = time.monotonic()
@@ -251,26 +249,20 @@ def test_the_phases_of_the_steps_are_the_time_that_the_engine_was_busy(tiny_quir
 
 
 def test_open_streams_are_counted_by_protocol(tiny_quire: RunningQuire) -> None:
-    def open_now() -> dict[str, float]:
-        return {"grpc": 0.0, "http": 0.0} | scrape(tiny_quire, "gateway").values("quire_open_streams", "protocol")
-
     body = {"prompt": "over HTTP", "max_tokens": LONG, "stream": True, "ignore_eos": True, "seed": SLOW_SEED}
-
     quiet(tiny_quire)
     call = tiny_quire.gateway.Generate(slow_request("over gRPC", LONG))
     next(call)
     with httpx.stream("POST", f"{tiny_quire.http_url}/v1/completions", json=body, timeout=CALL_SECONDS) as response:
         assert response.status_code == 200, response.read()
-        assert open_now() == {"grpc": 1, "http": 1}
+        assert open_streams(tiny_quire) == {"grpc": 1, "http": 1}
         call.cancel()
-    wait_until(lambda: open_now() == {"grpc": 0, "http": 0}, "no stream is open", CALL_SECONDS)
-    tiny_quire.settled_pool()
+    quiet(tiny_quire)
 
 
 def test_metrics_of_the_kv_manager_equal_the_answer_of_get_pool(tiny_quire: RunningQuire) -> None:
     run_streams(tiny_quire, [prompt_request(f"prompt number {number}", 5) for number in range(12)], 6)
 
-    tiny_quire.settled_pool()
     quiet(tiny_quire)
     pool, shown = tiny_quire.pool(), scrape(tiny_quire, "kvmanager")
     states = shown.values("quire_kv_blocks", "state", tier="device")
@@ -292,7 +284,7 @@ def test_blocks_and_tokens_of_running_requests_are_exported_as_held(tiny_quire: 
     quiet(tiny_quire)
     call = tiny_quire.gateway.Generate(slow_request("a prompt that is a little longer than one block", LONG))
     tokens = 0
-    while tokens < 6:  # after which the manager has received some of their commits
+    while tokens < 6:  # then the manager has received some of their commits
         tokens += len(next(call).delta.token_ids)
     engine, manager = scrape(tiny_quire, "engine"), scrape(tiny_quire, "kvmanager")
     call.cancel()
@@ -308,15 +300,16 @@ def test_blocks_and_tokens_of_running_requests_are_exported_as_held(tiny_quire: 
     assert manager.value("quire_kv_sequences") == 1
 
 
-def test_a_pool_that_is_too_small_shows_evictions_preemptions_and_what_they_cost(
-    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path]
-) -> None:
-    small = quire("--model", str(tiny_model("llama")), "--device-blocks", "12", "--max-sequences", "8")
-    answers = run_streams(small, [prompt_request(f"prompt number {number} of many", 60) for number in range(12)], 12)
-    pool = small.settled_pool()
-    engine, manager = scrape(small, "engine"), scrape(small, "kvmanager")
+def test_a_full_pool_exports_evictions_preemptions_and_recomputed_tokens(tiny_quire: RunningQuire) -> None:
+    totals = tiny_quire.settled_pool().totals
+    before = {service: scrape(tiny_quire, service) for service in ("engine", "kvmanager")}
+    answers = run_streams(tiny_quire, [prompt_request(f"one of many, {number}", 120) for number in range(12)], 12)
+    pool = tiny_quire.settled_pool()
+    engine, manager = ((before[service], scrape(tiny_quire, service)) for service in before)
     preemptions = sum(answer.finished.timing.preemptions for answer in answers)
     recomputed = sum(answer.finished.usage.recomputed_tokens for answer in answers)
-    assert engine.value("quire_num_preemptions_total") == preemptions == pool.totals.preemptions > 0
-    assert engine.value("quire_recomputed_tokens_total") == recomputed > 0
-    assert manager.value("quire_kv_evicted_blocks_total") == pool.totals.evicted_blocks > 0
+    assert difference("quire_num_preemptions_total", *engine) == preemptions > 0
+    assert preemptions == pool.totals.preemptions - totals.preemptions
+    assert difference("quire_recomputed_tokens_total", *engine) == recomputed > 0
+    evicted = pool.totals.evicted_blocks - totals.evicted_blocks
+    assert difference("quire_kv_evicted_blocks_total", *manager) == evicted > 0

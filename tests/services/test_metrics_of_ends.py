@@ -1,4 +1,4 @@
-"""Metrics of how requests end: answered, refused, cancelled or interrupted."""
+"""Metrics of the ends of requests: finished, rejected or aborted."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,25 +11,28 @@ import pytest
 from quire.v1 import gateway_pb2_grpc
 from services.gateway.access.api_keys import make_key
 from tests.api_keys import Keyed, write_keys
-from tests.faults import wait_until
 from tests.load import prompt_request, slow_request
 from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService
 from tests.scrape import Scrape
 from tests.services.test_metrics import LONG, difference, quiet, quiet_with_series, scrape
 
 
-def test_refusals_are_counted_by_what_refused(
-    quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
+def test_rejections_are_counted_by_reason(
+    tiny_quire: RunningQuire, service: Callable[..., RunningService], tmp_path: Path
 ) -> None:
     single, frugal = make_key(), make_key()
     limits = {single: "max_concurrent_requests = 1", frugal: "tokens_per_minute = 20"}
     entries = {key: f"tenant = '{number}'\n{limit}" for number, (key, limit) in enumerate(limits.items())}
     keys = write_keys(tmp_path / "keys.toml", entries)
-    running = quire("--model", str(tiny_model("llama")), "--api-keys", str(keys), "--max-requests", "2")
-    one, other = (Keyed(running.addresses["gateway"], key) for key in limits)
+    gateway = service(
+        *("gateway", "--listen", "127.0.0.1:0", "--engines", tiny_quire.addresses["engine"]),
+        *("--api-keys", str(keys), "--max-requests", "2"),
+    )
+    gateway.output.wait_for("gateway is ready")
+    one, other = (Keyed(gateway.address, key) for key in limits)
 
     def reasons() -> dict[str, float]:
-        return scrape(running, "gateway").values("quire_admission_rejections_total", "reason")
+        return Scrape.of(gateway.metrics_url).values("quire_admission_rejections_total", "reason")
 
     def refused(client: Any, max_tokens: int) -> str | None:
         before = reasons()
@@ -42,22 +45,20 @@ def test_refusals_are_counted_by_what_refused(
             return reason
         return None
 
-    assert refused(running.gateway, 5) == "unauthenticated"
-    call = one.gateway.Generate(slow_request("runs", 1900), timeout=CALL_SECONDS)
+    assert refused(gateway_pb2_grpc.GatewayStub(gateway.channel), 5) == "unauthenticated"
+    call = one.gateway.Generate(slow_request("runs", LONG), timeout=CALL_SECONDS)
     next(call)
     assert refused(one.gateway, 5) == "tenant_requests"
     call.cancel()
-    list(other.gateway.Generate(prompt_request("runs too", 9), timeout=CALL_SECONDS))
+    list(other.gateway.Generate(prompt_request("runs", 9), timeout=CALL_SECONDS))
     assert refused(other.gateway, 19) == "tenant_tokens"
     one.close()
     other.close()
 
 
-def test_refusals_without_an_engine_are_counted_under_no_model(
-    service: Callable[..., RunningService],
-) -> None:
+def test_rejections_without_an_engine_have_no_model(service: Callable[..., RunningService]) -> None:
     gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", "127.0.0.1:1")
-    request = prompt_request("nobody is there", 5)
+    request = prompt_request("no engine", 5)
     request.model = "made-up"
     with pytest.raises(grpc.RpcError):
         list(gateway_pb2_grpc.GatewayStub(gateway.channel).Generate(request, timeout=CALL_SECONDS))
@@ -66,18 +67,18 @@ def test_refusals_without_an_engine_are_counted_under_no_model(
     assert (sample.labels, sample.value) == ({"model_name": "", "reason": "unavailable"}, 1)
 
 
-def leave(quire: RunningQuire) -> None:
-    call = quire.gateway.Generate(slow_request("left", LONG))
+def cancel(quire: RunningQuire) -> None:
+    call = quire.gateway.Generate(slow_request("cancelled", LONG))
     next(call)
     call.cancel()
 
 
-def hang_up(quire: RunningQuire) -> None:
+def let_the_call_expire(quire: RunningQuire) -> None:
     with suppress(grpc.RpcError):
         quire.generate(slow_request("late", LONG), timeout=1)
 
 
-def set_a_limit(quire: RunningQuire) -> None:
+def let_the_timeout_expire(quire: RunningQuire) -> None:
     request = slow_request("late", LONG)
     request.timeout.FromMilliseconds(500)
     with suppress(grpc.RpcError):
@@ -85,26 +86,26 @@ def set_a_limit(quire: RunningQuire) -> None:
 
 
 def reasons_of_ends(quire: RunningQuire, before: Scrape) -> dict[str, float]:
-    """Wait until no request is left, and return how many have ended since then, by reason; none is left out."""
+    """Wait until all requests have ended, and return their count since `before` by reason."""
     quiet(quire)
     after = scrape(quire, "gateway")
     name, ends = "quire_request_success_total", ("stop", "length", "abort", "error")
     return {reason: difference(name, before, after, finished_reason=reason) for reason in ends}
 
 
-@pytest.mark.parametrize("give_up", [leave, hang_up, set_a_limit])
+@pytest.mark.parametrize("abort", [cancel, let_the_call_expire, let_the_timeout_expire])
 def test_a_request_of_a_disconnected_client_counts_as_aborted(
-    tiny_quire: RunningQuire, give_up: Callable[[RunningQuire], None]
+    tiny_quire: RunningQuire, abort: Callable[[RunningQuire], None]
 ) -> None:
     quiet_with_series(tiny_quire)
     before = scrape(tiny_quire, "gateway")
-    give_up(tiny_quire)
+    abort(tiny_quire)
     assert reasons_of_ends(tiny_quire, before)["abort"] == 1
     after = scrape(tiny_quire, "gateway")
     assert difference("quire_e2e_request_latency_seconds_count", before, after) == 0
 
 
-def test_a_refused_request_is_not_counted_at_all(tiny_quire: RunningQuire) -> None:
+def test_an_invalid_request_is_not_counted(tiny_quire: RunningQuire) -> None:
     quiet_with_series(tiny_quire)
     before = scrape(tiny_quire, "gateway")
     with pytest.raises(grpc.RpcError):
@@ -121,33 +122,3 @@ def test_a_stop_string_counts_as_stop(tiny_quire: RunningQuire) -> None:
     tiny_quire.generate(request)
     after = scrape(tiny_quire, "gateway")
     assert difference("quire_request_success_total", before, after, finished_reason="stop") == 1
-
-
-def test_the_series_of_a_dead_engine_disappear_and_its_requests_count_as_errors(
-    service: Callable[..., RunningService], tiny_model: Callable[[str], Path]
-) -> None:
-    model = str(tiny_model("llama"))
-    manager = service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0.5")
-    engine = service(
-        *("engine", "--listen", "127.0.0.1:0", "--kvmanager", manager.address, "--model", model),
-        *("--device-blocks", "128", "--engine-id", "one"),
-    )
-    gateway = service("gateway", "--listen", "127.0.0.1:0", "--engines", engine.address)
-    gateway.output.wait_for("gateway is ready")
-    engine.output.wait_for("engine is ready")  # its pool is attached
-    assert Scrape.of(manager.metrics_url).values("quire_kv_pool_blocks", "engine") == {"one": 128}
-
-    quire = gateway_pb2_grpc.GatewayStub(gateway.channel)
-
-    call = quire.Generate(slow_request("cut short", 1900))
-    next(call)
-    engine.kill()
-    with pytest.raises(grpc.RpcError):
-        list(call)
-    ended = Scrape.of(gateway.metrics_url).values("quire_request_success_total", "finished_reason")
-    assert ended == {"stop": 0, "length": 0, "abort": 0, "error": 1}
-
-    def gone() -> bool:
-        return not [sample for sample in Scrape.of(manager.metrics_url).samples if "engine" in sample.labels]
-
-    wait_until(gone, "its series are gone", CALL_SECONDS)

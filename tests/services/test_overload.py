@@ -1,4 +1,4 @@
-"""Overload of a running Quire: refusals with their retry delay, exceeded deadlines, and slow clients."""
+"""Overload of a running Quire: rejections with their retry delay, exceeded deadlines, and slow clients."""
 
 import json
 import socket
@@ -32,12 +32,12 @@ DEADLINE_SECONDS = 1.5
 
 @pytest.fixture(scope="module")
 def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
-    """One that runs two sequences at a time, and takes five requests."""
+    """A Quire that runs two sequences at a time and admits five requests."""
     one = start_quire(
         *("--model", str(tiny_model("llama")), "--device-blocks", "512", "--max-sequences", str(SEQUENCES)),
         *("--max-requests", str(MAX_REQUESTS), "--max-queued-tokens", "4500"),
         *("--slow-client-seconds", str(SLOW_SECONDS), "--max-buffered-tokens", "256"),
-        # An engine that a test stops must not count as lost.
+        # A stopped engine must not count as lost.
         *("--link-timeout-seconds", str(CALL_SECONDS), "--http-listen", "127.0.0.1:0"),
     )
     yield one
@@ -56,16 +56,16 @@ def running(quire: RunningQuire, count: int = SEQUENCES) -> Iterator[list[Any]]:
     finally:
         for call in calls:
             call.cancel()
-        wait_until(lambda: open_streams(quire) == 0, "no request is left")
+        wait_until(lambda: open_streams(quire) == 0, "all requests have ended")
         quire.settled_pool()
 
 
 def open_streams(quire: RunningQuire) -> float:
-    return sum(shown(quire).values("quire_open_streams", "protocol").values())
+    return sum(gateway_metrics(quire).values("quire_open_streams", "protocol").values())
 
 
-def engine_standing_still(quire: RunningQuire) -> AbstractContextManager[None]:
-    """Inside, no request begins or ends."""
+def stopped_engine(quire: RunningQuire) -> AbstractContextManager[None]:
+    """Stop the engine's process inside the context."""
     return standing_still(quire.children()["engine"])
 
 
@@ -75,28 +75,28 @@ def failure(call: Any) -> grpc.RpcError:
     return caught.value
 
 
-def shown(quire: RunningQuire) -> Scrape:
+def gateway_metrics(quire: RunningQuire) -> Scrape:
     return Scrape.of(quire.metrics_urls["gateway"])
 
 
-# Refused
+# Rejected
 
 
-def test_a_request_beyond_the_limit_is_refused_at_once_with_a_retry_delay(quire: RunningQuire) -> None:
-    with engine_standing_still(quire):
+def test_a_request_beyond_the_limit_is_rejected_at_once_with_a_retry_delay(quire: RunningQuire) -> None:
+    with stopped_engine(quire):
         calls = [quire.gateway.Generate(prompt_request(f"{n}", 5), timeout=CALL_SECONDS) for n in range(MAX_REQUESTS)]
-        wait_until(lambda: open_streams(quire) == MAX_REQUESTS, "they have been taken")
+        wait_until(lambda: open_streams(quire) == MAX_REQUESTS, "the requests are admitted")
         error: Any = failure(quire.gateway.Generate(prompt_request("one more", 5), timeout=CALL_SECONDS))
-        assert all(call.is_active() for call in calls), "it waited for room"
+        assert all(call.is_active() for call in calls), "the request waited in the queue"
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.details().startswith("5 sequences are in flight, the limit is 5; retry in about ")
-        assert told_to_wait(error) > 0
+        assert retry_delay(error) > 0
     assert [len(Answer.of(call).token_ids) for call in calls] == [5] * MAX_REQUESTS
     quire.generate(prompt_request("again", 5))
 
 
-def told_to_wait(error: Any) -> float:
-    """Read Google's RetryInfo as Google's own messages do, and the wait that gRPC's retries read."""
+def retry_delay(error: Any) -> float:
+    """Return the seconds of Google's RetryInfo, and compare them with gRPC's own field."""
     metadata = dict(error.trailing_metadata())
     status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
     assert (status.code, status.message) == (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], error.details())
@@ -108,19 +108,19 @@ def told_to_wait(error: Any) -> float:
 
 
 def test_queued_tokens_are_bounded_and_running_requests_do_not_count(quire: RunningQuire) -> None:
-    before = shown(quire).values("quire_admission_rejections_total", "reason").get("max_queued_tokens", 0)
-    with running(quire), engine_standing_still(quire):
+    before = gateway_metrics(quire).values("quire_admission_rejections_total", "reason").get("max_queued_tokens", 0)
+    with running(quire), stopped_engine(quire):
         others = open_streams(quire)
         waiting = [quire.gateway.Generate(prompt_request(f"w{n}", LONG), timeout=CALL_SECONDS) for n in range(2)]
-        wait_until(lambda: open_streams(quire) == others + 2, "they have been taken")
+        wait_until(lambda: open_streams(quire) == others + 2, "the requests are admitted")
         error: Any = failure(quire.gateway.Generate(prompt_request("too much", LONG), timeout=CALL_SECONDS))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "tokens are queued, the limit is 4500" in error.details()
-        assert told_to_wait(error) > 0
+        assert retry_delay(error) > 0
         for call in waiting:
             call.cancel()
             assert call.code() == grpc.StatusCode.CANCELLED
-    assert shown(quire).value("quire_admission_rejections_total", reason="max_queued_tokens") == before + 1
+    assert gateway_metrics(quire).value("quire_admission_rejections_total", reason="max_queued_tokens") == before + 1
 
 
 # Deadlines
@@ -147,14 +147,13 @@ def test_an_exceeded_deadline_is_counted_by_whether_the_request_was_queued_or_ru
         if not by_call:
             state = "queued" if phase == "queued" else "running"
             assert call.details() == f"timeout exceeded while the request was {state}"
-        wait_until(lambda: sum(deadlines(quire).values()) > sum(before.values()), "it is counted")
+        wait_until(lambda: sum(deadlines(quire).values()) > sum(before.values()), "the request is counted")
     counted = {name: count - before[name] for name, count in deadlines(quire).items()}
     assert counted == {"queued": int(phase == "queued"), "running": int(phase == "running")}
-    wait_until(lambda: open_streams(quire) == 0, "no request is left")
+    wait_until(lambda: open_streams(quire) == 0, "all requests have ended")
 
 
 def begun(call: Any) -> bool:
-    """Whether an engine begins a request before it has ended."""
     try:
         return bool(next(call).HasField("started"))
     except grpc.RpcError:
@@ -162,15 +161,15 @@ def begun(call: Any) -> bool:
 
 
 def deadlines(quire: RunningQuire) -> dict[str, float]:
-    return {"queued": 0.0, "running": 0.0} | shown(quire).values("quire_deadline_exceeded_total", "phase")
+    return {"queued": 0.0, "running": 0.0} | gateway_metrics(quire).values("quire_deadline_exceeded_total", "phase")
 
 
-# Clients that leave
+# Disconnected clients
 
 
 def test_the_blocks_of_a_disconnected_client_are_freed_and_the_time_is_exported(quire: RunningQuire) -> None:
     def cancels() -> tuple[float, float]:
-        now = shown(quire).values
+        now = gateway_metrics(quire).values
         counts, sums = (now(f"quire_cancel_to_free_seconds_{of}", "model_name") for of in ("count", "sum"))
         return counts.get("tiny-llama", 0), sums.get("tiny-llama", 0)
 
@@ -178,11 +177,11 @@ def test_the_blocks_of_a_disconnected_client_are_freed_and_the_time_is_exported(
         (count, seconds), begun = cancels(), time.monotonic()
         calls[0].cancel()
         assert quire.settled_pool().device.held == 0
-    wait_until(lambda: cancels()[0] == count + 1, "it is shown")
+    wait_until(lambda: cancels()[0] == count + 1, "the time is exported")
     assert 0 < cancels()[1] - seconds < time.monotonic() - begun
 
 
-# Clients that do not read
+# Slow clients
 
 
 class Unread:
@@ -201,14 +200,14 @@ class Unread:
 
 
 def slow_clients(quire: RunningQuire) -> float:
-    return shown(quire).values("quire_slow_clients_total", "model_name").get("tiny-llama", 0)
+    return gateway_metrics(quire).values("quire_slow_clients_total", "model_name").get("tiny-llama", 0)
 
 
 def test_the_stream_of_a_slow_client_ends_with_the_reason(quire: RunningQuire) -> None:
     before = slow_clients(quire)
     unread = Unread(quire)
     next(unread.call)
-    wait_until(lambda: slow_clients(quire) == before + 1, "it is ended", CALL_SECONDS)
+    wait_until(lambda: slow_clients(quire) == before + 1, "the stream is ended", CALL_SECONDS)
     assert quire.settled_pool().sequences == 0
     error: Any = failure(unread.call)
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -231,7 +230,7 @@ def test_a_slow_http_client_is_disconnected(quire: RunningQuire) -> None:
             f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         )
         client.sendall(head.encode() + b"\r\n\r\n" + body)
-        wait_until(lambda: slow_clients(quire) == before + 1, "it is ended", CALL_SECONDS)
+        wait_until(lambda: slow_clients(quire) == before + 1, "the stream is ended", CALL_SECONDS)
         assert quire.settled_pool().sequences == 0
         client.settimeout(CALL_SECONDS)
         with suppress(ConnectionResetError):
@@ -239,10 +238,10 @@ def test_a_slow_http_client_is_disconnected(quire: RunningQuire) -> None:
                 pass
 
 
-def test_slow_clients_hold_no_place_of_other_requests(quire: RunningQuire) -> None:
+def test_slow_clients_do_not_count_against_the_limit_of_requests(quire: RunningQuire) -> None:
     before = slow_clients(quire)
     unread = [Unread(quire, number=number) for number in range(SEQUENCES)]
-    wait_until(lambda: slow_clients(quire) == before + SEQUENCES, "they are ended", CALL_SECONDS)
+    wait_until(lambda: slow_clients(quire) == before + SEQUENCES, "the streams are ended", CALL_SECONDS)
     with ThreadPoolExecutor(MAX_REQUESTS) as clients:
         answers = list(clients.map(lambda n: quire.generate(prompt_request(f"{n}", 5)), range(MAX_REQUESTS)))
     assert [len(answer.token_ids) for answer in answers] == [5] * MAX_REQUESTS
@@ -253,21 +252,21 @@ def test_slow_clients_hold_no_place_of_other_requests(quire: RunningQuire) -> No
 def test_a_slow_client_delays_no_other_stream_and_memory_stays_bounded(quire: RunningQuire) -> None:
     gateway = psutil.Process(quire.children()["gateway"])
 
-    def kept() -> bool | None:
-        """None where the machine paused: that may happen once, not always."""
+    def is_undelayed() -> bool | None:
+        """Return None if the machine paused."""
         before = slow_clients(quire)
         unread = Unread(quire, number=9)
         memory = gateway.memory_info().rss
         pause = longest_pause(quire)
-        wait_until(lambda: slow_clients(quire) == before + 1, "it is ended", CALL_SECONDS)
+        wait_until(lambda: slow_clients(quire) == before + 1, "the stream is ended", CALL_SECONDS)
         assert gateway.memory_info().rss - memory < 20 * MIB
         unread.close()
         return pause < 0.9 * SLOW_SECONDS or None
 
-    assert in_time(kept, "a stream is not held up by another's client, which is given seconds")
+    assert in_time(is_undelayed, "a slow client delays no other stream")
 
 
 def longest_pause(quire: RunningQuire) -> float:
-    """Return the longest time between two messages of a stream that is read, in seconds."""
+    """Return the longest time between two messages of a stream, in seconds."""
     times = [time.monotonic() for _ in quire.gateway.Generate(prompt_request("read", 400), timeout=CALL_SECONDS)]
     return max(after - before for before, after in pairwise(times[1:]))

@@ -1,7 +1,7 @@
-"""Pinned prefixes end to end: operators' calls, a file of prompts, the command line, and services that die."""
+"""Pinned prefixes: administrative calls, the command line and the file of prompts."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,13 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from quire.v1 import engine_pb2, gateway_pb2, kvmanager_pb2, kvmanager_pb2_grpc, pins_pb2
+from quire.v1 import engine_pb2, gateway_pb2, pins_pb2
 from services.cli.main import cli
 from services.gateway.pinned_prompts import read
 from services.runtime.settings import InvalidSetting
 from tests.faults import wait_until
 from tests.load import prompt_request
-from tests.running_quire import START_SECONDS, RunningQuire, RunningService, launch
+from tests.running_quire import START_SECONDS, RunningQuire, launch
 from tests.services.runtime.test_statuses import failure_of
 from tests.timing import standing_still
 
@@ -43,7 +43,7 @@ def cached(quire: RunningQuire, text: str = TEXT + "Why?", salt: str = "") -> in
 
 @pytest.fixture
 def quire(tiny_quire: RunningQuire) -> Iterator[RunningQuire]:
-    """A Quire of 64 blocks, in which nothing is pinned or cached."""
+    """A Quire of 64 blocks with no pinned or cached prefix."""
     unpin_all(tiny_quire)
     assert admin(tiny_quire, reset_prefix_cache={}) == []
     yield tiny_quire
@@ -59,7 +59,7 @@ def unpin_all(quire: RunningQuire) -> None:
 
 
 class TestAdmin:
-    def test_a_prefix_is_pinned_listed_found_and_unpinned(self, quire: RunningQuire) -> None:
+    def test_a_prefix_is_pinned_listed_hit_and_unpinned(self, quire: RunningQuire) -> None:
         (pin,) = pinned(quire)
         assert (pin.name, pin.pinned, pin.token_count) == ("p", True, BLOCK_SIZE * len(pin.block_ids))
         assert quire.settled_pool().device.held == len(pin.block_ids) > 0
@@ -67,7 +67,7 @@ class TestAdmin:
         assert cached(quire) == pin.token_count
         assert admin(quire, unpin_prefix={"name": "p"}) == []
         assert quire.settled_pool().device.held == 0
-        assert cached(quire) >= pin.token_count, "it is cached still"
+        assert cached(quire) >= pin.token_count, "the prefix is no longer cached"
 
     def test_a_pin_with_a_salt_is_hit_with_that_salt_only(self, quire: RunningQuire) -> None:
         (pin,) = pinned(quire, salt="tenant")
@@ -79,7 +79,7 @@ class TestAdmin:
         assert (cached(quire, "x" * 40), cached(quire, "x" * 40)) == (0, 32)
         (listed,) = admin(quire, reset_prefix_cache={})
         assert (listed.name, listed.token_count) == ("p", pin.token_count)
-        (again,) = pinned(quire)  # pinning it again waits for it
+        (again,) = pinned(quire)  # returns when the prefix is pinned again
         assert again.pinned
         assert cached(quire, "x" * 40) == 0
         assert cached(quire) == pin.token_count
@@ -121,7 +121,7 @@ class TestAdmin:
                 "is in use for a prefix with other tokens",
             ),
             ({"unpin_prefix": {"name": "q"}}, Status.NOT_FOUND, "unpin_prefix.name", "name 'q' is not pinned"),
-            ({"list_pinned": {}, "model": "nobody"}, Status.NOT_FOUND, "model", "not 'nobody'"),
+            ({"list_pinned": {}, "model": "unknown"}, Status.NOT_FOUND, "model", "not 'unknown'"),
         ],
     )
     def test_unsupported_combinations_are_refused_by_their_field(
@@ -164,17 +164,17 @@ class TestCommands:
         assert self.run(quire, "pins").output == "no prefix is pinned\n"
         file = tmp_path / "system.txt"
         file.write_text(TEXT)
-        said = self.run(quire, "pin", "mine", "--file", str(file)).output
+        output = self.run(quire, "pin", "mine", "--file", str(file)).output
         (pin,) = admin(quire, list_pinned={})
-        assert said == f"mine: {pin.token_count} tokens, in {len(pin.block_ids)} blocks\n"
-        assert self.run(quire, "pin", "mine", TEXT).output == said == self.run(quire, "pins").output
-        assert self.run(quire, "pin", "mine", "-", input=TEXT).output == said
+        assert output == f"mine: {pin.token_count} tokens, in {len(pin.block_ids)} blocks\n"
+        assert self.run(quire, "pin", "mine", TEXT).output == output == self.run(quire, "pins").output
+        assert self.run(quire, "pin", "mine", "-", input=TEXT).output == output
         assert self.run(quire, "reset-cache").output.startswith(f"mine: {pin.token_count} tokens")
         assert self.run(quire, "unpin", "mine").output == "no prefix is pinned\n"
 
-    def test_failures_are_reported_in_one_line(self, quire: RunningQuire) -> None:
-        refused = self.run(quire, "unpin", "nobody")
-        assert (refused.exit_code, "NOT_FOUND: name 'nobody' is not pinned" in refused.output) == (1, True)
+    def test_a_failure_is_reported_in_one_line(self, quire: RunningQuire) -> None:
+        refused = self.run(quire, "unpin", "unknown")
+        assert (refused.exit_code, "NOT_FOUND: name 'unknown' is not pinned" in refused.output) == (1, True)
         assert self.run(quire, "pin", "mine").exit_code == 2
 
 
@@ -224,42 +224,3 @@ class TestFile:
         output, _ = process.communicate(timeout=START_SECONDS)
         assert process.returncode == 1
         assert f"pinned_prompts: cannot read '{tmp_path}/none'" in output
-
-
-def test_prompts_of_a_file_are_pinned_at_each_start_of_an_engine_and_survive_a_killed_kv_manager(
-    tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(line(name="short", text="Hi") + line(name="system", text=TEXT))
-    addresses = {name: f"unix:{tmp_path}/{name}.sock" for name in ("kvmanager", "engine", "gateway")}
-    model = ("--model", str(tiny_model("llama")))
-    arguments = {
-        "kvmanager": (),
-        "engine": ("--kvmanager", addresses["kvmanager"], "--device-blocks", "64", "--engine-id", "e", *model),
-        "gateway": ("--engines", addresses["engine"], "--pinned-prompts", str(file)),
-    }
-
-    def start(name: str) -> RunningService:
-        return RunningService(name, "--listen", addresses[name], *arguments[name])
-
-    services = {name: start(name) for name in addresses}
-    try:
-        gateway = services["gateway"].output
-        assert "prompt must have at least 16 tokens" in gateway.wait_for("pinning 'short' failed")
-        gateway.wait_for("pinned 'system': ")
-        engine = services["engine"].output
-        engine.wait_for("attached to the KV manager")
-        seen = len(engine.lines)
-        services["kvmanager"].kill()
-        services["kvmanager"] = start("kvmanager")
-        engine.wait_for("attached to the KV manager", after=seen)
-        manager = kvmanager_pb2_grpc.KVManagerStub(services["kvmanager"].channel)
-        pool = manager.GetPool(kvmanager_pb2.GetPoolRequest(), timeout=10).pool
-        listed = CliRunner().invoke(cli, ["pins", "--address", addresses["gateway"]]).output
-        assert listed == f"system: {pool.device.held * BLOCK_SIZE} tokens, in {pool.device.held} blocks\n"
-        seen = len(gateway.lines)
-        services["engine"].kill()
-        services["engine"] = start("engine")
-        gateway.wait_for("pinned 'system': ", after=seen)
-    finally:
-        assert [service.close() for service in reversed(services.values())] == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Records as files: their contents, their permissions, and failures of the disk."""
+"""Records as files: contents, permissions, and failures of the disk."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from blocks import Step
 from kvmanager import KVManager, Pool, PoolReport, PoolSpec
-from quire.v1 import gateway_pb2_grpc, records_pb2
+from quire.v1 import records_pb2
 from services.cli.main import cli
 from services.engine.recording import RequestsRecorder
 from services.engine.settings import EngineSettings
@@ -26,7 +26,7 @@ from services.runtime.settings import InvalidSetting
 from services.wire.records.file import RecordFile, create, length_delimited
 from services.wire.records.reader import RecordReader
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, START_SECONDS, Answer, RunningQuire, RunningService, launch
+from tests.running_quire import START_SECONDS, Answer, RunningQuire, launch
 
 SECONDS = 60
 OPENING = "Blocks of keys and values are kept like pages of memory. "
@@ -38,7 +38,7 @@ def mode(path: Path) -> int:
 
 
 def entries_of(file: BinaryIO) -> tuple[RecordReader, list[records_pb2.RecordEntry]]:
-    """A record that was read to its end: its entries between header and end."""
+    """Read a record; return its reader, and the entries between header and end."""
     reader = RecordReader(file)
     return reader, list(reader)
 
@@ -61,38 +61,10 @@ def replayed(path: Path) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-# Real services
+# Running services
 
 
-class Recorded:
-    """Three services, started one by one, whose work is recorded."""
-
-    def __init__(self, service: Callable[..., RunningService], model: Path, folder: Path) -> None:
-        self.folder = folder / "records"
-        self.requests = folder / "requests.quire"
-        self.kvmanager = service("kvmanager", "--listen", f"unix:{folder}/k.sock", "--record-folder", str(self.folder))
-        self.engine = service(
-            *("engine", "--listen", f"unix:{folder}/e.sock", "--kvmanager", self.kvmanager.address),
-            *("--model", str(model), "--device-blocks", "64", "--max-sequences", "8"),
-            *("--record-requests", str(self.requests)),
-        )
-        self.gateway = service("gateway", "--listen", f"unix:{folder}/g.sock", "--engines", self.engine.address)
-        self.gateway.output.wait_for("gateway is ready")
-
-    def generate(self, prompt: str, max_tokens: int) -> Answer:
-        stub = gateway_pb2_grpc.GatewayStub(self.gateway.channel)
-        return Answer.of(stub.Generate(prompt_request(prompt, max_tokens), timeout=CALL_SECONDS))
-
-    def stop(self) -> None:
-        assert [one.close() for one in (self.gateway, self.engine, self.kvmanager)] == [0, 0, 0]
-
-    @property
-    def operations(self) -> Path:
-        (path,) = self.folder.iterdir()
-        return path
-
-
-def test_records_of_real_services_replay_to_the_same_ids_and_hits(
+def test_records_of_a_running_quire_replay_to_the_same_ids_and_hits(
     quire: Callable[..., RunningQuire], tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path, folder = tmp_path / "requests.quire", tmp_path / "operations"
@@ -124,36 +96,13 @@ def test_records_of_real_services_replay_to_the_same_ids_and_hits(
 
     assert mode(operations_path) == mode(path) == 0o600
     assert mode(folder) == 0o700
-    assert served.output.wait_for("token ids included")
-    assert served.output.wait_for("as keys and lengths")
+    served.output.wait_for("token ids included")
+    served.output.wait_for("as keys and lengths")
     headers = [of_file(one)[0].header for one in (operations_path, path)]
     assert [header.sensitive.split(";")[0] for header in headers] == ["contains token ids", "no token ids"]
     assert {header.engine_id for header in headers} == {headers[0].pool.engine_id}
     kinds = [entry.request.decoding for entry in of_file(path)[1]]
     assert kinds.count("sampled") == 1
-
-
-def test_a_manager_that_was_killed_and_its_successor_record_sessions_that_are_replayed(
-    service: Callable[..., RunningService], tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    recorded = Recorded(service, tiny_model("llama"), tmp_path)
-    recorded.generate(OPENING * 2, 20)
-    first = recorded.operations
-    recorded.engine.output.wait_for("engine is ready")
-    known = len(recorded.engine.output.lines)
-    recorded.kvmanager.kill()
-    assert replayed(first)["end"].startswith("its writer was interrupted")
-    recorded.engine.output.wait_for("engine is not ready", after=known)
-    recorded.kvmanager = service(
-        "kvmanager", "--listen", recorded.kvmanager.address, "--record-folder", str(recorded.folder)
-    )
-    recorded.engine.output.wait_for("engine is ready", after=known)
-    assert recorded.generate(OPENING * 2, 5).started.cached_tokens > 0
-    recorded.stop()
-    (second,) = set(recorded.folder.iterdir()) - {first}
-    reported = [block for entry in of_file(second)[1] for block in entry.snapshot.keyed_blocks]
-    assert reported, "the session begins with the pool that the engine reports"
-    assert replayed(second)["end"] == "the session ended"
 
 
 @pytest.mark.parametrize(
@@ -220,20 +169,20 @@ def test_a_record_ends_at_its_maximum_size_and_holds_the_reason(
     assert 4000 < path.stat().st_size <= 5000
     assert reader.end == "the file is full: its limit is 5000 bytes"
     assert [entry.request.number for entry in entries] == list(range(len(entries)))
-    (said,) = caplog.messages
-    assert said == "record: recording stops: the file is full: its limit is 5000 bytes"
+    (message,) = caplog.messages
+    assert message == "record: recording stops: the file is full: its limit is 5000 bytes"
 
 
 class SlowDisk(io.BytesIO):
-    """A file whose writes block until the test opens it."""
+    """A file whose writes block until `is_open` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.goes_on = threading.Event()
+        self.is_open = threading.Event()
         self.content = b""
 
     def write(self, data: Any) -> int:
-        assert self.goes_on.wait(SECONDS)
+        assert self.is_open.wait(SECONDS)
         return super().write(data)
 
     def close(self) -> None:
@@ -245,17 +194,17 @@ def test_a_slow_disk_stops_the_record_and_blocks_no_request(caplog: pytest.LogCa
     disk = SlowDisk()
     file = RecordFile(disk, "record", max_queued=10)
     file.write(lambda: [HEADER])
-    for number in range(1000):  # returns at once, or the test takes forever
+    for number in range(1000):  # each returns at once
         file.write(lambda number=number: [numbered(number)])
     assert file.stopped
-    disk.goes_on.set()
+    disk.is_open.set()
     file.join(SECONDS)
     reader, entries = entries_of(io.BytesIO(disk.content))
     assert [entry.request.number for entry in entries] == list(range(len(entries)))
     assert 9 <= len(entries) <= 11
     assert reader.end == "the disk is too slow: 10 entries are queued"
-    (said,) = caplog.messages
-    assert said == "record: recording stops: the disk is too slow: 10 entries are queued"
+    (message,) = caplog.messages
+    assert message == "record: recording stops: the disk is too slow: 10 entries are queued"
 
 
 def test_a_full_disk_is_logged_in_one_line_and_ends_only_the_record(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,8 +215,8 @@ def test_a_full_disk_is_logged_in_one_line_and_ends_only_the_record(caplog: pyte
     assert file.closed
     file.write(lambda: [numbered(1)])
     file.finish("the session ended")
-    (said,) = caplog.messages
-    assert said == "record: recording stops: OSError: [Errno 28] No space left on device"
+    (message,) = caplog.messages
+    assert message == "record: recording stops: OSError: [Errno 28] No space left on device"
 
 
 def test_a_failed_write_stops_only_the_record(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -288,8 +237,8 @@ def test_a_deleted_folder_ends_the_record_and_not_the_session(tmp_path: Path, ca
     recorder.record(session, Step(1), session.pool.apply(Step(1)))
     recorder.end(session)
     recorder.close()
-    (said,) = caplog.messages
-    assert said.startswith("session 1 of engine host:unix:/tmp/engine is not recorded: [Errno 2]")
+    (message,) = caplog.messages
+    assert message.startswith("session 1 of engine host:unix:/tmp/engine is not recorded: [Errno 2]")
 
 
 def test_each_session_is_recorded_to_a_file_named_after_engine_and_session(tmp_path: Path) -> None:

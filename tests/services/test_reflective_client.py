@@ -1,4 +1,4 @@
-"""A client without generated code: it reads methods and messages from the gateway's reflection."""
+"""A client without generated code, which reads methods and messages from the gateway's reflection."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,12 +32,12 @@ class Reflective:
         open_call: Callable[..., Any] = (
             self._channel.unary_stream if described.server_streaming else self._channel.unary_unary
         )
-        begin = open_call(
+        method_call = open_call(
             f"/{service}/{method}",
             request_serializer=lambda one: one.SerializeToString(),
             response_deserializer=GetMessageClass(described.output_type).FromString,
         )
-        answered = begin(message, timeout=CALL_SECONDS)
+        answered = method_call(message, timeout=CALL_SECONDS)
         for response in answered if described.server_streaming else [answered]:
             yield MessageToDict(response)
 
@@ -48,7 +48,7 @@ def client(tiny_quire: RunningQuire) -> Iterator[Reflective]:
         yield Reflective(channel)
 
 
-def test_it_generates_as_a_stream(client: Reflective, tiny_quire: RunningQuire) -> None:
+def test_generate_returns_a_stream(client: Reflective, tiny_quire: RunningQuire) -> None:
     (gateway,) = [name for name in client.services() if name.endswith(".Gateway")]
     request = {
         "prompt": {"text": "The quick brown fox"},
@@ -60,12 +60,12 @@ def test_it_generates_as_a_stream(client: Reflective, tiny_quire: RunningQuire) 
     started, *deltas, finished = client.call(gateway, "Generate", request)
     assert len(deltas) > 1
     assert (set(started), set(finished)) == ({"started"}, {"finished"})
-    said = [delta["delta"] for delta in deltas]
-    assert sum(len(delta["tokenIds"]) for delta in said) == finished["finished"]["usage"]["generatedTokens"] == 9
+    received = sum(len(delta["delta"]["tokenIds"]) for delta in deltas)
+    assert received == finished["finished"]["usage"]["generatedTokens"] == 9
     assert tiny_quire.settled_pool().sequences == 0
 
 
-def test_it_tokenizes_and_gets_the_text_back(client: Reflective) -> None:
+def test_detokenize_returns_the_tokenized_text(client: Reflective) -> None:
     (tokens,) = client.call("quire.v1.Gateway", "Tokenize", {"prompt": {"text": "Häuser"}})
     (text,) = client.call("quire.v1.Gateway", "Detokenize", {"tokenIds": tokens["tokenIds"]})
     assert text["text"] == "Häuser"

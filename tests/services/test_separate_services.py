@@ -1,7 +1,7 @@
-"""The three services started one by one: health, reflection, and restarts of each."""
+"""The three services as separate processes: health, reflection, and restarts of each."""
 
-import queue
-import threading
+import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,15 +9,19 @@ from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from quire.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
-from tests.faults import wait_until
+from services.cli.main import cli
+from services.engine.servicer import EngineServicer
+from tests.faults import Streams, wait_until
 from tests.load import prompt_request, slow_request
 from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningService, open_channel
 from tests.scrape import Scrape
-from tests.timing import in_time, standing_still
+from tests.services.test_recording import of_file, replayed
+from tests.timing import standing_still
 from tests.tiny_models import CONTEXT
 
 NAMES = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
@@ -26,17 +30,21 @@ LINK_TIMEOUT_SECONDS = 5
 LEASE_SECONDS = 1
 MAX_SEQUENCES, MAX_WAITING = 4, 2
 PROMPT = "Blocks of keys and values"
+PINNED = {"short": "Hi", "system": "A careful assistant answers in whole sentences and makes nothing up."}
 LONG = 1900  # tokens: with 20 ms a token more than any test waits
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 class Services:
-    """The services by name; each can be killed and started again at the same address."""
+    """The services by name, with records and pinned prompts; each can be restarted at its address."""
 
     def __init__(self, folder: Path, model: Path) -> None:
+        self._records = folder / "records"
+        pins = folder / "pins.jsonl"
+        pins.write_text("".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in PINNED.items()))
         self.addresses = {name: f"unix:{folder}/{name}.sock" for name in NAMES}
         self._arguments = {
-            "kvmanager": ("--lease-seconds", str(LEASE_SECONDS)),
+            "kvmanager": ("--lease-seconds", str(LEASE_SECONDS), "--record-folder", str(self._records)),
             "engine": (
                 *("--kvmanager", self.addresses["kvmanager"], "--model", str(model), "--device-blocks", "256"),
                 *("--max-sequences", str(MAX_SEQUENCES), "--max-waiting", str(MAX_WAITING)),
@@ -45,6 +53,7 @@ class Services:
             "gateway": (
                 *("--engines", self.addresses["engine"]),
                 *("--link-timeout-seconds", str(LINK_TIMEOUT_SECONDS), "--failovers", "0"),
+                *("--pinned-prompts", str(pins)),
             ),
         }
         self.running: dict[str, RunningService] = {}
@@ -53,11 +62,11 @@ class Services:
         self.running[name] = self.start_another(name, self.addresses[name])
 
     def start_successor(self, name: str) -> RunningService:
-        """Start a service that is there already, but cannot be found before `succeed`."""
+        """Start a second process of a service, which has another address until `succeed`."""
         return self.start_another(name, f"{self.addresses[name]}.next")
 
     def succeed(self, name: str, successor: RunningService) -> None:
-        """Move it to the address of the dead one, without the time of a process start."""
+        """Move it to the address of its killed predecessor."""
         path = Path(self.addresses[name].removeprefix("unix:"))
         path.with_name(f"{path.name}.next").replace(path)
         successor.channel.close()
@@ -78,6 +87,10 @@ class Services:
     def kvmanager(self) -> kvmanager_pb2_grpc.KVManagerStub:
         return kvmanager_pb2_grpc.KVManagerStub(self.running["kvmanager"].channel)
 
+    def stream(self, max_tokens: int = LONG, *, slow: bool = True) -> Streams:
+        """Start a request; a slow one has sent a token when this returns."""
+        return start_stream(self.gateway, (slow_request if slow else prompt_request)(PROMPT, max_tokens), slow)
+
     def generate(self, max_tokens: int = 5) -> Answer:
         return Answer.of(self.gateway.Generate(prompt_request(PROMPT, max_tokens), timeout=CALL_SECONDS))
 
@@ -87,40 +100,24 @@ class Services:
     def pools(self) -> list[kvmanager_pb2.PoolInfo]:
         return list(self.kvmanager.ListPools(kvmanager_pb2.ListPoolsRequest(), timeout=CALL_SECONDS).pools)
 
-    def engine_metric(self, name: str) -> float:
-        return Scrape.of(self.running["engine"].metrics_url).value(name)
+    def metrics(self, name: str) -> Scrape:
+        return Scrape.of(self.running[name].metrics_url)
+
+    def latest_record(self) -> Path:
+        return max(self._records.iterdir(), key=lambda path: path.stat().st_ctime_ns)
 
 
-class Stream:
-    """A generation that a thread reads."""
+def start_stream(
+    gateway: gateway_pb2_grpc.GatewayStub, request: gateway_pb2.GenerateRequest, wait: bool = True
+) -> Streams:
+    stream = Streams(gateway, [request], CALL_SECONDS)
+    stream.wait_for_tokens(int(wait))
+    return stream
 
-    def __init__(self, gateway: gateway_pb2_grpc.GatewayStub, request: gateway_pb2.GenerateRequest) -> None:
-        self._call = gateway.Generate(request, timeout=CALL_SECONDS)
-        self._first_delta = threading.Event()
-        self._end: queue.SimpleQueue[Answer | grpc.RpcError] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
 
-    def wait_for_delta(self) -> None:
-        assert self._first_delta.wait(CALL_SECONDS)
-
-    def end(self) -> Answer | grpc.RpcError:
-        return self._end.get(timeout=2 * CALL_SECONDS)
-
-    def failure(self) -> grpc.RpcError:
-        end = self.end()
-        assert isinstance(end, grpc.RpcError), f"it finished with {len(end.token_ids)} tokens"
-        return end
-
-    def _read(self) -> None:
-        answer = Answer()
-        try:
-            for response in self._call:
-                answer.add(response)
-                if answer.deltas:
-                    self._first_delta.set()
-            self._end.put(answer)
-        except grpc.RpcError as error:
-            self._end.put(error)
+def failure_of(stream: Streams) -> grpc.RpcError:
+    (failure,) = stream.failures().values()
+    return failure
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +130,7 @@ def services(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def ready(services: Services) -> Services:
-    """All three, started in the wrong order: each waits for its dependencies."""
+    """The three services, started in reverse order: each waits for its dependencies."""
     services.start("gateway")
     gateway = services.watch("gateway")
     assert gateway.next() == "NOT_SERVING"
@@ -150,7 +147,6 @@ def ready(services: Services) -> Services:
 
 @pytest.fixture(scope="module")
 def expected(ready: Services) -> list[int]:
-    """The tokens of a long answer when nothing happens."""
     return ready.generate(100).token_ids
 
 
@@ -165,19 +161,19 @@ def check(service: RunningService, name: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
 
-# Before anything else is there
+# Without an engine
 
 
 def test_a_gateway_without_an_engine_is_live_but_not_ready_and_refuses_at_once(
     service: Callable[..., RunningService], tmp_path: Path
 ) -> None:
-    engines = ("--engines", f"unix:{tmp_path}/nobody.sock")
+    engines = ("--engines", f"unix:{tmp_path}/none.sock")
     waits = ("--link-timeout-seconds", "3600", "--failover-seconds", "3600")
     gateway = service("gateway", "--listen", f"unix:{tmp_path}/gateway.sock", *engines, *waits)
     assert (check(gateway, ""), check(gateway, NAMES["gateway"])) == ("SERVING", "NOT_SERVING")
     with pytest.raises(grpc.RpcError) as caught:
         list(gateway_pb2_grpc.GatewayStub(gateway.channel).Generate(prompt_request(PROMPT, 5), timeout=CALL_SECONDS))
-    # A request that waited would fail with DEADLINE_EXCEEDED.
+    # A queued request would fail with DEADLINE_EXCEEDED.
     assert (caught.value.code(), caught.value.details()) == (UNAVAILABLE, "no engine has connected yet")
 
 
@@ -204,7 +200,7 @@ def test_reflection_lists_and_describes_the_service(ready: Services, name: str) 
     assert file.name == f"quire/v1/{name}.proto"
 
 
-# Bounds that need other settings than most tests
+# Limits
 
 
 def test_without_max_tokens_a_stream_ends_when_the_context_is_full(ready: Services) -> None:
@@ -221,7 +217,7 @@ def test_a_full_queue_refuses_and_admits_again_when_a_request_ends(ready: Servic
         running.append(ready.gateway.Generate(slow_request(PROMPT, LONG), timeout=CALL_SECONDS))
         assert next(running[-1]).HasField("started")
     waiting = [ready.gateway.Generate(prompt_request(PROMPT, 3), timeout=CALL_SECONDS) for _ in range(MAX_WAITING)]
-    wait_until(lambda: ready.engine_metric("quire_num_requests_waiting") == MAX_WAITING, "the queue is full")
+    wait_until(lambda: ready.metrics("engine").value("quire_num_requests_waiting") == MAX_WAITING, "the queue is full")
     with pytest.raises(grpc.RpcError) as caught:
         ready.generate()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -232,36 +228,33 @@ def test_a_full_queue_refuses_and_admits_again_when_a_request_ends(ready: Servic
     assert len(ready.generate().token_ids) == 5
 
 
-# The KV manager dies
+# A killed KV manager
 
 
 def test_requests_survive_a_restart_of_the_kv_manager(ready: Services, expected: list[int]) -> None:
     engine, other = ready.watch("engine"), ready.watch("engine")
     assert (engine.next(), other.next()) == ("SERVING", "SERVING")
-    other.close()  # one watcher that leaves must not silence the others
-    running = Stream(ready.gateway, slow_request(PROMPT, 100))
-    running.wait_for_delta()
+    other.close()  # a watcher's end must not end the others
+    running = ready.stream(100)
     successor = ready.start_successor("kvmanager")
     ready.running["kvmanager"].kill()
     assert engine.next() == "NOT_SERVING"
-    new = Stream(ready.gateway, prompt_request(PROMPT, 100))
+    new = ready.stream(100, slow=False)
     ready.succeed("kvmanager", successor)
     assert engine.next() == "SERVING"
-    for stream in (running, new):
-        end = stream.end()
-        assert isinstance(end, Answer), end
-        assert end.token_ids == expected
+    assert running.tokens() == new.tokens() == [expected]
     engine.close()
 
 
 def test_requests_fail_and_the_gateway_is_not_ready_without_a_kv_manager(ready: Services) -> None:
     engine = ready.watch("engine")
     assert engine.next() == "SERVING"
-    running = Stream(ready.gateway, slow_request(PROMPT, LONG))
-    running.wait_for_delta()
+    running = ready.stream()
     killed_at = time.monotonic()
     ready.running["kvmanager"].kill()
-    failure = running.failure()
+    record = ready.latest_record()
+    assert replayed(record)["end"].startswith("its writer was interrupted")
+    failure = failure_of(running)
     assert (failure.code(), failure.details()) == (
         UNAVAILABLE,
         f"the engine has been without its KV manager for more than {PATIENCE_SECONDS} s",
@@ -279,97 +272,109 @@ def test_requests_fail_and_the_gateway_is_not_ready_without_a_kv_manager(ready: 
     assert engine.next() == "SERVING"
     assert gateway.next() == "SERVING"
     assert len(ready.generate().token_ids) == 5
+    assert ready.latest_record() != record
+    assert any(entry.snapshot.keyed_blocks for entry in of_file(ready.latest_record())[1]), "no block was reported"
+    wait_until(lambda: ready.live_sequences() == 0, "no request holds blocks")
+    device = ready.pools()[0].device
+    pins = CliRunner().invoke(cli, ["pins", "--address", ready.addresses["gateway"]]).output
+    assert pins == f"system: {device.held * 16} tokens, in {device.held} blocks\n"
     engine.close()
     gateway.close()
 
 
-# The gateway dies
+# A killed gateway
 
 
 def test_the_blocks_of_a_killed_gateways_requests_are_freed(ready: Services, tmp_path: Path) -> None:
     wait_until(lambda: ready.live_sequences() == 0, "no other request holds blocks")
     gateway = ready.start_another("gateway", f"unix:{tmp_path}/killed.sock")
     gateway.output.wait_for("gateway is ready")
-    stream = Stream(gateway_pb2_grpc.GatewayStub(gateway.channel), slow_request(PROMPT, LONG))
-    stream.wait_for_delta()
+    stream = start_stream(gateway_pb2_grpc.GatewayStub(gateway.channel), slow_request(PROMPT, LONG))
     assert ready.live_sequences() == 1
     gateway.kill()
-    assert stream.failure().code() == UNAVAILABLE
+    assert failure_of(stream).code() == UNAVAILABLE
     gateway.channel.close()
     wait_until(lambda: ready.live_sequences() == 0, "its blocks are freed")
 
 
-# The engine dies
-
-
-def test_the_log_counts_attempts_and_not_the_times_that_no_engine_was_available(
-    ready: Services, tmp_path: Path
-) -> None:
-    gateway = ready.start_another(
-        "gateway", f"unix:{tmp_path}/patient.sock", "--failovers", "3", "--failover-seconds", "60"
-    )
-    gateway.output.wait_for("gateway is ready")
-    request = slow_request(PROMPT, 100)
-    request.request_id = "failed-over"
-    stream = Stream(gateway_pb2_grpc.GatewayStub(gateway.channel), request)
-    stream.wait_for_delta()
-    ready.running["engine"].kill()
-    ready.start("engine")
-    end = stream.end()
-    assert isinstance(end, Answer), end
-    assert end.finished.timing.failovers == 1
-    assert "attempts=2 " in gateway.output.wait_for("request ended request_id=failed-over")
-    gateway.close()
-    watch = ready.watch("gateway")
-    read_until(watch, "SERVING")
-    watch.close()
+# A stopped or killed engine
 
 
 def test_a_stopped_engine_counts_as_lost_until_it_continues(ready: Services) -> None:
     gateway = ready.watch("gateway")
     assert gateway.next() == "SERVING"
-    stream = Stream(ready.gateway, slow_request(PROMPT, LONG))
-    stream.wait_for_delta()
+    stream = ready.stream()
     with standing_still(ready.running["engine"].process.pid):
         assert gateway.next() == "NOT_SERVING"
-        assert stream.failure().code() == UNAVAILABLE
+        assert failure_of(stream).code() == UNAVAILABLE
     assert gateway.next() == "SERVING"
     assert len(ready.generate().token_ids) == 5
     gateway.close()
 
 
-def test_a_gateway_refuses_at_once_while_its_killed_engine_has_no_successor(
-    ready: Services, expected: list[int]
+def test_an_engine_that_loads_its_model_is_unavailable() -> None:
+    async def get_engine() -> engine_pb2.GetEngineResponse:
+        server = grpc.aio.server()
+        engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(1.0), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                return await engine_pb2_grpc.EngineStub(channel).GetEngine(engine_pb2.GetEngineRequest())
+        finally:
+            await server.stop(None)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        asyncio.run(get_engine())
+    assert (caught.value.code(), caught.value.details()) == (UNAVAILABLE, "the engine is loading its model")
+
+
+def test_a_killed_engine_fails_over_or_fails_its_requests_until_its_successor_is_ready(
+    ready: Services, expected: list[int], tmp_path: Path
 ) -> None:
-    gateway = ready.watch("gateway")
+    """The first gateway fails over; the second refuses at once while no engine is connected."""
+    patient = ready.start_another(
+        "gateway", f"unix:{tmp_path}/patient.sock", "--failovers", "3", "--failover-seconds", "60"
+    )
+    patient.output.wait_for("gateway is ready")
+    request = slow_request(PROMPT, 100)
+    request.request_id = "failed-over"
+    failed_over = start_stream(gateway_pb2_grpc.GatewayStub(patient.channel), request)
+    gateway, output = ready.watch("gateway"), ready.running["gateway"].output
     assert gateway.next() == "SERVING"
-    stream = Stream(ready.gateway, slow_request(PROMPT, LONG))
-    stream.wait_for_delta()
+    failing, seen, ends = ready.stream(), len(output.lines), ends_by_reason(ready)
+    (pool,) = ready.pools()
+    assert ready.metrics("kvmanager").values("quire_kv_pool_blocks", "engine") == {pool.engine_id: 256}
+    record = ready.latest_record()
+
     ready.running["engine"].kill()
-    assert stream.failure().code() == UNAVAILABLE
+    assert failure_of(failing).code() == UNAVAILABLE
     assert gateway.next() == "NOT_SERVING"
     with pytest.raises(grpc.RpcError) as caught:
         ready.generate()
     assert caught.value.code() == UNAVAILABLE
-    wait_until(lambda: not ready.pools(), "its pool is gone", CALL_SECONDS)
+    assert ends_by_reason(ready) == ends | {"error": ends["error"] + 1}
+    wait_until(lambda: not ready.pools(), "its pool is dropped", CALL_SECONDS)
+    wait_until(lambda: not has_engine_series(ready), "its series are dropped", CALL_SECONDS)
+    assert replayed(record)["right"] is True
 
-    def serving() -> bool:
-        return check(ready.running["gateway"], NAMES["gateway"]) == "SERVING"
-
-    def found_loading() -> grpc.RpcError | None:
-        """Return the refusal of an engine that loads its model; None where it had loaded it before the call."""
-        ready.start("engine")
-        engine = engine_pb2_grpc.EngineStub(ready.running["engine"].channel)
-        try:
-            engine.GetEngine(engine_pb2.GetEngineRequest(), timeout=CALL_SECONDS)
-        except grpc.RpcError as loading:
-            return loading
-        ready.running["engine"].kill()
-        wait_until(lambda: not serving(), "the gateway has lost it")
-        return None
-
-    loading = in_time(found_loading, "the engine is called while it loads its model")
-    assert (loading.code(), loading.details()) == (UNAVAILABLE, "the engine is loading its model")
-    wait_until(serving, "the gateway has a link to the new engine", CALL_SECONDS)
+    ready.start("engine")
+    assert gateway.next() == "SERVING"
+    failed_over.wait_for_ends()
+    (answer,) = failed_over.answers
+    assert (answer.token_ids, answer.finished.timing.failovers) == (expected, 1)
+    # Times at which no engine was connected are not attempts.
+    assert "attempts=2 " in patient.output.wait_for("request ended request_id=failed-over")
     assert ready.generate(100).token_ids == expected
+    assert "prompt must have at least 16 tokens" in output.wait_for("pinning 'short' failed", after=seen)
+    output.wait_for("pinned 'system': ", after=seen)
+    patient.close()
     gateway.close()
+
+
+def has_engine_series(services: Services) -> bool:
+    return any("engine" in sample.labels for sample in services.metrics("kvmanager").samples)
+
+
+def ends_by_reason(services: Services) -> dict[str, float]:
+    return services.metrics("gateway").values("quire_request_success_total", "finished_reason")
