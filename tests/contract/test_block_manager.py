@@ -57,12 +57,16 @@ def refused(result: StepResult) -> list[tuple[StepItem, int]]:
 
 
 class TestVerbs:
-    def test_an_allocated_sequence_has_a_table_and_room(self, link: Link) -> None:
+    def test_an_allocated_sequence_has_a_table_and_room(self, manager: Manager, link: Link) -> None:
         assert link.blocks.ready
         result = answer(link, Step(1, allocates=[allocate(7, [1, 2, 3])]))
         assert result == StepResult(1, (), (TableChange(7, 0, [1, 2], 4, 0),), (), 4)
+        pool = manager.pool()
+        one = pool.sequences[7]
+        assert (one.group, one.request_id, one.table, one.room_tokens) == (7, "request 7", [1, 2], 4)
+        assert (pool.spec.block_size, pool.spec.device_blocks) == (BLOCK, BLOCKS)
 
-    def test_a_long_prompt_gets_room_for_what_is_computed_next(self, link: Link) -> None:
+    def test_a_long_prompt_gets_room_for_its_first_chunk(self, link: Link) -> None:
         result = answer(link, Step(1, allocates=[allocate(7, [1] * 9, compute=3)]))
         assert result.tables == (TableChange(7, 0, [1, 2], 4, 0),)
         result = answer(link, Step(2, extends=[Extend(7, [(7, 9)])]))
@@ -111,22 +115,10 @@ class TestVerbs:
         assert answer(link, Step(2, frees=[Free(1, reason)])).available_blocks == BLOCKS
         assert manager.pool().sequences == {}
 
-    def test_the_pool_has_the_allocated_sequence(self, manager: Manager, link: Link) -> None:
-        answer(link, Step(1, allocates=[allocate(3, [1, 2, 3])]))
-        sequence = manager.pool().sequences[3]
-        assert (sequence.group, sequence.request_id, sequence.table, sequence.room_tokens) == (
-            3,
-            "request 3",
-            [1, 2],
-            4,
-        )
-        assert manager.pool().spec.block_size == BLOCK
-        assert manager.pool().spec.device_blocks == BLOCKS
-
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("step", "item", "words"),
+        ("step", "item", "detail"),
         [
             (Step(9, commits=[Commit(5, 0, [1, 2])]), StepItem.COMMIT, "sequence 5 does not exist"),
             (
@@ -155,13 +147,13 @@ class TestRefusals:
         ],
     )
     def test_a_refused_item_is_named_and_changes_nothing(
-        self, manager: Manager, link: Link, step: Step, item: StepItem, words: str
+        self, manager: Manager, link: Link, step: Step, item: StepItem, detail: str
     ) -> None:
         answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
         result = answer(link, step)
         [refusal] = result.refusals
         assert refusal[:2] == (item, 0)
-        assert words in refusal.detail
+        assert detail in refusal.detail
         assert (result.tables, result.copies, result.available_blocks) == ((), (), 4)
         assert list(manager.pool().sequences) == [1]
         assert manager.pool().violations() == []
@@ -216,7 +208,6 @@ class TestAbsence:
     def test_a_step_sent_before_the_disconnect_was_noticed_is_granted_nothing(
         self, manager: Manager, link: Link
     ) -> None:
-        """The manager is back before the engine's step ends."""
         manager.stop()
         manager.start()
         if link.blocks.ready:
@@ -243,7 +234,7 @@ class TestAbsence:
         manager.stop()
         answered = answers_until_disconnected(link)
         assert [result.step for result in answered] == list(range(1, len(answered) + 1)), (
-            "in order, as far as they came"
+            "answers must be in order, without gaps"
         )
         manager.start()
         granted = sum(len(result.tables) for result in answered)
@@ -353,11 +344,11 @@ def test_random_steps_have_the_same_answers_in_process_and_over_grpc(make_manage
         max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
     )
     @given(steps)
-    def same(asked: list[Step]) -> None:
+    def same(sequence_of_steps: list[Step]) -> None:
         nonlocal lives, accepted
         lives += 1
         links = [manager.attach(BLOCK, BLOCKS, incarnation=lives) for manager in (core, wire)]
-        for number, step in enumerate(asked, 1):
+        for number, step in enumerate(sequence_of_steps, 1):
             one, other = (answer(link, replace(step, step=number)) for link in links)
             assert one == other
             accepted += len(one.tables)

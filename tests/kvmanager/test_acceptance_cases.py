@@ -1,6 +1,6 @@
 """Cases of docs/kv-acceptance.md that no other test of the core covers, and a check of that page itself.
 
-The numbers are those of Quire's rules: ids from 1, and block 0 belongs to nobody.
+The numbers are those of Quire's rules: ids from 1, and block 0 has no holder.
 """
 
 import re
@@ -10,13 +10,10 @@ import pytest
 
 from blocks import Allocate, Commit, Extend, Free, FreeReason, Reset, Step, StepItem, StepRefusal, block_key, root_key
 from kvmanager import Event, KVManager, PoolSpec, SessionReplaced, StepOutOfOrder, adopt, report_of
+from tests.kvmanager.tiny_pools import ids
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "kv-acceptance.md"
-
-
-def ids(first, count):
-    return list(range(first, first + count))
 
 
 def allocate(sequence, tokens, compute=None, spare=0):

@@ -4,6 +4,7 @@ import pytest
 
 from blocks import Allocate, Commit, Extend, Fork, Pin, Step, StepItem, StepRefusal
 from kvmanager import Pool, PoolSpec, limits, report_of
+from tests.kvmanager.tiny_pools import allocate
 
 SIZE = 2
 
@@ -13,10 +14,6 @@ def pool_with():
     pool.apply(Step(1, allocates=[Allocate(1, 1, "a", b"", [7] * 8, 8)]))
     pool.apply(Step(2, commits=[Commit(1, 0, [7] * 8)]))
     return pool
-
-
-def allocate(number, tokens):
-    return Allocate(number, number, "r", b"", tokens, len(tokens))
 
 
 BEYOND = {

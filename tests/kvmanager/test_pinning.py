@@ -1,13 +1,7 @@
 import pytest
 
-from blocks import Allocate, Commit, Free, FreeReason, Pin, Reset, StepRefusal, Unpin
-
-
-def ids(first, count):
-    return list(range(first, first + count))
-
-
-FIVE = [1, 2, 3, 4, 5]  # two full blocks and a tail
+from blocks import Commit, Free, FreeReason, Pin, Reset, StepRefusal, Unpin
+from tests.kvmanager.tiny_pools import FIVE, allocate, ids
 
 
 @pytest.fixture
@@ -26,11 +20,13 @@ def pinned(small):
 
 
 class TestPins:
-    def test_a_pin_holds_the_leading_blocks_of_a_sequence(self, small):
+    def test_a_pin_adds_a_holder_to_leading_blocks_until_its_unpin(self, small):
         small.prefill(1, [1, 2, 3, 4, 5, 6])
         small.pin("p", 1, 2)
         assert small.counts([1, 2, 3]) == [2, 2, 1]
         assert small.device.counts.held == 3
+        small.unpin("p")
+        assert small.counts([1, 2, 3]) == [1, 1, 1]
 
     def test_a_pin_survives_its_sequence(self, pinned):
         assert pinned.counts([1, 2, 3]) == [1, 1, 0]
@@ -52,8 +48,7 @@ class TestPins:
 
     def test_pinned_blocks_are_not_evicted(self, pinned):
         pinned.allocate(2, ids(50, 12))
-        item = Allocate(3, 3, "r", b"", [9], 1)
-        assert pinned.refuse(allocates=[item]) is StepRefusal.OUT_OF_BLOCKS
+        assert pinned.refuse(allocates=[allocate(3, [9])]) is StepRefusal.OUT_OF_BLOCKS
         pinned.free(2)
         assert pinned.allocate(4, FIVE).cached_tokens == 4
 
@@ -61,12 +56,6 @@ class TestPins:
         pinned.unpin("p")
         assert pinned.order() == [4, 5, 6, 7, 8, 3, 2, 1]
         assert pinned.device.counts == (6, 2, 0, 0)
-
-    def test_unpinning_does_not_take_blocks_from_a_sequence(self, small):
-        small.prefill(1, FIVE)
-        small.pin("p", 1, 2)
-        small.unpin("p")
-        assert small.counts([1, 2, 3]) == [1, 1, 1]
 
     def test_a_block_with_two_pins_is_held_until_both_are_removed(self, small):
         small.prefill(1, FIVE)
@@ -110,8 +99,10 @@ class TestPinTooLarge:
         pool.prefill(2, [6, 7, 8, 9])
         return pool
 
-    def test_a_pin_that_would_make_a_live_group_not_fit_is_refused(self, waiting):
+    def test_a_pin_that_leaves_too_little_room_for_a_live_group_is_refused_with_both_counts(self, waiting):
         assert waiting.refuse(pins=[Pin("p", 2, 2)]) is StepRefusal.PIN_TOO_LARGE
+        (refusal,) = waiting.apply(pins=[Pin("p", 2, 2)]).result.refusals
+        assert refusal.detail == "group 1 has 3 unpinned blocks, but only 2 would remain"
 
     def test_a_pin_that_leaves_room_for_every_live_group_is_accepted(self, waiting):
         waiting.pin("p", 2, 1)
@@ -127,10 +118,6 @@ class TestPinTooLarge:
         waiting.pin("p", 2, 1)
         waiting.pin("q", 2, 1)
         assert waiting.counts(waiting.table(2)) == [3, 1]
-
-    def test_the_refusal_names_the_group_and_both_counts(self, waiting):
-        (refusal,) = waiting.apply(pins=[Pin("p", 2, 2)]).result.refusals
-        assert refusal.detail == "group 1 has 3 unpinned blocks, but only 2 would remain"
 
     def test_a_group_may_pin_all_of_its_own_blocks(self, new_pool):
         pool = new_pool(2, 2)
@@ -169,11 +156,6 @@ class TestReset:
         assert (small.device.counts, small.host.counts) == ((8, 0, 0, 0), (4, 0, 0, 0))
         assert (small.order(), small.host.eviction_order()) == order
         assert small.keyed(ids(1, 8)) == [False] * 8
-
-    def test_a_reset_removes_cached_blocks_from_the_index(self, small):
-        small.cache(1, FIVE)
-        small.reset()
-        assert small.allocate(2, FIVE).cached_tokens == 0
 
     def test_blocks_held_by_a_sequence_are_no_longer_hit(self, small):
         small.prefill(1, FIVE)
@@ -222,10 +204,10 @@ class TestReset:
         small.commit(2, [1, 2])
         assert small.allocate(3, [1, 2, 3]).cached_tokens == 0
 
-    def test_a_sequence_allocated_after_a_reset_is_hit(self, small):
+    def test_after_a_reset_only_prompts_cached_after_it_are_hit(self, small):
         small.cache(1, FIVE)
         small.reset()
-        small.cache(2, FIVE)
+        assert small.cache(2, FIVE).cached_tokens == 0
         assert small.allocate(3, FIVE).cached_tokens == 4
 
     def test_every_reset_changes_all_keys(self, small):
@@ -237,10 +219,9 @@ class TestReset:
             small.reset()
         assert len(keys) == 3
 
-    def test_an_allocate_of_the_same_step_finds_nothing(self, small):
+    def test_an_allocate_of_the_same_step_has_no_hits(self, small):
         small.cache(1, FIVE)
-        applied = small.accept(pins=[Reset()], allocates=[Allocate(2, 2, "r", b"", FIVE, 5)])
-        assert applied.hit_tokens == 0
+        assert small.accept(pins=[Reset()], allocates=[allocate(2, FIVE)]).hit_tokens == 0
 
     def test_a_block_committed_before_it_can_be_committed_through_a_fork_after_it(self, small):
         small.allocate(1, [1, 2])

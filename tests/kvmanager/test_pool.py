@@ -20,11 +20,7 @@ from blocks import (
     root_key,
 )
 from kvmanager import Pool, PoolSpec, Seal, StepOutOfOrder
-
-
-def ids(first, count):
-    return list(range(first, first + count))
-
+from tests.kvmanager.tiny_pools import ids
 
 # Prompts of the acceptance cases E1: 48 tokens that three requests share, then tokens of their own.
 SHARED = ids(0, 48)
@@ -569,11 +565,6 @@ class TestExtend:
         assert applied.result.copies == ((1, 2),)
         assert applied.result.tables[-1].block_ids == [1, 3]
         assert small.counts([1]) == [1]
-
-    def test_blocks_released_in_a_step_may_be_granted_in_it(self, small):
-        small.allocate(1, ids(0, 16))
-        small.accept(frees=[Free(1, FreeReason.PREEMPTED)], allocates=[Allocate(2, 2, "r", b"", ids(50, 16), 16)])
-        assert sorted(small.table(2)) == ids(1, 8)
 
     def test_the_answer_has_the_counts_after_the_step(self, small):
         small.prefill(1, [1, 2, 3])

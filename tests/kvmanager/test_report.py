@@ -148,13 +148,13 @@ def test_a_changed_report_is_refused_or_gives_a_valid_pool_with_that_report(seed
         report = copy.deepcopy(report_of(pool))
         for _ in range(draw.randint(1, 3)):
             mutate(report, draw)
-        said = copy.deepcopy(canonical(report))
+        expected = copy.deepcopy(canonical(report))
         try:
             again = adopted(spec(), report)
         except InvalidReport:
             continue
         assert again.violations() == []
-        assert canonical(report_of(again)) == said
+        assert canonical(report_of(again)) == expected
         again.apply(Step(again.last_step + 1, frees=[Free(one, FreeReason.FAILED) for one in list(again.sequences)]))
         assert again.violations() == []
         assert again.device.counts.held == len({block for blocks in again.state.pins.values() for block in blocks})
@@ -216,9 +216,9 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("said", CONTRADICTIONS)
-def test_a_contradictory_report_is_refused_with_its_position(report, said):
+@pytest.mark.parametrize("message", CONTRADICTIONS)
+def test_a_contradictory_report_is_refused_with_its_position(report, message):
     adopted(spec(), report)
-    CONTRADICTIONS[said](report)
-    with pytest.raises(InvalidReport, match=said):
+    CONTRADICTIONS[message](report)
+    with pytest.raises(InvalidReport, match=message):
         adopted(spec(), report)

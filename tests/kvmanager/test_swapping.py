@@ -13,18 +13,9 @@ from blocks import (
     StepRefusal,
     TableChange,
     block_key,
-    root_key,
 )
 from kvmanager import Seal
-
-
-def ids(first, count):
-    return list(range(first, first + count))
-
-
-FIVE = [1, 2, 3, 4, 5]  # two full blocks and a tail
-KEYS = [block_key(root_key("model", b""), [1, 2])]
-KEYS.append(block_key(KEYS[0], [3, 4]))
+from tests.kvmanager.tiny_pools import FIVE, KEYS, ids
 
 
 @pytest.fixture
@@ -94,15 +85,13 @@ class TestSwapOut:
         small.allocate(2, [1, 2])
         assert len(small.swap_out(1, 2).result.device_to_host) == 2
 
-    def test_a_full_host_tier_refuses_and_changes_nothing(self, new_pool):
-        pool = new_pool(8, 2, host_blocks=2)
+    @pytest.mark.parametrize("host_blocks", [0, 2])
+    def test_too_few_host_blocks_refuse_with_both_counts_and_change_nothing(self, new_pool, host_blocks):
+        pool = new_pool(8, 2, host_blocks=host_blocks)
         pool.prefill(1, FIVE)
         assert pool.refuse(swap_outs=[1]) is StepRefusal.OUT_OF_BLOCKS
-
-    def test_without_host_blocks_every_group_is_refused(self, new_pool):
-        pool = new_pool(8, 2)
-        pool.allocate(1, [1])
-        assert pool.refuse(swap_outs=[1]) is StepRefusal.OUT_OF_BLOCKS
+        (refusal,) = pool.apply(swap_outs=[1]).result.refusals
+        assert refusal.detail == f"3 blocks are needed, {host_blocks} are available in the other tier"
 
     def test_cached_host_blocks_shared_by_the_group_are_no_room_and_a_refusal_does_not_refresh_them(self, new_pool):
         pool = new_pool(8, 2, host_blocks=3)
@@ -111,12 +100,6 @@ class TestSwapOut:
         pool.free(1)
         pool.allocate(2, [*FIVE, 6, 7])
         assert pool.refuse(swap_outs=[2]) is StepRefusal.OUT_OF_BLOCKS
-
-    def test_a_refusal_names_both_counts(self, new_pool):
-        pool = new_pool(8, 2, host_blocks=2)
-        pool.prefill(1, FIVE)
-        (refusal,) = pool.apply(swap_outs=[1]).result.refusals
-        assert refusal.detail == "3 blocks are needed, 2 are available in the other tier"
 
     def test_cached_host_blocks_are_evicted_least_recently_used_first_without_an_event(self, new_pool):
         pool = new_pool(8, 2, host_blocks=2)
@@ -266,13 +249,10 @@ class TestSwapIn:
         assert small.room(1) == 3
         assert small.extend(1, {1: 4}).result.copies == ((2, 3),)
 
-    def test_too_few_device_blocks_refuse_and_change_nothing(self, swapped):
-        swapped.allocate(2, ids(50, 14))
-        assert swapped.refuse(swap_ins=[1]) is StepRefusal.OUT_OF_BLOCKS
-
-    def test_device_blocks_shared_by_the_group_are_no_room(self, swapped):
-        swapped.allocate(2, ids(50, 12))  # leaves the two blocks that the group finds
-        assert swapped.order() == [2, 1]
+    @pytest.mark.parametrize(("tokens", "order"), [(14, [1]), (12, [2, 1])])
+    def test_device_blocks_shared_by_the_group_are_no_room(self, swapped, tokens, order):
+        swapped.allocate(2, ids(50, tokens))  # leaves only blocks that the group hits
+        assert swapped.order() == order
         assert swapped.refuse(swap_ins=[1]) is StepRefusal.OUT_OF_BLOCKS
 
     def test_a_swap_in_reports_its_evictions(self, new_pool):

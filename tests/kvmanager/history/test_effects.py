@@ -14,15 +14,7 @@ from kvmanager.effects import (
     SwappedOut,
     effect_of,
 )
-
-
-def ids(first, count):
-    return list(range(first, first + count))
-
-
-FIVE = [1, 2, 3, 4, 5]  # two full blocks and a tail
-KEYS = [block_key(root_key("model", b""), [1, 2])]
-KEYS.append(block_key(KEYS[0], [3, 4]))
+from tests.kvmanager.tiny_pools import FIVE, KEYS, ids
 
 
 def effects(applied):

@@ -58,8 +58,8 @@ def leads(pool, key, block):
 DAMAGES = {
     "a held block is released too often": (2, lambda pool: pool.device.release([2])),
     "a cached block is released": (5, lambda pool: pool.device.release([5])),
-    "a holder is forgotten": (2, lambda pool: pool.device.hold([2])),
-    "a cached block is held by nobody": (5, lambda pool: pool.device.hold([5])),
+    "a holder is missing": (2, lambda pool: pool.device.hold([2])),
+    "a cached block is held without a holder": (5, lambda pool: pool.device.hold([5])),
     "a cached block is lost": (5, lambda pool: pool.device.cached.remove(5)),
     "a free block is lost": (6, lambda pool: pool.device.free.remove(6)),
     "a cached block is queued as free": (5, lambda pool: pool.device.free.extend([5])),
@@ -70,8 +70,8 @@ DAMAGES = {
     "a cached block loses its key": (5, lambda pool: pool.device.keys.by_block.__setitem__(5, None)),
     "a held block loses its key": (2, lambda pool: pool.device.keys.by_block.__setitem__(2, None)),
     "a free block has a key": (7, lambda pool: pool.device.keys.by_block.__setitem__(7, b"key")),
-    "a key leaves the index": (5, lambda pool: pool.device.keys.unindex(5)),
-    "a key leads to another block": (2, lambda pool: leads(pool, key_of(pool, 5), 2)),
+    "a key is missing from the index": (5, lambda pool: pool.device.keys.unindex(5)),
+    "a key maps to another block": (2, lambda pool: leads(pool, key_of(pool, 5), 2)),
     "a key that no block has is found": (2, lambda pool: leads(pool, b"no block's", 2)),
     "a held block has another key than its sequence": (
         2,
@@ -82,10 +82,10 @@ DAMAGES = {
     "a free block is unfindable": (7, lambda pool: pool.device.marks.unindex(7)),
     "a table has another block": (6, lambda pool: pool.sequences[1].table.__setitem__(2, 6)),
     "a table is longer": (6, lambda pool: pool.sequences[1].table.append(6)),
-    "a sequence is forgotten": (3, lambda pool: pool.state.sequences.pop(2)),
-    "a pin is forgotten": (1, lambda pool: pool.state.pins.pop("pin")),
+    "a sequence is missing": (3, lambda pool: pool.state.sequences.pop(2)),
+    "a pin is missing": (1, lambda pool: pool.state.pins.pop("pin")),
     "a host block is released too often": (1, lambda pool: pool.host.release([1])),
-    "a host block's holder is forgotten": (1, lambda pool: pool.host.hold([1])),
+    "a host block's holder is missing": (1, lambda pool: pool.host.hold([1])),
     "a free host block is lost": (2, lambda pool: pool.host.free.remove(2)),
     "a sequence is in the wrong tier": (1, lambda pool: setattr(pool.sequences[3], "swapped", False)),
 }
@@ -113,11 +113,11 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("said", SUMS)
-def test_a_wrong_sum_is_found_without_a_block(lived_in, said):
+@pytest.mark.parametrize("message", SUMS)
+def test_a_wrong_sum_is_found_without_a_block(lived_in, message):
     manager, session = lived_in
-    SUMS[said](session.pool)
-    assert [(one.block, said in one.message) for one in violations_of(manager, session)] == [(0, True)]
+    SUMS[message](session.pool)
+    assert [(one.block, message in one.message) for one in violations_of(manager, session)] == [(0, True)]
 
 
 def test_a_table_changed_without_an_event_is_found_during_an_audit(lived_in):
@@ -202,7 +202,7 @@ def test_a_wrong_count_is_found_between_steps_and_no_other_block_is_named(seed):
 
 
 # Damage of a table or a group, which withholding a block does not repair.
-NOT_REPAIRED = {"a sequence is forgotten", "a pin is forgotten", "a sequence is in the wrong tier"}
+NOT_REPAIRED = {"a sequence is missing", "a pin is missing", "a sequence is in the wrong tier"}
 
 
 @pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage not in NOT_REPAIRED])

@@ -46,14 +46,7 @@ class Stream:
         return result
 
     def allocate(self, sequence: int, tokens: int, **fields: Any) -> list[int]:
-        item = pb.Allocate(
-            group=sequence,
-            sequence=sequence,
-            request_id=f"request-{sequence}",
-            token_ids=[sequence] * tokens,
-            compute_tokens=tokens,
-            **fields,
-        )
+        item = allocate(sequence, [sequence] * tokens, **fields)
         return tables_of(self.step(allocates=[item]))[0].block_ids
 
     def refusal(self) -> tuple[grpc.StatusCode, str, str]:
@@ -72,6 +65,12 @@ class Stream:
         """Break the stream like a lost connection."""
         self._call.cancel()
         self._outgoing.put(None)
+
+
+def allocate(sequence: int, tokens: list[int], **fields: Any) -> pb.Allocate:
+    """Build an allocate of all tokens; `fields` replace its group, request id or chunk."""
+    usual = {"group": sequence, "request_id": f"request-{sequence}", "compute_tokens": len(tokens)}
+    return pb.Allocate(sequence=sequence, token_ids=tokens, **(usual | fields))
 
 
 def commits(*items: tuple[int, int, list[int]]) -> pb.Commits:

@@ -20,7 +20,7 @@ from services.kvmanager.settings import KVManagerSettings
 from services.runtime import transport
 from services.wire.attach import register_message
 from tests.scrape import Scrape
-from tests.services.kvmanager.attach_stream import tables_of
+from tests.services.kvmanager.attach_stream import allocate, tables_of
 
 SECONDS = 120
 SPEC = PoolSpec("engine", 1, "fingerprint", 2, 20, model="model")
@@ -73,12 +73,6 @@ def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "_MIN_PAUSE_SECONDS", 1000)
 
 
-def prompt(sequence: int) -> pb.Allocate:
-    return pb.Allocate(
-        group=sequence, sequence=sequence, request_id=f"request-{sequence}", token_ids=[1] * 3, compute_tokens=3
-    )
-
-
 async def until_audited(service: KVManagerService) -> None:
     """Wait until a further audit has started and ended."""
     totals = service.manager.session("engine").totals
@@ -93,9 +87,9 @@ def test_damage_is_found_logged_with_its_history_counted_and_withheld(caplog: py
     async def play() -> None:
         async with running() as (service, stub, metrics):
             engine = await Engine(stub).attach()
-            await engine.apply(allocates=[prompt(1)])
+            await engine.apply(allocates=[allocate(1, [1] * 3)])
             await until_audited(service)
-            service.manager.session("engine").pool.device.hold([2])  # by nobody
+            service.manager.session("engine").pool.device.hold([2])  # without a holder
             await until_audited(service)
             result = await engine.apply(frees=[pb.Free(sequence=1, reason=pb.FREE_REASON_FINISHED)])
             assert list(result.withheld_blocks) == [2]
@@ -104,19 +98,19 @@ def test_damage_is_found_logged_with_its_history_counted_and_withheld(caplog: py
             assert shown.values("quire_kv_audit_violations_total", "engine") == {"engine": 3}
             assert shown.values("quire_kv_audits_total", "engine")["engine"] >= 2
             assert list((await stub.Audit(pb.AuditRequest(), timeout=SECONDS)).violations) == []
-            assert len(tables_of(await engine.apply(allocates=[prompt(2)]))) == 1
+            assert len(tables_of(await engine.apply(allocates=[allocate(2, [1] * 3)]))) == 1
 
     with caplog.at_level(logging.ERROR, logger="quire.kvmanager"):
         asyncio.run(play())
-    said = [record.getMessage() for record in caplog.records]
-    assert said[0] == ("audit of engine engine: saved is 1, but the tables give 0; last events of the block: none"), (
-        "what is no single block's fault"
-    )
-    assert said[2] == (
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0] == (
+        "audit of engine engine: saved is 1, but the tables give 0; last events of the block: none"
+    ), "damage without a block"
+    assert messages[2] == (
         "audit of engine engine: block 2 has reference count 2 but 1 holder; it is withheld; "
         "last events of the block: 2 (step 1, allocate of sequence 1, request 'request-1')"
     )
-    assert len(said) == 3
+    assert len(messages) == 3
 
 
 @pytest.mark.usefixtures("at_rest")
@@ -124,7 +118,7 @@ def test_requested_audits_run_one_after_the_other_and_return_their_violations() 
     async def play() -> None:
         async with running() as (service, stub, _):
             engine = await Engine(stub).attach()
-            await engine.apply(allocates=[prompt(1)])
+            await engine.apply(allocates=[allocate(1, [1] * 3)])
             session = service.manager.session("engine")
             session.pool.device.free.remove(9)
             calls = [stub.Audit(pb.AuditRequest(engine_id="engine"), timeout=SECONDS) for _ in range(20)]

@@ -24,7 +24,7 @@ from services.runtime import transport
 from services.runtime.errors import FIELD_METADATA
 from tests.contract.block_managers import LoopThread
 from tests.running_quire import CALL_SECONDS
-from tests.services.kvmanager.attach_stream import Stream, commits, extends
+from tests.services.kvmanager.attach_stream import Stream, allocate, commits, extends
 
 Stub = kvmanager_pb2_grpc.KVManagerStub
 
@@ -95,17 +95,6 @@ def watch(manager: Stub) -> Iterator[Callable[..., Watcher]]:
         one.close()
 
 
-def allocate(sequence: int, tokens: list[int], **fields: Any) -> pb.Allocate:
-    return pb.Allocate(
-        group=sequence,
-        sequence=sequence,
-        request_id=f"request-{sequence}",
-        token_ids=tokens,
-        compute_tokens=len(tokens),
-        **fields,
-    )
-
-
 def free(sequence: int, reason: pb.FreeReason.ValueType = pb.FREE_REASON_FINISHED, served: int = 0) -> pb.Free:
     return pb.Free(sequence=sequence, reason=reason, preempted_for_group=served)
 
@@ -125,15 +114,15 @@ def test_a_watcher_receives_every_verb_with_its_blocks(attached: Stream, watch: 
     attached.step(frees=[free(1)])
     attached.apply(extends=extends((5, [(6, 7)])), length_sequences=[9], length_tokens=[9])
     assert attached.half_close() == []
-    whose: dict[str, Any] = {"engine_id": "engine", "sequence": 1, "group": 1, "request_id": "request-1"}
+    common: dict[str, Any] = {"engine_id": "engine", "sequence": 1, "group": 1, "request_id": "request-1"}
     assert watch().events(6) == [
         pb.Event(event=1, engine_id="engine", pool=pb.POOL_CHANGE_ATTACHED),
         pb.Event(
-            **whose, event=2, step=1, item=pb.STEP_ITEM_ALLOCATE, range_firsts=[1], range_lasts=[3], waited=waited
+            **common, event=2, step=1, item=pb.STEP_ITEM_ALLOCATE, range_firsts=[1], range_lasts=[3], waited=waited
         ),
-        pb.Event(**whose, event=3, step=2, item=pb.STEP_ITEM_COMMIT, range_firsts=[1], range_lasts=[2]),
+        pb.Event(**common, event=3, step=2, item=pb.STEP_ITEM_COMMIT, range_firsts=[1], range_lasts=[2]),
         pb.Event(
-            **whose,
+            **common,
             event=4,
             step=3,
             item=pb.STEP_ITEM_FREE,
@@ -160,19 +149,15 @@ def test_a_watcher_from_a_number_receives_that_event_first(attached: Stream, wat
     assert [(event.event, event.sequence) for event in watch(3).events(2)] == [(3, 2), (4, 3)]
 
 
-def test_a_watcher_follows_live(attached: Stream, watch: Callable[..., Watcher]) -> None:
-    watcher = watch()
-    assert len(watcher.events(1)) == 1
-    for sequence in range(1, 6):
-        attached.allocate(sequence, 4)
-        assert [event.request_id for event in watcher.events(1)] == [f"request-{sequence}"]
-
-
-def test_two_watchers_receive_the_same_events(attached: Stream, watch: Callable[..., Watcher]) -> None:
+def test_two_watchers_receive_the_same_events_live(attached: Stream, watch: Callable[..., Watcher]) -> None:
     early, late = watch(), watch(2)
+    assert len(early.events(1)) == 1
+    received = []
     for sequence in range(1, 6):
         attached.allocate(sequence, 4)
-    assert early.events(6)[1:] == late.events(5)
+        received += early.events(1)
+        assert received[-1].request_id == f"request-{sequence}"
+    assert received == late.events(5)
 
 
 def test_events_of_all_engines_are_in_one_ledger(

@@ -19,7 +19,7 @@ from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
 from tests.certificates import Authority
 from tests.running_quire import CALL_SECONDS, START_SECONDS, RunningService, launch
-from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools
+from tests.services.kvmanager.attach_stream import Stream, allocate, commits, extends, pools
 
 Stub = kvmanager_pb2_grpc.KVManagerStub
 PINS = [pb.PinChange(pin=pb.Pin(pin_id="acme/pin", sequence=1, block_count=1))]
@@ -232,23 +232,16 @@ def test_an_ended_sequence_is_described_as_not_live(http: httpx.Client, engine: 
 
 
 def test_no_answer_names_a_tenant(http: httpx.Client, engine: Stream) -> None:
-    def allocate(sequence: int, tenant: str) -> pb.Allocate:
-        return pb.Allocate(
-            group=sequence,
-            sequence=sequence,
-            request_id=f"{tenant}/r{sequence}",
-            salt=tenant.encode(),
-            token_ids=[sequence] * 60,
-            compute_tokens=60,
-        )
+    def prompt(sequence: int, tenant: str) -> pb.Allocate:
+        return allocate(sequence, [sequence] * 60, request_id=f"{tenant}/r{sequence}", salt=tenant.encode())
 
     with Map(http) as shown:
         shown.drawn()
-        engine.step(allocates=[allocate(1, "acme")])
-        engine.apply(allocates=[allocate(2, "umbrella")])
+        engine.step(allocates=[prompt(1, "acme")])
+        engine.apply(allocates=[prompt(2, "umbrella")])
         engine.step(commits=commits((1, 0, [1] * 60)), pins=PINS)
         engine.step(frees=[pb.Free(sequence=1, reason=pb.FREE_REASON_PREEMPTED, preempted_for_group=2)])
-        engine.step(allocates=[allocate(2, "umbrella")])
+        engine.step(allocates=[prompt(2, "umbrella")])
         shown.read_until(lambda shown: any("was allocated" in text and "r2" in text for text in shown.texts))
         answers = [
             *shown.texts,
