@@ -20,7 +20,7 @@ from quire.v1 import gateway_pb2_grpc
 from tests.faults import wait_until
 from tests.load import prompt_request, slow_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire, start_quire
-from tests.scrape import Scrape
+from tests.services.test_metrics import open_streams, quiet, scrape
 from tests.timing import in_time, standing_still
 
 SEQUENCES, MAX_REQUESTS = 2, 5
@@ -56,12 +56,7 @@ def running(quire: RunningQuire, count: int = SEQUENCES) -> Iterator[list[Any]]:
     finally:
         for call in calls:
             call.cancel()
-        wait_until(lambda: open_streams(quire) == 0, "all requests have ended")
-        quire.settled_pool()
-
-
-def open_streams(quire: RunningQuire) -> float:
-    return sum(gateway_metrics(quire).values("quire_open_streams", "protocol").values())
+        quiet(quire)
 
 
 def stopped_engine(quire: RunningQuire) -> AbstractContextManager[None]:
@@ -75,17 +70,13 @@ def failure(call: Any) -> grpc.RpcError:
     return caught.value
 
 
-def gateway_metrics(quire: RunningQuire) -> Scrape:
-    return Scrape.of(quire.metrics_urls["gateway"])
-
-
 # Rejected
 
 
 def test_a_request_beyond_the_limit_is_rejected_at_once_with_a_retry_delay(quire: RunningQuire) -> None:
     with stopped_engine(quire):
         calls = [quire.gateway.Generate(prompt_request(f"{n}", 5), timeout=CALL_SECONDS) for n in range(MAX_REQUESTS)]
-        wait_until(lambda: open_streams(quire) == MAX_REQUESTS, "the requests are admitted")
+        wait_until(lambda: open_streams(quire)["grpc"] == MAX_REQUESTS, "the requests are admitted")
         error: Any = failure(quire.gateway.Generate(prompt_request("one more", 5), timeout=CALL_SECONDS))
         assert all(call.is_active() for call in calls), "the request waited in the queue"
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -108,11 +99,11 @@ def retry_delay(error: Any) -> float:
 
 
 def test_queued_tokens_are_bounded_and_running_requests_do_not_count(quire: RunningQuire) -> None:
-    before = gateway_metrics(quire).values("quire_admission_rejections_total", "reason").get("max_queued_tokens", 0)
+    before = scrape(quire, "gateway").values("quire_admission_rejections_total", "reason").get("max_queued_tokens", 0)
     with running(quire), stopped_engine(quire):
-        others = open_streams(quire)
+        others = open_streams(quire)["grpc"]
         waiting = [quire.gateway.Generate(prompt_request(f"w{n}", LONG), timeout=CALL_SECONDS) for n in range(2)]
-        wait_until(lambda: open_streams(quire) == others + 2, "the requests are admitted")
+        wait_until(lambda: open_streams(quire)["grpc"] == others + 2, "the requests are admitted")
         error: Any = failure(quire.gateway.Generate(prompt_request("too much", LONG), timeout=CALL_SECONDS))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "tokens are queued, the limit is 4500" in error.details()
@@ -120,7 +111,7 @@ def test_queued_tokens_are_bounded_and_running_requests_do_not_count(quire: Runn
         for call in waiting:
             call.cancel()
             assert call.code() == grpc.StatusCode.CANCELLED
-    assert gateway_metrics(quire).value("quire_admission_rejections_total", reason="max_queued_tokens") == before + 1
+    assert scrape(quire, "gateway").value("quire_admission_rejections_total", reason="max_queued_tokens") == before + 1
 
 
 # Deadlines
@@ -145,12 +136,11 @@ def test_an_exceeded_deadline_is_counted_by_whether_the_request_was_queued_or_ru
             list(call)
         assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         if not by_call:
-            state = "queued" if phase == "queued" else "running"
-            assert call.details() == f"timeout exceeded while the request was {state}"
+            assert call.details() == f"timeout exceeded while the request was {phase}"
         wait_until(lambda: sum(deadlines(quire).values()) > sum(before.values()), "the request is counted")
     counted = {name: count - before[name] for name, count in deadlines(quire).items()}
     assert counted == {"queued": int(phase == "queued"), "running": int(phase == "running")}
-    wait_until(lambda: open_streams(quire) == 0, "all requests have ended")
+    quiet(quire)
 
 
 def begun(call: Any) -> bool:
@@ -161,7 +151,7 @@ def begun(call: Any) -> bool:
 
 
 def deadlines(quire: RunningQuire) -> dict[str, float]:
-    return {"queued": 0.0, "running": 0.0} | gateway_metrics(quire).values("quire_deadline_exceeded_total", "phase")
+    return {"queued": 0.0, "running": 0.0} | scrape(quire, "gateway").values("quire_deadline_exceeded_total", "phase")
 
 
 # Disconnected clients
@@ -169,7 +159,7 @@ def deadlines(quire: RunningQuire) -> dict[str, float]:
 
 def test_the_blocks_of_a_disconnected_client_are_freed_and_the_time_is_exported(quire: RunningQuire) -> None:
     def cancels() -> tuple[float, float]:
-        now = gateway_metrics(quire).values
+        now = scrape(quire, "gateway").values
         counts, sums = (now(f"quire_cancel_to_free_seconds_{of}", "model_name") for of in ("count", "sum"))
         return counts.get("tiny-llama", 0), sums.get("tiny-llama", 0)
 
@@ -187,11 +177,11 @@ def test_the_blocks_of_a_disconnected_client_are_freed_and_the_time_is_exported(
 class Unread:
     """An unread stream on its own connection with a small window."""
 
-    def __init__(self, quire: RunningQuire, max_tokens: int = LONG, number: int = 0) -> None:
+    def __init__(self, quire: RunningQuire, number: int) -> None:
         options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384)]
         options.append(("grpc.use_local_subchannel_pool", 1))
         self._channel = grpc.insecure_channel(quire.addresses["gateway"], options=options)
-        request = prompt_request(f"unread {number}", max_tokens)
+        request = prompt_request(f"unread {number}", LONG)
         request.output.logprobs = 20
         self.call = gateway_pb2_grpc.GatewayStub(self._channel).Generate(request, timeout=CALL_SECONDS)
 
@@ -200,22 +190,7 @@ class Unread:
 
 
 def slow_clients(quire: RunningQuire) -> float:
-    return gateway_metrics(quire).values("quire_slow_clients_total", "model_name").get("tiny-llama", 0)
-
-
-def test_the_stream_of_a_slow_client_ends_with_the_reason(quire: RunningQuire) -> None:
-    before = slow_clients(quire)
-    unread = Unread(quire)
-    next(unread.call)
-    wait_until(lambda: slow_clients(quire) == before + 1, "the stream is ended", CALL_SECONDS)
-    assert quire.settled_pool().sequences == 0
-    error: Any = failure(unread.call)
-    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details() in (
-        f"the client read nothing for more than {SLOW_SECONDS} s",
-        "the client left more than 256 tokens unread",
-    )
-    unread.close()
+    return scrape(quire, "gateway").values("quire_slow_clients_total", "model_name").get("tiny-llama", 0)
 
 
 def test_a_slow_http_client_is_disconnected(quire: RunningQuire) -> None:
@@ -238,14 +213,22 @@ def test_a_slow_http_client_is_disconnected(quire: RunningQuire) -> None:
                 pass
 
 
-def test_slow_clients_do_not_count_against_the_limit_of_requests(quire: RunningQuire) -> None:
+def test_streams_of_slow_clients_end_with_the_reason_and_make_room_for_other_requests(quire: RunningQuire) -> None:
     before = slow_clients(quire)
-    unread = [Unread(quire, number=number) for number in range(SEQUENCES)]
+    unread = [Unread(quire, number) for number in range(SEQUENCES)]
+    next(unread[0].call)
     wait_until(lambda: slow_clients(quire) == before + SEQUENCES, "the streams are ended", CALL_SECONDS)
     with ThreadPoolExecutor(MAX_REQUESTS) as clients:
         answers = list(clients.map(lambda n: quire.generate(prompt_request(f"{n}", 5)), range(MAX_REQUESTS)))
     assert [len(answer.token_ids) for answer in answers] == [5] * MAX_REQUESTS
+    assert quire.settled_pool().sequences == 0
     for one in unread:
+        error: Any = failure(one.call)
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details() in (
+            f"the client read nothing for more than {SLOW_SECONDS} s",
+            "the client left more than 256 tokens unread",
+        )
         one.close()
 
 
@@ -255,7 +238,7 @@ def test_a_slow_client_delays_no_other_stream_and_memory_stays_bounded(quire: Ru
     def is_undelayed() -> bool | None:
         """Return None if the machine paused."""
         before = slow_clients(quire)
-        unread = Unread(quire, number=9)
+        unread = Unread(quire, 9)
         memory = gateway.memory_info().rss
         pause = longest_pause(quire)
         wait_until(lambda: slow_clients(quire) == before + 1, "the stream is ended", CALL_SECONDS)

@@ -20,6 +20,7 @@ from tests.services.runtime.test_statuses import failure_of
 from tests.timing import standing_still
 
 Status = grpc.StatusCode
+INVALID = Status.INVALID_ARGUMENT
 TEXT = "You are a careful assistant, who answers in whole sentences and never makes anything up. "
 BLOCK_SIZE = 16
 
@@ -30,11 +31,11 @@ def admin(quire: RunningQuire, **action: Any) -> list[pins_pb2.PinnedPrefix]:
 
 
 def pinned(quire: RunningQuire, name: str = "p", text: str = TEXT, salt: str = "") -> list[pins_pb2.PinnedPrefix]:
-    return admin(quire, pin_prefix=pin_prompt(name, text, salt))
+    return admin(quire, **pin_action(name, text, salt))
 
 
-def pin_prompt(name: str = "p", text: str = TEXT, salt: str = "") -> gateway_pb2.PinPrompt:
-    return gateway_pb2.PinPrompt(name=name, prompt=gateway_pb2.Prompt(text=text), salt=salt)
+def pin_action(name: str = "p", text: str = TEXT, salt: str = "") -> dict[str, Any]:
+    return {"pin_prefix": gateway_pb2.PinPrompt(name=name, prompt=gateway_pb2.Prompt(text=text), salt=salt)}
 
 
 def cached(quire: RunningQuire, text: str = TEXT + "Why?", salt: str = "") -> int:
@@ -95,27 +96,12 @@ class TestAdmin:
     @pytest.mark.parametrize(
         ("action", "code", "field", "words"),
         [
-            ({}, Status.INVALID_ARGUMENT, "action", "must be given: one of pin_prefix, unpin_prefix"),
+            ({}, INVALID, "action", "must be given: one of pin_prefix, unpin_prefix"),
+            (pin_action(""), INVALID, "pin_prefix.name", "name must have between 1 and 128 bytes, not 0"),
+            (pin_action(text=""), INVALID, "pin_prefix.prompt.text", "must not be empty"),
+            (pin_action(text="Hi"), INVALID, "pin_prefix.prompt", "must have at least 16 tokens"),
             (
-                {"pin_prefix": pin_prompt("")},
-                Status.INVALID_ARGUMENT,
-                "pin_prefix.name",
-                "name must have between 1 and 128 bytes, not 0",
-            ),
-            (
-                {"pin_prefix": pin_prompt(text="")},
-                Status.INVALID_ARGUMENT,
-                "pin_prefix.prompt.text",
-                "must not be empty",
-            ),
-            (
-                {"pin_prefix": pin_prompt(text="Hi")},
-                Status.INVALID_ARGUMENT,
-                "pin_prefix.prompt",
-                "must have at least 16 tokens",
-            ),
-            (
-                {"pin_prefix": pin_prompt("other", TEXT[1:])},
+                pin_action("other", TEXT[1:]),
                 Status.ALREADY_EXISTS,
                 "pin_prefix.name",
                 "is in use for a prefix with other tokens",
@@ -124,7 +110,7 @@ class TestAdmin:
             ({"list_pinned": {}, "model": "unknown"}, Status.NOT_FOUND, "model", "not 'unknown'"),
         ],
     )
-    def test_unsupported_combinations_are_refused_by_their_field(
+    def test_an_invalid_action_is_refused_by_its_field(
         self, quire: RunningQuire, action: dict[str, Any], code: Status, field: str, words: str
     ) -> None:
         pinned(quire, "other")
@@ -141,7 +127,7 @@ class TestAdmin:
         assert "unpinned" in details
 
     def test_a_pin_whose_call_exceeds_its_deadline_is_still_made(self, quire: RunningQuire) -> None:
-        request = gateway_pb2.AdminRequest(pin_prefix=pin_prompt())
+        request = gateway_pb2.AdminRequest(**pin_action())
         with standing_still(quire.children()["kvmanager"]):
             code = quire.gateway.Admin.future(request, timeout=1.5).code()
         assert code is Status.DEADLINE_EXCEEDED

@@ -169,8 +169,7 @@ def test_a_record_ends_at_its_maximum_size_and_holds_the_reason(
     assert 4000 < path.stat().st_size <= 5000
     assert reader.end == "the file is full: its limit is 5000 bytes"
     assert [entry.request.number for entry in entries] == list(range(len(entries)))
-    (message,) = caplog.messages
-    assert message == "record: recording stops: the file is full: its limit is 5000 bytes"
+    assert caplog.messages == ["record: recording stops: the file is full: its limit is 5000 bytes"]
 
 
 class SlowDisk(io.BytesIO):
@@ -203,8 +202,7 @@ def test_a_slow_disk_stops_the_record_and_blocks_no_request(caplog: pytest.LogCa
     assert [entry.request.number for entry in entries] == list(range(len(entries)))
     assert 9 <= len(entries) <= 11
     assert reader.end == "the disk is too slow: 10 entries are queued"
-    (message,) = caplog.messages
-    assert message == "record: recording stops: the disk is too slow: 10 entries are queued"
+    assert caplog.messages == ["record: recording stops: the disk is too slow: 10 entries are queued"]
 
 
 def test_a_full_disk_is_logged_in_one_line_and_ends_only_the_record(caplog: pytest.LogCaptureFixture) -> None:
@@ -215,8 +213,7 @@ def test_a_full_disk_is_logged_in_one_line_and_ends_only_the_record(caplog: pyte
     assert file.closed
     file.write(lambda: [numbered(1)])
     file.finish("the session ended")
-    (message,) = caplog.messages
-    assert message == "record: recording stops: OSError: [Errno 28] No space left on device"
+    assert caplog.messages == ["record: recording stops: OSError: [Errno 28] No space left on device"]
 
 
 def test_a_failed_write_stops_only_the_record(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
