@@ -17,12 +17,12 @@ def pool_with():
 
 
 BEYOND = {
-    "as many sequences as there may be": (
+    "a sequence above the limit": (
         {"MAX_SEQUENCES": 1},
         {"allocates": [allocate(2, [1])]},
         StepRefusal.OUT_OF_BLOCKS,
     ),
-    "as many forks as there may be sequences": (
+    "a fork above the limit of sequences": (
         {"MAX_SEQUENCES": 1},
         {"forks": [Fork(1, 2, 8)]},
         StepRefusal.OUT_OF_BLOCKS,
@@ -33,13 +33,13 @@ BEYOND = {
         StepRefusal.INVALID,
     ),
     "a table that grows too long": ({"MAX_TABLE_BLOCKS": 4}, {"extends": [Extend(1, [(1, 9)])]}, StepRefusal.INVALID),
-    "a fork of more than may be shared": ({"MAX_SHARES": 3}, {"forks": [Fork(1, 2, 8)]}, StepRefusal.OUT_OF_BLOCKS),
-    "a prefix of more than may be shared": (
+    "a fork above the limit of shares": ({"MAX_SHARES": 3}, {"forks": [Fork(1, 2, 8)]}, StepRefusal.OUT_OF_BLOCKS),
+    "a prefix above the limit of shares": (
         {"MAX_SHARES": 3},
         {"allocates": [allocate(2, [7] * 9)]},
         StepRefusal.OUT_OF_BLOCKS,
     ),
-    "a pin of more than may be shared": ({"MAX_SHARES": 3}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.OUT_OF_BLOCKS),
+    "a pin above the limit of shares": ({"MAX_SHARES": 3}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.OUT_OF_BLOCKS),
     "as many pins as there may be": ({"MAX_PINS": 0}, {"pins": [Pin("p", 1, 4)]}, StepRefusal.INVALID),
 }
 

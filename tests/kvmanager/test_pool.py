@@ -20,7 +20,7 @@ from blocks import (
     root_key,
 )
 from kvmanager import Pool, PoolSpec, Seal, StepOutOfOrder
-from tests.kvmanager.tiny_pools import ids
+from tests.kvmanager.tiny_pools import allocate, ids
 
 # Prompts of the acceptance cases E1: 48 tokens that three requests share, then tokens of their own.
 SHARED = ids(0, 48)
@@ -162,8 +162,7 @@ class TestAllocationHitsAndOrder:
         pool.free(1)
         table = pool.allocate(2, ids(0, 16))
         assert (len(table.block_ids), table.cached_tokens) == (4, 0)
-        item = Allocate(3, 3, "r", b"", ids(0, 4), 4)
-        assert pool.refuse(allocates=[item]) is StepRefusal.OUT_OF_BLOCKS
+        assert pool.refuse(allocates=[allocate(3, ids(0, 4))]) is StepRefusal.OUT_OF_BLOCKS
 
     def test_15_free_hits_do_not_count_as_space_and_a_refusal_holds_no_block(self, pool):
         prompt = ids(0, 96)
@@ -172,11 +171,8 @@ class TestAllocationHitsAndOrder:
         pool.allocate(3, ids(500, 32))
         assert pool.counts(ids(1, 8)) == [1, 1, 1, 0, 0, 0, 1, 1]
         assert pool.device.available == 5
-        item = Allocate(4, 4, "r", b"", prompt + ids(600, 48), 144)
-        assert pool.refuse(allocates=[item]) is StepRefusal.OUT_OF_BLOCKS
-        fits = Allocate(4, 4, "r", b"", prompt + ids(600, 32), 128)
-        (table,) = pool.accept(allocates=[fits]).result.tables
-        assert table.cached_tokens == 96
+        assert pool.refuse(allocates=[allocate(4, prompt + ids(600, 48))]) is StepRefusal.OUT_OF_BLOCKS
+        assert pool.allocate(4, prompt + ids(600, 32)).cached_tokens == 96
 
     def test_16_each_filled_block_is_keyed_once(self, new_pool):
         pool = new_pool(10, 4)
@@ -226,7 +222,7 @@ class TestAllocationHitsAndOrder:
 
     def test_the_answer_counts_queried_and_hit_tokens(self, small):
         small.cache(1, ids(0, 4))
-        items = [Allocate(2, 2, "r", b"", ids(0, 5), 5), Allocate(3, 3, "r", b"", ids(0, 4), 4)]
+        items = [allocate(2, ids(0, 5)), allocate(3, ids(0, 4))]
         applied = small.accept(allocates=items)
         assert (applied.query_tokens, applied.hit_tokens, applied.granted_blocks) == (9, 6, 2)
 
@@ -352,7 +348,7 @@ class TestFreeListAndLeaks:
         small.cache(1, [1, 2, 3, 4])
         small.allocate(2, ids(50, 2 * (6 - left)))
         prompt = [1, 2, 3, 4, *ids(80, 2 * (left + 1))]
-        assert small.refuse(allocates=[Allocate(3, 3, "r", b"", prompt, len(prompt))]) is StepRefusal.OUT_OF_BLOCKS
+        assert small.refuse(allocates=[allocate(3, prompt)]) is StepRefusal.OUT_OF_BLOCKS
         assert small.allocate(4, prompt[:-2]).cached_tokens == (4 if left else 2)
 
     @pytest.mark.parametrize("left", range(4))
@@ -430,7 +426,7 @@ class TestRefusals:
             forks=[Fork(8, 9, 1), Fork(1, 2, 3)],
             frees=[Free(2, FreeReason.PRUNED), Free(2, FreeReason.PRUNED)],
             extends=[Extend(1, [(1, 100)]), Extend(1, [(1, 4)])],
-            allocates=[Allocate(1, 7, "r", b"", [1], 1), Allocate(3, 3, "r", b"", [1], 1)],
+            allocates=[Allocate(1, 7, "r", b"", [1], 1), allocate(3, [1])],
             lengths=[Length(7, 1), Length(3, 1), Length(3, 3)],
         )
         assert [(refusal.item, refusal.position, refusal.reason) for refusal in applied.result.refusals] == [
@@ -549,9 +545,7 @@ class TestExtend:
         small.free(2)
         small.allocate(3, ids(50, 12))
         assert small.device.available == 1
-        applied = small.apply(
-            extends=[Extend(1, [(1, 2)]), Extend(3, [(3, 13)])], allocates=[Allocate(4, 4, "r", b"", [9], 1)]
-        )
+        applied = small.apply(extends=[Extend(1, [(1, 2)]), Extend(3, [(3, 13)])], allocates=[allocate(4, [9])])
         assert applied.result.copies == ((1, 8),)
         assert [refusal.item for refusal in applied.result.refusals] == [StepItem.EXTEND, StepItem.ALLOCATE]
         assert small.order() == [1]
@@ -561,14 +555,14 @@ class TestExtend:
         small.prefill(1, [1, 2])
         small.fork(1, 2, 1)
         small.free(2)
-        applied = small.accept(extends=[Extend(1, [(1, 2)])], allocates=[Allocate(4, 4, "r", b"", [1, 2, 3], 3)])
+        applied = small.accept(extends=[Extend(1, [(1, 2)])], allocates=[allocate(4, [1, 2, 3])])
         assert applied.result.copies == ((1, 2),)
         assert applied.result.tables[-1].block_ids == [1, 3]
         assert small.counts([1]) == [1]
 
     def test_the_answer_has_the_counts_after_the_step(self, small):
         small.prefill(1, [1, 2, 3])
-        applied = small.accept(frees=[Free(1, FreeReason.FINISHED)], allocates=[Allocate(2, 2, "r", b"", [9], 1)])
+        applied = small.accept(frees=[Free(1, FreeReason.FINISHED)], allocates=[allocate(2, [9])])
         assert applied.device == small.device.counts == (6, 1, 1, 0)
 
 
@@ -671,7 +665,7 @@ class TestFork:
 class TestCommit:
     def test_a_commit_is_hit_by_an_allocate_of_the_same_step(self, small):
         small.allocate(1, [1, 2, 3])
-        applied = small.accept(commits=[Commit(1, 0, [1, 2])], allocates=[Allocate(2, 2, "r", b"", [1, 2, 9], 3)])
+        applied = small.accept(commits=[Commit(1, 0, [1, 2])], allocates=[allocate(2, [1, 2, 9])])
         assert applied.hit_tokens == 2
 
     def test_the_answer_lists_what_was_sealed_with_its_keys(self, small):
@@ -705,7 +699,7 @@ class TestCommit:
 class TestSteps:
     @pytest.mark.parametrize("number", [-1, 0, 1, 4, 5])
     def test_a_step_number_that_is_not_the_highest_is_refused_and_changes_nothing(self, small, state_of, number):
-        small.pool.apply(Step(5, allocates=[Allocate(1, 1, "r", b"", [1], 1)]))
+        small.pool.apply(Step(5, allocates=[allocate(1, [1])]))
         before = state_of(small.pool)
         with pytest.raises(StepOutOfOrder):
             small.pool.apply(Step(number, frees=[Free(1, FreeReason.FINISHED)]))
@@ -759,7 +753,7 @@ class TestFillCounts:
 
 def test_room_beyond_the_wires_integer_range_is_refused():
     pool = Pool(PoolSpec("engine", 1, "model", 65536, 1 << 16))
-    pool.apply(Step(1, allocates=[Allocate(1, 1, "r", b"", [1], 1)]))
+    pool.apply(Step(1, allocates=[allocate(1, [1])]))
     applied = pool.apply(Step(2, extends=[Extend(1, [(1, 2**31 - 1)])]))
     assert [one.reason for one in applied.result.refusals] == [StepRefusal.INVALID]
     assert applied.result.refusals[0].detail == f"tokens must be at most {2**31 - 65536}, not {2**31 - 1}"

@@ -15,7 +15,7 @@ from blocks import (
     block_key,
 )
 from kvmanager import Seal
-from tests.kvmanager.tiny_pools import FIVE, KEYS, ids
+from tests.kvmanager.tiny_pools import FIVE, KEYS, allocate, ids
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ class TestSwapOut:
 
     def test_the_device_blocks_stay_cached_and_are_hit_by_others(self, swapped):
         assert swapped.order() == [4, 5, 6, 7, 8, 3, 2, 1]
-        applied = swapped.accept(allocates=[Allocate(2, 2, "r", b"", FIVE, 5)])
+        applied = swapped.accept(allocates=[allocate(2, FIVE)])
         assert applied.result.tables == (TableChange(2, 0, [1, 2, 4], room_tokens=6, cached_tokens=4),)
         assert applied.result.host_to_device == ()
 
@@ -117,7 +117,7 @@ class TestSwapOut:
 
     def test_device_blocks_released_by_a_swap_out_may_be_granted_in_the_same_step(self, small):
         small.allocate(1, ids(0, 12))
-        applied = small.accept(swap_outs=[1], allocates=[Allocate(2, 2, "r", b"", ids(50, 16), 16)])
+        applied = small.accept(swap_outs=[1], allocates=[allocate(2, ids(50, 16))])
         assert sorted(small.table(2)) == ids(1, 8)
         assert len(applied.result.device_to_host) == 6
 

@@ -15,11 +15,13 @@ from services.wire.step import step_message
 from services.wire.step_result import result_of
 from tests.running_quire import CALL_SECONDS
 
+Stub = kvmanager_pb2_grpc.KVManagerStub
+
 
 class Stream:
     """An engine's end of an Attach stream: sends messages and reads answers one by one."""
 
-    def __init__(self, stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
+    def __init__(self, stub: Stub) -> None:
         self._outgoing: queue.SimpleQueue[pb.PoolRequest | None] = queue.SimpleQueue()
         self._call = stub.Attach(iter(self._outgoing.get, None), timeout=CALL_SECONDS)
         self._numbers = itertools.count(1)
@@ -73,6 +75,10 @@ def allocate(sequence: int, tokens: list[int], **fields: Any) -> pb.Allocate:
     return pb.Allocate(sequence=sequence, token_ids=tokens, **(usual | fields))
 
 
+def free(sequence: int, reason: pb.FreeReason.ValueType = pb.FREE_REASON_FINISHED, served: int = 0) -> pb.Free:
+    return pb.Free(sequence=sequence, reason=reason, preempted_for_group=served)
+
+
 def commits(*items: tuple[int, int, list[int]]) -> pb.Commits:
     """Build commits from tuples of sequence, first index and tokens."""
     request = step_message(Step(1, commits=[Commit(*item) for item in items]))
@@ -93,5 +99,5 @@ def register(**fields: Any) -> pb.Register:
     return pb.Register(**(usual | fields))
 
 
-def pools(stub: kvmanager_pb2_grpc.KVManagerStub) -> list[pb.PoolInfo]:
+def pools(stub: Stub) -> list[pb.PoolInfo]:
     return list(stub.ListPools(pb.ListPoolsRequest()).pools)

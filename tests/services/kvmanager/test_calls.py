@@ -9,11 +9,20 @@ import pytest
 from blocks import Allocate, Commit, Free, FreeReason, Pin, Reset, Step
 from kvmanager import Pool, PoolSpec, report_of
 from quire.v1 import kvmanager_pb2 as pb
-from quire.v1 import kvmanager_pb2_grpc
 from services.runtime.errors import FIELD_METADATA
 from services.wire.report import pages_of
 from tests.running_quire import RunningService
-from tests.services.kvmanager.attach_stream import Stream, commits, extends, pools, register, tables_of
+from tests.services.kvmanager.attach_stream import (
+    Stream,
+    Stub,
+    allocate,
+    commits,
+    extends,
+    free,
+    pools,
+    register,
+    tables_of,
+)
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 ABORTED = grpc.StatusCode.ABORTED
@@ -39,11 +48,11 @@ HANDSHAKES = {
         "expected report, got step",
     ),
     "a second registration": ([{"register": register()}] * 2, "expected report, got register"),
-    "keys that are missing": (
+    "missing keys": (
         [{"register": register()}, {"report": pb.ReportPage(keyed_blocks=[1], last=True)}],
         "keys must have 32 bytes per block, not 0 for 1 blocks",
     ),
-    "a report of more blocks than there are": (
+    "a report of more blocks than the pool has": (
         [{"register": register()}, {"report": pb.ReportPage(release_order=range(1, 22))}],
         "the report lists 21 device blocks, but the pool has 20",
     ),
@@ -51,11 +60,11 @@ HANDSHAKES = {
         [{"register": register()}, {"report": pb.ReportPage(release_order=[*range(1, 20), 1], last=True)}],
         "device block 1 is listed in two states",
     ),
-    "a report that leaves blocks out": (
+    "a report without some blocks": (
         [{"register": register()}, {"report": pb.ReportPage(release_order=[1])}, {"report": pb.ReportPage(last=True)}],
         "device: 19 blocks missing from tables and release order",
     ),
-    "more blocks than can be": (
+    "too many blocks": (
         [{"register": register(device_blocks=2**31 - 1)}],
         "device_blocks must be at most 16777216, not 2147483647",
     ),
@@ -76,7 +85,7 @@ HANDSHAKES = {
 
 @pytest.mark.parametrize(("messages", "reason"), HANDSHAKES.values(), ids=HANDSHAKES.keys())
 def test_an_invalid_handshake_is_refused_and_leaves_no_pool(
-    stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream], messages: list[dict[str, Any]], reason: str
+    stub: Stub, stream: Callable[[], Stream], messages: list[dict[str, Any]], reason: str
 ) -> None:
     engine = stream()
     for message in messages:
@@ -106,15 +115,15 @@ def test_a_report_may_come_in_several_empty_pages(stream: Callable[[], Stream]) 
 
 
 STEPS = {
-    "a report instead": ({"report": pb.ReportPage(last=True)}, "expected step, got report", ""),
+    "a report after the handshake": ({"report": pb.ReportPage(last=True)}, "expected step, got report", ""),
     "an empty message": ({}, "expected step, got an empty message", ""),
-    "a number seen before": ({"step": pb.Step(step=1)}, "step must be higher than 1, not 1", ""),
+    "a repeated step number": ({"step": pb.Step(step=1)}, "step must be higher than 1, not 1", ""),
     "an extend of uneven arrays": (
         {"step": pb.Step(step=2, extends=pb.Extends(groups=[1], sequences=[1], room_tokens=[5, 6]))},
         "step.extends: the arrays differ in length",
         "step.extends",
     ),
-    "an extend of sequences that are not there": (
+    "an extend of missing sequences": (
         {"step": pb.Step(step=2, extends=pb.Extends(groups=[1], sequence_counts=[2], sequences=[1], room_tokens=[5]))},
         "step.extends: the counts add up to 2, but there are 1 entries",
         "step.extends",
@@ -124,7 +133,7 @@ STEPS = {
         "step.extends: the arrays differ in length",
         "step.extends",
     ),
-    "a commit of fewer than no tokens": (
+    "a negative token count": (
         {
             "step": pb.Step(
                 step=2,
@@ -155,11 +164,7 @@ STEPS = {
 
 @pytest.mark.parametrize(("message", "reason", "field"), STEPS.values(), ids=STEPS.keys())
 def test_an_invalid_step_ends_the_stream_and_its_pool(
-    stub: kvmanager_pb2_grpc.KVManagerStub,
-    engine: Stream,
-    message: dict[str, Any],
-    reason: str,
-    field: str,
+    stub: Stub, engine: Stream, message: dict[str, Any], reason: str, field: str
 ) -> None:
     engine.allocate(1, 6)
     engine.send(**message)
@@ -185,7 +190,7 @@ def test_the_result_of_a_step_has_tables_keys_copies_and_counts(engine: Stream) 
     assert list(written.device_to_device.sources) == [second, second]
     assert list(written.device_to_device.destinations) == [tables[1][0], tables[2][0]]
     assert written.device == pb.BlockCounts(held=5, cached=1, free=14)
-    counts = engine.step(frees=[pb.Free(sequence=id_, reason=pb.FREE_REASON_FINISHED) for id_ in (1, 2)]).device
+    counts = engine.step(frees=[free(id_) for id_ in (1, 2)]).device
     assert (counts.held, counts.free + counts.cached) == (0, 20)
     assert counts.cached == 2
 
@@ -195,7 +200,7 @@ def test_the_result_of_a_step_has_tables_keys_copies_and_counts(engine: Stream) 
 
 @pytest.mark.parametrize("incarnation", [5, 6])
 def test_a_newer_session_replaces_the_older_with_an_empty_pool(
-    stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream, stream: Callable[[], Stream], incarnation: int
+    stub: Stub, engine: Stream, stream: Callable[[], Stream], incarnation: int
 ) -> None:
     engine.allocate(1, 3)
     newer = stream().attach(incarnation=incarnation)
@@ -207,7 +212,7 @@ def test_a_newer_session_replaces_the_older_with_an_empty_pool(
 
 
 def test_the_end_of_a_replaced_stream_does_not_drop_the_new_pool(
-    stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream, stream: Callable[[], Stream]
+    stub: Stub, engine: Stream, stream: Callable[[], Stream]
 ) -> None:
     newer = stream().attach()
     assert engine.half_close() == []
@@ -215,7 +220,7 @@ def test_the_end_of_a_replaced_stream_does_not_drop_the_new_pool(
     assert [pool.session for pool in pools(stub)] == [newer.registered.session]
 
 
-def test_half_closing_the_stream_drops_the_pool(stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream) -> None:
+def test_half_closing_the_stream_drops_the_pool(stub: Stub, engine: Stream) -> None:
     engine.allocate(1, 3)
     assert len(pools(stub)) == 1
     assert engine.half_close() == []
@@ -234,11 +239,11 @@ def two_pools(stream: Callable[[], Stream]) -> None:
         big.allocate(sequence, 6)
     sealed = commits(*((sequence, 0, [sequence] * 4) for sequence in range(1, 8)))
     big.step(commits=sealed, length_sequences=list(range(1, 8)), length_tokens=[5] * 7)
-    big.step(frees=[pb.Free(sequence=sequence, reason=pb.FREE_REASON_FINISHED) for sequence in (2, 4, 6)])
+    big.step(frees=[free(sequence) for sequence in (2, 4, 6)])
 
 
 @pytest.mark.usefixtures("two_pools")
-def test_list_pools_and_get_pool_return_the_counts(stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
+def test_list_pools_and_get_pool_return_the_counts(stub: Stub) -> None:
     big, idle = pools(stub)
     assert (big.engine_id, idle.engine_id) == ("big", "idle")
     assert stub.GetPool(pb.GetPoolRequest(engine_id="big")).pool == big
@@ -251,7 +256,7 @@ def test_list_pools_and_get_pool_return_the_counts(stub: kvmanager_pb2_grpc.KVMa
 
 
 @pytest.mark.usefixtures("two_pools")
-def test_the_block_map_comes_in_pages_and_adds_up_to_the_pool(stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
+def test_the_block_map_comes_in_pages_and_adds_up_to_the_pool(stub: Stub) -> None:
     whole = stub.GetBlockMap(pb.GetBlockMapRequest(engine_id="big"))
     assert (whole.first_block, len(whole.states), len(whole.counts), whole.next_block) == (1, 30, 30, 0)
     states = list(whole.states)
@@ -270,7 +275,7 @@ def test_the_block_map_comes_in_pages_and_adds_up_to_the_pool(stub: kvmanager_pb
 
 
 @pytest.mark.usefixtures("two_pools")
-def test_sequences_come_in_pages_in_order_of_their_id(stub: kvmanager_pb2_grpc.KVManagerStub) -> None:
+def test_sequences_come_in_pages_in_order_of_their_id(stub: Stub) -> None:
     pages, token = [], ""
     while not pages or token:
         request = pb.ListSequencesRequest(engine_id="big", page_size=3, page_token=token)
@@ -293,7 +298,7 @@ def test_sequences_come_in_pages_in_order_of_their_id(stub: kvmanager_pb2_grpc.K
     )
 
 
-READS: dict[str, Callable[[kvmanager_pb2_grpc.KVManagerStub, str], Any]] = {
+READS: dict[str, Callable[[Stub, str], Any]] = {
     "GetPool": lambda stub, id_: stub.GetPool(pb.GetPoolRequest(engine_id=id_)),
     "GetBlockMap": lambda stub, id_: stub.GetBlockMap(pb.GetBlockMapRequest(engine_id=id_)),
     "ListSequences": lambda stub, id_: stub.ListSequences(pb.ListSequencesRequest(engine_id=id_)),
@@ -302,7 +307,7 @@ READS: dict[str, Callable[[kvmanager_pb2_grpc.KVManagerStub, str], Any]] = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 def test_an_empty_engine_id_means_the_only_pool_and_an_unknown_one_is_not_found(
-    stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream], read: Callable[..., Any]
+    stub: Stub, stream: Callable[[], Stream], read: Callable[..., Any]
 ) -> None:
     for engine_id in ("", "nobody"):
         with pytest.raises(grpc.RpcError) as caught:
@@ -329,7 +334,7 @@ OUT_OF_RANGE = [
 @pytest.mark.parametrize(("method", "request_", "code", "field"), OUT_OF_RANGE)
 @pytest.mark.usefixtures("engine")
 def test_a_read_out_of_range_is_refused_naming_its_field(
-    stub: kvmanager_pb2_grpc.KVManagerStub, method: str, request_: Any, code: grpc.StatusCode, field: str
+    stub: Stub, method: str, request_: Any, code: grpc.StatusCode, field: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         getattr(stub, method)(request_)
@@ -340,13 +345,10 @@ def test_a_read_out_of_range_is_refused_naming_its_field(
 # Lookup and audit
 
 
-def test_a_lookup_returns_the_cached_tokens_of_each_pool(
-    stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream]
-) -> None:
+def test_a_lookup_returns_the_cached_tokens_of_each_pool(stub: Stub, stream: Callable[[], Stream]) -> None:
     first, _ = stream().attach(engine_id="first"), stream().attach(engine_id="second", model_fingerprint="other")
     tokens = list(range(9))
-    prompt = pb.Allocate(group=1, sequence=1, request_id="a", salt=b"salt", token_ids=tokens, compute_tokens=9)
-    first.step(allocates=[prompt])
+    first.step(allocates=[allocate(1, tokens, salt=b"salt")])
     first.step(commits=commits((1, 0, tokens[:8])))
 
     def found(**request: Any) -> list[tuple[str, int, int]]:
@@ -359,7 +361,7 @@ def test_a_lookup_returns_the_cached_tokens_of_each_pool(
     assert found() == [("first", 0, 0), ("second", 0, 0)]
 
 
-def test_an_audit_of_a_valid_pool_finds_nothing(stub: kvmanager_pb2_grpc.KVManagerStub, engine: Stream) -> None:
+def test_an_audit_of_a_valid_pool_finds_nothing(stub: Stub, engine: Stream) -> None:
     engine.allocate(1, 9)
     assert list(stub.Audit(pb.AuditRequest()).violations) == []
     assert pools(stub)[0].totals.audits >= 1
@@ -376,9 +378,7 @@ def test_an_audit_of_a_valid_pool_finds_nothing(stub: kvmanager_pb2_grpc.KVManag
     ],
     ids=["GetPool", "Explain"],
 )
-def test_a_name_too_long_for_a_header_is_shortened(
-    stub: kvmanager_pb2_grpc.KVManagerStub, call: Callable[[Any], Any]
-) -> None:
+def test_a_name_too_long_for_a_header_is_shortened(stub: Stub, call: Callable[[Any], Any]) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         call(stub)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
@@ -388,9 +388,7 @@ def test_a_name_too_long_for_a_header_is_shortened(
 # Reports and leases
 
 
-def test_a_reported_pool_is_adopted_and_continues(
-    stub: kvmanager_pb2_grpc.KVManagerStub, stream: Callable[[], Stream]
-) -> None:
+def test_a_reported_pool_is_adopted_and_continues(stub: Stub, stream: Callable[[], Stream]) -> None:
     pool = Pool(PoolSpec("engine", 5, "m", 4, 20, 6))
     pool.apply(Step(1, allocates=[Allocate(1, 1, "a", b"salt", [7] * 9, 9), Allocate(2, 2, "b", b"", [1] * 5, 5)]))
     pool.apply(Step(2, commits=[Commit(1, 0, [7] * 8), Commit(2, 0, [1] * 4)], swap_outs=[2], pins=[Pin("pin", 1, 1)]))
@@ -408,14 +406,7 @@ def test_a_reported_pool_is_adopted_and_continues(
     assert info.sequences == 2
     step = Step(5, frees=[Free(1, FreeReason.FINISHED)], swap_ins=[2], allocates=[Allocate(4, 4, "d", b"", [2] * 5, 5)])
     expected = pool.apply(step).result
-    engine.send(
-        step=pb.Step(
-            step=5,
-            frees=[pb.Free(sequence=1, reason=pb.FREE_REASON_FINISHED)],
-            swap_ins=[2],
-            allocates=[pb.Allocate(group=4, sequence=4, request_id="d", token_ids=[2] * 5, compute_tokens=5)],
-        )
-    )
+    engine.send(step=pb.Step(step=5, frees=[free(1)], swap_ins=[2], allocates=[allocate(4, [2] * 5)]))
     result = next(engine._call).result
     assert [list(table.block_ids) for table in tables_of(result)] == [table.block_ids for table in expected.tables]
     assert [table.cached_tokens for table in tables_of(result)] == [0, 4]
@@ -430,9 +421,7 @@ def counts_of(message: pb.BlockCounts) -> tuple[int, int, int, int]:
 def test_an_older_incarnation_is_refused_during_the_lease_of_a_newer_one(
     service: Callable[..., RunningService],
 ) -> None:
-    stub = kvmanager_pb2_grpc.KVManagerStub(
-        service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "60").channel
-    )
+    stub = Stub(service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "60").channel)
     newer = Stream(stub).attach(incarnation=8)
     newer.break_off()
     older = Stream(stub)

@@ -24,9 +24,7 @@ from services.runtime import transport
 from services.runtime.errors import FIELD_METADATA
 from tests.contract.block_managers import LoopThread
 from tests.running_quire import CALL_SECONDS
-from tests.services.kvmanager.attach_stream import Stream, allocate, commits, extends
-
-Stub = kvmanager_pb2_grpc.KVManagerStub
+from tests.services.kvmanager.attach_stream import Stream, Stub, allocate, commits, extends, free
 
 KEPT = 1000  # events
 STEP = 500  # refusals
@@ -93,10 +91,6 @@ def watch(manager: Stub) -> Iterator[Callable[..., Watcher]]:
     yield begin
     for one in watchers:
         one.close()
-
-
-def free(sequence: int, reason: pb.FreeReason.ValueType = pb.FREE_REASON_FINISHED, served: int = 0) -> pb.Free:
-    return pb.Free(sequence=sequence, reason=reason, preempted_for_group=served)
 
 
 def refuse_many(engine: Stream, count: int) -> None:
