@@ -47,7 +47,7 @@ class ObservedEngine(ModelEngine):
 
     def make_backend(self, block_size: int, device_blocks: int, _host_blocks: int) -> RaisingBackend:
         self.raising = RaisingBackend(self.loaded.geometry, block_size, device_blocks)
-        # What was never written must not be taken for zeros that happen to be right.
+        # A slot that was never written must not equal a correct zero.
         self.raising.cache.fill_(1e4)
         return self.raising
 
@@ -57,7 +57,7 @@ class ObservedEngine(ModelEngine):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_cached_blocks_hold_what_their_keys_say(
+def test_cached_blocks_hold_the_tokens_of_their_keys(
     tiny_model: Tiny, random_prompt: Prompt, family: str, block_size: int
 ) -> None:
     engine = ObservedEngine(tiny_model(family), block_size=block_size)
@@ -119,7 +119,7 @@ def test_a_step_that_failed_leaves_nothing_in_the_cache(
     assert failed
     assert all(f"write {raise_at}" in sequence.detail for sequence in failed)
     assert engine.check() <= computed // block_size
-    # Whoever comes next computes it again, and rightly.
+    # The same prompts are computed again, with correct contents.
     engine.generate([sequence.request.prompt for sequence in failed], 30)
     assert engine.check() >= sum((len(sequence.request.prompt) + 29) // block_size for sequence in failed)
 
@@ -127,8 +127,9 @@ def test_a_step_that_failed_leaves_nothing_in_the_cache(
 def test_the_check_detects_a_single_wrong_number(tiny_model: Tiny, random_prompt: Prompt) -> None:
     engine = ObservedEngine(tiny_model("llama"), block_size=8)
     engine.generate([random_prompt(20)], 10)
-    block = engine.blocks.pool.device.eviction_order()[-1]
-    number = engine.backend.cache[block, 1, 0, 3, 1]
-    number[2] += 0.01 * number.abs().max()
-    with pytest.raises(AssertionError, match=f"block {block} is not what its key says"):
+    device = engine.blocks.pool.device
+    block = next(block for block in device.eviction_order() if device.key(block) in engine.chains.tokens)
+    vector = engine.backend.cache[block, 1, 0, 3, 1]
+    vector[2] += 0.01 * engine.backend.cache[block, 1, 0].abs().max()
+    with pytest.raises(AssertionError, match=f"^block {block} differs from its key's tokens"):
         engine.check()
