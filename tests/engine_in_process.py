@@ -165,6 +165,20 @@ class EngineInProcess:
         elif failure is not None:
             raise failure
 
+    def turn_times(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
+
+    def turn_until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            self.turn()
+
+    def reconnect(self, turns: int = 1) -> None:
+        """Lose the block manager for some turns."""
+        self.blocks.lose()
+        self.turn_times(turns)
+        self.blocks.restore()
+
     def run(self, most_turns: int = _MOST_TURNS) -> None:
         """Turn until no request is live, then check that every block is free. A turn without progress is an error."""
         for _ in range(most_turns):

@@ -87,7 +87,7 @@ class WatchedScheduler(Scheduler):
         """Ids of the requests that have not ended, without those of pins."""
         return [name for name, group in self._queue.by_request.items() if not group.request.prefill_only]
 
-    def untold_ends(self) -> list[str]:
+    def unpublished_ends(self) -> list[str]:
         """Ids of the requests whose end the next turn delivers."""
         return [output.request_id for output in self._outputs._pending if isinstance(output, Finished)]
 
@@ -117,8 +117,8 @@ class WatchedScheduler(Scheduler):
         groups = {self._queue.sequence(work.sequence).group for work in plan.work}
         isolated = [group.request.request_id for group in groups if group.isolated]
         assert not isolated or len(groups) == 1, "nobody is in the batch of an isolated group"
-        untold = {output.request_id for output in self._outputs._pending if isinstance(output, Started)}
-        assert untold.isdisjoint(isolated), "an isolated group is computed after it is told to have started"
+        unpublished = {output.request_id for output in self._outputs._pending if isinstance(output, Started)}
+        assert unpublished.isdisjoint(isolated), "an isolated group is computed after its start is published"
 
     def _check_samples(self, sequence: Sequence, work: Work, plan: StepPlan) -> None:
         group = sequence.group

@@ -23,10 +23,10 @@ TOLERANCE = 1e-4  # of log-probabilities
 class Round(NamedTuple):
     """Results of a round, summed over all resumptions."""
 
-    ended: int  # samples that had ended before,
-    begun: int  # those that went on with tokens,
-    preempted: int  # requests that were preempted after they had gone on,
-    cached: int  # and those that found what they had generated in the cache
+    ended: int  # samples that had ended before the cut
+    begun: int  # samples that resumed with generated tokens
+    preempted: int  # requests that were preempted after their resumption
+    cached: int  # requests with generated tokens in the prefix cache
 
 
 class _Cut(NamedTuple):
@@ -48,7 +48,7 @@ def run_round(folder: Path, constraints: Sequence[Constraint], number: int) -> R
     begun = [cut.request for cut in cuts]
     fresh = ModelEngine(folder, block_size=BLOCK, device_blocks=1000, token_budget=draw.choice((SEQUENCES, 512)))
     _run(fresh, begun, draw)
-    tight = _in_a_small_pool(folder, begun, draw)
+    tight = _run_in_a_small_pool(folder, begun, draw)
     for engine in (fresh, tight):
         for cut in cuts:
             _check(engine, cut.request.request_id, whole, cut)
@@ -58,7 +58,7 @@ def run_round(folder: Path, constraints: Sequence[Constraint], number: int) -> R
         _check(whole, cut.request.request_id, whole, cut)
     return Round(
         ended=sum(len(request.ended) for request in begun),
-        begun=sum(bool(given) for request in begun for given in request.samples) - sum(len(r.ended) for r in begun),
+        begun=sum(bool(sample) for request in begun for sample in request.samples) - sum(len(r.ended) for r in begun),
         preempted=sum(tight.finished[request.request_id].stats.preemptions > 0 for request in begun),
         cached=sum(whole.cached[cut.request.request_id] > len(cut.request.prompt) for cut in warm),
     )
@@ -101,8 +101,8 @@ def _cut(draw: random.Random, whole: ModelEngine, request: Request) -> _Cut:
         index = draw.randrange(len(samples))
         lengths[index] = draw.randrange(len(samples[index]))
     ended = frozenset(index for index, length in enumerate(lengths) if length == len(samples[index]))
-    given = tuple(tuple(tokens[:length]) for tokens, length in zip(samples, lengths, strict=True))
-    return _Cut(replace(request, samples=given, ended=ended), lengths)
+    generated = tuple(tuple(tokens[:length]) for tokens, length in zip(samples, lengths, strict=True))
+    return _Cut(replace(request, samples=generated, ended=ended), lengths)
 
 
 def _run(engine: ModelEngine, requests: Sequence[Request], draw: random.Random) -> None:
@@ -114,7 +114,7 @@ def _run(engine: ModelEngine, requests: Sequence[Request], draw: random.Random) 
     engine.run()
 
 
-def _in_a_small_pool(folder: Path, requests: Sequence[Request], draw: random.Random) -> ModelEngine:
+def _run_in_a_small_pool(folder: Path, requests: Sequence[Request], draw: random.Random) -> ModelEngine:
     """Run requests in a pool little larger than the largest one, beside a growing request of higher priority."""
     neighbour = Request("neighbour", (5, 6, 7), Sampling(seed=1), Stopping(30), priority=-2, samples=((),) * 6)
     full = ModelEngine(folder, block_size=BLOCK, max_sequences=SEQUENCES).scheduler.capacity
@@ -141,17 +141,17 @@ def _check(engine: ModelEngine, name: str, whole: ModelEngine, cut: _Cut) -> Non
         drawn, rest = whole.drawn[undisturbed][index], engine.drawn[name][index]
         assert [token.token_id for token in rest] == [token.token_id for token in drawn[length:]], (name, index)
         _check_scores(rest, drawn[length:])
-        end, asked = members[index], expected.members[index]
+        end, undisturbed_end = members[index], expected.members[index]
         if index in cut.request.ended:
             assert (rest, end.finish, end.table) == ([], FinishReason.STOP, [])
         else:
-            assert (end.finish, end.stop_token) == (asked.finish, asked.stop_token)
+            assert (end.finish, end.stop_token) == (undisturbed_end.finish, undisturbed_end.stop_token)
     assert [token.token_id for token in engine.scored[name]] == [token.token_id for token in whole.scored[undisturbed]]
     _check_scores(engine.scored[name], whole.scored[undisturbed])
 
 
-def _check_scores(said: list[Any], expected: list[Any]) -> None:
-    for one, other in zip(said, expected, strict=True):
+def _check_scores(scores: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(scores, expected, strict=True):
         assert (one.logprob is None) == (other.logprob is None)
         if one.logprob is not None:
             assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)

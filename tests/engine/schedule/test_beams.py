@@ -42,15 +42,6 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return [draw.randrange(3, 380) for _ in range(length)]
 
 
-@pytest.fixture
-def folder(tiny_model: Tiny) -> Path:
-    return tiny_model("llama")
-
-
-def search_with(engine: ModelEngine, token_ids: list[int], search: BeamSearch, max_tokens: int, **rest: Any) -> str:
-    return engine.submit(token_ids, max_tokens, beam_search=search, **rest)
-
-
 def check(engine: ModelEngine, name: str, expected: BeamAnswers) -> None:
     assert engine.samples[name] == expected.token_ids
     scores = [answer.score for answer in engine.finished[name].answers]
@@ -62,7 +53,7 @@ class TestEqualToTransformers:
     @pytest.mark.parametrize("length", [1, 4, 9, 33])
     def test_at_each_width_and_length_of_the_prompt(self, folder: Path, width: int, length: int) -> None:
         engine, search = ModelEngine(folder, block_size=BLOCK), BeamSearch(width)
-        name = search_with(engine, prompt(length), search, 20, samples=width)
+        name = engine.submit(prompt(length), 20, beam_search=search, samples=width)
         engine.run()
         if width > 1:  # transformers takes one beam for greedy decoding
             check(engine, name, beam_reference(folder, prompt(length), search, 20, width))
@@ -72,7 +63,7 @@ class TestEqualToTransformers:
     @pytest.mark.parametrize("family", ["gpt2", "opt"])
     def test_in_other_families(self, tiny_model: Tiny, family: str) -> None:
         engine, search = ModelEngine(tiny_model(family), block_size=BLOCK), BeamSearch(4)
-        name = search_with(engine, prompt(9), search, 16, samples=2)
+        name = engine.submit(prompt(9), 16, beam_search=search, samples=2)
         engine.run()
         check(engine, name, beam_reference(tiny_model(family), prompt(9), search, 16, 2))
 
@@ -84,7 +75,7 @@ class TestEqualToTransformers:
         search = BeamSearch(4, length_penalty, early_stopping)
         ends = [*range(30, 90)]  # enough of them that some answers end early
         engine = ModelEngine(folder, block_size=BLOCK)
-        name = search_with(engine, prompt(9), search, 24, samples=4, stop=ends)
+        name = engine.submit(prompt(9), 24, beam_search=search, samples=4, stop=ends)
         engine.run()
         check(engine, name, beam_reference(folder, prompt(9), search, 24, 4, eos_token_id=ends))
         answers = engine.finished[name].answers
@@ -97,14 +88,9 @@ class TestEqualToTransformers:
     def test_with_bias_penalties_and_min_tokens(self, folder: Path) -> None:
         search, ends = BeamSearch(4), [*range(30, 90)]
         biases = tuple((token, 4.0) for token in prompt(9))
+        rules, stopping = LogitRules(1.7, logit_bias=biases), Stopping(20, frozenset(ends), min_tokens=6)
         request = Request(
-            request_id="r",
-            prompt=tuple(prompt(9)),
-            sampling=GREEDY,
-            stopping=Stopping(20, frozenset(ends), min_tokens=6),
-            logit_rules=LogitRules(repetition_penalty=1.7, logit_bias=biases),
-            samples=((), ()),
-            beam_search=search,
+            "r", tuple(prompt(9)), GREEDY, stopping, samples=((), ()), logit_rules=rules, beam_search=search
         )
         engine = ModelEngine(folder, block_size=BLOCK)
         engine.take(request)
@@ -119,7 +105,7 @@ class TestEqualToTransformers:
         for seed in (2, 3):
             engine.submit(prompt(7, seed), 12, sampling=Sampling(seed=seed), samples=2)
         search = BeamSearch(4)
-        name = search_with(engine, prompt(20), search, 12, samples=4)
+        name = engine.submit(prompt(20), 12, beam_search=search, samples=4)
         engine.run()
         check(engine, name, beam_reference(folder, prompt(20), search, 12, 4))
 
@@ -129,20 +115,12 @@ class TestEqualToTransformers:
     def test_after_preemptions_of_each_kind(
         self, folder: Path, preemption: Preemption, budget: int, head_start: int
     ) -> None:
-        engine = ModelEngine(
-            folder,
-            block_size=BLOCK,
-            device_blocks=18,
-            host_blocks=30,
-            preemption=preemption,
-            token_budget=budget,
-            max_sequences=5,
-        )
+        sizes = {"block_size": BLOCK, "device_blocks": 18, "host_blocks": 30, "max_sequences": 5}
+        engine = ModelEngine(folder, **sizes, token_budget=budget, preemption=preemption)  # type: ignore[arg-type]
         engine.submit(prompt(4, 5), 64, priority=-1)  # it grows until it needs nearly all blocks
-        for _ in range(head_start):
-            engine.turn()
+        engine.turn_times(head_start)
         search = BeamSearch(4)
-        name = search_with(engine, prompt(10), search, 12, samples=4)
+        name = engine.submit(prompt(10), 12, beam_search=search, samples=4)
         engine.run()
         group = engine.finished[name]
         check(engine, name, beam_reference(folder, prompt(10), search, 12, 4))
@@ -152,36 +130,12 @@ class TestEqualToTransformers:
         else:
             assert (group.stats.recomputed_tokens > 0, group.stats.swapped_tokens) == (True, 0)
 
-    @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
-    def test_six_beams_that_hold_92_of_100_blocks_are_preempted_and_return(
-        self, folder: Path, preemption: Preemption
-    ) -> None:
-        sizes = {"block_size": BLOCK, "device_blocks": 100, "host_blocks": 100}
-        engine = ModelEngine(folder, **sizes, preemption=preemption)  # type: ignore[arg-type]
-        search = BeamSearch(6)
-        others = [engine.submit(prompt(1, seed), 40, priority=-1) for seed in (3, 4)]
-        while engine.scheduler.totals.generated_tokens < 4:
-            engine.turn()
-        name = search_with(engine, prompt(341), search, 8, samples=6)
-        most = 0
-        while not engine.finished.get(name):
-            engine.turn()
-            sequences = engine.blocks.pool.sequences.values()
-            tables = [one.table for one in sequences if one.group > len(others) and not one.swapped]
-            most = max(most, len({block for table in tables for block in table}))
-        engine.run()
-        check(engine, name, beam_reference(folder, prompt(341), search, 8, 6))
-        group = engine.finished[name]
-        assert most >= 92
-        assert group.stats.preemptions >= 1
-        assert (group.stats.swapped_tokens > 0) == (preemption is Preemption.SWAP)
-
 
 class TestBlocks:
-    def test_beams_fork_and_free_at_every_step_and_share_what_they_have_in_common(self, folder: Path) -> None:
+    def test_beams_fork_and_free_at_every_step_and_share_common_blocks(self, folder: Path) -> None:
         seen: list[tuple[Step, kvmanager.AppliedStep]] = []
         engine = ModelEngine(folder, block_size=BLOCK, observe=lambda *step: seen.append(step))
-        search_with(engine, prompt(10), BeamSearch(4), 20)
+        engine.submit(prompt(10), 20, beam_search=BeamSearch(4))
         sequences, shared = 0, 0
         while not engine.scheduler.empty:
             engine.turn()
@@ -192,14 +146,14 @@ class TestBlocks:
         forks = [fork for step, _ in seen for fork in step.forks]
         pruned = [free for step, _ in seen for free in step.frees if free.reason is FreeReason.PRUNED]
         assert len(forks) > 4
-        assert len(forks) == len(pruned) + 3, "there are four beams at the end, and were one at the beginning"
+        assert len(forks) == len(pruned) + 3, "one beam at the beginning, four at the end"
         assert sequences == 4
         assert shared >= 3 * (10 // BLOCK)
         engine.assert_released()
 
     def test_the_prompt_is_computed_once(self, folder: Path) -> None:
         engine = ModelEngine(folder, block_size=BLOCK)
-        search_with(engine, prompt(10), BeamSearch(4), 6)
+        engine.submit(prompt(10), 6, beam_search=BeamSearch(4))
         engine.run()
         assert engine.scheduler.totals.computed_tokens == 10 + 4 * 5
 
@@ -208,9 +162,8 @@ class TestEnds:
     def test_a_cancelled_search_releases_its_blocks_and_has_no_answers(self, folder: Path) -> None:
         for turns in range(12):
             engine = ModelEngine(folder, block_size=BLOCK)
-            name = search_with(engine, prompt(10), BeamSearch(4), 20, samples=3)
-            for _ in range(turns):
-                engine.turn()
+            name = engine.submit(prompt(10), 20, beam_search=BeamSearch(4), samples=3)
+            engine.turn_times(turns)
             engine.scheduler.requests.cancel(name)
             engine.run()
             engine.turn()
@@ -221,29 +174,20 @@ class TestEnds:
 
     def test_an_expired_search_fails(self, folder: Path) -> None:
         engine = ModelEngine(folder, block_size=BLOCK)
-        name = search_with(engine, prompt(10), BeamSearch(4), 20, deadline=6.0)
+        name = engine.submit(prompt(10), 20, beam_search=BeamSearch(4), deadline=6.0)
         engine.run()
         group = engine.finished[name]
         assert (group.failure, [one.finish for one in group.answers]) == (Failure.DEADLINE, [FinishReason.FAILED])
 
     def test_missing_answers_are_empty(self, folder: Path) -> None:
-        request = Request(
-            request_id="r",
-            prompt=tuple(prompt(5)),
-            sampling=GREEDY,
-            stopping=Stopping(2),
-            logit_rules=LogitRules(allowed_token_ids=(7,)),
-            samples=((),) * 3,
-            beam_search=BeamSearch(3),
-        )
-        engine = ModelEngine(folder, block_size=BLOCK)
-        engine.take(request)
+        engine, rules = ModelEngine(folder, block_size=BLOCK), LogitRules(allowed_token_ids=(7,))
+        name = engine.submit(prompt(5), 2, samples=3, beam_search=BeamSearch(3), logit_rules=rules)
         engine.run()
-        assert engine.samples["r"] == [[7, 7], [], []]
-        assert [answer.score is None for answer in engine.finished["r"].answers] == [False, True, True]
+        assert engine.samples[name] == [[7, 7], [], []]
+        assert [answer.score is None for answer in engine.finished[name].answers] == [False, True, True]
 
 
-class TestRefused:
+class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "field"),
         [
@@ -319,7 +263,7 @@ class TestSearch:
             math.copysign(logprob != 0, logprob) for logprob in logprobs
         ]
         assert scores == sorted(scores)
-        assert len(set(scores[:2] + scores[4:])) == 8, "what is apart stays apart"
+        assert len(set(scores[:2] + scores[4:])) == 8, "distinct log-probabilities have distinct scores"
 
     def test_nothing_likelier_can_come_once_all_answers_are_better_than_the_best_beam(self) -> None:
         beams = Beams(BeamSearch(1, length_penalty=0.0), Stopping(9, frozenset({EOS})))

@@ -83,11 +83,6 @@ def test_a_mask_and_other_rules_work_together() -> None:
 # In a running engine
 
 
-@pytest.fixture
-def folder(tiny_model: Callable[[str], Path]) -> Path:
-    return tiny_model("llama")
-
-
 @pytest.fixture(scope="module")
 def vocabulary(tiny_model: Callable[[str], Path]) -> Vocabulary:
     return Vocabulary(tiny_model("llama"), VOCABULARY, [END])
@@ -155,7 +150,7 @@ def test_min_tokens_yield_to_the_end_of_the_constraint(folder: Path, vocabulary:
     assert [text(vocabulary, engine.tokens[name]) for name in ("r", "one")] == ["xxxxx", "x"]
 
 
-def test_an_answer_of_max_tokens_is_the_beginning_of_one(
+def test_max_tokens_truncates_an_answer(
     folder: Path, vocabulary: Vocabulary, alone: list[list[int]], constraint: Constraint
 ) -> None:
     engine = ModelEngine(folder)
@@ -185,26 +180,13 @@ def test_answers_are_the_same_after_preemptions_of_each_kind(
     engine = ModelEngine(folder, block_size=BLOCK, device_blocks=blocks, host_blocks=blocks, preemption=preemption)
     grows = [number % 300 + 3 for number in range(blocks * BLOCK - 78)]
     engine.submit(grows, 70, priority=-1)  # until it needs nearly all blocks
-    for _ in range(head_start):
-        engine.turn()
+    engine.turn_times(head_start)
     name = engine.submit(PROMPT, MOST, sampling=SAMPLED, samples=3, stop=[END], constraint=constraint)
     engine.run()
     group = engine.finished[name]
     assert engine.samples[name] == alone
     assert group.stats.preemptions >= 1
     assert (group.stats.swapped_tokens > 0) == (preemption is Preemption.SWAP)
-
-
-def test_answers_continue_after_a_failover(folder: Path, constraint: Constraint, alone: list[list[int]]) -> None:
-    stopping = Stopping(MOST, frozenset({END}))
-    whole = Request("moved", PROMPT, SAMPLED, stopping, samples=((), (), ()), constraint=constraint)
-    shortest = min(map(len, alone))
-    for lengths in ((1, 1, 1), (5, 2, 8), (0, 3, 1), (shortest - 1,) * 3):
-        engine = ModelEngine(folder, block_size=BLOCK)
-        begun = tuple(tuple(tokens[:length]) for tokens, length in zip(alone, lengths, strict=True))
-        engine.take(replace(whole, samples=begun))
-        engine.run()
-        assert [[*before, *after] for before, after in zip(begun, engine.samples["moved"], strict=True)] == alone
 
 
 def test_a_sample_uses_its_own_mask_if_the_trunk_has_more_tokens(
@@ -218,7 +200,7 @@ def test_a_sample_uses_its_own_mask_if_the_trunk_has_more_tokens(
         assert re.fullmatch(PATTERN, text(vocabulary, [*begun, *rest]))
 
 
-# What is refused
+# Refusals
 
 
 def test_generated_tokens_that_violate_the_constraint_are_refused(folder: Path, constraint: Constraint) -> None:
@@ -245,14 +227,14 @@ def test_rules_that_could_ban_all_tokens_are_refused(
     assert refused.value.field == field
 
 
-# What fails
+# Failures
 
 
 @dataclass
-class Tiring:
+class FailingConstraint:
     """A constraint that allows everything and fails after some tokens."""
 
-    left: int
+    remaining: int
     complete: bool = False
 
     def start(self) -> ConstraintState:
@@ -262,12 +244,12 @@ class Tiring:
         return replace(self)
 
     def allowed(self) -> bytes:
-        if self.left < 0:
-            raise ConstraintFailed("it is tired")
+        if self.remaining < 0:
+            raise ConstraintFailed("injected")
         return b"\xff" * (VOCABULARY // 8)
 
     def advance(self, token_id: int) -> None:
-        self.left -= 1
+        self.remaining -= 1
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -275,13 +257,13 @@ class Tiring:
 def test_a_state_that_fails_ends_its_request_and_no_other(folder: Path, samples: int, preempted: bool) -> None:
     engine = ModelEngine(folder, block_size=BLOCK, device_blocks=24 if preempted else 256)
     other = engine.submit(PROMPT, 40, sampling=SAMPLED, priority=-1)
-    tired = engine.submit(PROMPT, 20, sampling=SAMPLED, samples=samples, constraint=Tiring(9))
+    failing = engine.submit(PROMPT, 20, sampling=SAMPLED, samples=samples, constraint=FailingConstraint(9))
     engine.run()
-    group = engine.finished[tired]
+    group = engine.finished[failing]
     assert group.failure is Failure.CONSTRAINT
-    assert group.detail == "the output cannot continue under its constraint: it is tired"
+    assert group.detail == "the output cannot continue under its constraint: injected"
     assert {member.finish for member in group.members} == {FinishReason.FAILED}
-    assert max(map(len, engine.samples[tired])) == 9
+    assert max(map(len, engine.samples[failing])) == 9
     assert engine.failures == []
     assert [engine.tokens[other]] == ModelEngine(folder).generate([PROMPT], 40, sampling=SAMPLED)
 
@@ -297,7 +279,7 @@ def test_constrained_beams_equal_those_of_transformers(
                 state.advance(token)
             mask = int.from_bytes(state.allowed(), "little")
         except ConstraintFailed:
-            return [END]  # what follows the end is not looked at
+            return [END]  # tokens after the end are ignored
         return [token for token in range(VOCABULARY) if mask >> token & 1]
 
     blocks = 4 * -(-(len(PROMPT) + MOST) // BLOCK)
@@ -311,8 +293,7 @@ def test_constrained_beams_equal_those_of_transformers(
     if preemption:
         grows = [number % 300 + 3 for number in range(blocks * BLOCK - 80)]
         engine.submit(grows, 70, priority=-1)  # until it needs nearly all blocks
-        for _ in range(40):
-            engine.turn()
+        engine.turn_times(40)
     search = BeamSearch(4)
     name = engine.submit(PROMPT, MOST, beam_search=search, samples=3, stop=[END], constraint=constraint)
     engine.run()

@@ -99,8 +99,7 @@ def test_a_beam_search_which_has_no_token_before_its_end_is_alone_until_then() -
     search = BeamSearch(2)
     name = rig.submit((4, 5), 6, sampling=GREEDY, beam_search=search, isolated=True)
     steps = len(rig.runner.plans)
-    while name not in rig.finished:
-        rig.turn()
+    rig.turn_until(lambda: name in rig.finished)
     widths = [{work.candidates > 0 for work in plan.work} for plan in rig.runner.plans[steps:]]
     assert widths.count({True}) == 6
     assert {True, False} not in widths
@@ -119,8 +118,7 @@ def test_it_delays_others_no_longer_than_the_limit() -> None:
 def test_others_continue_if_they_hold_the_blocks_that_it_lacks() -> None:
     rig = Rig(device_blocks=9)
     first = rig.ask((1, 2, 3), 20)
-    while len(rig.tokens[first]) < 12:  # it holds 4 blocks, and is not preempted for a later one
-        rig.turn()
+    rig.turn_until(lambda: len(rig.tokens[first]) >= 12)  # it holds 4 blocks, and is not preempted for a later one
     search = BeamSearch(2)
     name = rig.submit((4, 5), 14, sampling=GREEDY, beam_search=search, isolated=True)  # needs up to 8
     rig.run()

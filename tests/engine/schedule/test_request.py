@@ -1,4 +1,4 @@
-"""Checks of a request's numbers, independent of a gateway's checks."""
+"""Checks of a request's fields, independent of a gateway's checks."""
 
 import math
 
@@ -7,24 +7,25 @@ import pytest
 from engine.errors import InvalidRequest
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
 
-
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "top_k"])
-@pytest.mark.parametrize("value", [-1, -1e-300, math.nan, math.inf, -math.inf])
-def test_invalid_sampling_parameters_are_refused_naming_the_field(field: str, value: float) -> None:
-    if field == "top_k" and value != -1:
-        pytest.skip("it is an integer")
-    request = Request("r", (5,), Sampling(**{field: value}), Stopping(4))  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest) as caught:
-        Capacity(2048, 384, 4, 64).check(request)
-    assert caught.value.field == f"sampling.{field}"
+NUMBERS = (-1, -1e-300, math.nan, math.inf, -math.inf)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("request_id", "i" * 513), ("request_id", "ö" * 257), ("salt", bytes(481))]
+    ("field", "value", "words"),
+    [
+        *((f"sampling.{field}", value, field) for field in ("temperature", "top_p", "min_p") for value in NUMBERS),
+        ("sampling.top_k", -1, "top_k"),
+        *(
+            (field, value, "must have at most .* bytes, not")
+            for field, value in (("request_id", "i" * 513), ("request_id", "ö" * 257), ("salt", bytes(481)))
+        ),
+    ],
 )
-def test_a_too_long_id_or_salt_is_refused_naming_the_field(field: str, value: str | bytes) -> None:
-    fields = {"request_id": "r", field: value}
-    request = Request(prompt=(5,), sampling=Sampling(), stopping=Stopping(4), **fields)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=r"must have at most .* bytes, not") as caught:
-        Capacity(2048, 384, 4, 64).check(request)
+def test_an_invalid_field_is_refused_by_name(field: str, value: object, words: str) -> None:
+    sampling = Sampling(**{words: value}) if field.startswith("sampling.") else Sampling()  # type: ignore[arg-type]
+    rest = {"request_id": "r"} if field.startswith("sampling.") else {"request_id": "r", field: value}
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        Capacity(2048, 384, 4, 64).check(
+            Request(prompt=(5,), sampling=sampling, stopping=Stopping(4), **rest)  # type: ignore[arg-type]
+        )
     assert caught.value.field == field

@@ -18,18 +18,9 @@ SAMPLED = Sampling(temperature=1.0, seed=7)
 MOST = 12
 
 
-@pytest.fixture
-def folder(tiny_model: Callable[[str], Path]) -> Path:
-    return tiny_model("llama")
-
-
 @pytest.fixture(scope="module")
 def constraints(tiny_model: Callable[[str], Path]) -> Sequence[Constraint]:
     vocabulary = Vocabulary(tiny_model("llama"), VOCABULARY, [END])
-    return compiled(vocabulary)
-
-
-def compiled(vocabulary: Vocabulary) -> Sequence[Constraint]:
     schema = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}'
     languages = (
         GrammarSpec("regex", r"([a-f]{2,5} (north|[0-9]{2,4})\. ){1,2}"),
@@ -63,9 +54,7 @@ def test_random_requests_continue_after_a_failover_with_the_same_tokens(
 # Samples that have ended
 
 
-def test_nothing_is_computed_for_samples_that_had_ended_and_no_block_is_held_for_them(
-    folder: Path, alone: list[list[int]]
-) -> None:
+def test_ended_samples_are_not_computed_and_hold_no_block(folder: Path, alone: list[list[int]]) -> None:
     engine = ModelEngine(folder, block_size=BLOCK)
     engine.take(three(samples=(tuple(alone[0]), tuple(alone[1][:5]), (1, 2, END)), ended=frozenset({0, 2})))
     engine.turn()
@@ -73,11 +62,8 @@ def test_nothing_is_computed_for_samples_that_had_ended_and_no_block_is_held_for
     engine.run()
     assert engine.samples["r"] == [[], alone[1][5:], []], "a sample keeps the random numbers of its index"
     assert engine.scheduler.totals.computed_tokens == len(PROMPT) + MOST - 1
-    assert [member.finish for member in engine.finished["r"].members] == [
-        FinishReason.STOP,
-        FinishReason.LENGTH,
-        FinishReason.STOP,
-    ]
+    reasons = [member.finish for member in engine.finished["r"].members]
+    assert reasons == [FinishReason.STOP, FinishReason.LENGTH, FinishReason.STOP]
 
 
 def test_ended_samples_do_not_count_against_the_limits(folder: Path) -> None:
@@ -140,26 +126,21 @@ def test_a_sample_whose_constraint_is_complete_has_ended(folder: Path, constrain
     engine.take(three(constraint=constraint, stopping=stopping, samples=((),) * 8))
     engine.run()
     index = next(i for i, member in enumerate(engine.finished["r"].members) if member.stop_token is None)
-    assert engine.finished["r"].members[index].finish is FinishReason.STOP, "it was complete"
+    assert engine.finished["r"].members[index].finish is FinishReason.STOP
     samples = ((),) * index + (tuple(engine.samples["r"][index]),)
+    resumed = three(request_id="s", constraint=constraint, stopping=stopping, samples=(*samples, ()))
     with pytest.raises(InvalidRequest, match="the output is complete, so its sample has ended") as refused:
-        engine.take(three(request_id="s", constraint=constraint, stopping=stopping, samples=(*samples, ())))
+        engine.take(resumed)
     assert refused.value.field == "samples.generated_token_ids"
     assert engine.scheduler.empty
-    engine.take(
-        three(
-            request_id="s", constraint=constraint, stopping=stopping, samples=(*samples, ()), ended=frozenset({index})
-        )
-    )
+    engine.take(replace(resumed, ended=frozenset({index})))
     engine.run()
 
 
 # Order
 
 
-def test_a_resumed_prompt_is_scored_again_from_its_second_token_before_anything_is_generated(
-    folder: Path, alone: list[list[int]]
-) -> None:
+def test_a_resumed_prompt_is_scored_again_before_tokens_are_generated(folder: Path, alone: list[list[int]]) -> None:
     """EngineInProcess checks the order of each message."""
     engine = ModelEngine(folder, block_size=BLOCK, token_budget=3, max_sequences=3)
     engine.take(three(samples=tuple(tuple(tokens[:4]) for tokens in alone), prompt_logprobs=1))

@@ -144,11 +144,10 @@ class TestRefusals:
         ids=["duplicate", "empty", "long", "outside the vocabulary", "queue full"],
     )
     def test_a_refusal_changes_nothing(self, request_: Request) -> None:
-        def life(refuse: bool) -> tuple[object, ...]:
+        def outcome(refuse: bool) -> tuple[object, ...]:
             rig = Rig(limits=Limits(16, 1, 3))
             rig.submit([1, 2, 3], 4, request_id="live")
-            rig.turn()
-            rig.turn()
+            rig.turn_times(2)
             for _ in range(3):
                 rig.submit([4, 5], 2)
             before = (rig.scheduler.waiting, rig.scheduler.running, rig.scheduler.totals)
@@ -159,7 +158,7 @@ class TestRefusals:
             rig.run()
             return rig.steps, rig.tokens, rig.runner.plans
 
-        assert life(refuse=True) == life(refuse=False)
+        assert outcome(refuse=True) == outcome(refuse=False)
 
 
 class TestLimits:
@@ -190,11 +189,10 @@ class TestLimits:
         assert [len(plan.work[0].token_ids) for plan in rig.runner.plans] == [5, 5, 5, 3, 1]
         assert [plan.work[0].samples for plan in rig.runner.plans] == [False] * 3 + [True] * 2
 
-    def test_decoding_goes_on_while_a_prompt_is_fed(self) -> None:
+    def test_decoding_continues_while_a_prompt_is_prefilled(self) -> None:
         rig = Rig(limits=Limits(5, 4, 6))
         rig.submit([1], 12)
-        while not rig.tokens["r0"]:
-            rig.turn()
+        rig.turn_until(lambda: rig.tokens["r0"])
         rig.submit(range(18), 2)
         rig.run()
         both = [[len(work.token_ids) for work in plan.work] for plan in rig.runner.plans if len(plan.work) == 2]
@@ -214,8 +212,7 @@ class TestCancel:
     def test_an_admitting_request_releases_its_blocks_when_they_are_granted(self, rig: Rig, turns: int) -> None:
         rig.blocks.delay = 3
         name = rig.submit([1, 2], 3)
-        for _ in range(turns + 1):
-            rig.turn()
+        rig.turn_times(turns + 1)
         assert rig.scheduler.step_in_flight
         rig.scheduler.requests.cancel(name)
         rig.turn()
@@ -228,8 +225,7 @@ class TestCancel:
     def test_an_admitting_request_that_is_refused_is_dropped(self) -> None:
         rig = Rig(device_blocks=4)
         rig.submit([1] * 8, 9)
-        while "r0" not in rig.cached:
-            rig.turn()
+        rig.turn_until(lambda: "r0" in rig.cached)
         rig.blocks.delay = 2
         name = rig.submit([2] * 8, 1)
         rig.turn()
@@ -242,21 +238,19 @@ class TestCancel:
     @pytest.mark.parametrize("turns", range(2, 9))
     def test_a_cancelled_request_keeps_its_tokens_and_releases_its_blocks(self, rig: Rig, turns: int) -> None:
         name = rig.submit([1, 2, 3, 4, 5], 12)
-        for _ in range(turns):
-            rig.turn()
+        rig.turn_times(turns)
         assert rig.scheduler.running == 1
         rig.scheduler.requests.cancel(name)
-        told = list(rig.tokens[name])
+        received = list(rig.tokens[name])
         rig.run()
-        assert rig.tokens[name] == told == expected_tokens(range(1, 6), 0, 12, frozenset(), VOCABULARY)[: turns - 1]
+        assert rig.tokens[name] == received == expected_tokens(range(1, 6), 0, 12, frozenset(), VOCABULARY)[: turns - 1]
         assert [free.reason for free in rig.frees()] == [FreeReason.CANCELLED]
 
     def test_a_preempted_request_ends_in_the_queue(self) -> None:
         rig = Rig(device_blocks=5)
         rig.submit([1] * 4, 16)
         rig.submit([2] * 4, 16)
-        while not rig.scheduler.totals.preemptions:
-            rig.turn()
+        rig.turn_until(lambda: rig.scheduler.totals.preemptions)
         rig.scheduler.requests.cancel("r1")
         rig.run()
         assert rig.finished["r1"].finish is FinishReason.CANCELLED
@@ -273,8 +267,7 @@ class TestCancel:
 
     def test_cancelling_twice_is_cancelling_once(self, rig: Rig) -> None:
         name = rig.submit([1, 2], 3)
-        rig.turn()
-        rig.turn()
+        rig.turn_times(2)
         rig.scheduler.requests.cancel(name)
         rig.scheduler.requests.cancel(name)
         rig.run()
@@ -320,9 +313,8 @@ class TestOrder:
 
     def test_an_admission_leaves_room_for_the_rest_of_running_prompts(self) -> None:
         rig = Rig(device_blocks=5, limits=Limits(5, 4, 6))
-        rig.submit(range(18), 2)  # fed in pieces, 5 blocks in the end
-        while "r0" not in rig.cached:
-            rig.turn()
+        rig.submit(range(18), 2)  # in chunks, 5 blocks in the end
+        rig.turn_until(lambda: "r0" in rig.cached)
         rig.submit([40] * 4, 2)  # 2 blocks in the end
         rig.run()
         assert rig.scheduler.totals.preemptions == 0
@@ -331,8 +323,7 @@ class TestOrder:
     def test_a_large_request_does_not_starve(self) -> None:
         rig = Rig(device_blocks=6)
         rig.submit([1] * 3, 3)
-        rig.turn()
-        rig.turn()
+        rig.turn_times(2)
         rig.submit([2] * 20, 3, request_id="large")
         for number in range(20):
             while rig.scheduler.waiting > 3:
@@ -344,10 +335,10 @@ class TestOrder:
 
 
 class TestStarvation:
-    """A new request of high priority arrives whenever one has ended, so that one always waits."""
+    """New requests of high priority always wait."""
 
     def order(self, aging: float, late: int, turns: int = 120) -> list[str]:
-        """Return the requests by their ends: one of class `late` among urgent ones of class 0, one at a time."""
+        """Return request ids in order of completion: one of priority `late` among many of priority 0."""
         rig = Rig(limits=Limits(16, 1, 50, priority_aging=aging))
         rig.submit([1, 2, 3], 3, request_id="low", priority=late)
         while rig.turns < turns:
@@ -368,7 +359,7 @@ class TestStarvation:
         order, more = self.order(aging=20.0, late=late), self.order(aging=20.0, late=late, turns=300)
         place = order.index("low")
         assert 0 < place < len(order) - 1
-        assert more.index("low") == place, "however many come after them"
+        assert more.index("low") == place, "later arrivals do not overtake it"
 
     def test_the_order_is_kept_through_preemption(self) -> None:
         rig = Rig(device_blocks=5, limits=Limits(16, 4, 6, priority_aging=5.0))
@@ -408,7 +399,7 @@ class TestWatermark:
         assert preempted[1] < preempted[0]
 
     @pytest.mark.parametrize(("blocks", "left_free"), [(99, 0), (100, 1), (299, 2)])
-    def test_of_a_small_pool_it_takes_no_block(self, blocks: int, left_free: int) -> None:
+    def test_the_watermark_of_a_small_pool_is_zero(self, blocks: int, left_free: int) -> None:
         assert Limits(admission_watermark=0.01).watermark(blocks) == left_free
 
 
@@ -417,8 +408,7 @@ class TestWatermark:
 def test_a_result_may_take_a_step_longer_without_a_delay(length: int, late: int, most: int) -> None:
     rig = Rig()
     rig.submit([1] * length, 24)
-    while not rig.tokens["r0"]:
-        rig.turn()
+    rig.turn_until(lambda: rig.tokens["r0"])
     start, sent = rig.turns, len(rig.steps)
     while "r0" not in rig.finished:
         rig.turn()
@@ -430,8 +420,7 @@ def test_a_result_may_take_a_step_longer_without_a_delay(length: int, late: int,
 class TestFailures:
     def test_a_failing_step_ends_its_own_requests_only(self, rig: Rig) -> None:
         rig.submit([1, 2], 8)
-        while not rig.tokens["r0"]:
-            rig.turn()
+        rig.turn_until(lambda: rig.tokens["r0"])
         rig.submit([3, 4], 8)
         rig.runner.fail_next = True
         rig.run()
@@ -443,22 +432,21 @@ class TestFailures:
 
     def test_fail_all_ends_requests_in_every_state(self, rig: Rig) -> None:
         rig.submit([1, 2], 8)
-        while not rig.tokens["r0"]:
-            rig.turn()
+        rig.turn_until(lambda: rig.tokens["r0"])
         rig.blocks.delay = 2
         rig.submit([3, 4], 8)
         rig.turn()
         rig.submit([5, 6], 8)
         assert (rig.scheduler.running, rig.scheduler.waiting) == (1, 2)
-        rig.scheduler.requests.fail_all(Failure.BLOCK_MANAGER, "gone")
+        rig.scheduler.requests.fail_all(Failure.BLOCK_MANAGER, "disconnected")
         rig.run()
         assert {(one.finish, one.failure, one.detail) for one in rig.finished.values()} == {
-            (FinishReason.FAILED, Failure.BLOCK_MANAGER, "gone")
+            (FinishReason.FAILED, Failure.BLOCK_MANAGER, "disconnected")
         }
         rig.watched.check_idle()
 
 
-class TestSlowAnswers:
+class TestLateResults:
     def test_late_results_skip_no_sequence_within_a_step(self, rig: Rig) -> None:
         for length in (1, 2, 3):
             rig.submit([7] * length, 20)
@@ -479,19 +467,15 @@ class TestSlowAnswers:
         assert rig.scheduler.totals.skipped <= turns - len(rig.runner.plans)
 
 
-class TestABlockManagerThatIsAway:
-    @pytest.mark.parametrize("away", [1, 2, 7])
+class TestDisconnectedBlockManager:
+    @pytest.mark.parametrize("disconnected", [1, 2, 7])
     @pytest.mark.parametrize("turns", range(1, 14))
-    def test_loses_no_token_and_none_is_computed_twice(self, rig: Rig, turns: int, away: int) -> None:
+    def test_a_reconnection_loses_and_repeats_no_token(self, rig: Rig, turns: int, disconnected: int) -> None:
         prompts = [[1, 2, 3, 4, 5], [6, 7], [8] * 9]
         for prompt in prompts:
             rig.submit(prompt, 6)
-        for _ in range(turns):
-            rig.turn()
-        rig.blocks.lose()
-        for _ in range(away):
-            rig.turn()
-        rig.blocks.restore()
+        rig.turn_times(turns)
+        rig.reconnect(disconnected)
         rig.run()
         for prompt, tokens in zip(prompts, rig.tokens.values(), strict=True):
             assert tokens == expected_tokens(prompt, 0, 6, frozenset(), VOCABULARY)
@@ -500,31 +484,27 @@ class TestABlockManagerThatIsAway:
         assert sum(map(len, fed)) == rig.scheduler.totals.computed_tokens == sum(len(p) + 6 - 1 for p in prompts)
         rig.watched.check_idle()
 
-    def test_still_has_cached_prefixes_when_it_reconnects(self, rig: Rig) -> None:
+    def test_cached_prefixes_survive_a_reconnection(self, rig: Rig) -> None:
         rig.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], 3)
         rig.run()
-        rig.blocks.lose()
-        rig.turn()
-        rig.blocks.restore()
+        rig.reconnect()
         again = rig.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], 3)
         rig.run()
         assert rig.cached[again] == 8
 
-    def test_that_reconnects_counts_as_progress(self, rig: Rig) -> None:
-        # Answers may be there already: who sleeps now could sleep for ever.
+    def test_a_reconnection_counts_as_progress(self, rig: Rig) -> None:
+        # Results may be pending already, and an idle engine would not receive them.
         rig.submit([1, 2, 3, 4, 5], 6)
-        rig.turn()
-        rig.turn()
+        rig.turn_times(2)
         rig.blocks.lose()
         while rig.turn().progressed:
             pass
         rig.blocks.restore()
         assert rig.turn().progressed
 
-    def test_receives_the_frees_of_a_request_cancelled_meanwhile(self, rig: Rig) -> None:
+    def test_a_reconnection_delivers_the_frees_of_a_cancelled_request(self, rig: Rig) -> None:
         name = rig.submit([1, 2, 3, 4, 5], 6)
-        rig.turn()
-        rig.turn()
+        rig.turn_times(2)
         rig.blocks.lose()
         rig.scheduler.requests.cancel(name)
         rig.turn()
@@ -540,7 +520,7 @@ def test_recomputed_tokens_are_those_fed_twice(seed: int) -> None:
     source = random.Random(seed)
     rig = Rig(device_blocks=10, limits=Limits(12, 12, 99))
     for number in range(20):
-        # First tokens differ, so nobody shares with another.
+        # First tokens differ, so that requests share no blocks.
         rig.submit([number, *(source.randrange(50) for _ in range(source.randrange(4)))], source.randrange(12, 26))
         for _ in range(source.randrange(4)):
             rig.turn()
@@ -553,7 +533,7 @@ def test_recomputed_tokens_are_those_fed_twice(seed: int) -> None:
         fed[work.sequence] = max(reached, work.end)
     assert {one.id: one.stats.recomputed_tokens for one in rig.finished.values()} == twice
     totals = rig.scheduler.totals
-    assert max(one.stats.preemptions for one in rig.finished.values()) > 1, "some lost their blocks more than once"
+    assert max(one.stats.preemptions for one in rig.finished.values()) > 1, "some requests are preempted more than once"
     assert totals.recomputed_tokens == sum(twice.values())
     assert totals.computed_tokens == sum(len(work.token_ids) for plan in rig.runner.plans for work in plan.work)
 
@@ -568,33 +548,30 @@ def test_a_request_continues_after_a_failover(rig: Rig, generated: int) -> None:
     assert rig.finished["moved"].finish is FinishReason.LENGTH
 
 
-class TestAnswersThatCannotBe:
-    @pytest.fixture
-    def asked(self) -> Scheduler:
-        scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
-        scheduler.requests.submit(a_request())
-        assert scheduler.build_step(scheduler.plan(0.0))
-        return scheduler
+@pytest.fixture
+def scheduler() -> Scheduler:
+    """A scheduler with step 1 in flight."""
+    scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
+    scheduler.requests.submit(a_request())
+    assert scheduler.build_step(scheduler.plan(0.0))
+    return scheduler
 
+
+class TestInvalidResults:
     @pytest.mark.parametrize(
         ("answer", "words"),
         [
             (StepResult(2, (), (), (), 8), "result of step 2, but step 1 is in flight"),
-            (
-                StepResult(1, (Refusal(StepItem.COMMIT, 0, StepRefusal.INVALID, "no"),), (), (), 8),
-                "commit was refused: no",
-            ),
-            (StepResult(1, (Refusal(StepItem.FREE, 0, StepRefusal.INVALID, "no"),), (), (), 8), "free was refused: no"),
-            (
-                StepResult(1, (Refusal(StepItem.LENGTH, 0, StepRefusal.INVALID, "no"),), (), (), 8),
-                "length was refused: no",
+            *(
+                (StepResult(1, (Refusal(item, 0, StepRefusal.INVALID, "no"),), (), (), 8), f"{word} was refused: no")
+                for item, word in ((StepItem.COMMIT, "commit"), (StepItem.FREE, "free"), (StepItem.LENGTH, "length"))
             ),
             (StepResult(1, (), (TableChange(77, 0, [1], 4, 0),), (), 7), "table of sequence 77"),
         ],
     )
-    def test_a_contradiction_is_an_error(self, asked: Scheduler, answer: StepResult, words: str) -> None:
+    def test_a_contradiction_is_an_error(self, scheduler: Scheduler, answer: StepResult, words: str) -> None:
         with pytest.raises(BlockManagerBroken, match=words):
-            asked.apply(answer)
+            scheduler.apply(answer)
 
     def test_a_result_without_a_step_in_flight_is_an_error(self) -> None:
         scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
@@ -603,15 +580,12 @@ class TestAnswersThatCannotBe:
 
 
 class TestCopies:
-    """No item of a Step makes copies today; copies of a result run all the same."""
+    """Copies of results, which no item of a Step makes today."""
 
     COPIES = Copies((Copy(3, 1),), (Copy(2, 7),), (Copy(5, 1), Copy(6, 2)))
 
     @pytest.fixture
-    def answered(self) -> Scheduler:
-        scheduler = Scheduler(Capacity(CONTEXT, VOCABULARY, BLOCK, 8), Limits(16, 4, 6))
-        scheduler.requests.submit(a_request())
-        assert scheduler.build_step(scheduler.plan(0.0))
+    def answered(self, scheduler: Scheduler) -> Scheduler:
         scheduler.apply(self.answer(1, [TableChange(1, 0, [1], 4, 0)]))
         return scheduler
 
@@ -619,7 +593,7 @@ class TestCopies:
         to_host, to_device, within = self.COPIES
         return StepResult(step, (), tuple(tables), within, 7, device_to_host=to_host, host_to_device=to_device)
 
-    def test_are_run_once_with_the_next_step(self, answered: Scheduler) -> None:
+    def test_copies_run_once_with_the_next_step(self, answered: Scheduler) -> None:
         plan = answered.plan(0.0)
         assert plan
         assert plan.copies == (self.COPIES,)
@@ -629,14 +603,14 @@ class TestCopies:
         assert following
         assert following.copies == ()
 
-    def test_are_run_even_if_their_sequence_has_ended(self, answered: Scheduler) -> None:
+    def test_copies_run_even_if_their_sequence_has_ended(self, answered: Scheduler) -> None:
         answered.requests.cancel("new")
         plan = answered.plan(0.0)
         assert plan
         assert (plan.copies, plan.work) == ((self.COPIES,), ())
         assert answered.plan(0.0) is None
 
-    def test_of_two_answers_are_not_merged_and_an_answer_without_any_adds_nothing(self, answered: Scheduler) -> None:
+    def test_copies_of_two_results_are_not_merged(self, answered: Scheduler) -> None:
         answered.requests.cancel("new")
         assert answered.build_step(None)
         answered.apply(self.answer(2, []))
@@ -656,8 +630,7 @@ def test_every_end_frees_its_blocks_with_its_reason(rig: Rig) -> None:
     }
     for name, end in ends.items():
         rig.submit([1, 2, 3], 4, request_id=name)
-        rig.turn()
-        rig.turn()
+        rig.turn_times(2)
         end()
         rig.run()
     assert [free.reason.name for free in rig.frees()] == list(ends)

@@ -17,7 +17,7 @@ from tests.engine_in_process import GREEDY, EngineInProcess
 
 CONTEXT = 24
 VOCABULARY = 3
-PATIENCE = 2  # turns that may pass without any progress when answers are there at once
+MAX_IDLE_TURNS = 2  # turns without progress while results are not delayed
 TURNS_PER_TOKEN = 6
 
 
@@ -30,45 +30,36 @@ class _Submitted:
     samples: int
     scored: bool
     search: BeamSearch | None
-    given: tuple[int, ...]  # tokens of each sample that were generated before
-    ended: frozenset[int]  # samples that had ended before
+    generated: tuple[int, ...]  # token counts of the samples before the cut
+    ended: frozenset[int]  # samples that had ended before the cut
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        block_size=st.integers(1, 4),
-        device_blocks=st.integers(2, 12),
-        token_budget=st.integers(1, 12),
-        max_sequences=st.integers(1, 6),
-        host_blocks=st.integers(0, 12),
+        blocks=st.tuples(st.integers(1, 4), st.integers(2, 12), st.integers(0, 12)),
+        sizes=st.tuples(st.integers(1, 12), st.integers(1, 6)),
         preemption=st.sampled_from(Preemption),
-        watermark=st.sampled_from([0.0, 0.1, 0.5]),
-        aging=st.sampled_from([0.0, 2.0]),
+        policy=st.tuples(*map(st.sampled_from, ([0.0, 0.1, 0.5], [0.0, 2.0], [3.0, 1000.0]))),
         ahead=st.booleans(),
-        isolation=st.sampled_from([3.0, 1000.0]),
     )
     def begin(
         self,
-        block_size: int,
-        device_blocks: int,
-        token_budget: int,
-        max_sequences: int,
-        host_blocks: int,
+        blocks: tuple[int, int, int],
+        sizes: tuple[int, int],
         preemption: Preemption,
-        watermark: float,
-        aging: float,
+        policy: tuple[float, float, float],
         ahead: bool,
-        isolation: float,
     ) -> None:
-        self.block_size = block_size
-        capacity = Capacity(CONTEXT, VOCABULARY, block_size, device_blocks, host_blocks)
-        limits = Limits(token_budget, min(max_sequences, token_budget), 1024, preemption, watermark, aging, isolation)
+        self.block_size = blocks[0]
+        capacity = Capacity(CONTEXT, VOCABULARY, *blocks)
+        watermark, aging, isolation = policy
+        limits = Limits(sizes[0], min(sizes), 1024, preemption, watermark, aging, isolation)
         self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
-        self.runner = FakeRunner(block_size, VOCABULARY)
+        self.runner = FakeRunner(self.block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
         self.scheduler.pool = lambda: self.engine.blocks.pool
         self.submitted: dict[str, _Submitted] = {}
-        self.away = 0
+        self.disconnected_turns = 0
         self.idle_turns = 0
         self.cancelled: set[str] = set()
 
@@ -132,8 +123,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not fits
                 return
             assert fits
-            given = tuple(map(len, begun))
-            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored, search, given, ended)
+            generated = tuple(map(len, begun))
+            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored, search, generated, ended)
 
     def _begun(
         self,
@@ -144,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         samples: int,
         cuts: Sequence[int],
     ) -> tuple[tuple[tuple[int, ...], ...], frozenset[int]]:
-        """Return what the samples had when they were cut off, and which of them had ended: never all of them."""
+        """Return the tokens of each sample at the cut, and the ended samples: never all of them."""
         wholes = [
             tuple(expected_tokens(prompt, seed, max_tokens, stop, VOCABULARY, sample)) for sample in range(samples)
         ]
@@ -199,28 +190,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.requests.reset(float(self.engine.turns))
 
     @rule(turns=st.integers(1, 4))
-    def answer_slowly(self, turns: int) -> None:
+    def delay_results(self, turns: int) -> None:
         self.engine.blocks.delay = turns
 
     @rule(turns=st.integers(0, 4))
     def lose_pool(self, turns: int) -> None:
-        if not self.away:
+        if not self.disconnected_turns:
             self.engine.blocks.lose()
-            self.away = turns + 1
+            self.disconnected_turns = turns + 1
 
     @rule()
     def fail_next_step(self) -> None:
         self.runner.fail_next = True
 
     def _turn(self) -> None:
-        if self.away:
-            self.away -= 1
-            if not self.away:
+        if self.disconnected_turns:
+            self.disconnected_turns -= 1
+            if not self.disconnected_turns:
                 self.engine.blocks.restore()
-        excused = self.away or self.engine.blocks.delay
+        delayed = self.disconnected_turns or self.engine.blocks.delay
         turn = self.engine.turn()
-        self.idle_turns = 0 if turn.progressed or excused else self.idle_turns + 1
-        assert self.scheduler.empty or self.idle_turns <= PATIENCE, (
+        self.idle_turns = 0 if turn.progressed or delayed else self.idle_turns + 1
+        assert self.scheduler.empty or self.idle_turns <= MAX_IDLE_TURNS, (
             "requests are live, but the scheduler makes no progress"
         )
 
@@ -236,27 +227,25 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def scores_so_far_are_as_expected(self) -> None:
-        for name, asked in self.submitted.items():
+        for name, request in self.submitted.items():
             scores = [token.logprob for token in self.engine.scored[name]]
-            expected = expected_scores(asked.prompt) if asked.scored else []
+            expected = expected_scores(request.prompt) if request.scored else []
             assert scores == expected[: len(scores)]
-            assert scores == expected or not any(self.engine.samples[name]), "the prompt is scored before all else"
+            assert scores == expected or not any(self.engine.samples[name]), "the prompt is scored first"
 
     @invariant()
     def every_request_is_live_or_has_ended(self) -> None:
-        states = [self.scheduler.live(), self.scheduler.untold_ends(), *([name] for name in self.engine.finished)]
+        states = [self.scheduler.live(), self.scheduler.unpublished_ends(), *([name] for name in self.engine.finished)]
         names = [name for state in states for name in state]
         assert sorted(names) == sorted(self.submitted), "each is in exactly one state"
 
     def _expected(self, name: str) -> list[list[int]]:
-        asked = self.submitted[name]
-        if asked.search:
-            answers = expected_answers(asked.prompt, asked.search, asked.max_tokens, asked.stop, VOCABULARY)
-            return [tokens for tokens, _ in answers[: asked.samples]]
-        return [
-            expected_tokens(asked.prompt, asked.seed, asked.max_tokens, asked.stop, VOCABULARY, sample)[given:]
-            for sample, given in enumerate(asked.given)
-        ]
+        request = self.submitted[name]
+        if request.search:
+            answers = expected_answers(request.prompt, request.search, request.max_tokens, request.stop, VOCABULARY)
+            return [tokens for tokens, _ in answers[: request.samples]]
+        options = (request.prompt, request.seed, request.max_tokens, request.stop, VOCABULARY)
+        return [expected_tokens(*options, sample)[cut:] for sample, cut in enumerate(request.generated)]
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -268,8 +257,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             for one in self.submitted.values()
         )
         due += sum(len(pin.token_ids) for pin in self.scheduler.pins.list_pins())
-        for _ in range(self.away + PATIENCE + TURNS_PER_TOKEN * due):
-            if self.scheduler.empty and not self.away:
+        for _ in range(self.disconnected_turns + MAX_IDLE_TURNS + TURNS_PER_TOKEN * due):
+            if self.scheduler.empty and not self.disconnected_turns:
                 break
             self._turn()
         self._turn()  # a cancellation after the last turn is reported in the next

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.schedule.limits import Preemption
-from engine.schedule.request import BeamSearch, Capacity, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import BeamSearch, Capacity, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, Launched, Sampled, StepPlan
 from tests.engine.fake_runner import FakeRunner, expected_tokens
 from tests.engine_in_process import GREEDY, EngineInProcess, ModelEngine
@@ -18,7 +18,7 @@ Tiny = Callable[[str], Path]
 
 
 @dataclass
-class Diary:
+class RecordingRunner:
     """Records the calls of a runner: ("launch", step), ("result", step)."""
 
     runner: FakeRunner
@@ -28,20 +28,20 @@ class Diary:
     def launch(self, plan: StepPlan) -> Launched:
         self.entries.append(("launch", plan.step))
         self.plans.append(plan)
-        return _Watched(self, plan.step, self.runner.launch(plan))
+        return _RecordedLaunch(self, plan.step, self.runner.launch(plan))
 
     def rows(self, step: int) -> list[tuple[int, ...]]:
         return [work.token_ids for plan in self.plans if plan.step == step for work in plan.work]
 
 
 @dataclass
-class _Watched:
-    diary: Diary
+class _RecordedLaunch:
+    recorder: RecordingRunner
     step: int
     launched: Launched
 
     def result(self) -> list[Sampled]:
-        self.diary.entries.append(("result", self.step))
+        self.recorder.entries.append(("result", self.step))
         return self.launched.result()
 
     def sample_seconds(self) -> float:
@@ -49,69 +49,64 @@ class _Watched:
 
 
 @pytest.fixture
-def diary() -> Diary:
-    return Diary(FakeRunner(4, VOCABULARY))
+def recorder() -> RecordingRunner:
+    return RecordingRunner(FakeRunner(4, VOCABULARY))
 
 
 @pytest.fixture
-def engine(diary: Diary) -> EngineInProcess:
-    return EngineInProcess(diary, Capacity(64, VOCABULARY, 4, 40), ahead=True)
+def engine(recorder: RecordingRunner) -> EngineInProcess:
+    return EngineInProcess(recorder, Capacity(64, VOCABULARY, 4, 40), ahead=True)
 
 
 def test_a_decoding_step_is_launched_before_the_tokens_of_the_previous_one_are_read(
-    engine: EngineInProcess, diary: Diary
+    engine: EngineInProcess, recorder: RecordingRunner
 ) -> None:
     name = engine.submit(PROMPT, 6)
     engine.run()
     assert engine.tokens[name] == expected_tokens(PROMPT, 0, 6, frozenset(), VOCABULARY)
-    launches = {step: diary.entries.index(("launch", step)) for _, step in diary.entries}
-    results = {step: diary.entries.index(("result", step)) for _, step in diary.entries}
+    launches = {step: recorder.entries.index(("launch", step)) for _, step in recorder.entries}
+    results = {step: recorder.entries.index(("result", step)) for _, step in recorder.entries}
     ahead = [step for step in launches if step - 1 in results and launches[step] < results[step - 1]]
     assert ahead == [2, 3, 4, 5, 6]
-    assert [diary.rows(step) for step in ahead] == [[(PENDING,)]] * 5
+    assert [recorder.rows(step) for step in ahead] == [[(PENDING,)]] * 5
 
 
-def test_no_step_is_launched_for_a_token_beyond_the_last(engine: EngineInProcess, diary: Diary) -> None:
+def test_no_step_is_launched_for_a_token_beyond_the_last(engine: EngineInProcess, recorder: RecordingRunner) -> None:
     engine.submit(PROMPT, 3)
     engine.run()
-    assert len(diary.plans) == 3
+    assert len(recorder.plans) == 3
 
 
-def test_results_for_a_sequence_that_stopped_are_discarded(engine: EngineInProcess, diary: Diary) -> None:
+def test_results_for_a_sequence_that_stopped_are_discarded(engine: EngineInProcess, recorder: RecordingRunner) -> None:
     whole = expected_tokens(PROMPT, 0, 12, frozenset(), VOCABULARY)
     stop = whole[4]
     name = engine.submit(PROMPT, 12, stop={stop})
     engine.run()
     expected = expected_tokens(PROMPT, 0, 12, frozenset({stop}), VOCABULARY)
     assert engine.tokens[name] == expected
-    assert len(diary.plans) == len(expected) + 1, "one step was computed for nothing"
+    assert len(recorder.plans) == len(expected) + 1, "the result of the last step is discarded"
     engine.turn()
     engine.assert_released()
 
 
-def test_a_request_that_arrives_meanwhile_takes_part_from_the_step_after(engine: EngineInProcess, diary: Diary) -> None:
+def test_a_new_request_joins_the_step_after_the_next(engine: EngineInProcess, recorder: RecordingRunner) -> None:
     names = [engine.submit(PROMPT, 10)]
-    while len(engine.tokens[names[0]]) < 4:
-        engine.turn()
+    engine.turn_until(lambda: len(engine.tokens[names[0]]) >= 4)
     names.append(engine.submit((*PROMPT, 1, 1), 6))
     engine.run()
     for name, prompt, count in zip(names, (PROMPT, (*PROMPT, 1, 1)), (10, 6), strict=True):
         assert engine.tokens[name] == expected_tokens(prompt, 0, count, frozenset(), VOCABULARY)
-    mixed = [plan for plan in diary.plans if len({len(work.token_ids) for work in plan.work}) > 1]
+    mixed = [plan for plan in recorder.plans if len({len(work.token_ids) for work in plan.work}) > 1]
     assert mixed, "its prompt is computed beside the other's token"
 
 
 @pytest.mark.parametrize(
     "needs",
-    [
-        {"logprobs": 1},
-        {"logit_rules": LogitRules(frequency_penalty=0.5)},
-        {"beam_search": BeamSearch(2)},
-    ],
-    ids=["log-probabilities", "penalties", "a beam search"],
+    [{"logprobs": 1}, {"logit_rules": LogitRules(frequency_penalty=0.5)}, {"beam_search": BeamSearch(2)}],
+    ids=str,
 )
 def test_work_that_depends_on_the_last_token_is_not_planned_ahead(needs: dict[str, object], tiny_model: Tiny) -> None:
-    found = []
+    samples = []
     for ahead in (False, True):
         engine = ModelEngine(tiny_model("llama"), ahead=ahead)
         launched: list[StepPlan] = []
@@ -119,54 +114,34 @@ def test_work_that_depends_on_the_last_token_is_not_planned_ahead(needs: dict[st
         engine.engine._runner.launch = lambda plan, to=launched, do=launch: (to.append(plan), do(plan))[1]  # type: ignore[method-assign]
         first = engine.submit(PROMPT, 5, **needs)  # type: ignore[arg-type]
         engine.run()
-        found.append(engine.samples[first])
+        samples.append(engine.samples[first])
         assert not any(work.token_ids == (PENDING,) for plan in launched for work in plan.work)
-    assert found[0] == found[1]
+    assert samples[0] == samples[1]
 
 
-def test_a_failing_step_fails_the_step_launched_behind_it(engine: EngineInProcess, diary: Diary) -> None:
+def test_a_failing_step_fails_the_step_launched_behind_it(engine: EngineInProcess, recorder: RecordingRunner) -> None:
     name = engine.submit(PROMPT, 10)
-    while len(engine.tokens[name]) < 3:
-        engine.turn()
-    diary.runner.fail_next = True
-    while name not in engine.finished:
-        engine.turn()
+    engine.turn_until(lambda: len(engine.tokens[name]) >= 3)
+    recorder.runner.fail_next = True
+    engine.turn_until(lambda: name in engine.finished)
     assert len(engine.failures) == 1
     other = engine.submit(PROMPT, 4)
     engine.run()
     assert engine.tokens[other] == expected_tokens(PROMPT, 0, 4, frozenset(), VOCABULARY)
 
 
-def test_a_model_generates_the_same_tokens_a_step_ahead(tiny_model: Tiny) -> None:
-    prompts = [tuple(range(3 + seed, 12 + 3 * seed)) for seed in range(6)]
-    found = []
-    for ahead in (False, True):
-        engine = ModelEngine(
-            tiny_model("llama"), block_size=4, device_blocks=60, max_sequences=5, token_budget=8, ahead=ahead
-        )
-        for number, prompt in enumerate(prompts):
+@pytest.mark.parametrize("preemption", [None, Preemption.SWAP, Preemption.RECOMPUTE])
+def test_a_model_generates_the_same_tokens_a_step_ahead(tiny_model: Tiny, preemption: Preemption | None) -> None:
+    engines = []
+    for blocks, ahead in ((200, False), (30 if preemption else 200, True)):
+        sizes = {"block_size": 4, "device_blocks": blocks, "host_blocks": 60, "max_sequences": 5, "token_budget": 8}
+        way = preemption or Preemption.RECOMPUTE
+        engine = ModelEngine(tiny_model("llama"), **sizes, preemption=way, ahead=ahead)  # type: ignore[arg-type]
+        for number in range(6):
             sampling = GREEDY if number % 2 else Sampling(temperature=1.3, top_p=0.9, seed=number)
-            engine.take(Request(f"r{number}", prompt, sampling, Stopping(9 + number), samples=((),) * (1 + number % 3)))
+            prompt = range(3 + number, 14 + 3 * number)
+            engine.submit(prompt, 20 + number, sampling=sampling, samples=1 + number % 3)
         engine.run()
-        found.append(engine.samples)
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE], ids=lambda way: way.value)
-def test_a_model_generates_the_same_tokens_a_step_ahead_of_preemptions(
-    tiny_model: Tiny, preemption: Preemption
-) -> None:
-    prompts = [tuple(range(3 + seed, 14 + 3 * seed)) for seed in range(6)]
-    found, preemptions = [], []
-    for blocks, ahead in ((200, False), (30, True)):
-        engine = ModelEngine(
-            tiny_model("llama"), block_size=4, device_blocks=blocks, host_blocks=60, preemption=preemption, ahead=ahead
-        )
-        for number, prompt in enumerate(prompts):
-            engine.submit(prompt, 20 + number)
-        engine.run()
-        found.append(engine.tokens)
-        preemptions.append(engine.scheduler.totals.preemptions)
-    assert found[0] == found[1]
-    assert preemptions[0] == 0
-    assert preemptions[1] > 0
+        engines.append(engine)
+    assert engines[0].samples == engines[1].samples
+    assert [engine.scheduler.totals.preemptions > 0 for engine in engines] == [False, preemption is not None]

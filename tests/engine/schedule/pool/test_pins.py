@@ -44,12 +44,12 @@ def crowd_out(rig: Rig) -> None:
 
 
 class TestPinning:
-    def test_computes_whole_blocks_without_a_token_and_keeps_them(self, rig: Rig) -> None:
+    def test_a_pin_computes_and_keeps_whole_blocks_without_a_token(self, rig: Rig) -> None:
         pinned = pin(rig)
         assert (pinned.pinned, pinned.token_ids, len(pinned.blocks)) == (True, WHOLE, 2)
         assert rig.blocks.pool.state.pins == {"p": list(pinned.blocks)}
         assert rig.scheduler.totals.generated_tokens == 0
-        assert rig.scheduler.totals.prompt_tokens == 0, "nobody asked for an answer"
+        assert rig.scheduler.totals.prompt_tokens == 0, "a pin is no prompt"
         assert (rig.finished, rig.tokens) == ({}, {})
         rig.watched.check_idle()
 
@@ -60,7 +60,7 @@ class TestPinning:
         assert [commit.sequence for commit in step.commits] == [item.sequence]  # type: ignore[union-attr]
         assert [free.sequence for free in step.frees] == [item.sequence]  # type: ignore[union-attr]
 
-    def test_is_found_when_all_else_was_evicted(self, rig: Rig) -> None:
+    def test_a_pin_survives_the_eviction_of_all_other_blocks(self, rig: Rig) -> None:
         other = (*range(11, 20),)
         assert (cached(rig, other), cached(rig, other)) == (0, 2 * BLOCK)
         pin(rig)
@@ -87,11 +87,11 @@ class TestPinning:
             assert pinned.pinned
             assert all(group.generated == 9 for group in rig.finished.values())
 
-    def test_the_same_again_changes_nothing(self, rig: Rig) -> None:
+    def test_a_repeated_pin_changes_nothing(self, rig: Rig) -> None:
         first = pin(rig, run=False)
         assert pin(rig) is first
         steps = len(rig.steps)
-        assert pin(rig, token_ids=WHOLE) is first, "what does not fill a block is not pinned"
+        assert pin(rig, token_ids=WHOLE) is first, "a partial block is not pinned"
         assert len(rig.steps) == steps
 
     def test_prefixes_with_a_common_beginning_share_blocks(self, rig: Rig) -> None:
@@ -161,7 +161,7 @@ class TestRefusals:
             pin(rig)
 
     @pytest.mark.parametrize("answered", [True, False])
-    def test_a_pin_that_the_block_manager_refuses_is_not_declared_any_more(
+    def test_a_pin_that_the_block_manager_refuses_is_removed(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, answered: bool
     ) -> None:
         def refuse(*_: object) -> None:
@@ -169,12 +169,9 @@ class TestRefusals:
 
         monkeypatch.setattr(pinning, "_checking_others_fit", refuse)
         pinned = pin(rig, run=False)
-        while not any(step.pins for step in rig.steps):
-            rig.turn()
+        rig.turn_until(lambda: any(step.pins for step in rig.steps))
         if not answered:
-            rig.blocks.lose()
-            rig.turn()
-            rig.blocks.restore()
+            rig.reconnect()
         rig.run()
         assert isinstance(pinned.failure, PinTooLarge)
         assert rig.blocks.pool.state.pins == {}
@@ -198,11 +195,10 @@ class TestUnpinning:
 
     @pytest.mark.parametrize("turns", range(7))
     @pytest.mark.parametrize("delay", [0, 3])
-    def test_may_come_at_any_moment(self, rig: Rig, turns: int, delay: int) -> None:
+    def test_a_pin_can_be_removed_at_any_moment(self, rig: Rig, turns: int, delay: int) -> None:
         rig.blocks.delay = delay
         pinned = pin(rig, run=False)
-        for _ in range(turns):
-            rig.turn()
+        rig.turn_times(turns)
         rig.scheduler.requests.unpin("p")
         assert isinstance(pinned.failure, UnknownPin)
         again = pin(rig, token_ids=(7,) * 8)
@@ -212,18 +208,17 @@ class TestUnpinning:
 
 
 class TestReset:
-    def test_forgets_what_was_cached(self, rig: Rig) -> None:
+    def test_a_reset_empties_the_prefix_cache(self, rig: Rig) -> None:
         assert (cached(rig, PREFIX), cached(rig, PREFIX)) == (0, 2 * BLOCK)
         rig.scheduler.requests.reset(0.0)
         assert cached(rig, PREFIX) == 0
 
     @pytest.mark.parametrize("turns", range(7))
     @pytest.mark.parametrize("delay", [0, 3])
-    def test_computes_what_is_pinned_anew(self, rig: Rig, turns: int, delay: int) -> None:
+    def test_a_reset_recomputes_pins(self, rig: Rig, turns: int, delay: int) -> None:
         rig.blocks.delay = delay
         pinned = pin(rig, run=False)
-        for _ in range(turns):
-            rig.turn()
+        rig.turn_times(turns)
         rig.scheduler.requests.reset(0.0)
         rig.run()
         assert pinned.pinned
@@ -233,18 +228,17 @@ class TestReset:
 
     def test_does_not_affect_running_requests(self, rig: Rig) -> None:
         rig.submit([1, 2, 3, 4, 5], 12)
-        for _ in range(5):
-            rig.turn()
+        rig.turn_times(5)
         rig.scheduler.requests.reset(0.0)
         rig.run()
         assert len(rig.tokens["r0"]) == 12
         assert cached(rig, (1, 2, 3, 4, 5)) == 0
 
 
-class TestABlockManagerThatIsAway:
+class TestDisconnectedBlockManager:
     @pytest.mark.parametrize("change", ["unpin", "reset", "pin"])
     @pytest.mark.parametrize("turns", range(4))
-    def test_recomputes_pins_when_it_reconnects_empty(self, rig: Rig, turns: int, change: str) -> None:
+    def test_pins_are_recomputed_after_a_reconnection(self, rig: Rig, turns: int, change: str) -> None:
         kept = pin(rig, "kept")
         pin(rig, "other", (9,) * 8)
         changes: dict[str, Callable[[], object]] = {
@@ -253,11 +247,8 @@ class TestABlockManagerThatIsAway:
             "pin": lambda: pin(rig, "more", (8,) * 4, run=False),
         }
         changes[change]()
-        for _ in range(turns):
-            rig.turn()
-        rig.blocks.lose()
-        rig.turn()
-        rig.blocks.restore()
+        rig.turn_times(turns)
+        rig.reconnect()
         rig.run()
         pins = {one.name: list(one.blocks) for one in rig.scheduler.pins.list_pins()}
         assert rig.blocks.pool.state.pins == pins
@@ -268,9 +259,9 @@ class TestABlockManagerThatIsAway:
         assert cached(rig, (*PREFIX, 5)) == 2 * BLOCK
         rig.watched.check_idle()
 
-    def test_for_too_long_ends_computing_pins_but_no_finished_pin(self, rig: Rig) -> None:
+    def test_a_lost_block_manager_fails_computing_pins_but_no_finished_pin(self, rig: Rig) -> None:
         kept, late = pin(rig, "kept"), pin(rig, "late", (8,) * 8, run=False)
-        rig.scheduler.requests.fail_all(Failure.BLOCK_MANAGER, "away")
+        rig.scheduler.requests.fail_all(Failure.BLOCK_MANAGER, "disconnected")
         rig.run()
         assert isinstance(late.failure, PinUnavailable)
         assert kept.pinned
