@@ -20,7 +20,10 @@ MOST = 12
 
 @pytest.fixture(scope="module")
 def constraints(tiny_model: Callable[[str], Path]) -> Sequence[Constraint]:
-    vocabulary = Vocabulary(tiny_model("llama"), VOCABULARY, [END])
+    return compiled(Vocabulary(tiny_model("llama"), VOCABULARY, [END]))
+
+
+def compiled(vocabulary: Vocabulary) -> Sequence[Constraint]:
     schema = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}'
     languages = (
         GrammarSpec("regex", r"([a-f]{2,5} (north|[0-9]{2,4})\. ){1,2}"),
