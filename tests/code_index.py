@@ -20,6 +20,7 @@ from services.runtime.metrics.vllm_names import COUNTERPARTS
 from tests.services.test_metrics import OF_EVERY_SERVICE, OF_TLS
 
 ROOT = Path(__file__).parents[1]
+TOP_FILES = (".dockerignore", ".env", "Dockerfile", "Makefile", "docker-compose.yml", "pyproject.toml")
 PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm")
 CHART = ROOT / "helm" / "quire"
 FAMILIES = "tests/engine/families.py"  # which docs/models.md lists
@@ -134,7 +135,8 @@ def words() -> frozenset[str]:
 def _is_other_code(path: str) -> bool:
     if path.startswith(("tests/", "docs/")) or path.endswith((".py", ".md", ".pyi", ".png")) or (ROOT / path).is_dir():
         return False
-    return path.startswith((*(f"{room}/" for room in PRODUCT), "protos/")) or ("/" not in path and path != "LICENSE")
+    # Users put records and models into the top folder.
+    return path.startswith((*(f"{room}/" for room in PRODUCT), "protos/")) or path in TOP_FILES
 
 
 def _identifiers(tree: ast.Module) -> Iterator[str]:
