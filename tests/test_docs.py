@@ -110,14 +110,22 @@ FOREIGN: dict[str, set[str]] = {
     },
     "belongs to a library, which the sentence names": {
         *("UnknownFieldSet", "make_asgi_app", "StreamingResponse", "QueueListener", "/docs", "/openapi.json"),
-        *("AttentionInterface", "AttentionInterface.register", "use_sliding_window", "max_window_layers"),
+        *(
+            "HF_ENDPOINT",
+            "AttentionInterface",
+            "AttentionInterface.register",
+            "use_sliding_window",
+            "max_window_layers",
+        ),
         *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_*", "OTEL_EXPORTER_OTLP_*"),
     },
     "belongs to vLLM": {
         *("vllm bench serve", "engine_sleep_state", "lora_requests_info", "spec_decode_*", "mm_cache_queries"),
         *("mm_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "external_kv_transfer"),
         *("prompt_tokens_recomputed", "num_requests_swapped", "cpu_cache_usage_perc", "corrupted_requests"),
-        "estimated_flops_*",
+        *("estimated_flops_*", "--max-num-batched-tokens", "--max-num-seqs", "--gpu-memory-utilization"),
+        *("--num-gpu-blocks-override", "--swap-space", "--scheduling-policy", "--served-model-name"),
+        *("--max-model-len", "--tensor-parallel-size", "--otlp-traces-endpoint", "--kv-cache-memory-bytes"),
     },
     "is a program or message of the operating system": {
         *("py-spy dump", "openssl x509 -enddate -noout -in FILE", "NVRM: Xid", "$XDG_RUNTIME_DIR", "mv", "cp"),

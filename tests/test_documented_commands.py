@@ -62,6 +62,8 @@ READ = {
     "quire replay": "tests/services/cli/commands run it on records",
     "quire plan": "its model has to be fetched",
     "QUIRE_API_KEY": "the key is made up",
+    "pgrep": "finds the process that the next command kills",
+    "kill": "tests/services/test_failover.py kills engines",
     "acme/cmpl-7": "a tenant's request",
     "docker compose": "make compose-check runs it",
     "helm install": "make helm-check renders it",
