@@ -45,10 +45,12 @@ def test_79_a_step_applied_but_not_answered_is_granted_once(manager: Manager, li
     for number in range(1, steps + 1):
         link.blocks.send(Step(number, allocates=[allocate(number, [number])]))
     manager.stop()
-    answered = {table.sequence for result in answers_until_disconnected(link) for table in result.tables}
+    answers = answers_until_disconnected(link)
+    answered = len(answers)
+    assert [result.step for result in answers] == list(range(1, answered + 1)), "answers must be in order, without gaps"
     manager.start()
-    answers_until_reattached(link)
-    missing = [allocate(number, [number]) for number in range(1, steps + 1) if number not in answered]
+    assert answers_until_reattached(link) == ([], BLOCKS - answered)
+    missing = [allocate(number, [number]) for number in range(answered + 1, steps + 1)]
     result = answer(link, Step(100, allocates=missing))
     assert result.refusals == ()
     assert sorted(manager.pool().sequences) == list(range(1, steps + 1))
@@ -61,7 +63,11 @@ def test_74_a_new_incarnation_starts_with_every_block_free(manager: Manager, lin
     answer(link, Step(1, allocates=[allocate(1, [1, 2, 3, 4, 5])]))
     newer = manager.attach(BLOCK, BLOCKS, incarnation=2)
     assert manager.pool().device.counts == (BLOCKS, 0, 0, 0)
-    assert answer(newer, Step(1)).available_blocks == BLOCKS
+    assert answer(newer, Step(1, allocates=[allocate(9, [1])])).available_blocks == BLOCKS - 1
+    link.blocks.send(Step(2, allocates=[allocate(2, [4])]))
+    assert answers_until_disconnected(link) == [], "the replaced incarnation is granted nothing"
+    assert list(manager.pool().sequences) == [9]
+    assert answer(newer, Step(2)).available_blocks == BLOCKS - 1
 
 
 def test_85_of_two_steps_in_flight_for_the_last_block_one_is_granted_and_one_refused(
