@@ -61,7 +61,7 @@ class WatchedScheduler(Scheduler):
                 )
         return plan
 
-    def ask(self, plan: StepPlan | None) -> Step | None:
+    def build_step(self, plan: StepPlan | None) -> Step | None:
         computed = [one for one in self._queue.running if one.request.prefill_only and one.ready_to_fork]
         running = [one for one in self._queue.running if one not in computed]
         waiting = list(self._queue.waiting)
