@@ -14,17 +14,7 @@ from engine.errors import InvalidRequest, ModelUnsupported
 from engine.model.loading import load_model
 from engine.run.runner import ModelRunner
 from engine.schedule.step_plan import Work
-from tests.engine.families import (
-    CONTEXT,
-    FAMILIES,
-    FURTHER,
-    LATER_LAYERS_WINDOWED,
-    SMALL,
-    WINDOW,
-    WINDOWED,
-    Checkpoint,
-    Family,
-)
+from tests.engine.families import CONTEXT, FAMILIES, FURTHER, WINDOW, Checkpoint, Family
 from tests.engine_in_process import GREEDY, ModelEngine, loaded_model
 from tests.reference import greedy_reference, near_ties, reference_model
 
@@ -122,38 +112,6 @@ def test_the_context_of_long_rotations_ends_where_they_would_change(
     assert engine.loaded.context_tokens == CONTEXT
     with pytest.raises(InvalidRequest, match=f"must be at most {CONTEXT} tokens"):
         engine.submit(random_prompt(CONTEXT), 1)
-
-
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        (Family("bloom", SMALL), "only 0 of 4 layers use transformers' attention interface"),
-        (Family("falcon", SMALL), "it does not use transformers' attention interface"),
-        (Family("bert", SMALL | {"intermediate_size": 96}), "its attention sees later tokens too"),
-        (
-            Family("bart", SMALL | {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4, "init_std": 0.3}),
-            "it ignores position_ids",
-        ),
-        (
-            Family("trocr", SMALL | {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4}),
-            "its forward call lacks logits_to_keep",
-        ),
-        (
-            Family("qwen2_moe", LATER_LAYERS_WINDOWED | {"num_experts": 4, "num_experts_per_tok": 2}),
-            f"the mask of its layer 0 shows {WINDOW} tokens, but its attention is given no window",
-        ),
-        (
-            Family("llama", WINDOWED),
-            f"the mask of its layer 0 shows {CONTEXT} tokens, but its cache has a window of {WINDOW}",
-        ),
-    ],
-    ids=lambda value: value.name if isinstance(value, Family) else "",
-)
-def test_a_model_that_paged_attention_would_change_is_refused(
-    checkpoint: Checkpoint, family: Family, reason: str
-) -> None:
-    with pytest.raises(ModelUnsupported, match=f"^{family.name}: .*{reason}"):
-        load_model(checkpoint(family), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,28 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 from engine.model.loading import context_tokens, fingerprint, load_model
+from tests.engine.families import CONTEXT, GROUPED, LATER_LAYERS_WINDOWED, SMALL, WINDOW, WINDOWED, Checkpoint, Family
 
-SMALL = {
-    "vocab_size": 384,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-GROUPED = SMALL | {
-    "intermediate_size": 96,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+BART = SMALL | {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4}
 MPT = {"vocab_size": 384, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 96}
 XGLM = {"vocab_size": 384, "d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4}
 LONGCAT = {
@@ -64,20 +50,6 @@ LATENT = GROUPED | {
 }
 
 Tiny = Callable[[str], Path]
-Make = Callable[..., Path]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Writes a random checkpoint of any family."""
-
-    def checkpoint(family: str, **config: Any) -> Path:
-        torch.manual_seed(3)
-        folder = tmp_path / family
-        AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**config)).save_pretrained(folder)
-        return folder
-
-    return checkpoint
 
 
 def load(folder: Path) -> Any:
@@ -87,6 +59,8 @@ def load(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("family", "config", "reason"),
     [
+        ("bart", BART | {"init_std": 0.3}, "it ignores position_ids"),
+        ("bert", SMALL | {"intermediate_size": 96}, "its attention sees later tokens too"),
         (
             "bloom",
             SMALL,
@@ -97,10 +71,11 @@ def load(folder: Path) -> Any:
         ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "it does not use transformers' attention"),
         ("mpt", MPT, r"a distance bias to its scores \(ALiBi\), .*; MptForCausalLM computes its attention itself"),
         ("xglm", XGLM, r"XGLMForCausalLM computes its attention itself \(only 0 of 2 layers"),
+        ("trocr", BART, "its forward call lacks logits_to_keep"),
         ("mamba", SMALL | {"state_size": 4}, "its layer 0 is of type linear_attention, which keeps a state"),
         (
             "qwen3_next",
-            GROUPED | {"num_experts": 4, "num_experts_per_tok": 2},
+            GROUPED | EXPERTS,
             "its layer 0 is of type linear_attention, which keeps a state",
         ),
         (
@@ -125,19 +100,38 @@ def load(folder: Path) -> Any:
         ("gemma4_text", GROUPED | {"vocab_size_per_layer_input": 384}, "its layers differ in KV heads or head size"),
         ("stablelm", GROUPED, "its layers do not pass the arguments of the forward call to their attention"),
         ("doge", GROUPED, "its attention uses a custom mask"),
+        (
+            "qwen2_moe",
+            LATER_LAYERS_WINDOWED | EXPERTS,
+            f"the mask of its layer 0 shows {WINDOW} tokens, but its attention is given no window",
+        ),
+        (
+            "llama",
+            WINDOWED,
+            f"the mask of its layer 0 shows {CONTEXT} tokens, but its cache has a window of {WINDOW}",
+        ),
     ],
 )
 def test_a_model_with_unsupported_attention_is_refused(
-    make: Make, family: str, config: dict[str, Any], reason: str
+    checkpoint: Checkpoint, family: str, config: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ModelUnsupported, match=f"^{family}: .*{reason}"):
-        load(make(family, **config))
+        load(checkpoint(Family(family, config)))
 
 
-def test_a_configuration_that_contradicts_itself_is_refused(make: Make) -> None:
-    folder = make("llama", **GROUPED)
+@pytest.fixture
+def copy(tiny_model: Tiny, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model("llama"), tmp_path / "another name")
+
+
+def change_config(folder: Path, old: str, new: str) -> None:
     config = folder / "config.json"
-    config.write_text(config.read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 5'))
+    config.write_text(config.read_text().replace(old, new))
+
+
+def test_a_configuration_that_contradicts_itself_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint(Family("llama", GROUPED)), tmp_path / "llama")
+    change_config(folder, '"num_attention_heads": 4', '"num_attention_heads": 5')
     with pytest.raises(ModelUnsupported, match=r"^llama: .*hidden size \(64\) is not a multiple"):
         load(folder)
 
@@ -178,17 +172,14 @@ def test_geometry_context_and_vocabulary_are_those_of_the_model(
     assert geometry.block_bytes(8, torch.bfloat16) == 3 * 2 * 8 * geometry.kv_heads * 16 * 2
 
 
-def test_a_model_may_declare_many_ends_or_none(make: Make) -> None:
+def test_a_model_may_declare_many_ends_or_none(checkpoint: Checkpoint) -> None:
     for declared, ends in (([3, 5], {3, 5}), (7, {7}), (None, set())):
-        assert load(make("llama", **GROUPED | {"eos_token_id": declared})).eos_token_ids == ends
+        family = Family("llama", GROUPED | {"eos_token_id": declared})
+        assert load(checkpoint(family)).eos_token_ids == ends
 
 
 class TestFingerprint:
-    @pytest.fixture
-    def copy(self, tiny_model: Tiny, tmp_path: Path) -> Path:
-        return shutil.copytree(tiny_model("llama"), tmp_path / "another name")
-
-    def test_is_the_same_for_the_same_files_wherever_they_are(self, tiny_model: Tiny, copy: Path) -> None:
+    def test_is_the_same_for_the_same_files_in_any_folder(self, tiny_model: Tiny, copy: Path) -> None:
         original = tiny_model("llama")
         assert fingerprint(original) == fingerprint(original) == fingerprint(copy)
         assert load(copy).fingerprint == load(original).fingerprint == f"{fingerprint(copy)}-float32"
@@ -211,8 +202,7 @@ class TestFingerprint:
 
     def test_changes_with_the_configuration(self, copy: Path) -> None:
         before = fingerprint(copy)
-        config = copy / "config.json"
-        config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 20000.0'))
+        change_config(copy, '"rope_theta": 10000.0', '"rope_theta": 20000.0')
         assert fingerprint(copy) != before
 
     def test_does_not_change_with_the_tokenizer(self, copy: Path) -> None:
