@@ -9,6 +9,12 @@ from tests.running_quire import RunningQuire, RunningService, start_quire
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests marked `anyio` are coroutines on an event loop of asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def tiny_quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
     """A tiny Llama and 64 blocks of 16 tokens for the session. No requests remain after a test."""
     pool = ("--device-blocks", "64", "--max-sequences", "16")

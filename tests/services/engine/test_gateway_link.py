@@ -8,85 +8,68 @@ from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.runtime.errors import SlowClient
 
+pytestmark = pytest.mark.anyio
+
 
 def output(*token_ids: int) -> engine_pb2.StepOutput:
     return engine_pb2.StepOutput(tokens=[engine_pb2.SampleTokens(request_id="r", token_ids=token_ids)])
 
 
-def test_outputs_of_several_steps_are_merged() -> None:
-    async def take() -> engine_pb2.StepOutput | None:
-        link = GatewayLink()
-        link.put(output(1))
-        link.put(output(2))
-        return await link.get()
-
-    taken = asyncio.run(take())
-    assert taken is not None
-    assert [list(one.token_ids) for one in taken.tokens] == [[1], [2]]
+async def test_outputs_of_several_steps_are_merged() -> None:
+    link = GatewayLink()
+    link.put(output(1))
+    link.put(output(2))
+    merged = await link.get()
+    assert merged is not None
+    assert [list(one.token_ids) for one in merged.tokens] == [[1], [2]]
 
 
-def test_a_blocked_write_is_cancelled_when_the_queue_exceeds_its_limit() -> None:
-    async def serve() -> None:
-        link, size = GatewayLink(max_bytes=100), output(*range(20)).ByteSize()
-        loop = asyncio.get_running_loop()
-        for _ in range(100 // size + 1):
-            loop.call_soon(link.put, output(*range(20)))
-        with link.cancel_on_overrun():
-            await loop.create_future()  # a write that never ends
-
-    with pytest.raises(SlowClient, match="more than 100 bytes of output are queued"):
-        asyncio.run(serve())
+async def test_a_blocked_write_is_cancelled_when_the_queue_exceeds_its_limit() -> None:
+    link, size = GatewayLink(max_bytes=100), output(*range(20)).ByteSize()
+    loop = asyncio.get_running_loop()
+    for _ in range(100 // size + 1):
+        loop.call_soon(link.put, output(*range(20)))
+    with pytest.raises(SlowClient, match="more than 100 bytes of output are queued"), link.cancel_on_overrun():
+        await loop.create_future()  # a write that never ends
 
 
-def test_a_single_output_may_exceed_the_limit() -> None:
-    async def take() -> engine_pb2.StepOutput | None:
-        link = GatewayLink(max_bytes=10)
-        link.put(output(*range(100)))
-        return await link.get()
-
-    assert asyncio.run(take()) == output(*range(100))
+async def test_a_single_output_may_exceed_the_limit() -> None:
+    link = GatewayLink(max_bytes=10)
+    link.put(output(*range(100)))
+    assert await link.get() == output(*range(100))
 
 
-def test_the_limit_counts_from_the_last_get() -> None:
-    async def serve() -> None:
-        link = GatewayLink(max_bytes=100)
-        with link.cancel_on_overrun():
-            for _ in range(50):
-                link.put(output(*range(20)))
-                link.put(output(1))
-                assert await link.get() is not None
-
-    asyncio.run(serve())
+async def test_the_limit_counts_from_the_last_get() -> None:
+    link = GatewayLink(max_bytes=100)
+    with link.cancel_on_overrun():
+        for _ in range(50):
+            link.put(output(*range(20)))
+            link.put(output(1))
+            assert await link.get() is not None
 
 
-def test_another_cancellation_is_not_replaced() -> None:
-    async def serve() -> None:
+async def test_another_cancellation_is_not_replaced() -> None:
+    async def write() -> None:
         with GatewayLink().cancel_on_overrun():
             await asyncio.get_running_loop().create_future()
 
-    async def cancel() -> None:
-        task = asyncio.create_task(serve())
-        await asyncio.sleep(0)
-        task.cancel()
+    task = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await task
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cancel())
 
-
-def test_on_sent_calls_back_after_all_queued_output_was_sent() -> None:
-    async def serve() -> list[str]:
-        link, order = GatewayLink(), list[str]()
-        link.put(output(1))
-        link.on_sent(lambda: order.append("called back"))
-        await link.get()
-        order.append("taken")
-        await asyncio.sleep(0)
-        order.append("sent")
-        again = asyncio.create_task(link.get())
-        await asyncio.sleep(0)
-        link.on_sent(lambda: order.append("called back at once"))
-        again.cancel()
-        return order
-
-    assert asyncio.run(serve()) == ["taken", "sent", "called back", "called back at once"]
+async def test_on_sent_calls_back_after_all_queued_output_was_sent() -> None:
+    link, order = GatewayLink(), list[str]()
+    link.put(output(1))
+    link.on_sent(lambda: order.append("called back"))
+    await link.get()
+    order.append("read")
+    await asyncio.sleep(0)
+    order.append("sent")
+    again = asyncio.create_task(link.get())
+    await asyncio.sleep(0)
+    link.on_sent(lambda: order.append("called back at once"))
+    again.cancel()
+    assert order == ["read", "sent", "called back", "called back at once"]

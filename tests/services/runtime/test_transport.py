@@ -1,9 +1,9 @@
-"""The options of servers and channels are in effect: gRPC silently ignores a misspelt one."""
+"""The options of servers and channels are in effect, because gRPC silently ignores a misspelt one."""
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -15,6 +15,8 @@ from services.runtime.health import HealthServicer
 from services.runtime.service import Readiness
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningQuire
+
+pytestmark = pytest.mark.anyio
 
 MIB = 1024 * 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -33,12 +35,24 @@ def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> 
     return server
 
 
-async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, seconds: float) -> str | None:
-    """Ping on an idle stream; return the server's reason to end it, None if it stays open."""
+@asynccontextmanager
+async def listening(server: grpc.aio.Server) -> AsyncIterator[str]:
+    """Start a server, and yield its address."""
     address = transport.bind(server, "127.0.0.1:0")
     await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(grace=0)
+
+
+async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, seconds: float) -> str | None:
+    """Ping on an idle stream; return the server's reason to end it, None if it stays open."""
     options = dict(transport.channel_options()) | {"grpc.keepalive_time_ms": ping_milliseconds}
-    async with grpc.aio.insecure_channel(address, options=list(options.items())) as channel:
+    async with (
+        listening(server) as address,
+        grpc.aio.insecure_channel(address, options=list(options.items())) as channel,
+    ):
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="quiet"))
         await call.read()
         try:
@@ -49,20 +63,17 @@ async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, se
             return error.details()
         finally:
             call.cancel()
-            await server.stop(grace=0)
     raise AssertionError("a health that never changes changed")
 
 
-def test_a_client_that_pings_too_often_is_disconnected_and_one_within_bounds_is_not(
+async def test_a_client_that_pings_too_often_is_disconnected_and_one_within_bounds_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def both() -> list[str | None]:
-        patient, strict = quiet_server(1, monkeypatch), quiet_server(5, monkeypatch)
-        return await asyncio.gather(
-            end_of_idle_stream(patient, 1300, OBSERVED_SECONDS), end_of_idle_stream(strict, 1000, LONG_SECONDS)
-        )
-
-    assert asyncio.run(both()) == [None, "Too many pings"]
+    lenient, strict = quiet_server(1, monkeypatch), quiet_server(5, monkeypatch)
+    reasons = await asyncio.gather(
+        end_of_idle_stream(lenient, 1300, OBSERVED_SECONDS), end_of_idle_stream(strict, 1000, LONG_SECONDS)
+    )
+    assert reasons == [None, "Too many pings"]
 
 
 def test_clients_may_ping_every_5_seconds_and_quires_own_channels_stay_within_that() -> None:
@@ -72,18 +83,12 @@ def test_clients_may_ping_every_5_seconds_and_quires_own_channels_stay_within_th
     assert own["grpc.keepalive_permit_without_calls"] == 1
 
 
-def test_two_servers_do_not_share_a_port() -> None:
-    async def bind_twice() -> None:
-        first, second = (transport.server(MIB) for _ in "ab")
-        address = transport.bind(first, "127.0.0.1:0")
-        try:
-            with pytest.raises(transport.AddressUnavailable, match=f"{address}: Address already in use"):
-                transport.bind(second, address)
-        finally:
-            await first.stop(grace=0)
-            await second.stop(grace=0)
-
-    asyncio.run(bind_twice())
+async def test_two_servers_do_not_share_a_port() -> None:
+    second = transport.server(MIB)
+    async with listening(transport.server(MIB)) as address:
+        with pytest.raises(transport.AddressUnavailable, match=f"{address}: Address already in use"):
+            transport.bind(second, address)
+    await second.stop(grace=0)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +100,9 @@ def test_two_servers_do_not_share_a_port() -> None:
         ("127.0.0.1:70000", "the port must be between 0 and 65535, not 70000"),
     ],
 )
-def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: str) -> None:
-    async def bind() -> None:
-        transport.bind(transport.server(MIB), address)
-
+async def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: str) -> None:
     with pytest.raises(transport.AddressUnavailable, match=f"cannot listen on {address}: {reason}"):
-        asyncio.run(bind())
+        transport.bind(transport.server(MIB), address)
 
 
 async def is_closed(address: str, greeting: bytes) -> bool:
@@ -120,43 +122,29 @@ async def is_closed(address: str, greeting: bytes) -> bool:
     return True
 
 
-def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 1)
-
-    async def wait() -> list[bool]:
-        server = transport.server(MIB)
-        address = transport.bind(server, "127.0.0.1:0")
-        await server.start()
-        try:
-            return await asyncio.gather(*(is_closed(address, greeting) for greeting in (b"", PREFACE[:7], PREFACE)))
-        finally:
-            await server.stop(grace=0)
-
-    assert asyncio.run(wait()) == [True] * 3
+    async with listening(transport.server(MIB)) as address:
+        closed = await asyncio.gather(*(is_closed(address, greeting) for greeting in (b"", PREFACE[:7], PREFACE)))
+    assert closed == [True] * 3
 
 
-def test_connections_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_CONNECTIONS", 3)
-
-    async def connect() -> list[bool]:
-        server = transport.server(MIB)
-        host, _, port = transport.bind(server, "127.0.0.1:0").rpartition(":")
-        await server.start()
-        taken, writers = [], []
+    admitted, writers = [], []
+    async with listening(transport.server(MIB)) as address:
+        host, _, port = address.rpartition(":")
         for _ in range(5):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
             try:
-                taken.append(bool(await reader.read(9)))
+                admitted.append(bool(await reader.read(9)))
             except ConnectionResetError:  # closed before all was read
-                taken.append(False)
+                admitted.append(False)
             writers.append(writer)
         for writer in writers:
             writer.close()
-        await server.stop(grace=0)
-        return taken
-
-    assert asyncio.run(connect()) == [True, True, True, False, False]
+    assert admitted == [True, True, True, False, False]
 
 
 # Links between services accept 64 MiB; the gateway's limit is in test_bad_input.
@@ -172,7 +160,7 @@ def register(mib: float) -> list[kvmanager_pb2.PoolRequest]:
     ]
 
 
-def test_the_kv_manager_takes_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
+def test_the_kv_manager_accepts_messages_of_5_mib(tiny_quire: RunningQuire) -> None:
     responses = tiny_quire.kvmanager.Attach(iter(register(5)), timeout=CALL_SECONDS)
     with pytest.raises(grpc.RpcError, match="register must have at most 4096 bytes, not 5242903"):
         next(responses)  # the message was read

@@ -27,7 +27,14 @@ from tests.certificates import Authority
 from tests.scrape import Scrape
 from tests.services.runtime.http.sockets import Connection, connections
 
+pytestmark = pytest.mark.anyio
+
 NO_ENGINE = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
 
 
 def listening(caplog: pytest.LogCaptureFixture, what: str) -> str:
@@ -38,14 +45,8 @@ def listening(caplog: pytest.LogCaptureFixture, what: str) -> str:
 async def gateway(host: str, authority: Authority | None = None) -> AsyncIterator[str]:
     """Start a gateway, with TLS if an authority is given; yield its gRPC address."""
     certificate, key = authority.issue("gateway") if authority else ("", "")
-    settings = GatewaySettings(
-        listen=f"{host}:0",
-        http_listen=f"{host}:0",
-        engines=NO_ENGINE,
-        tls_certificate=str(certificate),
-        tls_key=str(key),
-    )
-    service = GatewayService(settings)
+    files = {"tls_certificate": str(certificate), "tls_key": str(key)}
+    service = GatewayService(GatewaySettings(listen=f"{host}:0", http_listen=f"{host}:0", engines=NO_ENGINE, **files))
     try:
         yield await service.start()
     finally:
@@ -61,7 +62,11 @@ def ends(url: str) -> list[Connection]:
     return found
 
 
-async def spoken(url: str, context: ssl.SSLContext | None = None) -> list[Connection]:
+def assert_at_once(connections: list[Connection]) -> None:
+    assert {one.no_delay for one in connections} == {True}
+
+
+async def ends_of_request(url: str, context: ssl.SSLContext | None = None) -> list[Connection]:
     """Send a request on a new connection, and return its ends."""
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port, ssl=context)
@@ -72,33 +77,21 @@ async def spoken(url: str, context: ssl.SSLContext | None = None) -> list[Connec
     return found
 
 
-def test_every_http_listener_sends_at_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    caplog.set_level(logging.INFO)
-
-    async def ask(host: str, authority: Authority | None = None) -> list[Connection]:
+async def test_every_http_listener_sends_at_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    for host, authority in (("127.0.0.1", None), ("[::1]", None), ("127.0.0.1", Authority(tmp_path))):
         caplog.clear()
         context = ssl.create_default_context(cafile=str(authority.ca)) if authority else None
         async with gateway(host, authority):
-            return await spoken(listening(caplog, "listens for HTTP"), context)
-
-    async def ask_all() -> list[list[Connection]]:
-        return [await ask("127.0.0.1"), await ask("[::1]"), await ask("127.0.0.1", Authority(tmp_path))]
-
-    assert [{one.no_delay for one in found} for found in asyncio.run(ask_all())] == [{True}] * 3
+            assert_at_once(await ends_of_request(listening(caplog, "listens for HTTP"), context))
 
 
-def test_the_block_map_is_sent_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-
-    async def ask() -> list[Connection]:
-        manager = KVManagerService(KVManagerSettings(listen="127.0.0.1:0", map_listen="127.0.0.1:0"))
-        await manager.start()
-        try:
-            return await spoken(listening(caplog, "block map at"))
-        finally:
-            await manager.stop()
-
-    assert {one.no_delay for one in asyncio.run(ask())} == {True}
+async def test_the_block_map_is_sent_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    manager = KVManagerService(KVManagerSettings(listen="127.0.0.1:0", map_listen="127.0.0.1:0"))
+    await manager.start()
+    try:
+        assert_at_once(await ends_of_request(listening(caplog, "block map at")))
+    finally:
+        await manager.stop()
 
 
 class ConnectionCollector(Collector):
@@ -114,35 +107,27 @@ class ConnectionCollector(Collector):
         return ()
 
 
-def test_the_metrics_page_is_sent_at_once() -> None:
-    async def ask() -> list[Connection]:
-        registry, collector = CollectorRegistry(), ConnectionCollector()
-        registry.register(collector)
-        async with metrics_server(Exposition(registry, "127.0.0.1:0")) as url:
-            collector.url = url
-            await asyncio.to_thread(Scrape.of, url)
-        return collector.found
-
-    assert {one.no_delay for one in asyncio.run(ask())} == {True}
+async def test_the_metrics_page_is_sent_at_once() -> None:
+    registry, collector = CollectorRegistry(), ConnectionCollector()
+    registry.register(collector)
+    async with metrics_server(Exposition(registry, "127.0.0.1:0")) as url:
+        collector.url = url
+        await asyncio.to_thread(Scrape.of, url)
+    assert_at_once(collector.found)
 
 
-def test_links_and_clients_send_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-
-    async def ask() -> list[list[Connection]]:
-        async with gateway("127.0.0.1") as address:
-            async with transport.channel(address) as channel:
-                while (state := channel.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.READY:
-                    await channel.wait_for_state_change(state)
-                link = ends(f"//{address}")
-            url = listening(caplog, "listens for HTTP")
-            client = OpenAIClient(Target("completions", url), PromptMaker(1, 0), lambda: 0.0)
-            with pytest.raises(Unreachable, match="no model"):
-                await client.describe()
-            load = ends(url)
-            await client.close()
-            return [link, load]
-
-    found = asyncio.run(ask())
-    assert [len(ends) for ends in found] == [2, 2], "a client's end, and the server's"
-    assert [{one.no_delay for one in both} for both in found] == [{True}] * 2
+async def test_links_and_clients_send_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with gateway("127.0.0.1") as address:
+        async with transport.channel(address) as channel:
+            while (state := channel.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.READY:
+                await channel.wait_for_state_change(state)
+            link = ends(f"//{address}")
+        url = listening(caplog, "listens for HTTP")
+        client = OpenAIClient(Target("completions", url), PromptMaker(1, 0), lambda: 0.0)
+        with pytest.raises(Unreachable, match="no model"):
+            await client.describe()
+        load = ends(url)
+        await client.close()
+    for both in (link, load):
+        assert len(both) == 2, "a client's end, and the server's"
+        assert_at_once(both)
