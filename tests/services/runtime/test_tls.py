@@ -4,8 +4,8 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from tests.certificates import Authority
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
 
+pytestmark = pytest.mark.anyio
+
 SECONDS = 60
 TIMEOUT = ("--timeout", str(SECONDS))
 # Not the address that the engine listens on.
@@ -42,6 +44,16 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+@pytest.fixture(scope="module")
+def pairs(authority: Authority, stranger: Authority) -> dict[str, Pair | None]:
+    return {
+        "valid": authority.issue("a"),
+        "none": None,
+        "another authority's": stranger.issue("s"),
+        "expired": authority.issue("expired", days=-1),
+    }
 
 
 def files(pair: Pair | None, ca: Path | None = None) -> TLSFiles:
@@ -89,23 +101,15 @@ def result_of(server: ServerTLS | None, client: ClientTLS | None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("server", "client"),
-    [
-        (lambda own, _: files(own.issue("a")), lambda _: None),
-        (lambda _own, _other: None, lambda own: files(None, own.ca)),
-        (lambda _, other: files(other.issue("s")), lambda own: files(None, own.ca)),
-        (lambda own, _: files(own.issue("expired", days=-1)), lambda own: files(None, own.ca)),
-    ],
-    ids=["client without TLS", "server without TLS", "another authority's server", "expired server"],
+    ("server", "client_has_tls"),
+    [("valid", False), ("none", True), ("another authority's", True), ("expired", True)],
 )
 def test_a_connection_without_tls_or_trust_fails(
-    authority: Authority,
-    stranger: Authority,
-    server: Callable[[Authority, Authority], TLSFiles | None],
-    client: Callable[[Authority], TLSFiles | None],
+    authority: Authority, pairs: dict[str, Pair | None], server: str, client_has_tls: bool
 ) -> None:
-    serving, calling = server(authority, stranger), client(authority)
-    assert result_of(serving and ServerTLS(serving), calling and ClientTLS(calling)) == "UNAVAILABLE"
+    serving = ServerTLS(files(pairs[server])) if pairs[server] else None
+    calling = ClientTLS(files(None, authority.ca)) if client_has_tls else None
+    assert result_of(serving, calling) == "UNAVAILABLE"
 
 
 def test_the_certificates_name_must_be_the_expected_one(authority: Authority) -> None:
@@ -114,24 +118,25 @@ def test_the_certificates_name_must_be_the_expected_one(authority: Authority) ->
     assert result_of(server, ClientTLS(files(None, authority.ca), "gateway")) == "UNAVAILABLE"
 
 
-@pytest.mark.parametrize(
-    ("client", "result"),
-    [
-        (lambda own, _: own.issue("client"), "SERVING"),
-        (lambda _own, _other: None, "UNAVAILABLE"),
-        (lambda _, other: other.issue("client"), "UNAVAILABLE"),
-        (lambda own, _: own.issue("late", days=-1), "UNAVAILABLE"),
-    ],
-    ids=["the authority's", "none", "another authority's", "an expired one"],
-)
+@pytest.mark.parametrize("client", ["valid", "none", "another authority's", "expired"])
 def test_with_a_client_ca_only_its_certificates_are_accepted(
-    authority: Authority,
-    stranger: Authority,
-    client: Callable[[Authority, Authority], Pair | None],
-    result: str,
+    authority: Authority, pairs: dict[str, Pair | None], client: str
 ) -> None:
-    server = ServerTLS(files(authority.issue("a"), authority.ca))
-    assert result_of(server, ClientTLS(files(client(authority, stranger), authority.ca))) == result
+    server = ServerTLS(files(pairs["valid"], authority.ca))
+    result = result_of(server, ClientTLS(files(pairs[client], authority.ca)))
+    assert result == ("SERVING" if client == "valid" else "UNAVAILABLE")
+
+
+@contextmanager
+def handshake(address: str, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
+    """Connect and shake hands as a client of HTTP/2."""
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=host) as encrypted,
+    ):
+        yield encrypted
 
 
 def version_spoken(address: str, version: ssl.TLSVersion) -> str:
@@ -139,39 +144,27 @@ def version_spoken(address: str, version: ssl.TLSVersion) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers("ALL:@SECLEVEL=0")  # otherwise this side would not offer the old ones
-    context.set_alpn_protocols(["h2"])
     context.minimum_version = context.maximum_version = version
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), SECONDS) as plain, context.wrap_socket(plain) as spoken:
-            return spoken.version() or ""
+        with handshake(address, context) as encrypted:
+            return encrypted.version() or ""
     except (ssl.SSLError, ConnectionError) as error:
         return type(error).__name__
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_tls_below_1_2_is_refused(authority: Authority) -> None:
+async def test_tls_below_1_2_is_refused(authority: Authority) -> None:
     versions = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
-
-    async def spoken() -> list[str]:
-        async with listening(ServerTLS(files(authority.issue("a")))) as health:
-            return [await asyncio.to_thread(version_spoken, health.address, version) for version in versions]
-
-    old, older, *new = asyncio.run(spoken())
-    assert new == ["TLSv1.2", "TLSv1.3"]
-    assert not [spoken for spoken in (old, older) if spoken in ("", "SSLv3", "TLSv1", "TLSv1.1")], "the handshake fails"
+    async with listening(ServerTLS(files(authority.issue("a")))) as health:
+        spoken = [await asyncio.to_thread(version_spoken, health.address, version) for version in versions]
+    assert spoken[2:] == ["TLSv1.2", "TLSv1.3"]
+    assert not {"", "SSLv3", "TLSv1", "TLSv1.1"} & set(spoken[:2]), "the handshake fails"
 
 
 def name_shown(address: str, ca: Path) -> str:
     """Return the name in the server's certificate, from a new connection."""
-    context = ssl.create_default_context(cafile=str(ca))
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    with (
-        socket.create_connection((host, int(port)), SECONDS) as plain,
-        context.wrap_socket(plain, server_hostname=host) as shaken,
-    ):
-        subject: Any = shaken.getpeercert()["subject"]  # type: ignore[index]
+    with handshake(address, ssl.create_default_context(cafile=str(ca))) as encrypted:
+        subject: Any = encrypted.getpeercert()["subject"]  # type: ignore[index]
         return str(subject[0][0][1])
 
 
@@ -182,44 +175,34 @@ def replace(old: Pair, new: Pair) -> None:
         Path(f"{other}.link").replace(path)
 
 
-def test_new_connections_use_a_replaced_certificate_while_old_streams_continue(authority: Authority) -> None:
+async def test_new_connections_use_a_replaced_certificate_while_old_streams_continue(authority: Authority) -> None:
     old = authority.issue("old")
-
-    async def rotate() -> None:
-        trusting = ClientTLS(files(None, authority.ca))
-        async with (
-            listening(ServerTLS(files(old))) as health,
-            transport.channel(health.address, tls=trusting) as channel,
-        ):
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            watch = stub.Watch(health_pb2.HealthCheckRequest(service="x"))
-            await watch.read()
-            shown = [await asyncio.to_thread(name_shown, health.address, authority.ca)]
-            replace(old, authority.issue("new"))
-            shown.append(await asyncio.to_thread(name_shown, health.address, authority.ca))
-            assert shown == ["old", "new"]
-            health.readiness.set(True)
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-
-    asyncio.run(rotate())
+    async with (
+        listening(ServerTLS(files(old))) as health,
+        transport.channel(health.address, tls=ClientTLS(files(None, authority.ca))) as channel,
+    ):
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="x"))
+        await watch.read()
+        assert await asyncio.to_thread(name_shown, health.address, authority.ca) == "old"
+        replace(old, authority.issue("new"))
+        assert await asyncio.to_thread(name_shown, health.address, authority.ca) == "new"
+        health.readiness.set(True)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_a_file_that_becomes_invalid_is_ignored_and_logged(
+async def test_a_file_that_becomes_invalid_is_ignored_and_logged(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = authority.issue("kept")
-
-    async def spoil() -> None:
-        async with listening(ServerTLS(files(pair))) as health:
-            pair[1].write_text("nonsense")
-            assert await asyncio.to_thread(name_shown, health.address, authority.ca) == "kept"
-
-    asyncio.run(spoil())
+    async with listening(ServerTLS(files(pair))) as health:
+        pair[1].write_text("nonsense")
+        assert await asyncio.to_thread(name_shown, health.address, authority.ca) == "kept"
     assert "TLS: keeping the previous certificates: TLS cannot use" in caplog.text
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
-def test_new_connections_use_the_current_authorities(
+async def test_new_connections_use_the_current_authorities(
     authority: Authority, stranger: Authority, tmp_path: Path, side: str
 ) -> None:
     """The server loses the client's authority, or the client gains the server's."""
@@ -232,14 +215,11 @@ def test_new_connections_use_the_current_authorities(
         ca.write_bytes(stranger.ca.read_bytes())
         server, client = ServerTLS(files(authority.issue("a"))), ClientTLS(files(None, ca))
 
-    async def call_twice() -> tuple[str, str]:
-        async with listening(server) as health:
-            first = await check(health.address, client)
-            ca.write_bytes(authority.ca.read_bytes())
-            return first, await check(health.address, client)
-
-    changed = ("SERVING", "UNAVAILABLE") if side == "server" else ("UNAVAILABLE", "SERVING")
-    assert asyncio.run(call_twice()) == changed
+    async with listening(server) as health:
+        before = await check(health.address, client)
+        ca.write_bytes(authority.ca.read_bytes())
+        after = await check(health.address, client)
+    assert (before, after) == (("SERVING", "UNAVAILABLE") if side == "server" else ("UNAVAILABLE", "SERVING"))
 
 
 @pytest.mark.parametrize(
@@ -260,27 +240,24 @@ def test_invalid_files_are_refused_at_the_start_by_name(
         ServerTLS(files(pair))
 
 
-def test_the_ssl_context_of_the_http_front_is_reloaded(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_ssl_context_of_the_http_front_is_reloaded(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.runtime.tls._POLL_SECONDS", 0.01)
     pair = authority.issue("front")
-
-    async def serve() -> None:
-        kept = ServerContext(files(pair))
-        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=kept.context)
-        reloading = asyncio.create_task(kept.reload_on_change())
-        host, port = server.sockets[0].getsockname()
-        address = f"{host}:{port}"
-        try:
-            assert await asyncio.to_thread(name_shown, address, authority.ca) == "front"
-            replace(pair, authority.issue("behind"))
-            async with asyncio.timeout(SECONDS):
-                while await asyncio.to_thread(name_shown, address, authority.ca) != "behind":
-                    await asyncio.sleep(0.01)
-        finally:
-            reloading.cancel()
-            server.close()
-
-    asyncio.run(serve())
+    kept = ServerContext(files(pair))
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=kept.context)
+    reloading = asyncio.create_task(kept.reload_on_change())
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    try:
+        assert await asyncio.to_thread(name_shown, address, authority.ca) == "front"
+        replace(pair, authority.issue("behind"))
+        async with asyncio.timeout(SECONDS):
+            while await asyncio.to_thread(name_shown, address, authority.ca) != "behind":
+                await asyncio.sleep(0.01)
+    finally:
+        reloading.cancel()
+        server.close()
 
 
 # Running services.
@@ -325,9 +302,9 @@ def encrypted(
 
     link = ("--link-ca", ca, "--link-certificate", certificate, "--link-key", key)
     kvmanager = service("kvmanager", *listen((certificate, key)))
-    elsewhere = map(str, authority.issue("engine", address=OTHER_ADDRESS))
+    other_host = map(str, authority.issue("engine", address=OTHER_ADDRESS))
     engine = service(
-        *("engine", *listen(tuple(elsewhere)), "--kvmanager", kvmanager.address, "--link-ca", ca),
+        *("engine", *listen(tuple(other_host)), "--kvmanager", kvmanager.address, "--link-ca", ca),
         *("--model", str(tiny_model("llama")), "--device-blocks", "64"),
     )
     keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {api_key: "tenant = 'acme'\noperator = true"})
@@ -360,11 +337,9 @@ def test_an_engine_found_by_name_needs_that_name_in_its_certificate_not_its_addr
 def test_no_port_answers_without_a_certificate_or_without_tls(encrypted: Encrypted, which: str) -> None:
     address = getattr(encrypted, which).address
     name = "quire.v1.Gateway" if which == "gateway" else "quire.v1.KVManager"
-    without = encrypted.command("health", address, "--service", name, *TIMEOUT, client=False)
-    plain = CliRunner().invoke(cli, ["health", address, "--service", name, *TIMEOUT])
-    assert (without.exit_code, plain.exit_code) == (1, 1)
-    assert "UNAVAILABLE" in without.stderr
-    assert "UNAVAILABLE" in plain.stderr
+    command = ["health", address, "--service", name, *TIMEOUT]
+    for done in (encrypted.command(*command, client=False), CliRunner().invoke(cli, command)):
+        assert (done.exit_code, "UNAVAILABLE" in done.stderr) == (1, True)
 
 
 def test_https_accepts_the_same_certificates_as_grpc(encrypted: Encrypted) -> None:
