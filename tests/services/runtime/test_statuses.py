@@ -1,11 +1,11 @@
 """The table from domain errors to statuses is complete, and clients receive each status."""
 
-import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -31,8 +31,10 @@ from tests.api_keys import bearer, write_keys
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
+from tests.services.kvmanager.attach_stream import Stream, register
 
 Status = grpc.StatusCode
+KEY = make_key()
 
 # As the documentation of services.runtime.statuses says.
 INTERNAL = {
@@ -80,7 +82,7 @@ def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
 
 
 class ScriptedEngine(engine_pb2_grpc.EngineServicer):
-    """Ends each request as its id requires; others stay unanswered."""
+    """Ends each request as its id requires. Requests with other ids are not answered."""
 
     def __init__(self, tokenizer: TokenizerFiles) -> None:
         self._tokenizer = tokenizer
@@ -133,7 +135,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)]
             finished = engine_pb2.RequestFinished(**names, samples=samples, failure=failure, detail="the detail")
             return engine_pb2.StepOutput(finished=[finished])
-        if name == "flood":  # more than may wait for a client, before it can have read any
+        if name == "flood":  # more than is queued for a client, before it can have read any
             tokens = [engine_pb2.SampleTokens(**names, token_ids=[1] * 5000) for _ in range(2)]
             return engine_pb2.StepOutput(tokens=tokens)
         if name == "shutting down":
@@ -154,11 +156,6 @@ def scripted_engine(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.
         server.stop(grace=0).wait()
 
 
-@pytest.fixture(scope="module")
-def gateway(service: Callable[..., RunningService], scripted_engine: str) -> gateway_pb2_grpc.GatewayStub:
-    return started_gateway(service, scripted_engine, "--failovers", "0", "--max-requests", "2")
-
-
 def started_gateway(
     service: Callable[..., RunningService], engine: str, *arguments: str
 ) -> gateway_pb2_grpc.GatewayStub:
@@ -170,54 +167,86 @@ def started_gateway(
     return stub
 
 
+class Servers(NamedTuple):
+    """Stubs of two gateways, the second with API keys, and of a KV manager."""
+
+    gateway: gateway_pb2_grpc.GatewayStub
+    keyed_gateway: gateway_pb2_grpc.GatewayStub
+    manager: kvmanager_pb2_grpc.KVManagerStub
+
+
 @pytest.fixture(scope="module")
-def manager(service: Callable[..., RunningService]) -> kvmanager_pb2_grpc.KVManagerStub:
-    return kvmanager_pb2_grpc.KVManagerStub(
-        service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0").channel
+def servers(
+    service: Callable[..., RunningService], scripted_engine: str, tmp_path_factory: pytest.TempPathFactory
+) -> Servers:
+    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {KEY: "tenant = 'acme'"})
+    manager = service("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0")
+    return Servers(
+        started_gateway(service, scripted_engine, "--failovers", "0", "--max-requests", "2"),
+        started_gateway(service, scripted_engine, "--failovers", "9", "--api-keys", str(keys)),
+        kvmanager_pb2_grpc.KVManagerStub(manager.channel),
     )
 
 
-def failure_of(call: Any) -> tuple[Status, str]:
+class Failure(NamedTuple):
+    code: Status
+    detail: str
+    field: str | None
+
+
+def failure_of(method: Callable[..., Any], request: Any, **options: Any) -> Failure:
     with pytest.raises(grpc.RpcError) as caught:
-        list(call)
-    return caught.value.code(), caught.value.details()
+        list(method(request, timeout=CALL_SECONDS, **options))
+    error: Any = caught.value
+    return Failure(error.code(), error.details(), dict(error.trailing_metadata()).get(errors.FIELD_METADATA))
 
 
-# Details of the gateway itself.
-OWN_DETAILS = {
-    "FAILURE_REASON_DEADLINE": "timeout exceeded while the request was running",
-    "FAILURE_REASON_DEADLINE_QUEUED": "timeout exceeded while the request was queued",
-}
+def generate_request(**fields: Any) -> gateway_pb2.GenerateRequest:
+    request = prompt_request("Hello")
+    request.MergeFrom(gateway_pb2.GenerateRequest(**fields))
+    return request
+
+
+def generate(gateway: gateway_pb2_grpc.GatewayStub, **fields: Any) -> Failure:
+    return failure_of(gateway.Generate, generate_request(**fields), metadata=bearer(KEY))
+
+
+def administer(gateway: gateway_pb2_grpc.GatewayStub, code: Status) -> Failure:
+    """Send an Admin call that the engine ends with this status."""
+    return failure_of(gateway.Admin, gateway_pb2.AdminRequest(unpin_prefix={"name": code.name}))
 
 
 @pytest.mark.parametrize(
-    ("request_id", "code"),
+    ("request_id", "code", "field", "detail"),
     [
-        ("REFUSAL_REASON_ALREADY_EXISTS", Status.ALREADY_EXISTS),
-        ("REFUSAL_REASON_INVALID", Status.INVALID_ARGUMENT),
-        ("REFUSAL_REASON_QUEUE_FULL", Status.RESOURCE_EXHAUSTED),
-        ("REFUSAL_REASON_UNAVAILABLE", Status.UNAVAILABLE),
-        ("REFUSAL_REASON_UNIMPLEMENTED", Status.UNIMPLEMENTED),
-        ("REFUSAL_REASON_UNSPECIFIED", Status.INTERNAL),
-        ("FAILURE_REASON_STEP", Status.INTERNAL),
-        ("FAILURE_REASON_BLOCK_MANAGER", Status.UNAVAILABLE),
-        ("FAILURE_REASON_DEADLINE", Status.DEADLINE_EXCEEDED),
-        ("FAILURE_REASON_DEADLINE_QUEUED", Status.DEADLINE_EXCEEDED),
-        ("FAILURE_REASON_CONSTRAINT", Status.INVALID_ARGUMENT),
-        ("FAILURE_REASON_UNSPECIFIED", Status.INTERNAL),
+        ("REFUSAL_REASON_ALREADY_EXISTS", Status.ALREADY_EXISTS, "a.field", "the detail"),
+        ("REFUSAL_REASON_INVALID", Status.INVALID_ARGUMENT, "a.field", "the detail"),
+        ("REFUSAL_REASON_QUEUE_FULL", Status.RESOURCE_EXHAUSTED, "a.field", "the detail"),
+        ("REFUSAL_REASON_UNAVAILABLE", Status.UNAVAILABLE, "a.field", "the detail"),
+        ("REFUSAL_REASON_UNIMPLEMENTED", Status.UNIMPLEMENTED, "a.field", "the detail"),
+        ("REFUSAL_REASON_UNSPECIFIED", Status.INTERNAL, "a.field", "the detail"),
+        ("FAILURE_REASON_STEP", Status.INTERNAL, None, "the detail"),
+        ("FAILURE_REASON_BLOCK_MANAGER", Status.UNAVAILABLE, None, "the detail"),
+        (
+            "FAILURE_REASON_DEADLINE",
+            Status.DEADLINE_EXCEEDED,
+            "timeout",
+            "timeout exceeded while the request was running",
+        ),
+        (
+            "FAILURE_REASON_DEADLINE_QUEUED",
+            Status.DEADLINE_EXCEEDED,
+            "timeout",
+            "timeout exceeded while the request was queued",
+        ),
+        ("FAILURE_REASON_CONSTRAINT", Status.INVALID_ARGUMENT, "constraint", "the detail"),
+        ("FAILURE_REASON_UNSPECIFIED", Status.INTERNAL, None, "the detail"),
     ],
 )
 def test_an_engines_refusal_or_failure_reaches_the_client_with_its_status(
-    gateway: gateway_pb2_grpc.GatewayStub, request_id: str, code: Status
+    servers: Servers, request_id: str, code: Status, field: str | None, detail: str
 ) -> None:
-    request = prompt_request("Hello")
-    request.request_id = request_id
-    call = gateway.Generate(request, timeout=10)
-    assert failure_of(call) == (code, OWN_DETAILS.get(request_id, "the detail"))
-    blamed = "a.field" if request_id.startswith("REFUSAL") else None
-    blamed = "constraint" if request_id.endswith("CONSTRAINT") else blamed
-    blamed = "timeout" if "DEADLINE" in request_id else blamed
-    assert dict(call.trailing_metadata()).get(errors.FIELD_METADATA) == blamed
+    assert generate(servers.gateway, request_id=request_id) == (code, detail, field)
 
 
 @pytest.mark.parametrize(
@@ -227,94 +256,59 @@ def test_an_engines_refusal_or_failure_reaches_the_client_with_its_status(
         *(Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED, Status.INTERNAL),
     ],
 )
-def test_the_engines_status_of_an_admin_call_reaches_the_operator(
-    gateway: gateway_pb2_grpc.GatewayStub, code: Status
-) -> None:
-    assert administer(gateway, code) == (code, "the detail", "a.field")
+def test_the_engines_status_of_an_admin_call_reaches_the_operator(servers: Servers, code: Status) -> None:
+    assert administer(servers.gateway, code) == (code, "the detail", "a.field")
 
 
-def administer(gateway: gateway_pb2_grpc.GatewayStub, code: Status) -> tuple[Status, str, str]:
-    """Return the status, detail and field of an Admin call that the engine ends with this status."""
-    with pytest.raises(grpc.RpcError) as caught:
-        gateway.Admin(gateway_pb2.AdminRequest(unpin_prefix={"name": code.name}), timeout=10)
-    error: Any = caught.value
-    return error.code(), error.details(), dict(error.trailing_metadata())[errors.FIELD_METADATA]
+def test_a_request_cancelled_by_a_shutdown_of_the_engine_is_unavailable(servers: Servers) -> None:
+    failure = generate(servers.gateway, request_id="shutting down")
+    assert failure[:2] == (Status.UNAVAILABLE, "the engine is shutting down")
 
 
-def test_a_request_cancelled_by_a_shutdown_of_the_engine_is_unavailable(
-    gateway: gateway_pb2_grpc.GatewayStub,
-) -> None:
-    request = prompt_request("Hello")
-    request.request_id = "shutting down"
-    assert failure_of(gateway.Generate(request, timeout=10)) == (Status.UNAVAILABLE, "the engine is shutting down")
+def registration(**fields: Any) -> kvmanager_pb2.PoolRequest:
+    return kvmanager_pb2.PoolRequest(register=register(**fields))
 
 
-def attach(manager: kvmanager_pb2_grpc.KVManagerStub, *messages: dict[str, Any]) -> Any:
-    requests = [kvmanager_pb2.PoolRequest(**message) for message in messages]
-    return manager.Attach(iter(requests), timeout=CALL_SECONDS)
+REPORT = kvmanager_pb2.PoolRequest(report=kvmanager_pb2.ReportPage(last=True))
+CONTRADICTION = kvmanager_pb2.PoolRequest(report=kvmanager_pb2.ReportPage(release_order=[1, 1], last=True))
+STEP = kvmanager_pb2.PoolRequest(step=kvmanager_pb2.Step(step=1))
 
 
-def register(incarnation: int = 1, engine_id: str = "e") -> dict[str, Any]:
-    return {
-        "register": kvmanager_pb2.Register(
-            engine_id=engine_id, incarnation=incarnation, model_fingerprint="m", block_size=4, device_blocks=4
-        )
-    }
+def attach(servers: Servers, *messages: kvmanager_pb2.PoolRequest) -> Failure:
+    return failure_of(servers.manager.Attach, iter(messages))
 
 
-REPORT = {"report": kvmanager_pb2.ReportPage(last=True)}
-CONTRADICTION = {"report": kvmanager_pb2.ReportPage(release_order=[1, 1], last=True)}
-STEP = {"step": kvmanager_pb2.Step(step=1)}
-
-
-class Held:
-    """A stream that stays open."""
-
-    def __init__(self, manager: kvmanager_pb2_grpc.KVManagerStub, incarnation: int, engine_id: str) -> None:
-        self.outgoing: queue.SimpleQueue[kvmanager_pb2.PoolRequest | None] = queue.SimpleQueue()
-        for message in (register(incarnation, engine_id), REPORT):
-            self.outgoing.put(kvmanager_pb2.PoolRequest(**message))
-        self.call = manager.Attach(iter(self.outgoing.get, None), timeout=CALL_SECONDS)
-        next(self.call)
-
-    def close(self) -> None:
-        self.call.cancel()
-        self.outgoing.put(None)
-
-
-def stale_incarnation(_gateway: Any, manager: kvmanager_pb2_grpc.KVManagerStub) -> Status:
-    newer = Held(manager, 9, "stale")
+@contextmanager
+def attached(servers: Servers, **fields: Any) -> Iterator[Stream]:
+    """Hold a stream open."""
+    stream = Stream(servers.manager).attach(**fields)
     try:
-        return failure_of(attach(manager, register(8, "stale"), REPORT))[0]
+        yield stream
     finally:
-        newer.close()
+        stream.break_off()
 
 
-def session_replaced(_gateway: Any, manager: kvmanager_pb2_grpc.KVManagerStub) -> Status:
-    older = Held(manager, 10, "replaced")
-    newer = Held(manager, 11, "replaced")
-    try:
-        older.outgoing.put(kvmanager_pb2.PoolRequest(**STEP))
-        return failure_of(older.call)[0]
-    finally:
-        older.close()
-        newer.close()
+def stale_incarnation(servers: Servers) -> Failure:
+    with attached(servers, engine_id="stale", incarnation=9):
+        return attach(servers, registration(engine_id="stale", incarnation=8), REPORT)
 
 
-def generate(gateway: gateway_pb2_grpc.GatewayStub, **fields: Any) -> Status:
-    request = prompt_request("Hello")
-    request.MergeFrom(gateway_pb2.GenerateRequest(**fields))
-    return failure_of(gateway.Generate(request, timeout=10))[0]
+def session_replaced(servers: Servers) -> Failure:
+    with (
+        attached(servers, engine_id="replaced", incarnation=10) as older,
+        attached(servers, engine_id="replaced", incarnation=11),
+    ):
+        older.send(step=STEP.step)
+        return Failure(*older.refusal())
 
 
-def while_unanswered(
-    gateway: gateway_pb2_grpc.GatewayStub, ids: tuple[str, ...], provoke: Callable[[], Status]
-) -> Status:
-    """Provoke an error while requests of these ids are in flight."""
-    calls = [gateway.Generate(prompt_with_id(request_id), timeout=10) for request_id in ids]
+def while_in_flight(servers: Servers, ids: tuple[str, ...], **fields: Any) -> Failure:
+    """Send a request while requests of these ids are in flight."""
+    gateway = servers.gateway
+    calls = [gateway.Generate(generate_request(request_id=name), timeout=CALL_SECONDS) for name in ids]
     gateway.GetModel(gateway_pb2.GetModelRequest())  # calls arrive in order
     try:
-        return provoke()
+        return generate(gateway, **fields)
     finally:
         for call in calls:
             call.cancel()
@@ -322,88 +316,45 @@ def while_unanswered(
 
 
 def has_room(gateway: gateway_pb2_grpc.GatewayStub) -> bool:
-    return generate(gateway, request_id="REFUSAL_REASON_INVALID") == Status.INVALID_ARGUMENT
+    return generate(gateway, request_id="REFUSAL_REASON_INVALID").code == Status.INVALID_ARGUMENT
 
 
-def prompt_with_id(request_id: str) -> gateway_pb2.GenerateRequest:
-    request = prompt_request("Hello")
-    request.request_id = request_id
-    return request
-
-
-PROVOCATIONS: dict[type[Exception], Callable[[Any, Any], Status]] = {
-    kvmanager.InvalidRegistration: lambda _, manager: failure_of(attach(manager, register(0)))[0],
-    kvmanager.InvalidReport: lambda _, manager: failure_of(attach(manager, register(), CONTRADICTION))[0],
-    kvmanager.StepOutOfOrder: lambda _, manager: failure_of(attach(manager, register(), REPORT, STEP, STEP))[0],
-    kvmanager.UnknownPool: lambda _, manager: failure_of(
-        manager.GetPool(kvmanager_pb2.GetPoolRequest(engine_id="nobody")) for _ in "x"
-    )[0],
-    kvmanager.UnknownRequest: lambda _, manager: failure_of(
-        manager.Explain(kvmanager_pb2.ExplainRequest(request_id="nobody")) for _ in "x"
-    )[0],
+PROVOCATIONS: dict[type[Exception], Callable[[Servers], Failure]] = {
+    kvmanager.InvalidRegistration: lambda to: attach(to, registration(incarnation=0)),
+    kvmanager.InvalidReport: lambda to: attach(to, registration(), CONTRADICTION),
+    kvmanager.StepOutOfOrder: lambda to: attach(to, registration(), REPORT, STEP, STEP),
+    kvmanager.UnknownPool: lambda to: failure_of(to.manager.GetPool, kvmanager_pb2.GetPoolRequest(engine_id="nobody")),
+    kvmanager.UnknownRequest: lambda to: failure_of(
+        to.manager.Explain, kvmanager_pb2.ExplainRequest(request_id="nobody")
+    ),
     kvmanager.StaleIncarnation: stale_incarnation,
     kvmanager.SessionReplaced: session_replaced,
-    errors.UnexpectedMessage: lambda _, manager: failure_of(attach(manager, STEP))[0],
-    errors.InvalidField: lambda gateway, _: generate(gateway, sampling={"top_k": -1}),
-    errors.UnsupportedField: lambda gateway, _: generate(gateway, request_id="REFUSAL_REASON_UNIMPLEMENTED"),
-    errors.UnknownModel: lambda gateway, _: generate(gateway, model="nobody"),
-    errors.RequestExists: lambda gateway, _: while_unanswered(
-        gateway, ("live",), lambda: generate(gateway, request_id="live")
+    errors.UnexpectedMessage: lambda to: attach(to, STEP),
+    errors.InvalidField: lambda to: generate(to.gateway, sampling={"top_k": -1}),
+    errors.UnsupportedField: lambda to: generate(to.gateway, request_id="REFUSAL_REASON_UNIMPLEMENTED"),
+    errors.UnknownModel: lambda to: generate(to.gateway, model="nobody"),
+    errors.RequestExists: lambda to: while_in_flight(to, ("live",), request_id="live"),
+    errors.UnknownPin: lambda to: administer(to.gateway, Status.NOT_FOUND),
+    errors.PinExists: lambda to: administer(to.gateway, Status.ALREADY_EXISTS),
+    errors.PinTooLarge: lambda to: administer(to.gateway, Status.RESOURCE_EXHAUSTED),
+    errors.Overloaded: lambda to: while_in_flight(to, ("a", "b")),
+    errors.SlowClient: lambda to: generate(to.gateway, request_id="flood"),
+    errors.Unavailable: lambda to: generate(to.gateway, request_id="FAILURE_REASON_BLOCK_MANAGER"),
+    errors.DeadlineExceeded: lambda to: generate(to.gateway, timeout=timedelta(seconds=0.05)),
+    errors.GenerationFailed: lambda to: generate(to.gateway, request_id="FAILURE_REASON_STEP"),
+    errors.RepeatedEngineLoss: lambda to: generate(to.keyed_gateway, request_id="deadly"),
+    errors.Unauthenticated: lambda to: failure_of(to.keyed_gateway.GetModel, gateway_pb2.GetModelRequest()),
+    errors.PermissionDenied: lambda to: failure_of(
+        to.keyed_gateway.Admin, gateway_pb2.AdminRequest(), metadata=bearer(KEY)
     ),
-    errors.UnknownPin: lambda gateway, _: administer(gateway, Status.NOT_FOUND)[0],
-    errors.PinExists: lambda gateway, _: administer(gateway, Status.ALREADY_EXISTS)[0],
-    errors.PinTooLarge: lambda gateway, _: administer(gateway, Status.RESOURCE_EXHAUSTED)[0],
-    errors.Overloaded: lambda gateway, _: while_unanswered(gateway, ("a", "b"), lambda: generate(gateway)),
-    errors.SlowClient: lambda gateway, _: generate(gateway, request_id="flood"),
-    errors.Unavailable: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_BLOCK_MANAGER"),
-    errors.DeadlineExceeded: lambda gateway, _: generate(gateway, timeout=timedelta(seconds=0.05)),
-    errors.GenerationFailed: lambda gateway, _: generate(gateway, request_id="FAILURE_REASON_STEP"),
 }
-
-
-# At a gateway with API keys.
-KEYED_PROVOCATIONS: dict[type[Exception], Callable[[Any], Status]] = {
-    errors.Unauthenticated: lambda gateway: failure_of(gateway.GetModel(gateway_pb2.GetModelRequest()) for _ in "x")[0],
-    errors.PermissionDenied: lambda gateway: failure_of(
-        gateway.Admin(gateway_pb2.AdminRequest(), metadata=bearer(KEY)) for _ in "x"
-    )[0],
-}
-
-KEY = make_key()
-
-
-@pytest.fixture(scope="module")
-def keyed_gateway(
-    service: Callable[..., RunningService], scripted_engine: str, tmp_path_factory: pytest.TempPathFactory
-) -> gateway_pb2_grpc.GatewayStub:
-    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", {KEY: "tenant = 'acme'"})
-    return started_gateway(service, scripted_engine, "--failovers", "9", "--api-keys", str(keys))
-
-
-@pytest.mark.parametrize("error", KEYED_PROVOCATIONS, ids=[error.__name__ for error in KEYED_PROVOCATIONS])
-def test_a_client_receives_every_status_about_keys(
-    keyed_gateway: gateway_pb2_grpc.GatewayStub, error: type[Exception]
-) -> None:
-    assert KEYED_PROVOCATIONS[error](keyed_gateway) == statuses.STATUS[error].grpc
-
-
-def test_a_client_receives_the_status_of_a_request_that_loses_engines(
-    keyed_gateway: gateway_pb2_grpc.GatewayStub,
-) -> None:
-    request = prompt_request("x", 5)
-    request.request_id = "deadly"
-    code, detail = failure_of(keyed_gateway.Generate(request, timeout=CALL_SECONDS, metadata=bearer(KEY)))
-    assert code == statuses.STATUS[errors.RepeatedEngineLoss].grpc
-    assert "3 engines were lost one after the other" in detail
-
-
 # DecodeError is no domain error; tests/services/wire/test_fuzzed_bytes.py provokes it.
-TESTED_ELSEWHERE = {DecodeError, errors.RepeatedEngineLoss, *KEYED_PROVOCATIONS}
-ROWS = [error for error in statuses.STATUS if error not in TESTED_ELSEWHERE]
+ROWS = [error for error in statuses.STATUS if error is not DecodeError]
 
 
 @pytest.mark.parametrize("error", ROWS, ids=[error.__name__ for error in ROWS])
-def test_a_client_receives_every_status(
-    gateway: gateway_pb2_grpc.GatewayStub, manager: kvmanager_pb2_grpc.KVManagerStub, error: type[Exception]
-) -> None:
-    assert PROVOCATIONS[error](gateway, manager) == statuses.STATUS[error].grpc
+def test_a_client_receives_every_status(servers: Servers, error: type[Exception]) -> None:
+    failure = PROVOCATIONS[error](servers)
+    assert failure.code == statuses.STATUS[error].grpc
+    if error is errors.RepeatedEngineLoss:
+        assert "3 engines were lost one after the other" in failure.detail
