@@ -1,4 +1,4 @@
-"""The driver at work, with a client in the same event loop that answers after a while."""
+"""The driver with a client in the same event loop, which answers after a while."""
 
 import asyncio
 import time
@@ -15,24 +15,10 @@ from services.loadgen.workload.arrivals import Arrivals, ClosedLoop, Random, Tra
 from services.loadgen.workload.load import Bounds, Load
 from services.loadgen.workload.prompts import Kind, Piece, Prompt, length
 from services.loadgen.workload.workloads import Call, Session
+from tests.services.loadgen.sessions import Sessions
 
 ANSWER_SECONDS = 0.02
 UNBOUNDED = Bounds()
-
-
-class Sessions:
-    """A workload of given sessions."""
-
-    has_times = True
-
-    def __init__(self, *sessions: Session) -> None:
-        self._sessions = sessions
-
-    def sessions(self):
-        return iter(self._sessions)
-
-    def as_json(self):
-        return {}
 
 
 class Answering:
@@ -75,7 +61,7 @@ def run(
     cancel_after: float | None = None,
     seconds_of_answer: float | None = None,
 ) -> tuple[list[Record], Answering, Driver]:
-    """Run a load; with `seconds_of_answer` on a clock on which nothing but an answer takes time, and each so much."""
+    """Run a load; with `seconds_of_answer`, on a clock that advances by this time with each answer."""
 
     async def drive() -> tuple[list[Record], Answering, Driver]:
         begun = time.monotonic()

@@ -25,8 +25,6 @@ def record(message: str = "said", level: int = logging.INFO, **fields: Any) -> l
 
 
 class Pipe:
-    """The pipe of a LogWriter."""
-
     def __init__(self) -> None:
         self._read, self.write = os.pipe()
 
@@ -37,10 +35,19 @@ class Pipe:
             return read.read().splitlines()
 
     def abandon(self) -> list[str]:
-        """Close the reading end, and return its lines. The writing end stays open: its number must not be reused."""
+        """Close the reading end, and return its lines. The writing end stays open so that its number is not reused."""
         with os.fdopen(self._read, encoding="utf-8") as read:
             os.set_blocking(self._read, False)
             return read.buffer.raw.readall().decode().splitlines()
+
+
+def overfilled() -> tuple[Pipe, LogWriter]:
+    """Log more lines than pipe and queue hold."""
+    pipe = Pipe()
+    logs = LogWriter(TextFormatter(), pipe.write)
+    for number in range(LINES):
+        logs.put(record(f"{number} {'x' * 100}"))
+    return pipe, logs
 
 
 @pytest.fixture
@@ -93,10 +100,7 @@ class TestJson:
 
 class TestLogs:
     def test_logging_does_not_wait_for_a_full_pipe(self) -> None:
-        pipe = Pipe()
-        logs = LogWriter(TextFormatter(), pipe.write)
-        for number in range(LINES):
-            logs.put(record(f"{number} {'x' * 100}"))
+        pipe, logs = overfilled()
         assert 0 < logs.dropped < LINES
         dropped, read = logs.dropped, threading.Event()
         lines: list[str] = []
@@ -124,10 +128,7 @@ class TestLogs:
         assert logs.dropped >= dropped
 
     def test_a_full_pipe_does_not_delay_the_end(self) -> None:
-        pipe = Pipe()
-        logs = LogWriter(TextFormatter(), pipe.write)
-        for number in range(LINES):
-            logs.put(record(f"{number} {'x' * 100}"))
+        pipe, logs = overfilled()
         logs.close()
         assert len(pipe.abandon()) < LINES
 
@@ -169,8 +170,8 @@ with logging_to_stderr("engine", "json", "info"):
     thread = threading.Thread(target=lambda: 1 / 0, name="worker")
     thread.start()
     thread.join()
-    logging.getLogger("another").info("not said")
-    logging.getLogger("another").warning("said")
+    logging.getLogger("another").info("not shown")
+    logging.getLogger("another").warning("shown")
     sys.excepthook(ValueError, ValueError("at the end"), None)
 """
 
@@ -181,7 +182,7 @@ def test_uncaught_exceptions_and_warnings_are_logged() -> None:
     assert (warning["logger"], warning["level"]) == ("py.warnings", "WARNING")
     assert (thread["level"], thread["message"]) == ("CRITICAL", "uncaught exception in thread worker")
     assert thread["exception"].endswith("ZeroDivisionError: division by zero")
-    assert (other["logger"], other["message"]) == ("another", "said")
+    assert (other["logger"], other["message"]) == ("another", "shown")
     assert last["exception"] == "ValueError: at the end"
 
 

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -142,9 +141,7 @@ def test_settings_reach_a_child_process_unchanged(label: str) -> None:
     assert parse(label, *arguments_of(settings)) == settings
 
 
-def test_a_flag_overrides_the_environment_of_a_child(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_flag_overrides_the_environment_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_GATEWAY_INSECURE", "true")
     assert parse("gateway").insecure
     assert not parse("gateway", *arguments_of(GatewaySettings())).insecure
@@ -156,7 +153,7 @@ def names_of(kind: type[Any]) -> set[str]:
 
 @pytest.mark.parametrize("name", ["serve", "demo"])
 def test_serve_and_demo_have_the_engines_settings(name: str) -> None:
-    options = {parameter.name for parameter in cli.commands[name].params if isinstance(parameter, click.Option)}
+    options = {parameter.name for parameter in cli.commands[name].params}
     inner = {"listen", "kvmanager", "engine", "model_name", "engine_id", "insecure", "metrics_compat"}
     assert options >= {one for one in names_of(EngineSettings) - inner if not one.startswith(("tls_", "link_"))}
 
@@ -244,17 +241,13 @@ def test_no_service_is_exposed_without_its_guard_or_insecure(label: str) -> None
         kind(listen=everywhere).check_exposure()
 
 
-SERVICES: dict[str, Callable[[Any], Any]] = {
-    "kvmanager": KVManagerService,
-    "engine": EngineService,
-    "gateway": GatewayService,
-}
-
-
-@pytest.mark.parametrize("label", TYPES)
-def test_a_service_without_its_command_is_not_exposed_either(label: str) -> None:
+@pytest.mark.parametrize(
+    ("service", "kind"),
+    [(KVManagerService, KVManagerSettings), (EngineService, EngineSettings), (GatewayService, GatewaySettings)],
+)
+def test_a_service_without_its_command_is_not_exposed(service: Callable[[Any], Any], kind: type[Any]) -> None:
     with pytest.raises(InvalidSetting, match="which other machines can reach"):
-        SERVICES[label](TYPES[label](listen="0.0.0.0:0"))
+        service(kind(listen="0.0.0.0:0"))
 
 
 @pytest.mark.parametrize(

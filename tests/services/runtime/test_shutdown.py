@@ -1,4 +1,4 @@
-"""How `quire serve` shuts down: first readiness, then the running requests, then the processes."""
+"""The order of a shutdown of `quire serve`: readiness, running requests, processes."""
 
 import json
 import signal
@@ -19,7 +19,6 @@ from tests.load import SLOW_SEED, slow_request
 from tests.running_quire import CALL_SECONDS, Answer, HealthWatch, RunningQuire, RunningService, start_quires
 from tests.timing import standing_still
 
-GATEWAY = "quire.v1.Gateway"
 STREAMS = 4
 PROMPT = "The quick brown fox"
 REQUEST = slow_request(PROMPT, 200)
@@ -29,9 +28,8 @@ SHORT_GRACE_SECONDS = 0.5
 @pytest.fixture(scope="module")
 def quires(tiny_model: Callable[[str], Path]) -> Iterator[list[RunningQuire]]:
     """One Quire that drains and one with a short grace time, which logs errors only."""
-    common = ("--model", str(tiny_model("llama")), "--device-blocks", "256", "--max-sequences", "16")
-    # The gateway must not take a stopped engine for lost.
-    common = (*common, "--link-timeout-seconds", str(CALL_SECONDS))
+    pool = ("--model", str(tiny_model("llama")), "--device-blocks", "256", "--max-sequences", "16")
+    common = (*pool, "--link-timeout-seconds", str(CALL_SECONDS))  # so that a stopped engine does not count as lost
     short = ("--grace-seconds", str(SHORT_GRACE_SECONDS), "--log-level", "error")
     started = start_quires((*common, "--http-listen", "127.0.0.1:0"), (*common, *short))
     yield started
@@ -59,6 +57,12 @@ def complete_over_http(client: httpx.Client, *, stream: bool) -> str:
     return "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-1])
 
 
+def serving(quire: RunningQuire) -> HealthWatch:
+    watch = HealthWatch(quire.channel, "quire.v1.Gateway")
+    assert watch.next() == "SERVING"
+    return watch
+
+
 def finish(call: grpc.Call) -> Answer | grpc.StatusCode:
     try:
         return Answer.of(call)
@@ -78,8 +82,7 @@ def assert_no_process_or_folder_remains(quire: RunningQuire, services: dict[str,
 def test_sigterm_lets_running_requests_finish_and_rejects_new_ones(quires: list[RunningQuire]) -> None:
     quire = quires[0]
     services = quire.children()
-    watch = HealthWatch(quire.channel, GATEWAY)
-    assert watch.next() == "SERVING"
+    watch = serving(quire)
     with (
         ThreadPoolExecutor(STREAMS + 2) as clients,
         httpx.Client(base_url=quire.http_url, timeout=CALL_SECONDS) as http,
@@ -112,8 +115,7 @@ def test_sigterm_lets_running_requests_finish_and_rejects_new_ones(quires: list[
 def test_after_sigint_requests_beyond_the_grace_time_are_aborted(quires: list[RunningQuire]) -> None:
     quire = quires[1]
     services = quire.children()
-    watch = HealthWatch(quire.channel, GATEWAY)
-    assert watch.next() == "SERVING"
+    watch = serving(quire)
     calls = begin(quire, 2)
     with standing_still(services["engine"]), ThreadPoolExecutor(len(calls)) as clients:
         assert quire.pool().sequences == len(calls)

@@ -1,4 +1,4 @@
-"""The client of Quire's gateways, called on a gateway that only answers as it is told to."""
+"""The client of Quire's gateways, against a scripted gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,12 +17,14 @@ from services.loadgen.records import Record
 from services.loadgen.workload.prompts import Kind, Piece, PromptMaker
 from services.runtime import transport
 
+pytestmark = pytest.mark.anyio
+
 Response = gateway_pb2.GenerateResponse
 PROMPT = (Piece((Kind.UNIQUE, 0), 5),)
 
 
 class Gateway(gateway_pb2_grpc.GatewayServicer):
-    """Answers with the given messages, or ends with the given status; `requests` and `keys` are what came."""
+    """Answers with these messages and this status."""
 
     def __init__(self, *messages: Response, code: grpc.StatusCode | None = None, trailing: Any = ()) -> None:
         self._messages = messages
@@ -42,24 +44,20 @@ class Gateway(gateway_pb2_grpc.GatewayServicer):
             await context.abort(self._code, "come later", self._trailing)
 
 
-def asked(gateway: Gateway, clock: Callable[[], float] = lambda: 0.0, together: int = 1) -> Record:
-    """Send so many requests at once to a gateway and return the last one's record."""
-
-    async def run() -> Record:
-        server = transport.server(transport.CLIENT_MESSAGE_BYTES)
-        gateway_pb2_grpc.add_GatewayServicer_to_server(gateway, server)
-        address = transport.bind(server, "127.0.0.1:0")
-        await server.start()
-        client = GrpcClient(Target("grpc", address, "m", "sesame"), PromptMaker(0, 1000), clock)
-        records = [Record(number, number, 5, 4, 0.0) for number in range(together)]
-        try:
-            await asyncio.gather(*(client.send(client.prepare(PROMPT, 4), record) for record in records))
-        finally:
-            await client.close()
-            await server.stop(0)
-        return records[-1]
-
-    return asyncio.run(run())
+async def sent(gateway: Gateway, clock: Callable[[], float] = lambda: 0.0, count: int = 1) -> Record:
+    """Send `count` requests at once, and return the record of the last."""
+    server = transport.server(transport.CLIENT_MESSAGE_BYTES)
+    gateway_pb2_grpc.add_GatewayServicer_to_server(gateway, server)
+    address = transport.bind(server, "127.0.0.1:0")
+    await server.start()
+    client = GrpcClient(Target("grpc", address, "m", "sesame"), PromptMaker(0, 1000), clock)
+    records = [Record(number, number, 5, 4, 0.0) for number in range(count)]
+    try:
+        await asyncio.gather(*(client.send(client.prepare(PROMPT, 4), record) for record in records))
+    finally:
+        await client.close()
+        await server.stop(0)
+    return records[-1]
 
 
 def delta(*token_ids: int) -> Response:
@@ -72,10 +70,10 @@ def finished() -> Response:
     return Response(finished=gateway_pb2.Finished(usage=usage, timing=timing))
 
 
-def test_tokens_are_counted_on_receipt_and_corrected_by_the_servers_usage() -> None:
+async def test_tokens_are_counted_on_receipt_and_corrected_by_the_servers_usage() -> None:
     moments = iter((1.0, 2.5))
     gateway = Gateway(Response(started=gateway_pb2.Started()), delta(1), delta(2, 3, 4), delta(), finished())
-    record = asked(gateway, lambda: next(moments))
+    record = await sent(gateway, lambda: next(moments))
     assert (record.times.tolist(), record.counts.tolist()) == ([1.0, 2.5], [1, 3])
     assert vars(record.usage) == {
         "prompt_tokens": 5,
@@ -93,31 +91,31 @@ def test_tokens_are_counted_on_receipt_and_corrected_by_the_servers_usage() -> N
     assert gateway.keys == ["Bearer sesame"]
 
 
-def test_a_refusal_has_a_retry_time() -> None:
+async def test_a_refusal_has_a_retry_time() -> None:
     packed = Packed()
     packed.Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=250_000_000)))
     details = status_pb2.Status(code=8, message="come later", details=[packed])
     trailing = (("grpc-status-details-bin", details.SerializeToString()),)
     with pytest.raises(RequestFailed, match="come later") as failed:
-        asked(Gateway(code=grpc.StatusCode.RESOURCE_EXHAUSTED, trailing=trailing))
+        await sent(Gateway(code=grpc.StatusCode.RESOURCE_EXHAUSTED, trailing=trailing))
     assert (failed.value.status, failed.value.retry_after) == ("RESOURCE_EXHAUSTED", 2.25)
 
 
 @pytest.mark.parametrize("trailing", [(), (("grpc-status-details-bin", b"\xff\xff"),)])
-def test_a_refusal_without_a_retry_time_is_counted_too(trailing: Any) -> None:
+async def test_a_refusal_without_a_retry_time_is_counted_too(trailing: Any) -> None:
     with pytest.raises(RequestFailed) as failed:
-        asked(Gateway(delta(1), code=grpc.StatusCode.UNAVAILABLE, trailing=trailing))
+        await sent(Gateway(delta(1), code=grpc.StatusCode.UNAVAILABLE, trailing=trailing))
     assert (failed.value.status, failed.value.retry_after) == ("UNAVAILABLE", None)
 
 
-def test_a_stream_without_its_last_message_counts_as_failed() -> None:
+async def test_a_stream_without_its_last_message_counts_as_failed() -> None:
     with pytest.raises(RequestFailed) as failed:
-        asked(Gateway(delta(1)))
+        await sent(Gateway(delta(1)))
     assert failed.value.status == "cut short"
 
 
-def test_more_streams_than_a_connection_takes_have_another_one() -> None:
+async def test_streams_beyond_the_limit_of_a_connection_use_another_one() -> None:
     gateway = Gateway(finished())
-    asked(gateway, together=600)
+    await sent(gateway, count=600)
     assert len(gateway.requests) == 600
     assert len(gateway.peers) == 2

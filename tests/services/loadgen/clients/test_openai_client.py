@@ -1,8 +1,10 @@
-"""The client of OpenAI-compatible servers, called on a small one that answers, refuses and breaks off on demand."""
+"""The client of OpenAI-compatible servers, against a scripted server."""
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -15,15 +17,17 @@ from services.loadgen.clients.target import RequestFailed, Target, Unreachable
 from services.loadgen.records import Record
 from services.loadgen.workload.prompts import Kind, Piece, PromptMaker
 
+pytestmark = pytest.mark.anyio
+
 PROMPT = (Piece((Kind.UNIQUE, 0), 5),)
-ASKED = 6
+TOKENS = 6
 
 
 class Server:
-    """Two tokens a chunk; `asked` are the bodies and headers that came."""
+    """Streams two tokens a chunk, and ends as the body's field `way` requires."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
+        self.requests: list[tuple[dict[str, Any], dict[str, str]]] = []
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -37,7 +41,7 @@ class Server:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.asked.append((body, dict(request.headers)))
+        self.requests.append((body, dict(request.headers)))
         way = body.get("way", "")
         if way == "full":
             error = {"error": {"message": "the queue is full", "type": "overloaded"}}
@@ -61,8 +65,8 @@ class Server:
             await self._send(response, {"error": {"message": "the engine is gone"}})
         if way in ("broken", "short"):
             return
-        told = 1 if way == "few" else tokens
-        usage = {"prompt_tokens": 5, "completion_tokens": told, "prompt_tokens_details": {"cached_tokens": 3}}
+        counted = 1 if way == "few" else tokens
+        usage = {"prompt_tokens": 5, "completion_tokens": counted, "prompt_tokens_details": {"cached_tokens": 3}}
         await self._send(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
 
@@ -70,41 +74,35 @@ class Server:
         await response.write(b"data: " + json.dumps(chunk).encode() + b"\r\n\r\n")
 
 
-def with_server(use: Callable[[str, Server], Coroutine[Any, Any, Any]]) -> Any:
-    """Start the server, and hand over its URL."""
-
-    async def run() -> Any:
-        server = Server()
-        runner = web.AppRunner(server.app(), handler_cancellation=True)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            return await use(f"http://127.0.0.1:{runner.addresses[0][1]}", server)
-        finally:
-            await runner.cleanup()
-
-    return asyncio.run(run())
-
-
-def asked(way: str = "", kind: str = "completions", **more: Any) -> tuple[Record, dict[str, Any], dict[str, str]]:
-    """Send a request; return its record, and the body and headers that came."""
-
-    async def use(url: str, server: Server) -> tuple[Record, dict[str, Any], dict[str, str]]:
-        target = Target(kind, url, "first", extra_body={"way": way} if way else {}, **more)
-        moments = iter(range(1000))
+@asynccontextmanager
+async def connected(
+    server: Server, kind: str = "completions", model: str = "first", **more: Any
+) -> AsyncIterator[OpenAIClient]:
+    """Start the server, and yield a client of it with a clock that advances by a second a reading."""
+    runner, moments = web.AppRunner(server.app(), handler_cancellation=True), itertools.count()
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        target = Target(kind, f"http://127.0.0.1:{runner.addresses[0][1]}", model, **more)
         client = OpenAIClient(target, PromptMaker(0, 1000), lambda: float(next(moments)))
-        record = Record(0, 0, 5, ASKED, 0.0)
         try:
-            await client.send(client.prepare(PROMPT, ASKED), record)
+            yield client
         finally:
             await client.close()
-        return record, *server.asked[0]
+    finally:
+        await runner.cleanup()
 
-    return with_server(use)
+
+async def sent(way: str = "", **more: Any) -> tuple[Record, dict[str, Any], dict[str, str]]:
+    """Send a request; return its record, and the received body and headers."""
+    server, record = Server(), Record(0, 0, 5, TOKENS, 0.0)
+    async with connected(server, extra_body={"way": way} if way else {}, **more) as client:
+        await client.send(client.prepare(PROMPT, TOKENS), record)
+    return record, *server.requests[0]
 
 
-def test_a_completion_sends_token_ids_and_its_tokens_are_spread_over_the_chunks() -> None:
-    record, body, headers = asked(api_key="sesame")
+async def test_a_completion_sends_token_ids_and_its_tokens_are_spread_over_the_chunks() -> None:
+    record, body, headers = await sent(api_key="sesame")
     assert record.counts.tolist() == [2, 2, 2]
     assert record.times.tolist() == [0.0, 1.0, 2.0]
     assert (record.usage.prompt_tokens, record.usage.cached_tokens, record.usage.output_tokens) == (5, 3, 6)
@@ -113,29 +111,29 @@ def test_a_completion_sends_token_ids_and_its_tokens_are_spread_over_the_chunks(
         "model": "first",
         "stream": True,
         "stream_options": {"include_usage": True},
-        "max_tokens": ASKED,
+        "max_tokens": TOKENS,
         "temperature": 0.0,
         "ignore_eos": True,
     }
     assert headers["Authorization"] == "Bearer sesame"
 
 
-def test_a_chat_prompt_is_words() -> None:
-    record, body, headers = asked(kind="chat", ignore_eos=False, temperature=None)
-    assert record.output_tokens == ASKED
-    assert body["max_completion_tokens"] == ASKED
+async def test_a_chat_prompt_is_words() -> None:
+    record, body, headers = await sent(kind="chat", ignore_eos=False, temperature=None)
+    assert record.output_tokens == TOKENS
+    assert body["max_completion_tokens"] == TOKENS
     assert [(one["role"], len(one["content"].split())) for one in body["messages"]] == [("user", 5)]
     assert not {"ignore_eos", "temperature", "prompt"} & set(body)
     assert "Authorization" not in headers
 
 
-def test_token_counts_of_the_servers_chunks_are_used() -> None:
-    record, _, _ = asked("counted")
+async def test_token_counts_of_the_servers_chunks_are_used() -> None:
+    record, _, _ = await sent("counted")
     assert record.counts.tolist() == [2, 2, 2]
 
 
-def test_some_chunks_hold_no_token_if_there_are_more_chunks_than_tokens() -> None:
-    record, _, _ = asked("few")
+async def test_some_chunks_hold_no_token_if_there_are_more_chunks_than_tokens() -> None:
+    record, _, _ = await sent("few")
     assert record.times.tolist() == [2.0]
     assert record.counts.tolist() == [1]
 
@@ -149,54 +147,47 @@ def test_some_chunks_hold_no_token_if_there_are_more_chunks_than_tokens() -> Non
         ("slow", "timeout", "no end within 0.2 seconds", None),
     ],
 )
-def test_a_failed_command_reports_the_reason(way: str, status: str, message: str, retry_after: float | None) -> None:
+async def test_a_failed_request_has_its_status_and_reason(
+    way: str, status: str, message: str, retry_after: float | None
+) -> None:
     with pytest.raises(RequestFailed, match=message) as failed:
-        asked(way, timeout_seconds=0.2 if way == "slow" else 60)
+        await sent(way, timeout_seconds=0.2 if way == "slow" else 60)
     assert (failed.value.status, failed.value.retry_after) == (status, retry_after)
 
 
-def test_a_missing_server_is_unreachable() -> None:
-    async def use() -> None:
-        client = OpenAIClient(Target("chat", "http://127.0.0.1:9/v1"), PromptMaker(0, 1000), lambda: 0.0)
-        try:
-            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9/v1/models"):
-                await client.describe()
-            with pytest.raises(RequestFailed) as failed:
-                await client.send(client.prepare(PROMPT, ASKED), Record(0, 0, 5, ASKED, 0.0))
-            assert failed.value.status == "unreachable"
-        finally:
-            await client.close()
-
-    asyncio.run(use())
+async def test_a_missing_server_is_unreachable() -> None:
+    client = OpenAIClient(Target("chat", "http://127.0.0.1:9/v1"), PromptMaker(0, 1000), lambda: 0.0)
+    try:
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9/v1/models"):
+            await client.describe()
+        with pytest.raises(RequestFailed) as failed:
+            await client.send(client.prepare(PROMPT, TOKENS), Record(0, 0, 5, TOKENS, 0.0))
+        assert failed.value.status == "unreachable"
+    finally:
+        await client.close()
 
 
-def test_the_first_model_is_used_or_the_named_one_which_must_exist() -> None:
-    async def described(url: str, model: str) -> Any:
-        client = OpenAIClient(Target("chat", url, model), PromptMaker(0, 1000), lambda: 0.0)
-        try:
+async def test_the_first_model_is_used_or_the_named_one_which_must_exist() -> None:
+    async def describe(model: str) -> Any:
+        async with connected(Server(), model=model) as client:
             return await client.describe()
-        finally:
-            await client.close()
 
-    first = with_server(lambda url, _: described(url, ""))
+    first = await describe("")
     assert (first.model, first.context_tokens) == ("first", 64)
-    assert with_server(lambda url, _: described(url, "other")).model == "other"
+    assert (await describe("other")).model == "other"
     with pytest.raises(Unreachable, match="no model 'third' among"):
-        with_server(lambda url, _: described(url, "third"))
+        await describe("third")
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 1000])
-def test_events_are_found_wherever_the_body_is_cut(width: int) -> None:
+async def test_events_are_found_wherever_the_body_is_cut(width: int) -> None:
     body = b': hello\n\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
 
     async def pieces() -> AsyncIterator[bytes]:
         for place in range(0, len(body), width):
             yield body[place : place + width]
 
-    async def read() -> list[bytes]:
-        return [event async for event in events(pieces())]
-
-    assert asyncio.run(read()) == [b'{"a": 1}', b'{"b": "\xc3\xa9"}', b"[DONE]"]
+    assert [event async for event in events(pieces())] == [b'{"a": 1}', b'{"b": "\xc3\xa9"}', b"[DONE]"]
 
 
 def test_a_total_is_spread_evenly() -> None:
@@ -208,8 +199,8 @@ def test_retry_after_is_read_in_seconds_or_as_a_date() -> None:
     assert retry_after_seconds({"Retry-After": "12"}) == 12.0
     later = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=30)
     before = (later - datetime.now(UTC)).total_seconds()
-    told = retry_after_seconds({"Retry-After": format_datetime(later, usegmt=True)})
-    assert told is not None
-    assert before >= told >= (later - datetime.now(UTC)).total_seconds()
+    delay = retry_after_seconds({"Retry-After": format_datetime(later, usegmt=True)})
+    assert delay is not None
+    assert before >= delay >= (later - datetime.now(UTC)).total_seconds()
     assert retry_after_seconds({}) is None
     assert retry_after_seconds({"Retry-After": "soon"}) is None

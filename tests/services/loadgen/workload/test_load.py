@@ -1,4 +1,4 @@
-"""Arrivals, bounds and shares: who sends what, and when."""
+"""Arrivals, bounds and shares of a load."""
 
 import math
 from itertools import islice
@@ -11,23 +11,9 @@ from services.loadgen.workload.lengths import Fixed
 from services.loadgen.workload.load import Bounds, Load
 from services.loadgen.workload.prompts import Kind, Piece
 from services.loadgen.workload.workloads import Call, RandomLengths, Session
+from tests.services.loadgen.sessions import Sessions
 
 ENDLESS = RandomLengths(Fixed(8), Fixed(4))
-
-
-class Sessions:
-    """A workload of given sessions."""
-
-    has_times = True
-
-    def __init__(self, *sessions: Session) -> None:
-        self._sessions = sessions
-
-    def sessions(self):
-        return iter(self._sessions)
-
-    def as_json(self):
-        return {}
 
 
 def session(calls: int, start: float = 0.0) -> Session:
