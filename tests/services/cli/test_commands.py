@@ -1,4 +1,4 @@
-"""The command `quire` as people type it: help, generate, chat, health, explain, model."""
+"""The command `quire` in processes: help, generate, chat, health, explain, model."""
 
 import os
 import pty
@@ -20,10 +20,10 @@ from services.cli.main import ANSWER_TOKENS, cli
 from tests.load import SLOW_SEED, prompt_request
 from tests.running_quire import START_SECONDS, RunningQuire
 
+QUIRE = (sys.executable, "-m", "services.cli.main")
 ROOT = Path(__file__).parent.parent.parent.parent
 PROMPT = "The quick brown fox"
 LONG = 100
-# Where this process is held up, an answer may be over before anything was done beside it: then another one is begun.
 # Options of a request that runs slowly.
 SLOW = ("--seed", str(SLOW_SEED))
 COMMANDS = ["", *cli.commands]
@@ -31,23 +31,12 @@ COMMANDS = ["", *cli.commands]
 
 def quire(*arguments: str, **keywords: object) -> "subprocess.CompletedProcess[str]":
     """Run the command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli.main", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=START_SECONDS,
-        **keywords,  # type: ignore[call-overload]
-    )
+    streams = {"capture_output": True, "text": True, "timeout": START_SECONDS}
+    return subprocess.run([*QUIRE, *arguments], cwd=ROOT, check=False, **streams, **keywords)  # type: ignore[call-overload]
 
 
 def begin(*arguments: str, **keywords: object) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", *arguments],
-        cwd=ROOT,
-        **keywords,  # type: ignore[call-overload]
-    )
+    return subprocess.Popen([*QUIRE, *arguments], cwd=ROOT, **keywords)  # type: ignore[call-overload]
 
 
 def request(max_tokens: int, prompt: str = PROMPT) -> gateway_pb2.GenerateRequest:
@@ -55,14 +44,20 @@ def request(max_tokens: int, prompt: str = PROMPT) -> gateway_pb2.GenerateReques
 
 
 def chat_request(max_tokens: int, *turns: tuple[str, str]) -> gateway_pb2.GenerateRequest:
-    made = request(max_tokens)
-    made.prompt.chat.messages.extend(gateway_pb2.ChatMessage(role=role, content=text) for role, text in turns)
-    return made
+    chat = request(max_tokens)
+    chat.prompt.chat.messages.extend(gateway_pb2.ChatMessage(role=role, content=text) for role, text in turns)
+    return chat
+
+
+def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: str) -> None:
+    assert (done.returncode, done.stdout) == (1, "")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.fixture
 def at(tiny_quire: RunningQuire) -> tuple[str, ...]:
-    """The options that say where the gateway is and that answers are greedy."""
+    """The options for the address of the gateway and for greedy answers."""
     return ("--address", tiny_quire.addresses["gateway"], "--temperature", "0")
 
 
@@ -71,7 +66,6 @@ def at(tiny_quire: RunningQuire) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_describes_a_command_in_lines_that_fit(command: str) -> None:
-    """In process, because ten processes take seconds and say the same."""
     arguments = [command, "--help"] if command else ["--help"]
     shown = click.testing.CliRunner(env={"COLUMNS": "80"}).invoke(cli, arguments, prog_name="quire")
     assert shown.exit_code == 0
@@ -103,10 +97,9 @@ def tokens(count: int) -> tuple[str, ...]:
 
 
 def test_generate_streams_the_text(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
-    wanted = request(LONG)
-    wanted.stopping.min_tokens = LONG
-    expected = tiny_quire.generate(wanted)
-
+    whole = request(LONG)
+    whole.stopping.min_tokens = LONG
+    expected = tiny_quire.generate(whole)
     tiny_quire.settled_pool()
     process = begin("generate", *at, *SLOW, *tokens(LONG), PROMPT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -147,9 +140,8 @@ def test_a_prompt_too_long_for_the_default_limit_gets_as_many_tokens_as_fit(
     prompt = "fox " * 800
     done = quire("generate", *at, "--min-tokens", "20", prompt)
     assert (done.returncode, "generated" in done.stderr) == (0, True)
-    asked = quire("generate", *at, "--max-tokens", str(ANSWER_TOKENS), prompt)
-    assert (asked.returncode, asked.stdout) == (1, "")
-    assert f"stopping.max_tokens ({ANSWER_TOKENS}) take" in asked.stderr
+    explicit = quire("generate", *at, "--max-tokens", str(ANSWER_TOKENS), prompt)
+    assert_fails_in_one_line(explicit, f"stopping.max_tokens ({ANSWER_TOKENS}) take")
 
 
 def test_generate_prints_the_request_id_that_explain_takes(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
@@ -157,7 +149,9 @@ def test_generate_prints_the_request_id_that_explain_takes(tiny_quire: RunningQu
     (name,) = re.findall(r", request (\w+)$", done.stderr, re.MULTILINE)
     tiny_quire.settled_pool()
     explained = quire("explain", name, "--address", tiny_quire.addresses["KV manager"])
-    assert (explained.returncode, "It finished" in explained.stdout) == (0, True)
+    assert (explained.returncode, explained.stderr) == (0, "")
+    assert "prompt tokens" in explained.stdout
+    assert "It finished" in explained.stdout
 
 
 def test_generate_sends_its_options(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
@@ -202,10 +196,7 @@ def test_generate_follows_a_pattern_or_the_schema_of_a_file(at: tuple[str, ...],
     ],
 )
 def test_generate_reports_an_error_in_one_line(at: tuple[str, ...], arguments: tuple[str, ...], reason: str) -> None:
-    done = quire("generate", *at, *arguments, PROMPT)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert reason in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_fails_in_one_line(quire("generate", *at, *arguments, PROMPT), reason)
 
 
 def test_ctrl_c_ends_generate_and_its_request(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
@@ -222,7 +213,7 @@ def test_ctrl_c_ends_generate_and_its_request(tiny_quire: RunningQuire, at: tupl
 
 
 def conversation(quire: RunningQuire) -> tuple[str, str]:
-    """Return what the model says to `Hello` and then to `And now?`."""
+    """Return the answers to `Hello` and then to `And now?`."""
     first = quire.generate(chat_request(12, ("system", "Be brief."), ("user", "Hello"))).text
     history = (("system", "Be brief."), ("user", "Hello"), ("assistant", first), ("user", "And now?"))
     return first, quire.generate(chat_request(12, *history)).text
@@ -230,7 +221,7 @@ def conversation(quire: RunningQuire) -> tuple[str, str]:
 
 def test_chat_answers_line_by_line_with_the_history(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
     first, second = conversation(tiny_quire)
-    done = quire("chat", *at, "--system", "Be brief.", "--max-tokens", "12", input="Hello\nAnd now?\n\nnot asked\n")
+    done = quire("chat", *at, "--system", "Be brief.", "--max-tokens", "12", input="Hello\nAnd now?\n\nnot sent\n")
     assert (done.returncode, done.stderr) == (0, "stopped at 12 tokens; raise it with --max-tokens\n" * 2)
     assert done.stdout.splitlines() == f"you> {first}\nyou> {second}\nyou> ".splitlines()
 
@@ -252,16 +243,16 @@ def test_chat_on_a_terminal_ends_with_ctrl_d(tiny_quire: RunningQuire, at: tuple
 
 
 def read_until(terminal: int, holds: Callable[[str], bool]) -> str:
-    """Read what a program writes to its terminal until that holds."""
+    """Return a terminal's output once it fulfils a condition."""
     shown, deadline = b"", time.monotonic() + START_SECONDS
     while not holds(shown.decode(errors="replace")):
-        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], f"only {shown!r} came"
+        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], f"the output is {shown!r}"
         shown += os.read(terminal, 65536)
     return shown.decode(errors="replace")
 
 
 def printable(text: str) -> str:
-    """Leave out what terminals change: line ends and control characters."""
+    """Remove line ends and control characters, which terminals change."""
     return "".join(character for character in text if character.isprintable())
 
 
@@ -269,7 +260,7 @@ def printable(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("service", "name", "status", "said"),
+    ("service", "name", "status", "shown"),
     [
         ("gateway", None, 0, "SERVING"),
         ("gateway", "", 0, "SERVING"),
@@ -279,36 +270,23 @@ def printable(text: str) -> str:
     ],
 )
 def test_health_prints_the_status_and_exits_with_it(
-    tiny_quire: RunningQuire, service: str, name: str | None, status: int, said: str
+    tiny_quire: RunningQuire, service: str, name: str | None, status: int, shown: str
 ) -> None:
     address = tiny_quire.addresses.get(service, "127.0.0.1:9")
     at = (address,) if name is None else ("--address", address, "--service", name)
     done = quire("health", *at)
     assert done.returncode == status
-    assert said in (done.stderr if status else done.stdout)
+    assert shown in (done.stderr if status else done.stdout)
     assert (done.stdout + done.stderr).count("\n") == 1
 
 
-def test_explain_prints_the_summary_of_a_request(tiny_quire: RunningQuire) -> None:
-    asked = request(3, "a request to be explained")
-    asked.request_id = "explained"
-    tiny_quire.generate(asked)
-    tiny_quire.settled_pool()
-    done = quire("explain", "explained", "--address", tiny_quire.addresses["KV manager"])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "prompt tokens" in done.stdout
-    assert "finished" in done.stdout
-    unknown = quire("explain", "nobody", "--address", tiny_quire.addresses["KV manager"])
-    assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert "NOT_FOUND" in unknown.stderr
-    assert unknown.stderr.count("\n") == 1
+def test_explain_reports_an_unknown_request_in_one_line(tiny_quire: RunningQuire) -> None:
+    done = quire("explain", "nobody", "--address", tiny_quire.addresses["KV manager"])
+    assert_fails_in_one_line(done, "NOT_FOUND")
 
 
 def test_model_prints_the_folder_alone(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     done = quire("model", str(folder))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}\n", "")
-    missing = quire("model", "/no/model")
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert missing.stderr.startswith("Error: /no/model is not a model: ")
-    assert missing.stderr.count("\n") == 1
+    assert_fails_in_one_line(quire("model", "/no/model"), "Error: /no/model is not a model: ")

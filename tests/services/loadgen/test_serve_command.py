@@ -1,4 +1,4 @@
-"""`quire bench serve` as people type it, on a running Quire, beside what the servers say of the same requests."""
+"""`quire bench serve` on a running Quire; its figures equal the servers' metrics."""
 
 import json
 import signal
@@ -32,19 +32,23 @@ def command(*arguments: str) -> list[str]:
 
 def bench(quire: RunningQuire, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run the command to its end against a running Quire."""
+    arguments = ("--address", quire.addresses["gateway"], *arguments)
     return subprocess.run(
-        command("--address", quire.addresses["gateway"], *arguments),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=CALL_SECONDS,
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False, timeout=CALL_SECONDS
     )
+
+
+def invoke(*arguments: str, **environment: str) -> click.testing.Result:
+    return click.testing.CliRunner(env=environment).invoke(cli, ["bench", "serve", *arguments])
 
 
 def counters(quire: RunningQuire) -> list[float]:
     scrape = Scrape.of(quire.metrics_urls["engine"])
     return [scrape.value(name) for name in COUNTERS]
+
+
+def counted_since(quire: RunningQuire, before: list[float]) -> list[float]:
+    return [now - then for now, then in zip(counters(quire), before, strict=True)]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -61,7 +65,7 @@ def test_its_tokens_and_hits_are_those_that_the_engine_counted(tiny_quire: Runni
         *("--plot", str(tmp_path / "all.png"), "--api-key", "sesame"),
     )
     assert (done.returncode, done.stderr) == (0, "")
-    prompt, cached, generated = (now - then for now, then in zip(counters(tiny_quire), before, strict=True))
+    prompt, cached, generated = counted_since(tiny_quire, before)
     records = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert len(records) == 16
     assert {record["status"] for record in records} == {"completed"}
@@ -94,16 +98,13 @@ def test_over_http_its_tokens_and_hits_are_those_that_the_engine_counted(
     tiny_quire: RunningQuire, tmp_path: Path, endpoint: str
 ) -> None:
     before, path = counters(tiny_quire), tmp_path / "all.json"
-    done = click.testing.CliRunner().invoke(
-        cli,
-        [
-            *("bench", "serve", "--url", tiny_quire.http_url, "--endpoint", endpoint, "--json", str(path)),
-            *("--requests", "5", "--warmup", "0", "--concurrency", "2", "--input", "40", "--output", "6"),
-            *("--prefix-tokens", "32", "--vocabulary", str(VOCABULARY)),
-        ],
+    done = invoke(
+        *("--url", tiny_quire.http_url, "--endpoint", endpoint, "--json", str(path)),
+        *("--requests", "5", "--warmup", "0", "--concurrency", "2", "--input", "40", "--output", "6"),
+        *("--prefix-tokens", "32", "--vocabulary", str(VOCABULARY)),
     )
     assert (done.exit_code, done.stderr) == (0, "")
-    prompt, cached, generated = (now - then for now, then in zip(counters(tiny_quire), before, strict=True))
+    prompt, cached, generated = counted_since(tiny_quire, before)
     result = read(path)
     (run,) = result["runs"]
     assert (run["completed"], run["output_tokens"], generated) == (5, 30, 30)
@@ -111,7 +112,7 @@ def test_over_http_its_tokens_and_hits_are_those_that_the_engine_counted(
     assert run["cached_tokens"] == cached > 0
     assert run["latencies"]["itl"]["count"] == 5 * 5
     assert result["server"]["context_tokens"] == CONTEXT
-    if endpoint == "completions":  # of a chat the words are known, not the tokens
+    if endpoint == "completions":  # the tokens of a chat depend on its template
         assert prompt == 5 * (32 + 40)
     assert tiny_quire.settled_pool().sequences == 0
 
@@ -168,7 +169,7 @@ def test_ctrl_c_ends_a_run_and_reports_completed_requests(tiny_quire: RunningQui
 
 def test_an_unreachable_server_is_reported() -> None:
     for arguments in (("--address", "127.0.0.1:9"), ("--url", "http://127.0.0.1:9")):
-        shown = click.testing.CliRunner().invoke(cli, ["bench", "serve", *arguments])
+        shown = invoke(*arguments)
         assert shown.exit_code == 1
         assert shown.output.startswith("Error: ")
         assert "127.0.0.1:9" in shown.output
@@ -189,15 +190,15 @@ def test_an_unreachable_server_is_reported() -> None:
     ],
 )
 def test_incompatible_options_are_refused(arguments: list[str], reason: str) -> None:
-    shown = click.testing.CliRunner().invoke(cli, ["bench", "serve", *arguments])
+    shown = invoke(*arguments)
     assert shown.exit_code == 2
     assert reason in shown.output
 
 
-def test_every_option_is_explained_in_sentences() -> None:
+def test_the_help_of_every_option_is_a_sentence() -> None:
     serve = cli.commands["bench"].commands["serve"]  # type: ignore[attr-defined]
     options = [parameter for parameter in serve.params if isinstance(parameter, click.Option)]
     helps = {option.name: (option.help or "").partition(" [default")[0] for option in options}
     assert [name for name, text in helps.items() if not text.endswith(".")] == []
-    shown = click.testing.CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["bench", "serve", "--help"])
+    shown = invoke("--help", COLUMNS="80")
     assert max(map(len, shown.output.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""`quire certificates`: what it makes is taken by real servers and clients, and nothing is overwritten."""
+"""`quire certificates`: real servers and clients accept its files, and it overwrites none."""
 
 import stat
 from datetime import timedelta
@@ -57,8 +57,8 @@ def test_a_certificate_has_only_the_names_of_its_service(folder: Path, name: str
 
 def test_certificates_of_another_authority_are_refused(folder: Path, tmp_path: Path) -> None:
     stranger = files(made(tmp_path), "gateway")
-    believing = TLSFiles(stranger.certificate, stranger.key, files(folder, "gateway").ca)
-    assert result_of(ServerTLS(files(folder, "engine")), ClientTLS(believing)) == "UNAVAILABLE"
+    trusting = TLSFiles(stranger.certificate, stranger.key, files(folder, "gateway").ca)
+    assert result_of(ServerTLS(files(folder, "engine")), ClientTLS(trusting)) == "UNAVAILABLE"
 
 
 def test_the_server_name_is_that_of_the_address_unless_one_is_set(folder: Path) -> None:
@@ -92,9 +92,8 @@ def test_existing_certificates_are_kept_missing_ones_created_and_expiring_ones_r
     authority.issue("engine", ["e.example"], days=29, now=now())
     assert run("create", str(tmp_path), "--keep").stdout.startswith("engine: until ")
     assert authority.ends("engine") > now() + timedelta(days=300)
-    assert (
-        result_of(ServerTLS(files(tmp_path, "engine")), ClientTLS(files(tmp_path, "gateway"), "e.example")) == "SERVING"
-    )
+    client = ClientTLS(files(tmp_path, "gateway"), "e.example")
+    assert result_of(ServerTLS(files(tmp_path, "engine")), client) == "SERVING"
 
 
 def test_a_renewed_certificate_has_the_same_names_and_is_trusted_by_running_services(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`quire key create`, and how commands that call a gateway are told keys and certificates."""
+"""`quire key create`, and the options of commands for keys and certificates."""
 
 from pathlib import Path
 

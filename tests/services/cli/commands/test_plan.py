@@ -1,4 +1,4 @@
-"""`quire plan`: what it says of a model's memory is what a real engine does, and what it cannot answer it refuses."""
+"""`quire plan`: its figures equal those of a real engine, and impossible plans are refused."""
 
 import json
 import re
@@ -47,7 +47,6 @@ def test_a_real_engine_with_the_options_that_it_prints_has_its_pool_and_stays_wi
 
 
 def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_model: Tiny) -> None:
-    """In process, by the engine's own assembly."""
     from services.engine.settings import EngineSettings
     from services.engine.startup.assembly import assemble
 
@@ -67,7 +66,7 @@ def test_memory_gives_blocks_and_those_blocks_need_that_memory(tiny_model: Tiny)
     assert 0 <= forward["memory_bytes"] - back["memory_bytes"] < 2 * forward["block_bytes"]
 
 
-def test_requests_are_turned_into_blocks(tiny_model: Tiny) -> None:
+def test_requests_are_converted_to_blocks(tiny_model: Tiny) -> None:
     asked = ("--model", tiny_model("gpt2"), "--requests", "10", "--tokens-per-request", "16,17")
     planned = figures(*asked)
     assert planned["device_blocks"] == 20

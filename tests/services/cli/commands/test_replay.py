@@ -1,4 +1,4 @@
-"""`quire replay` of what an engine in this process did, and of what is no record."""
+"""`quire replay` of records of an engine in this process, and of invalid files."""
 
 import json
 import random
@@ -22,7 +22,7 @@ SIZE, VOCABULARY = 4, 50
 
 
 class RecordedEngine(EngineInProcess):
-    """An engine that computes nothing, and keeps a record of its requests."""
+    """An engine with a fake runner, and a record of its requests."""
 
     def __init__(self, device_blocks: int, limits: Limits) -> None:
         capacity = Capacity(10_000, VOCABULARY, SIZE, device_blocks)
@@ -46,7 +46,7 @@ class RecordedEngine(EngineInProcess):
         return turn
 
     def run_steps(self, number: int) -> None:
-        """Turn until so many more steps are executed, or nothing is live: what a record knows of time is steps."""
+        """Run `number` more steps, or until no request is live. Steps are the clock of a record."""
         until = self.scheduler.totals.steps + number
         while self.scheduler.totals.steps < until and not self.scheduler.empty:
             self.turn()
@@ -58,7 +58,7 @@ class RecordedEngine(EngineInProcess):
 
 
 def busy_engine(seed: int, device_blocks: int = 16, watermark: float = 0.0) -> RecordedEngine:
-    """An engine that has served random requests with common beginnings, in a pool that is too small for all."""
+    """An engine after random requests with common prefixes, in a pool that is too small for all."""
     draw = random.Random(seed)
     engine = RecordedEngine(device_blocks, Limits(token_budget=16, max_sequences=6, admission_watermark=watermark))
     openings = [[draw.randrange(1, VOCABULARY) for _ in range(draw.randint(4, 20))] for _ in range(3)]
@@ -85,17 +85,17 @@ def figures(*arguments: object) -> dict[str, Any]:
 def test_a_replay_with_the_recorded_settings_gives_the_recorded_figures(seed: int, tmp_path: Path) -> None:
     engine = busy_engine(seed, watermark=0.2 * (seed % 2))
     totals, pool = engine.scheduler.totals, engine.blocks.session.totals
-    said = figures(engine.save(tmp_path))
-    assert said["hit_tokens"] == totals.cached_tokens > 0
-    assert said["prompt_tokens"] == totals.prompt_tokens
-    assert said["output_tokens"] == totals.generated_tokens
-    assert said["preemptions"] == totals.preemptions
-    assert said["recomputed_tokens"] == totals.recomputed_tokens
-    assert said["peak_held_blocks"] == pool.peak_held_blocks
-    assert said["steps"] == totals.steps
-    assert said["requests"] == len(engine.finished)
-    assert 0 < said["waste"] < 1
-    assert said["completion_steps_p50"] <= said["completion_steps_p99"] <= said["steps"]
+    replayed = figures(engine.save(tmp_path))
+    assert replayed["hit_tokens"] == totals.cached_tokens > 0
+    assert replayed["prompt_tokens"] == totals.prompt_tokens
+    assert replayed["output_tokens"] == totals.generated_tokens
+    assert replayed["preemptions"] == totals.preemptions
+    assert replayed["recomputed_tokens"] == totals.recomputed_tokens
+    assert replayed["peak_held_blocks"] == pool.peak_held_blocks
+    assert replayed["steps"] == totals.steps
+    assert replayed["requests"] == len(engine.finished)
+    assert 0 < replayed["waste"] < 1
+    assert replayed["completion_steps_p50"] <= replayed["completion_steps_p99"] <= replayed["steps"]
 
 
 def test_requests_can_be_run_with_other_settings(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_without_preemption_a_finer_block_size_keeps_the_hits_of_recorded_blocks
 
 def test_the_figures_are_shown_as_a_table(tmp_path: Path) -> None:
     shown = replay(busy_engine(1).save(tmp_path)).stdout
-    for what in ("requests", "prompt tokens", "hit rate", "preemptions", "granted slots that held no token", "median"):
-        assert what in shown
+    for row in ("requests", "prompt tokens", "hit rate", "preemptions", "granted slots that held no token", "median"):
+        assert row in shown
     assert "16 blocks of 4 tokens" in shown
 
 
@@ -143,8 +143,8 @@ def test_a_request_without_a_token_is_left_out(tmp_path: Path) -> None:
     cancelled = engine.submit([1, 2, 3], 5)
     engine.scheduler.requests.cancel(cancelled)
     engine.run()
-    said = figures(engine.save(tmp_path))
-    assert (said["requests"], said["left_out"]) == (1, 1)
+    replayed = figures(engine.save(tmp_path))
+    assert (replayed["requests"], replayed["left_out"]) == (1, 1)
 
 
 def test_preemption_by_swapping_recomputes_no_token(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_preemption_by_swapping_recomputes_no_token(tmp_path: Path) -> None:
     swapped = figures(path, "--preemption", "swap", "--host-blocks", "64")
     assert recomputed["recomputed_tokens"] > 0 == recomputed["swapped_tokens"]
     assert swapped["swapped_tokens"] > 0 == swapped["recomputed_tokens"]
-    nowhere_to_go = figures(path, "--preemption", "swap")
-    assert nowhere_to_go | {"settings": None} == recomputed | {"settings": None}
+    without_host_blocks = figures(path, "--preemption", "swap")
+    assert without_host_blocks | {"settings": None} == recomputed | {"settings": None}
 
 
 def test_limits_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
@@ -192,13 +192,15 @@ def test_a_mismatch_of_operations_is_reported_with_its_step_and_exit_status_1(tm
     assert json.loads(as_json.stdout)["parted_at"] == 110
 
 
-def test_a_record_of_a_killed_writer_is_replayed_up_to_its_end(tmp_path: Path) -> None:
+def test_a_record_of_a_killed_writer_is_replayed_and_printed_up_to_its_end(tmp_path: Path) -> None:
     path = saved(a_record(1)[0], tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
     result = replay(path)
     assert result.exit_code == 0
     assert "24 steps" in result.stdout
     assert "interrupted in entry" in result.stdout
+    *_, last = replay(path, "--print").stdout.splitlines()
+    assert last.startswith("The record ends: its writer was interrupted in entry ")
 
 
 def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
@@ -208,25 +210,31 @@ def test_options_of_the_other_kind_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("options", "written", "reason"),
     [
-        (b"", "not a record of Quire"),
-        (b"nothing\n", "not a record of Quire"),
-        (b'{"format":"quire-requests","version":1}\n', "it is a record of version 1 (JSON Lines)"),
-        (content([records_pb2.RecordEntry(header=records_pb2.RecordHeader(format="other"))]), "its format is 'other'"),
-        (content(a_record(1)[0][:1]), "before the snapshot of the pool is complete"),
+        ((), b"", "not a record of Quire"),
+        ((), b"nothing\n", "not a record of Quire"),
+        ((), b'{"format":"quire-requests","version":1}\n', "it is a record of version 1 (JSON Lines)"),
+        (("--print",), b'{"format":"quire-operations","version":1}\n', "it is a record of version 1 (JSON Lines)"),
+        (
+            (),
+            content([records_pb2.RecordEntry(header=records_pb2.RecordHeader(format="other"))]),
+            "its format is 'other'",
+        ),
+        ((), content(a_record(1)[0][:1]), "before the snapshot of the pool is complete"),
     ],
 )
-def test_a_file_that_is_no_record_is_reported_in_one_line(written: bytes, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(written)
-    result = replay(path)
-    assert result.exit_code == 1
-    assert said in result.stderr
+def test_a_file_that_is_no_record_is_reported_in_one_line(
+    options: tuple[str, ...], written: bytes, reason: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / "file").write_bytes(written)
+    result = replay(path, *options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert reason in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-# For people
+# Printing
 
 
 def test_a_record_is_printed_by_line_with_tokens_as_counts(tmp_path: Path) -> None:
@@ -249,18 +257,3 @@ def test_a_record_is_printed_by_line_with_tokens_as_counts(tmp_path: Path) -> No
     assert f"request_id='{allocate.request_id}'" in line
     assert f"token_ids=({len(allocate.token_ids)} in all)" in line
     assert last == "The record ends: the session ended."
-
-
-def test_a_truncated_record_is_printed_up_to_its_end(tmp_path: Path) -> None:
-    path = saved(a_record(1)[0], tmp_path)
-    path.write_bytes(path.read_bytes()[:-50])
-    *_, last = replay(path, "--print").stdout.splitlines()
-    assert last.startswith("The record ends: its writer was interrupted in entry ")
-
-
-def test_a_file_that_is_no_record_prints_only_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b'{"format":"quire-operations","version":1}\n')
-    result = replay(path, "--print")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "it is a record of version 1 (JSON Lines)" in result.stderr

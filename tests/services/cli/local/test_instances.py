@@ -1,18 +1,21 @@
-"""Where commands find a running `quire serve`."""
+"""The published addresses of running `quire serve`s, which commands find."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import click.testing
+import grpc
 import pytest
+from click.testing import CliRunner, Result
 
 from services.cli.local import instances
 from services.cli.local.instances import Instance, NoSuchInstance, find, published, reachable, running
 from services.cli.main import cli
+from services.runtime import transport
 
-# Publishes an instance, says so, and stays until its input ends.
+# Publishes an instance until its input ends.
 PUBLISHER = """
 import sys
 from services.cli.local.instances import Instance, published
@@ -30,6 +33,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def instance(name: str, ready_at: float = 1.0, gateway: str = "unix:/no/gateway.sock") -> Instance:
     return Instance(name, gateway, f"unix:/no/{name}.sock", [], ready_at=ready_at)
+
+
+def invoke(*command: str) -> Result:
+    return CliRunner().invoke(cli, command, prog_name="quire")
 
 
 def begin(name: str) -> "subprocess.Popen[str]":
@@ -105,23 +112,39 @@ def test_a_wildcard_address_is_called_on_loopback() -> None:
 )
 def test_commands_call_the_newest_instance_by_default(command: tuple[str, ...], called: str) -> None:
     with published(instance("old", 1.0)), published(instance("new", 2.0)):
-        done = click.testing.CliRunner().invoke(cli, command, prog_name="quire")
+        done = invoke(*command)
     assert done.exit_code == 1
     assert called in done.output
 
 
-def test_without_an_instance_commands_call_the_default_addresses() -> None:
-    for command, address in ((("explain", "r1"), "127.0.0.1:50053"), (("health",), "127.0.0.1:50051")):
-        with_timeout = (*command, "--timeout", "0.001")
-        assert address in click.testing.CliRunner().invoke(cli, with_timeout, prog_name="quire").output
-    done = click.testing.CliRunner().invoke(cli, ("pins", "--instance", "mine"), prog_name="quire")
+@pytest.mark.parametrize(
+    ("command", "address"), [(("explain", "r1"), "127.0.0.1:50053"), (("health",), "127.0.0.1:50051")]
+)
+def test_without_an_instance_commands_call_the_default_addresses(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], address: str
+) -> None:
+    called, channel = list[str](), transport.channel
+
+    def without_a_listener(address: str, **options: Any) -> grpc.aio.Channel:
+        """Connect elsewhere, because other processes may listen at the default addresses."""
+        called.append(address)
+        return channel("unix:/no/default.sock", **options)
+
+    monkeypatch.setattr(transport, "channel", without_a_listener)
+    done = invoke(*command)
+    assert (done.exit_code, called) == (1, [address])
+    assert address in done.output
+
+
+def test_a_missing_instance_is_refused_by_its_name() -> None:
+    done = invoke("pins", "--instance", "mine")
     assert (done.exit_code, "no `quire serve` called mine runs" in done.output) == (2, True)
 
 
 def test_instances_lists_running_instances() -> None:
-    assert "no `quire serve` of this user" in click.testing.CliRunner().invoke(cli, ["instances"]).output
+    assert "no `quire serve` of this user" in invoke("instances").output
     with published(instance("one")):
-        (line,) = click.testing.CliRunner().invoke(cli, ["instances"]).output.splitlines()
+        (line,) = invoke("instances").output.splitlines()
     assert line == (
         f"one: process {os.getpid()}, gateway at unix:/no/gateway.sock, 0 engines, KV manager at unix:/no/one.sock"
     )

@@ -1,4 +1,4 @@
-"""`quire serve` keeps its services running, and they end with it."""
+"""The supervisor of `quire serve` restarts its services, and they end with it."""
 
 import os
 import re
@@ -54,33 +54,24 @@ def test_engines_share_the_memory_and_have_separate_pools(two_engines: RunningQu
     assert sorted(processes(two_engines)) == ["engine-0", "engine-1", "gateway", "kvmanager"]
 
 
-def test_a_request_continues_when_every_engine_is_killed_and_restarted(
-    two_engines: RunningQuire,
+@pytest.mark.parametrize("labels", [("engine-0", "engine-1"), ("kvmanager",)], ids=["engines", "kvmanager"])
+def test_a_request_continues_when_services_are_killed_and_restarted(
+    two_engines: RunningQuire, labels: tuple[str, ...]
 ) -> None:
     expected = two_engines.generate(REQUEST).token_ids
     with ThreadPoolExecutor(1) as client:
         with ExitStack() as stopped:  # so that the request runs when they are killed
-            for label in ("engine-0", "engine-1"):
+            for label in labels:
                 stopped.enter_context(standing_still(processes(two_engines)[label].pid))
             call = two_engines.gateway.Generate(REQUEST, timeout=CALL_SECONDS)
             answer = client.submit(Answer.of, call)
-            line = kill(two_engines, "engine-0", "engine-1")
-        told = [two_engines.output.wait_for(f"engine-{number} was ended by SIGKILL", after=line) for number in (0, 1)]
-        assert all(one.endswith("starting it again in 0.5 s, restart 1 of at most 5") for one in told)
+            line = kill(two_engines, *labels)
+        for label in labels:
+            restart = two_engines.output.wait_for(f"{label} was ended by SIGKILL: starting it again", after=line)
+            assert restart.endswith(" in 0.5 s, restart 1 of at most 5")
         assert answer.result().token_ids == expected
-    for number in (0, 1):
+    for number in (0, 1):  # also at a new KV manager
         two_engines.output.wait_for(f"engine attached engine=pair-{number} ", after=line)
-
-
-def test_a_request_continues_when_the_kv_manager_is_killed(two_engines: RunningQuire) -> None:
-    expected = two_engines.generate(REQUEST).token_ids
-    with ThreadPoolExecutor(1) as client:
-        with standing_still(processes(two_engines)["kvmanager"].pid):
-            call = two_engines.gateway.Generate(REQUEST, timeout=CALL_SECONDS)
-            answer = client.submit(Answer.of, call)
-            line = kill(two_engines, "kvmanager")
-        two_engines.output.wait_for("kvmanager was ended by SIGKILL: starting it again", after=line)
-        assert answer.result().token_ids == expected
 
 
 def test_a_killed_gateway_is_restarted_at_its_address(two_engines: RunningQuire) -> None:
