@@ -124,9 +124,9 @@ def test_generate_reads_the_prompt_from_standard_input(tiny_quire: RunningQuire,
 
 def test_generate_stops_at_its_default_limit_and_prints_it(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
     done = quire("generate", *at, "--min-tokens", "200", PROMPT)
-    wanted = request(ANSWER_TOKENS)
-    wanted.stopping.min_tokens = 200
-    assert done.stdout.rstrip("\n") == tiny_quire.generate(wanted).text.rstrip("\n")
+    expected = request(ANSWER_TOKENS)
+    expected.stopping.min_tokens = 200
+    assert done.stdout.rstrip("\n") == tiny_quire.generate(expected).text.rstrip("\n")
     assert f", {ANSWER_TOKENS} generated" in done.stderr
     assert done.stderr.splitlines()[1:] == [f"stopped at {ANSWER_TOKENS} tokens; raise it with --max-tokens"]
     more = quire("generate", *at, "--min-tokens", "300", "--max-tokens", "0", PROMPT)
@@ -155,22 +155,15 @@ def test_generate_prints_the_request_id_that_explain_takes(tiny_quire: RunningQu
 
 
 def test_generate_sends_its_options(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
-    wanted = chat_request(30, ("system", "Be brief."), ("user", PROMPT))
-    wanted.sampling.temperature = 1
-    wanted.sampling.top_k = 50
-    wanted.sampling.top_p = 0.95
-    wanted.sampling.min_p = 0.01
-    wanted.sampling.seed = 11
-    wanted.logit_rules.repetition_penalty = 1.2
-    wanted.logit_rules.presence_penalty = 0.5
-    wanted.logit_rules.frequency_penalty = 0.25
-    whole = tiny_quire.generate(wanted)
+    sampling = {"temperature": 1, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "seed": 11}
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    expected = chat_request(30, ("system", "Be brief."), ("user", PROMPT))
+    expected.MergeFrom(gateway_pb2.GenerateRequest(sampling=sampling, logit_rules=penalties))
+    whole = tiny_quire.generate(expected)
     stop = whole.text[8:11]
-    done = quire(
-        *("generate", *at[:2], "--system", "Be brief.", "--max-tokens", "30", "--temperature", "1"),
-        *("--top-k", "50", "--top-p", "0.95", "--min-p", "0.01", "--seed", "11", "--repetition-penalty", "1.2"),
-        *("--presence-penalty", "0.5", "--frequency-penalty", "0.25", "--min-tokens", "2", "--stop", stop, PROMPT),
-    )
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (sampling | penalties).items()]
+    limits = ("--max-tokens", "30", "--min-tokens", "2", "--stop", stop)
+    done = quire("generate", *at[:2], "--system", "Be brief.", *flags, *limits, PROMPT)
     assert done.stdout.rstrip("\n") == whole.text[: whole.text.index(stop)].rstrip("\n")
     assert done.returncode == 0
     by_flag = quire("generate", *at, "--chat", "--max-tokens", "8", PROMPT)

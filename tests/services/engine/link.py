@@ -25,6 +25,11 @@ class Link:
     def submit(self, request_id: str, max_tokens: int = 20, **fields: Any) -> None:
         self._outgoing.put(engine_pb2.ServeRequest(submission=submission(request_id, max_tokens, **fields)))
 
+    def start(self, request_id: str, max_tokens: int = 20, **fields: Any) -> None:
+        """Submit a slow request, and read until its first token."""
+        self.submit(request_id, max_tokens, slow=True, **fields)
+        self.read_until(lambda response: any(one.request_id == request_id for one in response.step.tokens))
+
     def cancel(self, request_id: str, attempt: int = 1) -> None:
         self._outgoing.put(engine_pb2.ServeRequest(cancel=engine_pb2.Cancel(request_id=request_id, attempt=attempt)))
 
@@ -44,6 +49,11 @@ class Link:
         ends = [end for response in self.responses for end in ended(response, request_id)]
         return ends[0] if ends else ended(self.read_until(lambda one: ended(one, request_id)), request_id)[0]
 
+    def complete(self, request_id: str) -> list[int]:
+        """Read until the end of a request, and return the tokens of its first sample."""
+        self.finish(request_id)
+        return self.tokens(request_id)
+
     def refusal(self, request_id: str) -> engine_pb2.RequestRefused:
         response = self.read_until(lambda response: response.step.refused)
         (refused,) = response.step.refused
@@ -58,7 +68,7 @@ class Link:
 
     @property
     def all_sent(self) -> bool:
-        """Return True if gRPC has taken all messages."""
+        """Return True if gRPC has read all messages from the queue."""
         return self._outgoing.empty()
 
     def half_close(self) -> None:

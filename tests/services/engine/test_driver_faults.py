@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from services.engine.request_reports import RequestReports
 from services.runtime.tracing.spans import Tracing
 from services.wire import output
 from tests.engine_in_process import ModelEngine
+
+pytestmark = pytest.mark.anyio
 
 GUILTY = "guilty"
 TOKENS = 12
@@ -82,24 +85,22 @@ class Driven:
         self.model.assert_released()
 
 
-Test = Callable[[Driven], Coroutine[Any, Any, None]]
+@asynccontextmanager
+async def driving(folder: Path) -> AsyncIterator[Driven]:
+    """Yield a driver, which must still serve afterwards and hold no block."""
+    driven = Driven(ModelEngine(folder))
+    try:
+        yield driven
+        driven.submit("next")
+        await driven.ends("next")
+        assert len(driven.tokens["next"]) == TOKENS
+    finally:
+        await driven.close()
 
 
 @pytest.fixture
-def drive(tiny_model: Callable[[str], Path]) -> Callable[[Test], None]:
-    """Runs a test with a driver, which must still serve afterwards and hold no block."""
-
-    async def run(test: Test) -> None:
-        driven = Driven(ModelEngine(tiny_model("llama")))
-        try:
-            await test(driven)
-            driven.submit("next")
-            await driven.ends("next")
-            assert len(driven.tokens["next"]) == TOKENS
-        finally:
-            await driven.close()
-
-    return lambda test: asyncio.run(run(test))
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("llama")
 
 
 def raising_for(patch: pytest.MonkeyPatch, place: Any, name: str, guilty: Callable[..., bool]) -> None:
@@ -136,8 +137,8 @@ def has_failed(finished: engine_pb2.RequestFinished) -> bool:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9], ids=["last token", "earlier token"])
-def test_an_error_in_writing_tokens_fails_the_request(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, max_tokens: int
+async def test_an_error_in_writing_tokens_fails_the_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
     raised: list[bool] = []
 
@@ -149,7 +150,7 @@ def test_an_error_in_writing_tokens_fails_the_request(
 
     raising_for(monkeypatch, output, "_token_logprobs", first_of_the_guilty)
 
-    async def test(driven: Driven) -> None:
+    async with driving(folder) as driven:
         stopping = {"max_tokens": max_tokens, "ignore_eos": True}
         finished = await all_end(driven, logprobs=13, sampling={"sample_count": 2}, stopping=stopping)
         assert has_failed(finished)
@@ -157,19 +158,13 @@ def test_an_error_in_writing_tokens_fails_the_request(
         assert driven.tokens[GUILTY] == [], "no token follows the missing one"
         assert driven.model.scheduler.totals.generated_tokens <= 2 * TOKENS + 2 * 2, "at most one more step is computed"
 
-    drive(test)
 
-
-def test_an_error_in_writing_the_end_fails_the_request(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_in_writing_the_end_fails_the_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising_for(monkeypatch, gateway_requests, "finished_message", is_guilty)
 
-    async def test(driven: Driven) -> None:
+    async with driving(folder) as driven:
         assert has_failed(await all_end(driven, sampling={"sample_count": 2}))
         assert len(driven.finished[GUILTY].samples) == 2
-
-    drive(test)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +175,8 @@ def test_an_error_in_writing_the_end_fails_the_request(
         (RequestsRecorder, "ended", lambda _, *rest: is_guilty(*rest)),
     ],
 )
-def test_an_error_in_a_report_or_a_record_ends_no_request(
-    drive: Callable[[Test], None],
+async def test_an_error_in_a_report_or_a_record_ends_no_request(
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     observer: type,
     event: str,
@@ -189,28 +184,22 @@ def test_an_error_in_a_report_or_a_record_ends_no_request(
 ) -> None:
     raising_for(monkeypatch, observer, event, is_faulty)
 
-    async def test(driven: Driven) -> None:
+    async with driving(folder) as driven:
         finished = await all_end(driven)
         assert finished.failure == engine_pb2.FAILURE_REASON_UNSPECIFIED
         assert driven.tokens[GUILTY] == driven.tokens["before"]
 
-    drive(test)
 
-
-def test_an_error_in_parsing_refuses_the_submission(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_in_parsing_refuses_the_submission(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising_for(monkeypatch, gateway_requests, "request_of", lambda submission, *_: submission.request_id == GUILTY)
 
-    async def test(driven: Driven) -> None:
+    async with driving(folder) as driven:
         driven.submit("before")
         driven.submit(GUILTY)
         await driven.ends("before", GUILTY)
         assert driven.refused[GUILTY].reason == engine_pb2.REFUSAL_REASON_FAILED
         assert "Oops" in driven.refused[GUILTY].detail
         assert len(driven.tokens["before"]) == TOKENS
-
-    drive(test)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +209,8 @@ def test_an_error_in_parsing_refuses_the_submission(
         (ConstraintFailed("invalid character: \ud800"), engine_pb2.FAILURE_REASON_CONSTRAINT),
     ],
 )
-def test_a_failure_with_an_invalid_message_is_sent(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, error: Exception, failure: int
+async def test_a_failure_with_an_invalid_message_is_sent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, failure: int
 ) -> None:
     # pytest-xdist cannot transfer the invalid character of the log.
     monkeypatch.setattr(driver_module.log, "disabled", True)
@@ -234,25 +223,20 @@ def test_a_failure_with_an_invalid_message_is_sent(
 
     monkeypatch.setattr(driver_module.Engine, "turn", failing)
 
-    async def test(driven: Driven) -> None:
+    async with driving(folder) as driven:
         finished = await all_end(driven)
         assert finished.failure == failure
         assert "invalid character: ?" in finished.detail
 
-    drive(test)
-
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_a_failed_engine_sends_no_ends_as_a_draining_one_does(tiny_model: Callable[[str], Path], drains: bool) -> None:
-    async def run() -> list[str]:
-        driven = Driven(ModelEngine(tiny_model("llama")))
-        driven.submit("r", stopping={"max_tokens": 1900, "ignore_eos": True})
-        step = await asyncio.wait_for(driven.link.get(), 60)
-        await (driven.driver.stop() if drains else driven.driver.abandon())
-        steps = [step]
-        driven.link.close()
-        while not driven.link.closed:
-            steps.append(await driven.link.get())
-        return [one.request_id for step in steps if step for one in step.finished]
-
-    assert asyncio.run(run()) == (["r"] if drains else [])
+async def test_a_failed_engine_sends_no_ends_as_a_draining_one_does(folder: Path, drains: bool) -> None:
+    driven = Driven(ModelEngine(folder))
+    driven.submit("r", stopping={"max_tokens": 1900, "ignore_eos": True})
+    steps = [await asyncio.wait_for(driven.link.get(), 60)]
+    await (driven.driver.stop() if drains else driven.driver.abandon())
+    driven.link.close()
+    while not driven.link.closed:
+        steps.append(await driven.link.get())
+    ended = [one.request_id for step in steps if step for one in step.finished]
+    assert ended == (["r"] if drains else [])

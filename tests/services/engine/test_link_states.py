@@ -15,28 +15,22 @@ GRACE_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
-def manager_address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"unix:{tmp_path_factory.mktemp('manager')}/kvmanager.sock"
-
-
-@pytest.fixture(scope="module")
-def managers(service: Callable[..., RunningService], manager_address: str) -> list[RunningService]:
+def managers(service: Callable[..., RunningService], tmp_path_factory: pytest.TempPathFactory) -> list[RunningService]:
     """The KV manager, and its replacements."""
-    return [service("kvmanager", "--listen", manager_address)]
+    return [service("kvmanager", "--listen", f"unix:{tmp_path_factory.mktemp('manager')}/kvmanager.sock")]
 
 
 @pytest.fixture(scope="module")
 def engine(
     tiny_model: Callable[[str], Path],
     service: Callable[..., RunningService],
-    manager_address: str,
     managers: list[RunningService],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> RunningService:
     """An engine whose only heartbeat is the first, unless its state changes. The last test ends it."""
     one = service(
         *("engine", "--listen", f"unix:{tmp_path_factory.mktemp('engine')}/engine.sock"),
-        *("--kvmanager", manager_address, "--seconds-without-kvmanager", "0.5"),
+        *("--kvmanager", managers[0].address, "--seconds-without-kvmanager", "0.5"),
         *("--model", str(tiny_model("llama")), "--device-blocks", "128", "--threads", "1"),
         *("--heartbeat-seconds", "3600", "--grace-seconds", str(GRACE_SECONDS)),
     )
@@ -45,7 +39,7 @@ def engine(
 
 
 def test_a_lost_and_a_restarted_kvmanager_are_reported_at_once(
-    engine: RunningService, manager_address: str, managers: list[RunningService], service: Callable[..., RunningService]
+    engine: RunningService, managers: list[RunningService], service: Callable[..., RunningService]
 ) -> None:
     link = Link(engine_pb2_grpc.EngineStub(engine.channel))
     link.read_until(lambda response: not response.without_kvmanager)
@@ -55,7 +49,7 @@ def test_a_lost_and_a_restarted_kvmanager_are_reported_at_once(
     end = link.finish("meanwhile")
     assert [sample.reason for sample in end.samples] == [decoding_pb2.FINISH_REASON_FAILED]
     assert end.failure == engine_pb2.FAILURE_REASON_BLOCK_MANAGER
-    managers.append(service("kvmanager", "--listen", manager_address))
+    managers.append(service("kvmanager", "--listen", managers[0].address))
     link.read_until(lambda response: not response.without_kvmanager)
     link.submit("after", 5)
     assert len(link.finish("after").samples) == 1

@@ -14,7 +14,7 @@ from tests.tiny_models import CONTEXT, VOCABULARY
 
 @pytest.fixture
 def link(tiny_quire: RunningQuire) -> Iterator[Callable[[], Link]]:
-    """Begins links. They are broken off at the end, which must release all blocks."""
+    """Opens links. They are broken off at the end, which must release all blocks."""
     links: list[Link] = []
 
     def begin() -> Link:
@@ -38,9 +38,9 @@ def expected(tiny_quire: RunningQuire) -> list[int]:
     """The first 200 tokens after PROMPT."""
     link = Link(tiny_quire.engine)
     link.submit("expected", 200)
-    link.finish("expected")
+    tokens = link.complete("expected")
     link.break_off()
-    return link.tokens("expected")
+    return tokens
 
 
 def granted_blocks(quire: RunningQuire) -> int:
@@ -68,8 +68,7 @@ def test_the_outputs_of_one_step_for_a_gateway_are_one_message(gateway: Link, ex
     for name in names:
         gateway.submit(name, 40, slow=True)
     for name in names:
-        gateway.finish(name)
-        assert gateway.tokens(name) == expected[:40]
+        assert gateway.complete(name) == expected[:40]
     steps = [response.step for response in gateway.responses if response.step.tokens]
     assert [step.step for step in steps] == sorted({step.step for step in steps})
     assert any({one.request_id for one in step.tokens} == names for step in steps)
@@ -80,8 +79,7 @@ def test_each_gateway_receives_only_its_own_outputs(link: Callable[[], Link], ex
     for name, one in links.items():
         one.submit(name, 30)
     for name, one in links.items():
-        one.finish(name)
-        assert one.tokens(name) == expected[:30]
+        assert one.complete(name) == expected[:30]
         assert {tokens.request_id for response in one.responses for tokens in response.step.tokens} == {name}
 
 
@@ -107,13 +105,11 @@ def test_a_continued_request_keeps_its_penalties_and_log_probabilities(gateway: 
         "logprobs": 1,
     }
     gateway.submit("whole", **fields)
-    gateway.finish("whole")
-    whole = gateway.tokens("whole")
+    whole = gateway.complete("whole")
     for done in (1, 17):
-        name = f"moved after {done}"
+        name = f"failover after {done}"
         gateway.submit(name, samples=[engine_pb2.SampleState(generated_token_ids=whole[:done])], **fields)
-        gateway.finish(name)
-        assert whole[:done] + gateway.tokens(name) == whole
+        assert whole[:done] + gateway.complete(name) == whole
     received = [tokens for response in gateway.responses for tokens in response.step.tokens]
     assert all(len(one.logprobs) == len(one.token_ids) for one in received)
 
@@ -125,9 +121,9 @@ def test_samples_that_ended_before_a_failover_appear_only_in_the_finish(gateway:
     whole = [gateway.tokens("whole", sample) for sample in range(3)]
     states = [engine_pb2.SampleState(generated_token_ids=tokens, ended=True) for tokens in whole]
     states[1] = engine_pb2.SampleState(generated_token_ids=whole[1][:9])
-    gateway.submit("moved", **fields, samples=states, attempt=2)
-    finished = gateway.finish("moved")
-    assert [gateway.tokens("moved", sample) for sample in range(3)] == [[], whole[1][9:], []]
+    gateway.submit("failover", **fields, samples=states, attempt=2)
+    finished = gateway.finish("failover")
+    assert [gateway.tokens("failover", sample) for sample in range(3)] == [[], whole[1][9:], []]
     ends = [decoding_pb2.FINISH_REASON_STOP, decoding_pb2.FINISH_REASON_LENGTH, decoding_pb2.FINISH_REASON_STOP]
     assert [end.reason for end in finished.samples] == ends
 
@@ -135,7 +131,7 @@ def test_samples_that_ended_before_a_failover_appear_only_in_the_finish(gateway:
 def test_every_message_has_the_engines_load(tiny_quire: RunningQuire, gateway: Link) -> None:
     blocks = tiny_quire.pool().device_blocks
     no_load = engine_pb2.EngineLoad(available_blocks=blocks)
-    # The engine learns a moment after the pool that the blocks of the requests before are free.
+    # The engine frees the blocks of earlier requests a moment after the pool.
     idle = gateway.read_until(lambda response: response.HasField("heartbeat") and response.load == no_load)
     assert (idle.draining, idle.request_blocks) == (False, blocks)
 
@@ -179,14 +175,12 @@ def test_a_second_submission_of_a_live_id_is_refused_and_the_first_continues(
 ) -> None:
     first = link()
     second = first if same_link else link()
-    first.submit("r", 50, slow=True)
-    first.read_until(lambda response: response.step.started)
+    first.start("r", 50)
     second.submit("r", 5, attempt=2)
     refused = second.refusal("r")
     assert refused.attempt == 2
     assert (refused.reason, refused.field) == (engine_pb2.REFUSAL_REASON_ALREADY_EXISTS, "request_id")
-    first.finish("r")
-    assert first.tokens("r") == expected[:50]
+    assert first.complete("r") == expected[:50]
 
 
 INVALID = {
@@ -217,13 +211,11 @@ def test_an_id_of_100_kb_is_refused_and_other_requests_continue(
 ) -> None:
     session = tiny_quire.pool().session
     neighbour, hostile, long_id = link(), link(), "i" * 100_000
-    neighbour.submit("neighbour", 50, slow=True)
-    neighbour.read_until(lambda response: response.step.started)
+    neighbour.start("neighbour", 50)
     hostile.submit(long_id)
     answer = hostile.read_until(lambda one: one.step.refused or ended(one, long_id))
     assert [(one.request_id, one.field) for one in answer.step.refused] == [(long_id, "request_id")]
-    neighbour.finish("neighbour")
-    assert neighbour.tokens("neighbour") == expected[:50]
+    assert neighbour.complete("neighbour") == expected[:50]
     assert tiny_quire.pool().session == session
 
 
@@ -236,8 +228,7 @@ def test_a_request_beyond_its_deadline_fails(gateway: Link) -> None:
 
 def test_an_empty_message_ends_the_link_and_its_requests(tiny_quire: RunningQuire, link: Callable[[], Link]) -> None:
     granted, gateway = granted_blocks(tiny_quire), link()
-    gateway.submit("r", 900, slow=True)
-    gateway.read_until(lambda response: response.step.started)
+    gateway.start("r", 900)
     gateway.send(engine_pb2.ServeRequest())
     assert gateway.status() == grpc.StatusCode.INVALID_ARGUMENT
     assert tiny_quire.settled_pool().sequences == 0
@@ -247,21 +238,18 @@ def test_an_empty_message_ends_the_link_and_its_requests(tiny_quire: RunningQuir
 def test_an_id_is_free_as_soon_as_its_link_has_ended(link: Callable[[], Link], expected: list[int]) -> None:
     for attempt in range(1, 6):
         gateway = link()
-        gateway.submit("r", 900, attempt=attempt, slow=True)
-        gateway.read_until(lambda response: response.step.tokens)
+        gateway.start("r", 900, attempt=attempt)
         gateway.half_close()
     last = link()
     last.submit("r", 20, attempt=6)
-    last.finish("r")
-    assert last.tokens("r") == expected[:20]
+    assert last.complete("r") == expected[:20]
 
 
 # Ends of requests
 
 
 def test_a_cancel_ends_its_request(tiny_quire: RunningQuire, gateway: Link) -> None:
-    gateway.submit("r", 900, slow=True)
-    gateway.read_until(lambda response: response.step.tokens)
+    gateway.start("r", 900)
     gateway.cancel("r")
     (sample,) = gateway.finish("r").samples
     assert sample.reason == decoding_pb2.FINISH_REASON_CANCELLED
@@ -273,8 +261,7 @@ def test_a_cancel_of_another_attempt_another_id_or_another_link_is_ignored(
     link: Callable[[], Link], expected: list[int]
 ) -> None:
     gateway, stranger = link(), link()
-    gateway.submit("r", 50, attempt=2, slow=True)
-    gateway.read_until(lambda response: response.step.tokens)
+    gateway.start("r", 50, attempt=2)
     gateway.cancel("r", attempt=1)
     gateway.cancel("r", attempt=3)
     gateway.cancel("nobody", attempt=2)
@@ -300,18 +287,14 @@ def test_the_end_of_a_link_cancels_its_requests_and_no_others(
     tiny_quire: RunningQuire, link: Callable[[], Link], expected: list[int], end: Callable[[Link], None]
 ) -> None:
     granted, first, second = granted_blocks(tiny_quire), link(), link()
-    first.submit("first", 900, slow=True)
-    first.read_until(lambda response: response.step.tokens)
-    second.submit("second", 50, slow=True)
-    second.read_until(lambda response: response.step.tokens)
+    first.start("first", 900)
+    second.start("second", 50)
     end(first)
-    second.finish("second")
-    assert second.tokens("second") == expected[:50]
+    assert second.complete("second") == expected[:50]
     assert tiny_quire.settled_pool().sequences == 0
     assert granted_blocks(tiny_quire) - granted < 60
     second.submit("first", 20, attempt=2)
-    second.finish("first")
-    assert second.tokens("first") == expected[:20]
+    assert second.complete("first") == expected[:20]
 
 
 # Slow gateways
@@ -345,7 +328,7 @@ def test_output_that_is_not_read_is_merged_without_loss(
 def test_a_gateway_that_does_not_read_is_disconnected_and_delays_no_other(
     tiny_quire: RunningQuire, gateway: Link, expected: list[int]
 ) -> None:
-    """Prompts' log-probabilities are much output for little work: a request has some 100 KiB."""
+    """A request has some 100 KiB of output: log-probabilities of its prompt."""
     options = [
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 16384),
@@ -360,8 +343,7 @@ def test_a_gateway_that_does_not_read_is_disconnected_and_delays_no_other(
             lambda: unread.all_sent and tiny_quire.pool().totals.prefix_query_tokens > before, "requests have started"
         )
         gateway.submit("read", 100, priority=-1)
-        gateway.finish("read")
-        assert gateway.tokens("read") == expected[:100]
+        assert gateway.complete("read") == expected[:100]
         # The pool may also be empty between two requests.
         gateway.read_until(lambda one: one.HasField("heartbeat") and not (one.load.running or one.load.waiting))
         assert unread.status() == grpc.StatusCode.RESOURCE_EXHAUSTED

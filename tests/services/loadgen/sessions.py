@@ -1,8 +1,9 @@
-"""A workload of given sessions."""
+"""Sessions, and a workload of them."""
 
 from collections.abc import Iterator
 
-from services.loadgen.workload.workloads import Session
+from services.loadgen.workload.prompts import Kind, Piece
+from services.loadgen.workload.workloads import Call, Session
 
 
 class Sessions:
@@ -18,3 +19,9 @@ class Sessions:
 
     def as_json(self) -> dict[str, object]:
         return {}
+
+
+def session(calls: int, start: float = 0.0, gap: float = 0.0, tokens: int = 4) -> Session:
+    """Build a session whose calls of `tokens` unique tokens follow each other after `gap` seconds."""
+    made = (Call((Piece((Kind.UNIQUE, number), tokens),), 3, gap * number) for number in range(calls))
+    return Session(tuple(made), start)

@@ -13,9 +13,11 @@ from services.loadgen.driver import Driver
 from services.loadgen.records import Record
 from services.loadgen.workload.arrivals import Arrivals, ClosedLoop, Random, TraceTimes
 from services.loadgen.workload.load import Bounds, Load
-from services.loadgen.workload.prompts import Kind, Piece, Prompt, length
-from services.loadgen.workload.workloads import Call, Session
-from tests.services.loadgen.sessions import Sessions
+from services.loadgen.workload.prompts import Prompt, length
+from services.loadgen.workload.workloads import Session
+from tests.services.loadgen.sessions import Sessions, session
+
+pytestmark = pytest.mark.anyio
 
 ANSWER_SECONDS = 0.02
 UNBOUNDED = Bounds()
@@ -48,12 +50,7 @@ class Answering:
         pass
 
 
-def session(calls: int, start: float = 0.0, gap: float = 0.0, tokens: int = 4) -> Session:
-    made = (Call((Piece((Kind.UNIQUE, number), tokens),), 3, gap * number) for number in range(calls))
-    return Session(tuple(made), start)
-
-
-def run(
+async def run(
     arrivals: Arrivals,
     *sessions: Session,
     bounds: Bounds = UNBOUNDED,
@@ -62,29 +59,23 @@ def run(
     seconds_of_answer: float | None = None,
 ) -> tuple[list[Record], Answering, Driver]:
     """Run a load; with `seconds_of_answer`, on a clock that advances by this time with each answer."""
+    begun = time.monotonic()
 
-    async def drive() -> tuple[list[Record], Answering, Driver]:
-        begun = time.monotonic()
+    def clock() -> float:
+        return time.monotonic() - begun if seconds_of_answer is None else client.answered * seconds_of_answer
 
-        def clock() -> float:
-            if seconds_of_answer is None:
-                return time.monotonic() - begun
-            return client.answered * seconds_of_answer
-
-        client = Answering(clock, failing)
-        driver = Driver(client, Load(Sessions(*sessions), arrivals, bounds), (0, 1), clock)
-        task = asyncio.create_task(driver.run())
-        if cancel_after is not None:
-            await asyncio.sleep(cancel_after)
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=cancel_after is not None)
-        return sorted(driver.records, key=lambda record: record.sent), client, driver
-
-    return asyncio.run(drive())
+    client = Answering(clock, failing)
+    driver = Driver(client, Load(Sessions(*sessions), arrivals, bounds), (0, 1), clock)
+    task = asyncio.create_task(driver.run())
+    if cancel_after is not None:
+        await asyncio.sleep(cancel_after)
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=cancel_after is not None)
+    return sorted(driver.records, key=lambda record: record.sent), client, driver
 
 
-def test_a_closed_loop_runs_all_sessions_at_its_concurrency() -> None:
-    records, client, driver = run(ClosedLoop(3), *(session(1) for _ in range(10)))
+async def test_a_closed_loop_runs_all_sessions_at_its_concurrency() -> None:
+    records, client, driver = await run(ClosedLoop(3), *(session(1) for _ in range(10)))
     assert client.most == 3
     assert [record.number for record in records] == list(range(10))
     assert all(record.completed and record.output_tokens == 3 for record in records)
@@ -92,45 +83,45 @@ def test_a_closed_loop_runs_all_sessions_at_its_concurrency() -> None:
 
 
 @pytest.mark.parametrize("arrivals", [ClosedLoop(4), TraceTimes(), Random(50.0)])
-def test_calls_of_a_session_run_in_order_and_none_before_the_last_has_ended(arrivals: Arrivals) -> None:
-    records, _, _ = run(arrivals, *(session(4) for _ in range(4)))
+async def test_calls_of_a_session_run_in_order_and_none_before_the_last_has_ended(arrivals: Arrivals) -> None:
+    records, _, _ = await run(arrivals, *(session(4) for _ in range(4)))
     for number in range(4):
         own = [record for record in records if record.session == number]
         assert [record.number for record in own] == [4 * number + place for place in range(4)]
         assert all(one.ended <= following.sent for one, following in pairwise(own))
 
 
-def test_no_call_of_a_trace_starts_before_its_time() -> None:
-    records, _, _ = run(TraceTimes(speedup=2.0), session(2, start=0.1, gap=0.2), session(1))
+async def test_no_call_of_a_trace_starts_before_its_time() -> None:
+    records, _, _ = await run(TraceTimes(speedup=2.0), session(2, start=0.1, gap=0.2), session(1))
     assert [(record.session, record.number) for record in records] == [(0, 0), (1, 1), (1, 2)]
     assert [record.due for record in records[:2]] == [0.0, 0.05]
     assert records[2].due >= 0.15
     assert all(record.sent >= record.due for record in records)
 
 
-def test_a_limit_delays_arrivals_and_records_hold_the_delay() -> None:
-    records, client, _ = run(Random(float("inf"), concurrency=2), *(session(1) for _ in range(6)))
+async def test_a_limit_delays_arrivals_and_records_hold_the_delay() -> None:
+    records, client, _ = await run(Random(float("inf"), concurrency=2), *(session(1) for _ in range(6)))
     assert client.most == 2
     assert records[-1].sent - records[-1].due >= 1.9 * ANSWER_SECONDS
 
 
-def test_no_request_is_sent_after_the_duration_of_a_run() -> None:
+async def test_no_request_is_sent_after_the_duration_of_a_run() -> None:
     sessions = [session(100) for _ in range(2)]
     for arrivals in (ClosedLoop(2), TraceTimes()):
-        records, _, _ = run(arrivals, *sessions, bounds=Bounds(seconds=0.2), seconds_of_answer=0.01)
+        records, _, _ = await run(arrivals, *sessions, bounds=Bounds(seconds=0.2), seconds_of_answer=0.01)
         assert 20 <= len(records) <= 22
         assert all(record.due < 0.2 for record in records)
 
 
-def test_a_failure_is_recorded_and_the_run_continues() -> None:
-    records, _, driver = run(ClosedLoop(1), session(2), session(1, tokens=9), session(1), failing=9)
+async def test_a_failure_is_recorded_and_the_run_continues() -> None:
+    records, _, driver = await run(ClosedLoop(1), session(2), session(1, tokens=9), session(1), failing=9)
     assert [record.status for record in records] == ["completed", "completed", "UNAVAILABLE", "completed"]
     assert (records[2].message, records[2].retry_after) == ("draining", 2.0)
     assert driver.progress.failed == 1
 
 
-def test_a_cancelled_run_keeps_ended_requests_and_cancels_the_rest() -> None:
-    records, client, driver = run(ClosedLoop(2), *(session(1) for _ in range(1000)), cancel_after=0.1)
+async def test_a_cancelled_run_keeps_ended_requests_and_cancels_the_rest() -> None:
+    records, client, driver = await run(ClosedLoop(2), *(session(1) for _ in range(1000)), cancel_after=0.1)
     assert 2 <= len(records) < 1000
     assert all(record.completed for record in records)
     assert client.running == 0

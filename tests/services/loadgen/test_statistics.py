@@ -1,6 +1,7 @@
-"""Figures of records, beside numpy's and ones made by hand."""
+"""Figures of records, compared with numpy's and with figures computed by hand."""
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,20 +18,19 @@ VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 def record(
     number: int = 0,
     sent: float = 0.0,
-    tokens: list[tuple[float, int]] | None = None,
+    tokens: Sequence[tuple[float, int]] = (),
     ended: float | None = None,
     *,
-    asked: int | None = None,
+    requested: int | None = None,
     status: str = COMPLETED,
     retry_after: float | None = None,
     usage: Usage | None = None,
 ) -> Record:
-    """A request of 10 prompt tokens; `tokens` are moments and how many came then."""
-    came = tokens or []
-    made = Record(number, number, 10, asked or sum(count for _, count in came), sent, sent)
-    made.times = array("d", [time for time, _ in came])
-    made.counts = array("l", [count for _, count in came])
-    made.ended = ended if ended is not None else came[-1][0]
+    """Build the record of a request of 10 prompt tokens; `tokens` are times and counts."""
+    made = Record(number, number, 10, requested or sum(count for _, count in tokens), sent, sent)
+    made.times = array("d", [time for time, _ in tokens])
+    made.counts = array("l", [count for _, count in tokens])
+    made.ended = ended if ended is not None else tokens[-1][0]
     made.status, made.retry_after, made.usage = status, retry_after, usage or Usage()
     return made
 
@@ -67,7 +67,7 @@ def test_figures_of_a_small_run_equal_those_computed_by_hand() -> None:
     """Two answers and a refusal in the four seconds from 1 to 5."""
     records = [
         record(0, 1.0, [(1.5, 1), (2.0, 1), (3.0, 2)], usage=Usage(12, 4, 4, 1, 7, 0, 0.25)),
-        record(1, 2.0, [(4.0, 1), (5.0, 1)], asked=3, usage=Usage(8, 0, 2, 0, 0, 0, 0.75)),
+        record(1, 2.0, [(4.0, 1), (5.0, 1)], requested=3, usage=Usage(8, 0, 2, 0, 0, 0, 0.75)),
         record(2, 2.5, ended=2.53, status="RESOURCE_EXHAUSTED", retry_after=3.0),
     ]
     made = summarize(records, Bounds(), Objectives(ttft=1.0, e2e=10.0))
@@ -81,16 +81,16 @@ def test_figures_of_a_small_run_equal_those_computed_by_hand() -> None:
     assert made.most_in_flight == 3
     assert made.other_lengths == 1
     latencies = made.latencies
-    assert latencies.ttft is not None
+    assert latencies.ttft
+    assert latencies.normalized
+    assert latencies.itl
+    assert latencies.tpot
+    assert latencies.queued
     assert (latencies.ttft.mean, latencies.ttft.max) == (1.25, 2.0)
     # The paper's: end-to-end latency over output length, mean of requests: (2 s / 4 + 3 s / 2) / 2.
-    assert latencies.normalized is not None
     assert latencies.normalized.mean == 1.0
-    assert latencies.itl is not None
     assert (latencies.itl.count, latencies.itl.max) == (4, 1.0)
-    assert latencies.tpot is not None
     assert latencies.tpot.mean == pytest.approx((1.5 / 3 + 1.0) / 2)
-    assert latencies.queued is not None
     assert latencies.queued.mean == 0.5
     assert made.goodput is not None
     assert (made.goodput.requests, made.goodput.share, made.goodput.requests_per_second) == (1, 1 / 3, 0.25)
@@ -147,7 +147,7 @@ def test_intervals_that_touch_do_not_overlap() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 9)), max_size=60), st.floats(0.1, 3))
-def test_tokens_over_time_sum_to_all_tokens(came: list[tuple[float, int]], width: float) -> None:
-    made = record(tokens=sorted(came), ended=30.0)
+def test_tokens_over_time_sum_to_all_tokens(tokens: list[tuple[float, int]], width: float) -> None:
+    made = record(tokens=sorted(tokens), ended=30.0)
     _, rates = tokens_over_time([made], width)
     assert rates.sum() * width == pytest.approx(made.output_tokens)

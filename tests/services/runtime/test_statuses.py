@@ -36,7 +36,7 @@ from tests.services.kvmanager.attach_stream import Stream, register
 Status = grpc.StatusCode
 KEY = make_key()
 
-# As the documentation of services.runtime.statuses says.
+# As documented in services.runtime.statuses.
 INTERNAL = {
     *(kvmanager.OutOfBlocks, kvmanager.UnknownSequence, kvmanager.IdInUse, kvmanager.InvalidItem),
     *(kvmanager.UnknownPin, kvmanager.PinTooLarge),

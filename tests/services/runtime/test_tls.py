@@ -26,6 +26,7 @@ from tests.api_keys import write_keys
 from tests.certificates import Authority
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
+from tests.services.runtime.test_transport import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -73,12 +74,8 @@ class Listening:
 async def listening(tls: ServerTLS | None) -> AsyncIterator[Listening]:
     server, readiness = transport.server(transport.CLIENT_MESSAGE_BYTES), Readiness()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer("x", readiness), server)
-    address = transport.bind(server, "127.0.0.1:0", tls)
-    await server.start()
-    try:
+    async with serving(server, tls) as address:
         yield Listening(address, readiness)
-    finally:
-        await server.stop(grace=0)
 
 
 async def check(address: str, tls: ClientTLS | None) -> str:

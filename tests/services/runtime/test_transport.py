@@ -13,6 +13,7 @@ from quire.v1 import engine_pb2, kvmanager_pb2
 from services.runtime import transport
 from services.runtime.health import HealthServicer
 from services.runtime.service import Readiness
+from services.runtime.tls import ServerTLS
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningQuire
 
@@ -36,9 +37,9 @@ def quiet_server(fastest_ping_seconds: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @asynccontextmanager
-async def listening(server: grpc.aio.Server) -> AsyncIterator[str]:
+async def serving(server: grpc.aio.Server, tls: ServerTLS | None = None) -> AsyncIterator[str]:
     """Start a server, and yield its address."""
-    address = transport.bind(server, "127.0.0.1:0")
+    address = transport.bind(server, "127.0.0.1:0", tls)
     await server.start()
     try:
         yield address
@@ -50,7 +51,7 @@ async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, se
     """Ping on an idle stream; return the server's reason to end it, None if it stays open."""
     options = dict(transport.channel_options()) | {"grpc.keepalive_time_ms": ping_milliseconds}
     async with (
-        listening(server) as address,
+        serving(server) as address,
         grpc.aio.insecure_channel(address, options=list(options.items())) as channel,
     ):
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="quiet"))
@@ -85,7 +86,7 @@ def test_clients_may_ping_every_5_seconds_and_quires_own_channels_stay_within_th
 
 async def test_two_servers_do_not_share_a_port() -> None:
     second = transport.server(MIB)
-    async with listening(transport.server(MIB)) as address:
+    async with serving(transport.server(MIB)) as address:
         with pytest.raises(transport.AddressUnavailable, match=f"{address}: Address already in use"):
             transport.bind(second, address)
     await second.stop(grace=0)
@@ -124,7 +125,7 @@ async def is_closed(address: str, greeting: bytes) -> bool:
 
 async def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 1)
-    async with listening(transport.server(MIB)) as address:
+    async with serving(transport.server(MIB)) as address:
         closed = await asyncio.gather(*(is_closed(address, greeting) for greeting in (b"", PREFACE[:7], PREFACE)))
     assert closed == [True] * 3
 
@@ -132,7 +133,7 @@ async def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.Mo
 async def test_connections_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_CONNECTIONS", 3)
     admitted, writers = [], []
-    async with listening(transport.server(MIB)) as address:
+    async with serving(transport.server(MIB)) as address:
         host, _, port = address.rpartition(":")
         for _ in range(5):
             reader, writer = await asyncio.open_connection(host, int(port))

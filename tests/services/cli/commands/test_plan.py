@@ -32,8 +32,8 @@ def figures(*arguments: object) -> dict[str, Any]:
 def test_a_real_engine_with_the_options_that_it_prints_has_its_pool_and_stays_within_the_memory(
     quire: Callable[..., RunningQuire], tiny_model: Tiny
 ) -> None:
-    asked = ("--model", tiny_model("llama"), "--memory", "1GiB", "--host-memory", "8MiB", "--max-sequences", "16")
-    planned, shown = figures(*asked), run(*asked).stdout
+    options = ("--model", tiny_model("llama"), "--memory", "1GiB", "--host-memory", "8MiB", "--max-sequences", "16")
+    planned, shown = figures(*options), run(*options).stdout
     line = re.search(r"^quire engine (.*)$", shown, re.MULTILINE)
     assert line
     running = quire("--model", str(tiny_model("llama")), *line[1].split())
@@ -67,8 +67,7 @@ def test_memory_gives_blocks_and_those_blocks_need_that_memory(tiny_model: Tiny)
 
 
 def test_requests_are_converted_to_blocks(tiny_model: Tiny) -> None:
-    asked = ("--model", tiny_model("gpt2"), "--requests", "10", "--tokens-per-request", "16,17")
-    planned = figures(*asked)
+    planned = figures("--model", tiny_model("gpt2"), "--requests", "10", "--tokens-per-request", "16,17")
     assert planned["device_blocks"] == 20
     assert planned["requests_in_blocks"] == planned["max_sequences"] == 10
     assert planned["max_requests"] == 13

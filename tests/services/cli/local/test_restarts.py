@@ -1,4 +1,4 @@
-"""How often a service is started again."""
+"""The limit and the delays of restarts."""
 
 import itertools
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from services.cli.local.restarts import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Restarts
 
 RESET = 10.0
-LIVES = st.lists(st.sampled_from([0.0, 1.0, RESET - 0.1, RESET, 100.0]), max_size=12)
+UPTIMES = st.lists(st.sampled_from([0.0, 1.0, RESET - 0.1, RESET, 100.0]), max_size=12)
 
 
-@given(most=st.integers(0, 4), lives=LIVES)
-def test_consecutive_restarts_are_bounded_and_their_delays_grow(most: int, lives: list[float]) -> None:
+@given(most=st.integers(0, 4), uptimes=UPTIMES)
+def test_consecutive_restarts_are_bounded_and_their_delays_grow(most: int, uptimes: list[float]) -> None:
     restarts = Restarts(most, RESET)
     row: list[float] = []
-    for ready_seconds in lives:
+    for ready_seconds in uptimes:
         if ready_seconds >= RESET:
             row = []
         delay = restarts.next_delay(ready_seconds)

@@ -16,6 +16,7 @@ from services.loadgen.clients.target import RequestFailed, Target
 from services.loadgen.records import Record
 from services.loadgen.workload.prompts import Kind, Piece, PromptMaker
 from services.runtime import transport
+from tests.services.runtime.test_transport import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -48,15 +49,13 @@ async def sent(gateway: Gateway, clock: Callable[[], float] = lambda: 0.0, count
     """Send `count` requests at once, and return the record of the last."""
     server = transport.server(transport.CLIENT_MESSAGE_BYTES)
     gateway_pb2_grpc.add_GatewayServicer_to_server(gateway, server)
-    address = transport.bind(server, "127.0.0.1:0")
-    await server.start()
-    client = GrpcClient(Target("grpc", address, "m", "sesame"), PromptMaker(0, 1000), clock)
-    records = [Record(number, number, 5, 4, 0.0) for number in range(count)]
-    try:
-        await asyncio.gather(*(client.send(client.prepare(PROMPT, 4), record) for record in records))
-    finally:
-        await client.close()
-        await server.stop(0)
+    async with serving(server) as address:
+        client = GrpcClient(Target("grpc", address, "m", "sesame"), PromptMaker(0, 1000), clock)
+        records = [Record(number, number, 5, 4, 0.0) for number in range(count)]
+        try:
+            await asyncio.gather(*(client.send(client.prepare(PROMPT, 4), record) for record in records))
+        finally:
+            await client.close()
     return records[-1]
 
 

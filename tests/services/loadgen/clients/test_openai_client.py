@@ -62,7 +62,7 @@ class Server:
                 chunk["usage"] = {"prompt_tokens": 5, "completion_tokens": min(so_far, tokens)}
             await self._send(response, chunk)
         if way == "broken":
-            await self._send(response, {"error": {"message": "the engine is gone"}})
+            await self._send(response, {"error": {"message": "the engine is lost"}})
         if way in ("broken", "short"):
             return
         counted = 1 if way == "few" else tokens
@@ -142,7 +142,7 @@ async def test_some_chunks_hold_no_token_if_there_are_more_chunks_than_tokens() 
     ("way", "status", "message", "retry_after"),
     [
         ("full", "429", "the queue is full", 2.5),
-        ("broken", "cut short", "the engine is gone", None),
+        ("broken", "cut short", "the engine is lost", None),
         ("short", "cut short", "the stream ended without", None),
         ("slow", "timeout", "no end within 0.2 seconds", None),
     ],

@@ -9,15 +9,10 @@ import pytest
 from services.loadgen.workload.arrivals import Arrivals, ClosedLoop, Random, TraceTimes
 from services.loadgen.workload.lengths import Fixed
 from services.loadgen.workload.load import Bounds, Load
-from services.loadgen.workload.prompts import Kind, Piece
-from services.loadgen.workload.workloads import Call, RandomLengths, Session
-from tests.services.loadgen.sessions import Sessions
+from services.loadgen.workload.workloads import RandomLengths
+from tests.services.loadgen.sessions import Sessions, session
 
 ENDLESS = RandomLengths(Fixed(8), Fixed(4))
-
-
-def session(calls: int, start: float = 0.0) -> Session:
-    return Session(tuple(Call((Piece((Kind.UNIQUE, n), 4),), 2, float(n)) for n in range(calls)), start)
 
 
 def starts(arrivals: Arrivals, count: int) -> np.ndarray:

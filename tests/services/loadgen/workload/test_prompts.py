@@ -1,4 +1,4 @@
-"""Tokens of prompts follow from names."""
+"""Tokens of prompts are functions of their names."""
 
 from hypothesis import given
 from hypothesis import strategies as st

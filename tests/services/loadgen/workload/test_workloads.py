@@ -1,4 +1,4 @@
-"""Lengths, files and traces become sessions of calls."""
+"""Sessions of calls from lengths, files and traces."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -48,14 +48,10 @@ def ids(call: Call) -> list[int]:
 
 
 def test_lengths_are_written_as_a_number_a_range_or_a_lognormal_distribution() -> None:
-    assert parse("128") == Fixed(128)
-    assert parse("64-256") == Uniform(64, 256)
-    assert parse("lognormal:161:0.8") == LogNormal(161, 0.8)
-    assert [str(parse(text)) for text in ("128", "64-256", "lognormal:161:0.8")] == [
-        "128",
-        "64-256",
-        "lognormal:161:0.8",
-    ]
+    lengths = {"128": Fixed(128), "64-256": Uniform(64, 256), "lognormal:161:0.8": LogNormal(161, 0.8)}
+    for text, length in lengths.items():
+        assert parse(text) == length
+        assert str(length) == text
 
 
 @pytest.mark.parametrize(
@@ -193,7 +189,7 @@ def test_published_length_files_are_read(name: str, calls: int) -> None:
 
 
 def test_prompts_of_the_agents_trace_share_nearly_all_their_blocks() -> None:
-    """The folder's description says of these sessions that 93 % of their blocks repeat."""
+    """The data set's description states that 93 % of the blocks repeat."""
     calls = calls_of(list(Recorded(data_file("agent_sessions.jsonl")).sessions()))
     seen: set[tuple[int, ...]] = set()
     repeated = blocks = 0
