@@ -30,7 +30,8 @@ BUILD = ROOT / "build" / "mutants"
 LEFT_OUT = ("acceptance", "browser", "deployment", "gpu_check", "mutants")
 # Compiled kernels, which git ignores.
 PREBUILT = "engine/native/prebuilt"
-# Seconds beyond the usual time of its tests, after which a fault counts as found by a timeout.
+# Seconds of one test, and seconds beyond three times the usual time of all, after which a fault counts as found.
+TEST_SECONDS = 60
 GRACE_SECONDS = 120.0
 SETTINGS = """\
 [run]
@@ -100,7 +101,8 @@ class Trees:
 def _run(tree: Path, node_ids: Iterable[str], seconds: float) -> str:
     names = tree / "node_ids.txt"
     names.write_text("\n".join(node_ids))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n0", f"@{names}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n0"]
+    command += [f"--timeout={TEST_SECONDS}", f"@{names}"]
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'protos'}", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
