@@ -42,9 +42,15 @@ _ENDS_OF_REQUESTS = {
     FreeReason.FAILED: "It failed",
     FreeReason.PRUNED: "Its last sequence was pruned",
 }
+_OPERATIONS = {
+    StepItem.ALLOCATE: "allocation",
+    StepItem.EXTEND: "extension",
+    StepItem.SWAP_OUT: "swap-out",
+    StepItem.SWAP_IN: "swap-in",
+}
 _STATUSES = {
-    RequestStatus.NEVER_ADMITTED: ["It has not been admitted."],
-    RequestStatus.NOT_ADMITTED_AGAIN: ["It has not been admitted again."],
+    RequestStatus.NEVER_ADMITTED: ["It has not been scheduled."],
+    RequestStatus.NOT_ADMITTED_AGAIN: ["It has not been scheduled again."],
     RequestStatus.POOL_DROPPED: ["Its pool was dropped while it held blocks."],
     RequestStatus.SWAPPED_OUT: ["It is swapped out."],
     RequestStatus.HOLDS_BLOCKS: ["It holds {blocks} now."],
@@ -78,8 +84,7 @@ def sentence(event: Event) -> str:
     if event.change:
         return _CHANGES[event.change].format(blocks=_blocks(event.ranges))
     if event.refusal:
-        item = event.item.name.lower() if event.item else "item"
-        return f"The {item} of {_sequence(event)} was refused: {event.detail}."
+        return f"The {_operation(event)} of {_sequence(event)} was refused: {event.detail}."
     return f"{_capitalized(_effect(event))}{_evicted(event)}."
 
 
@@ -169,7 +174,7 @@ def _sentences(finding: Finding) -> list[str]:
 
 def _admission(admitted: Admitted) -> str:
     event, again = admitted.event, " again" if admitted.again else ""
-    parts = [f"It was admitted{again} by engine {event.engine_id} in step {event.step}"]
+    parts = [f"It was scheduled{again} by engine {event.engine_id} in step {event.step}"]
     if admitted.refused_since is not None:
         parts.append(f"{counted(event.step - admitted.refused_since, 'step')} after it was first refused")
     if event.waited_seconds:
@@ -179,23 +184,21 @@ def _admission(admitted: Admitted) -> str:
 
 def _prefix(admitted: Admitted) -> str:
     admission, evictor = admitted.admission, admitted.evictor
-    cached, prompt = admission.cached_tokens, counted(admission.prompt_tokens, "prompt token")
-    found = f"{cached} of its {prompt} {verb(cached)} cached"
+    cached = admission.cached_tokens
+    found = f"{cached} of its {counted(admission.prompt_tokens, 'token')} {verb(cached)} cached"
     if admission.missed is None:
         return f"{found}."
     cause = "was not cached, and no eviction is recorded"
     if evictor and evictor.item:
-        item = evictor.item.name.lower()
-        cause = f"was evicted in step {evictor.step} for the {item} of {_owner(evictor)}"
-    return f"{found}: block {admission.hit_blocks + 1} of its prefix {cause}."
+        cause = f"was evicted in step {evictor.step} for the {_operation(evictor)} of {_owner(evictor)}"
+    return f"{found}: logical block {admission.hit_blocks} {cause}."
 
 
 def _refusals(events: Sequence[Event]) -> str:
     first, last = events[0], events[-1]
-    item = last.item.name.lower() if last.item else ""
     reason = last.refusal.name.lower() if last.refusal else ""
     when = f"{len(events)} times in steps {first.step} to {last.step}" if len(events) > 1 else f"in step {first.step}"
-    return f"Its {item} was refused as {reason} {when}: {last.detail}."
+    return f"Its {_operation(last)} was refused as {reason} {when}: {last.detail}."
 
 
 def _state_change(event: Event, preempted_for: str) -> str:
@@ -207,6 +210,10 @@ def _state_change(event: Event, preempted_for: str) -> str:
         other = f"request {preempted_for}" if preempted_for else f"group {event.preempted_for_group}"
         return f"It was preempted in step {event.step} for {other}."
     return f"{_ENDS_OF_REQUESTS[event.free_reason]} in step {event.step}."
+
+
+def _operation(event: Event) -> str:
+    return _OPERATIONS.get(event.item, event.item.name.lower()) if event.item else "operation"
 
 
 def _owner(event: Event) -> str:

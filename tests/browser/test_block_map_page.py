@@ -116,7 +116,7 @@ def test_a_click_on_a_block_shows_its_holders_and_links_to_the_sequence(
     assert strip == [1, 2, 4]
     assert watched.page.locator("#panel .strip .shared").count() == 2
     assert "of room for 12" in panel(watched)
-    assert "It was admitted by engine engine in step 1." in panel(watched)
+    assert "It was scheduled by engine engine in step 1." in panel(watched)
     assert watched.evaluate("() => [...window.blockMap.grids.device.highlight]") == [1, 2, 4]
     stream.step(frees=[pb.Free(sequence=2, reason=pb.FREE_REASON_FINISHED)])
     watched.page.wait_for_selector("#panel.over >> text=has ended")

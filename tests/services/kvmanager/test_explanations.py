@@ -35,9 +35,9 @@ def test_the_explanation_of_a_request_that_waited_was_admitted_and_finished(engi
         ("FREE", True),
     ]
     assert summary(explanation) == (
-        "Its allocate was refused as out_of_blocks 2 times in steps 2 to 3: 3 blocks are needed, 2 are available. "
-        "It was admitted by engine engine in step 5, 3 steps after it was first refused, queued for 0.25 seconds. "
-        "0 of its 12 prompt tokens were cached: block 1 of its prefix was not cached, and no eviction is recorded. "
+        "Its allocation was refused as out_of_blocks 2 times in steps 2 to 3: 3 blocks are needed, 2 are available. "
+        "It was scheduled by engine engine in step 5, 3 steps after it was first refused, queued for 0.25 seconds. "
+        "0 of its 12 tokens were cached: logical block 0 was not cached, and no eviction is recorded. "
         "It finished in step 7. "
         "It held at most 4 blocks."
     )
@@ -48,7 +48,7 @@ def test_the_explanation_of_a_hit_has_its_cached_tokens(engine):
     engine.cache(1, shared)
     engine.allocate(2, [*shared, 99])
     assert explained(engine, "r2") == (
-        "It was admitted by engine engine in step 4. 8 of its 9 prompt tokens were cached. "
+        "It was scheduled by engine engine in step 4. 8 of its 9 tokens were cached. "
         "It holds 3 blocks now. It held at most 3 blocks."
     )
 
@@ -63,8 +63,8 @@ def test_the_explanation_of_a_miss_names_the_verb_that_evicted_the_block(engine)
     engine.allocate(4, [*shared, 99])
     text = explained(engine, "r4")
     assert (
-        "8 of its 17 prompt tokens were cached: "
-        "block 3 of its prefix was evicted in step 5 for the extend of request r2."
+        "8 of its 17 tokens were cached: "
+        "logical block 2 was evicted in step 5 for the extension of request r2."
     ) in text
 
 
@@ -75,7 +75,7 @@ def test_the_last_of_several_evictions_of_a_block_is_explained(engine):
         engine.allocate(20 + round_, prompt(1000 * (round_ + 1), 32))
         engine.free(20 + round_)
     engine.allocate(30, [*shared, 1])
-    assert "was evicted in step 14 for the allocate of request r22." in explained(engine, "r30")
+    assert "was evicted in step 14 for the allocation of request r22." in explained(engine, "r30")
 
 
 def test_the_explanations_of_victim_and_preempting_request_name_each_other(engine):
@@ -84,16 +84,16 @@ def test_the_explanations_of_victim_and_preempting_request_name_each_other(engin
     engine.extend(1, 20)
     engine.step(frees=[Free(2, FreeReason.PREEMPTED, 1)], extends=[Extend(1, [(1, 20)])])
     assert explained(engine, "r1").endswith(
-        "Its extend was refused as out_of_blocks in step 3: none of the 8 blocks is available. "
+        "Its extension was refused as out_of_blocks in step 3: none of the 8 blocks is available. "
         "Request r2 was preempted for it in step 4 and released 4 blocks. "
         "It holds 5 blocks now. It held at most 5 blocks."
     )
     assert explained(engine, "r2").endswith(
-        "It was preempted in step 4 for request r1. It has not been admitted again. It held at most 4 blocks."
+        "It was preempted in step 4 for request r1. It has not been scheduled again. It held at most 4 blocks."
     )
     engine.free(1)
     engine.allocate(2, prompt(100, 17))
-    assert "It was admitted again by engine engine in step 6." in explained(engine, "r2")
+    assert "It was scheduled again by engine engine in step 6." in explained(engine, "r2")
 
 
 def test_the_explanation_of_a_group_counts_shared_blocks_once_and_ends_with_its_last_sequence(engine):
@@ -124,8 +124,8 @@ def test_the_explanation_of_a_request_whose_pool_was_dropped_says_so(engine):
 def test_the_explanation_of_a_request_that_was_only_refused_says_that_it_was_not_admitted(engine):
     engine.allocate(1, prompt(0, 100))
     assert explained(engine, "r1") == (
-        "Its allocate was refused as out_of_blocks in step 1: 25 blocks are needed, 8 are available. "
-        "It has not been admitted."
+        "Its allocation was refused as out_of_blocks in step 1: 25 blocks are needed, 8 are available. "
+        "It has not been scheduled."
     )
 
 
@@ -145,7 +145,7 @@ def test_a_request_on_two_engines_has_one_explanation():
     engine.allocate(1, prompt(0, 8))
     engine.free(1, reason=FreeReason.FAILED)
     other.allocate(1, prompt(0, 9))
-    assert "It failed in step 2. It was admitted again by engine other in step 1." in explained(engine, "r1")
+    assert "It failed in step 2. It was scheduled again by engine other in step 1." in explained(engine, "r1")
 
 
 @pytest.mark.parametrize("request_id", ["r2", ""])

@@ -231,12 +231,12 @@ def test_a_request_that_was_refused_admitted_with_hits_preempted_and_finished_is
     assert [event.step for event in events] == [4, 6, 7, 10, 11]
     assert events == [event for event in watch().events(12) if event.request_id == "request-2"]
     assert summary == (
-        "Its allocate was refused as out_of_blocks in step 4: 5 blocks are needed, 2 are available. "
-        "It was admitted by engine engine in step 6, 2 steps after it was first refused, queued for 0.25 seconds. "
-        "8 of its 26 prompt tokens were cached: block 3 of its prefix was not cached, and no eviction is recorded. "
+        "Its allocation was refused as out_of_blocks in step 4: 5 blocks are needed, 2 are available. "
+        "It was scheduled by engine engine in step 6, 2 steps after it was first refused, queued for 0.25 seconds. "
+        "8 of its 26 tokens were cached: logical block 2 was not cached, and no eviction is recorded. "
         "It was preempted in step 7 for request request-1. "
-        "It was admitted again by engine engine in step 10, queued for 0.25 seconds. "
-        "8 of its 26 prompt tokens were cached: block 3 of its prefix was not cached, and no eviction is recorded. "
+        "It was scheduled again by engine engine in step 10, queued for 0.25 seconds. "
+        "8 of its 26 tokens were cached: logical block 2 was not cached, and no eviction is recorded. "
         "It finished in step 11. "
         "It held at most 7 blocks."
     )
@@ -252,7 +252,7 @@ def test_an_explanation_names_the_request_that_evicted_a_prefix(manager: Stub, a
     attached.step(allocates=[allocate(3, [7] * 9)])
     events, summary = explain(manager, 3)
     assert [event.cached_tokens for event in events] == [4]
-    assert "block 2 of its prefix was evicted in step 4 for the allocate of request request-2." in summary
+    assert "logical block 1 was evicted in step 4 for the allocation of request request-2." in summary
 
 
 def test_a_request_without_kept_events_is_not_found(manager: Stub) -> None:
