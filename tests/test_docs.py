@@ -287,7 +287,7 @@ def matches(page: Path, pattern: str) -> Iterator[tuple[str, re.Match[str]]]:
     [
         *("--no-such-option", "--routing nearest", "QUIRE_ENGINE_COLOUR=red", "engine.autoscaling.colour"),
         *("engine.run.loop:Engine.jump", "engine.run.jump", "Engine.jump", "GenerateRequest.colour", "EngineJumper"),
-        *("engine/jump.py", "tests/test_rooms.py::test_jump", "jump_seconds", "the engine jumps", "/jump"),
+        *("engine/jump.py", "tests/test_layout.py::test_jump", "jump_seconds", "the engine jumps", "/jump"),
     ],
 )
 def test_an_unknown_quote_is_a_fault(text: str) -> None:

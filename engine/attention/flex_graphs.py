@@ -66,27 +66,27 @@ def attend(
     """Return `[rows, kv_heads, length * group, head_size]`: attention of the rows' tokens over visible slots."""
     scaling, softcap = scores
 
-    def sees(row: torch.Tensor, _head: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    def visible(row: torch.Tensor, _head: torch.Tensor, query_index: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         block = mask.logical[row, slot // (shape.block_size * shape.stride)]
-        back = mask.first[row] + place // shape.group - (block * shape.block_size + slot % shape.block_size)
+        back = mask.first[row] + query_index // shape.group - (block * shape.block_size + slot % shape.block_size)
         return (block >= 0) & (back >= 0) & (back < mask.window)
 
-    def capped(
-        score: torch.Tensor, _row: torch.Tensor, _head: torch.Tensor, _place: torch.Tensor, _slot: torch.Tensor
+    def scaled(
+        score: torch.Tensor, _row: torch.Tensor, _head: torch.Tensor, _query_index: torch.Tensor, _slot: torch.Tensor
     ) -> torch.Tensor:
-        scaled = score * scaling
-        return scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
+        product = score * scaling
+        return product if softcap is None else softcap * torch.tanh(product / softcap)
 
     block_mask = flex.BlockMask.from_kv_blocks(
         *lists,
         BLOCK_SIZE=(shape.query_block, shape.block_size),
-        mask_mod=sees,
+        mask_mod=visible,
         seq_lengths=(query.shape[2], key.shape[2]),
         compute_q_blocks=False,
     )
     options = _gpu_options(shape) if query.device.type == "cuda" else None
     attended = flex.flex_attention(
-        query, key, value, score_mod=capped, block_mask=block_mask, scale=1.0, kernel_options=options
+        query, key, value, score_mod=scaled, block_mask=block_mask, scale=1.0, kernel_options=options
     )
     assert isinstance(attended, torch.Tensor)
     return attended

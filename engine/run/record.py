@@ -57,7 +57,8 @@ class RecordedRequest:
     def is_valid(self) -> bool:
         """Whether the lengths are consistent."""
         known = self.prompt_tokens + self.output_tokens
-        return self.prompt_tokens > 0 <= self.output_tokens <= self.max_tokens and known >= len(self.keys)
+        lengths = self.prompt_tokens > 0 and 0 <= self.output_tokens <= self.max_tokens
+        return lengths and known >= len(self.keys)
 
 
 class RequestsRecord:
@@ -78,7 +79,7 @@ class RequestsRecord:
         )
         self._secret = secret
 
-    def ended(self, group: Group, arrival_step: int, end_step: int) -> list[RecordedRequest]:
+    def describe(self, group: Group, arrival_step: int, end_step: int) -> list[RecordedRequest]:
         """Describe an ended request, one entry for each sample. Samples share the keys of the prompt.
 
         Samples that had ended before the request arrived are left out.

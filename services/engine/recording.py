@@ -42,7 +42,7 @@ class RequestsRecorder:
     def ended(self, group: Group, arrival_step: int, end_step: int) -> None:
         """Record a request that has ended and no longer changes."""
         if (record := self._record) and self._file:
-            self._file.write(lambda: map(request_entry, record.ended(group, arrival_step, end_step)))
+            self._file.write(lambda: map(request_entry, record.describe(group, arrival_step, end_step)))
 
     def close(self) -> None:
         """End the record, and wait a few seconds at most until it is on the disk."""

@@ -124,7 +124,7 @@ def fields_of(name: str) -> set[str]:
 def table() -> dict[str, dict[str, str]]:
     """Return the docs' table: the fields of each class, and the class that writes each."""
     text = (ROOT / "docs/architecture.md").read_text()
-    section = text.split("### Who writes what\n")[1].split("\n#")[0]
+    section = text.split("### Field ownership\n")[1].split("\n#")[0]
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for row in re.findall(r"^\| `(\w+)` \| (.+?) \| `(\w+)` \|$", section, re.M):
         found[row[0]].update(dict.fromkeys(re.findall(r"`(\w+)`", row[1]), row[2]))

@@ -20,7 +20,7 @@ def recorded(prompt, output=(), *, number=1, salt=b"", secret=SECRET, temperatur
     group = Group.of(request, count(number))
     group.members[0].tokens += output
     group.members[0].finish = FinishReason.STOP
-    (one,) = RequestsRecord(scheduler, secret).ended(group, 5, 9)
+    (one,) = RequestsRecord(scheduler, secret).describe(group, 5, 9)
     return one
 
 

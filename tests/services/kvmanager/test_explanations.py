@@ -63,8 +63,7 @@ def test_the_explanation_of_a_miss_names_the_verb_that_evicted_the_block(engine)
     engine.allocate(4, [*shared, 99])
     text = explained(engine, "r4")
     assert (
-        "8 of its 17 tokens were cached: "
-        "logical block 2 was evicted in step 5 for the extension of request r2."
+        "8 of its 17 tokens were cached: logical block 2 was evicted in step 5 for the extension of request r2."
     ) in text
 
 

@@ -41,7 +41,7 @@ class RecordedEngine(EngineInProcess):
         turn = super().turn()
         for request_id in self.finished.keys() - known:
             steps = self.scheduler.totals.steps
-            ended = self._record.ended(self.finished[request_id], self._arrivals[request_id], steps)
+            ended = self._record.describe(self.finished[request_id], self._arrivals[request_id], steps)
             self.entries += map(request_entry, ended)
         return turn
 
