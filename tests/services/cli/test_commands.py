@@ -81,7 +81,7 @@ def test_the_help_of_every_option_is_a_sentence(command: str) -> None:
     assert [option.name for option in options if not (option.help or "").endswith(".")] == []
 
 
-def test_the_command_alone_shows_its_help_and_an_unknown_one_is_refused() -> None:
+def test_quire_without_a_command_shows_its_help_and_an_unknown_command_is_refused() -> None:
     alone, unknown = quire(), quire("server")
     assert "Start KV manager, engine and gateway" in alone.stdout + alone.stderr
     assert unknown.returncode == 2
@@ -144,7 +144,7 @@ def test_a_prompt_too_long_for_the_default_limit_gets_as_many_tokens_as_fit(
     assert_fails_in_one_line(explicit, f"stopping.max_tokens ({ANSWER_TOKENS}) take")
 
 
-def test_generate_prints_the_request_id_that_explain_takes(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
+def test_explain_summarizes_the_request_whose_id_generate_prints(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
     done = quire("generate", *at, "--max-tokens", "3", PROMPT)
     (name,) = re.findall(r", request (\w+)$", done.stderr, re.MULTILINE)
     tiny_quire.settled_pool()
@@ -278,7 +278,7 @@ def test_explain_reports_an_unknown_request_in_one_line(tiny_quire: RunningQuire
     assert_fails_in_one_line(done, "NOT_FOUND")
 
 
-def test_model_prints_the_folder_alone(tiny_model: Callable[[str], Path]) -> None:
+def test_model_prints_only_the_folder(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     done = quire("model", str(folder))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}\n", "")

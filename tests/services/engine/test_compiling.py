@@ -37,7 +37,9 @@ async def test_a_constraint_is_compiled_once_and_the_oldest_is_evicted(constrain
     assert await constraints.compiled(constraint("a")) is not first
 
 
-async def test_too_many_pending_compilations_are_refused_until_one_is_cancelled(constraints: Constraints) -> None:
+async def test_pending_compilations_beyond_the_limit_are_refused_until_one_is_cancelled(
+    constraints: Constraints,
+) -> None:
     waiting = [asyncio.create_task(constraints.compiled(constraint(f"a{number}"))) for number in range(32)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match="32 constraints are being compiled"):

@@ -42,7 +42,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(tiny_gguf: Path) -> Path:
-    """The cache that holds the tiny model, converted."""
+    """A cache with the converted tiny model."""
     cache = tiny_gguf.parent / "cache"
     resolve(str(tiny_gguf), cache, Stages())
     return cache
@@ -147,7 +147,7 @@ def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
     assert_no_folder(tmp_path / "cache")
 
 
-def test_a_local_folder_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_folder_is_used_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "model").mkdir(parents=True)
     (tmp_path / "org" / "model" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -301,7 +301,7 @@ def test_an_unknown_hub_id_or_an_unreachable_hub_is_reported_in_one_sentence(hub
         assert run.stderr == f"{name} is not a local folder, and {reason}.\n"
 
 
-def test_the_command_prints_the_folder_alone_on_stdout(tmp_path: Path) -> None:
+def test_the_command_prints_only_the_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     run = print_folder(str(tmp_path), tmp_path)
     assert (run.returncode, run.stdout, run.stderr) == (0, f"{tmp_path}\n", "")

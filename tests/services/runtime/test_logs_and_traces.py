@@ -88,7 +88,7 @@ class Client:
         return Answer.of(self.begin(quire, request, sampled=sampled))
 
     def spans(self, collector: Collector, *names: str) -> list[CollectedSpan]:
-        """Return the spans of the trace once those of these names, by default of a whole request, are there."""
+        """Wait for spans of these names, by default those of a request, and return the spans of the trace."""
         return collector.wait_for(self.trace_id, *(names or SPANS))
 
 

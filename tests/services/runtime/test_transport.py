@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 MIB = 1024 * 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-# The fastest that gRPC's own clients ping is once a second. Four pings too early are too many.
+# gRPC's own clients ping at most once a second, and the fourth early ping ends a connection.
 OBSERVED_SECONDS = 8
 # Shorter than gRPC's own timeouts.
 LONG_SECONDS = 60
@@ -198,7 +198,7 @@ def test_links_reject_messages_above_64_mib(tiny_quire: RunningQuire, service: s
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_an_admitted_prompt_reaches_the_engine_whole(tiny_quire: RunningQuire) -> None:
+def test_a_prompt_of_a_million_tokens_reaches_the_engine(tiny_quire: RunningQuire) -> None:
     request = prompt_request("")
     request.prompt.token_ids.ids.extend([300] * (1024 * 1024))
     with pytest.raises(grpc.RpcError) as caught:

@@ -20,7 +20,7 @@ PUBLISHER = """
 import sys
 from services.cli.local.instances import Instance, published
 with published(Instance(sys.argv[1], "unix:/g", "unix:/k", ["unix:/e"])):
-    print("there", flush=True)
+    print("published", flush=True)
     sys.stdin.read()
 """
 
@@ -44,7 +44,7 @@ def begin(name: str) -> "subprocess.Popen[str]":
         [sys.executable, "-c", PUBLISHER, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "there\n"
+    assert process.stdout.readline() == "published\n"
     return process
 
 

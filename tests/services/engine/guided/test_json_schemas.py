@@ -188,7 +188,7 @@ def test_intersecting_bounds_admit_only_valid_texts(
         ('{"exclusiveMaximum": -3, "minimum": -3.5}', ["-3.5", "-3.00000001"], ["-3", "-3.0"]),
     ],
 )
-def test_an_excluded_bound_alone_is_not_admitted(
+def test_an_excluded_bound_is_not_admitted(
     tiny: Vocabulary, schema: str, admitted: list[str], refused: list[str]
 ) -> None:
     typed = '{"type": "number", ' + schema[1:]

@@ -180,7 +180,7 @@ async def test_the_first_model_is_used_or_the_named_one_which_must_exist() -> No
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 1000])
-async def test_events_are_found_wherever_the_body_is_cut(width: int) -> None:
+async def test_events_are_read_from_pieces_of_any_size(width: int) -> None:
     body = b': hello\n\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
 
     async def pieces() -> AsyncIterator[bytes]:
