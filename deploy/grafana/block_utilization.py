@@ -149,7 +149,7 @@ _PREEMPTION = (
     PREEMPTIONS,
     Panel(
         "Cost of preemptions",
-        "Recomputed tokens, and tokens moved to host memory instead.",
+        "Recomputed tokens per second, and tokens moved to host memory instead.",
         (
             Query(rate("quire_recomputed_tokens_total"), "{{engine}} recomputed"),
             Query(rate("quire_swapped_tokens_total"), "{{engine}} swapped"),

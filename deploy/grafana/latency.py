@@ -113,13 +113,13 @@ _STEPS = (
         stacked=PHASES,
     ),
     Panel(
-        "Step of the engine",
+        "Step latency of the engine",
         "Model and sampling of one step.",
         quantiles("quire_step_seconds"),
         unit="s",
     ),
     Panel(
-        "Step of the KV manager",
+        "Step latency of the KV manager",
         "Reading, applying and answering the block operations of one step.",
         quantiles("quire_kv_step_seconds"),
         unit="s",
