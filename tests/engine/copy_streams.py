@@ -4,7 +4,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 
 from engine.gpu.copy_stream import Event
@@ -62,28 +62,13 @@ class HeldCopyStream:
         self._thread.shutdown()
 
 
-class FreeCopyStream:
+class FreeCopyStream(HeldCopyStream):
     """Copies on one thread without a delay."""
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
-
     def launch(self, copy: Callable[[], None]) -> Event:
-        return _Ending(self._thread.submit(copy))
-
-    def close(self) -> None:
-        self._thread.shutdown()
-
-
-class _Ending:
-    def __init__(self, end: "Future[None]") -> None:
-        self._end = end
-
-    def query(self) -> bool:
-        return self._end.done() and self._end.result() is None
-
-    def wait(self) -> None:
-        self._end.result(MAX_SECONDS)
+        event = super().launch(copy)
+        self.copies[-1].release()
+        return event
 
 
 class LateCopyStream:

@@ -1,6 +1,6 @@
-"""Thirty-two requests of every kind for one batch, and what each has to bring: what transformers says of it in float32.
+"""A batch of thirty-two requests of every kind, whose results are compared with those of transformers in float32.
 
-Tokens that are drawn are compared with those that the same request gets alone. A new way of decoding is a row in
+Sampled tokens are compared with those of the same request alone. A new way of decoding is a row in
 `mixed_batch` and a check of its own in `_CHECKS`.
 """
 
@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
-from engine.schedule.step_plan import Launched, Sampled, StepPlan
+from engine.schedule.step_plan import Launched, StepPlan
+from tests.engine.run.test_logprobs import check as check_logprobs
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import (
     BeamAnswers,
@@ -23,15 +21,12 @@ from tests.reference import (
     beam_reference,
     near_ties,
     near_ties_after_penalties,
-    reference_logprobs,
 )
 
 COUNT = 32
 SEQUENCES = 56  # of all its requests together
 # A neighbour that comes first in every order, and whose samples take a block each every few steps.
 GREEDIER = Request("neighbour", (5, 6, 7), Sampling(seed=1), Stopping(40), priority=-1, samples=((),) * 16)
-# Of log-probabilities, whose sums float32 makes in any order.
-TOLERANCE = 1e-4
 
 Tokens = Sequence[int]
 
@@ -152,26 +147,15 @@ def _check_drawn(engine: ModelEngine, request: Request) -> int:
 
 def _check_logprobs(engine: ModelEngine, request: Request) -> int:
     assert request.logprobs is not None
-    tokens = engine.tokens[request.request_id]
-    rows = reference_logprobs(engine.folder, [*request.prompt, *tokens])[len(request.prompt) - 1 :]
-    _check_rows(engine.sampled[request.request_id], tokens, rows, request.logprobs)
+    tokens = [*request.prompt, *engine.tokens[request.request_id]]
+    check_logprobs(engine.folder, tokens, engine.sampled[request.request_id], len(request.prompt), request.logprobs)
     return _check_greedy(engine, request)
 
 
 def _check_prompt_logprobs(engine: ModelEngine, request: Request) -> int:
     assert request.prompt_logprobs is not None
-    rows = reference_logprobs(engine.folder, request.prompt)
-    _check_rows(engine.scored[request.request_id], request.prompt[1:], rows, request.prompt_logprobs)
+    check_logprobs(engine.folder, request.prompt, engine.scored[request.request_id], 1, request.prompt_logprobs)
     return _check_greedy(engine, request)
-
-
-def _check_rows(said: Sequence[Sampled], tokens: Tokens, rows: torch.Tensor, count: int) -> None:
-    assert len(said) == len(tokens) == len(rows)
-    for one, token, row in zip(said, tokens, rows, strict=True):
-        assert one.token_id == token
-        assert one.logprob == pytest.approx(float(row[token]), abs=TOLERANCE)
-        assert [value for _, value in one.top] == pytest.approx(row.topk(count).values.tolist(), abs=TOLERANCE)
-        assert [float(row[top]) for top, _ in one.top] == pytest.approx([value for _, value in one.top], abs=TOLERANCE)
 
 
 _CHECKS: dict[str, Callable[[ModelEngine, Request], int]] = {

@@ -29,19 +29,16 @@ class TestBlocks:
         backend.cache.copy_(torch.arange(backend.cache.numel()).view_as(backend.cache))
         return backend
 
-    @pytest.fixture
-    def host_cache(self, backend: TorchBackend) -> torch.Tensor:
-        assert backend.host_cache is not None
-        backend.host_cache.copy_(-torch.arange(backend.host_cache.numel()).view_as(backend.host_cache))
-        return backend.host_cache
-
-    def test_a_write_touches_its_own_slots_of_its_own_layer(self, backend: TorchBackend) -> None:
+    def test_a_write_changes_its_own_slots_of_its_own_layer_and_attending_changes_none(
+        self, backend: TorchBackend
+    ) -> None:
         before = backend.cache.clone()
         batch = PagedBatch.of(
             [Work(1, (0,) * 3, 2, (5, 2), True, Sampling()), Work(2, (0,), 4, (1, 6), True, Sampling())], 4, CPU
         )
         key, value = torch.randn(2, 4, 2, 4)
         backend.write(1, key, value, batch)
+        backend.attend(0, torch.randn(4, 4, 4), batch, Scoring(1.0))
         places = [(5, 2), (5, 3), (2, 0), (6, 0)]
         for token, (block, slot) in enumerate(places):
             assert torch.equal(backend.cache[block, 1, 0, slot], key[token])
@@ -49,41 +46,18 @@ class TestBlocks:
             before[block, 1, :, slot] = backend.cache[block, 1, :, slot]
         assert torch.equal(backend.cache, before)
 
-    def test_attending_changes_nothing(self, backend: TorchBackend) -> None:
-        before = backend.cache.clone()
-        batch = PagedBatch.of([Work(1, (0,), 6, (5, 2), True, Sampling())], 4, CPU)
-        backend.attend(0, torch.randn(1, 4, 4), batch, Scoring(1.0))
-        assert torch.equal(backend.cache, before)
+    def test_both_tiers_have_an_unused_block_0_and_contiguous_blocks_of_all_layers(self, backend: TorchBackend) -> None:
+        assert backend.host_cache is not None
+        for blocks, cache in ((6, backend.cache), (4, backend.host_cache)):
+            assert cache.shape == (blocks + 1, 3, 2, *backend.block_shape())
+            assert cache.dtype == torch.float32
+            assert cache[0].is_contiguous()
 
-    @pytest.mark.parametrize("direction", Direction)
-    def test_a_swap_moves_whole_blocks_to_the_other_tier_and_changes_no_other(
-        self, backend: TorchBackend, host_cache: torch.Tensor, direction: Direction
-    ) -> None:
-        tiers = (backend.cache, host_cache)
-        source, target = tiers if direction is Direction.DEVICE_TO_HOST else tiers[::-1]
-        source_before, expected = source.clone(), target.clone()
-        backend.swap([Copy(1, 4), Copy(3, 2), Copy(1, 3)], direction)
-        expected[[4, 2, 3]] = source_before[[1, 3, 1]]
-        assert torch.equal(target, expected)
-        assert torch.equal(source, source_before)
-
-    def test_the_host_tier_has_the_shape_of_the_device_tier_and_is_optional(
-        self, backend: TorchBackend, host_cache: torch.Tensor
-    ) -> None:
-        assert host_cache.shape == (5, *backend.cache.shape[1:])
-        assert host_cache.dtype == backend.cache.dtype
-        assert host_cache[0].is_contiguous()
-        alone = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
-        assert alone.host_cache is None
+    def test_the_host_tier_is_optional(self) -> None:
+        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
+        assert backend.host_cache is None
         with pytest.raises(AssertionError, match="requires a host tier"):
-            alone.swap([Copy(1, 1)], Direction.DEVICE_TO_HOST)
-
-    def test_the_cache_has_one_block_more_than_the_pool(self) -> None:
-        geometry = CacheGeometry(3, 2, 4)
-        backend = TorchBackend(geometry, block_size=5, device_blocks=6, dtype=torch.float16)
-        assert backend.cache.shape == (7, 3, 2, *backend.block_shape())
-        assert backend.cache[0].nbytes == geometry.block_bytes(5, torch.float16)
-        assert backend.cache[0].is_contiguous(), "one block of all layers is contiguous"
+            backend.swap([Copy(1, 1)], Direction.DEVICE_TO_HOST)
 
 
 class TestBatchLayout:

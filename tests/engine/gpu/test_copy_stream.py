@@ -16,16 +16,12 @@ from engine.attention.cache import CacheGeometry
 from engine.errors import CopyFailed
 from engine.gpu.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream, copy_stream_for
 from engine.run.block_copies import BlockCopies
-from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
-from engine.schedule.limits import Limits
-from engine.schedule.outputs import Finished, Tokens
-from engine.schedule.request import Capacity, Request, Stopping
-from engine.schedule.scheduler import Scheduler
+from engine.schedule.outputs import Finished
+from engine.schedule.request import Capacity
 from engine.schedule.step_plan import Copies, Done, StepPlan, Work
 from tests.engine.copy_streams import MAX_SECONDS, FreeCopyStream, HeldCopy, HeldCopyStream, LateCopyStream
-from tests.engine_in_process import GREEDY, loaded_model
-from tests.in_process import InProcessBlocks
+from tests.engine_in_process import GREEDY, EngineInProcess, ModelEngine, loaded_model
 from tests.reference import greedy_reference
 
 BLOCK = 4
@@ -33,6 +29,7 @@ FIRST = (11, 12, 13, 14, 15, 16, 17)
 SECOND = (21, 22, 23, 24, 25, 26)
 
 Tiny = Callable[[str], Path]
+Expect = Callable[[tuple[int, ...]], list[int]]
 
 
 class FailingBackend(TorchBackend):
@@ -106,7 +103,14 @@ def rig(tiny_model: Tiny) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def expect(tiny_model: Tiny) -> Callable[[tuple[int, ...]], list[int]]:
+def cache_with_first(rig: Rig) -> torch.Tensor:
+    """Feed FIRST to blocks 3 and 5, and return the contents of the device tier."""
+    rig.run(work=(feed(FIRST, (3, 5)),))
+    return rig.backend.cache.clone()
+
+
+@pytest.fixture
+def expect(tiny_model: Tiny) -> Expect:
     """Return the next token of a prompt by the reference."""
     return lambda prompt: greedy_reference(tiny_model("llama"), [prompt], 1)[0]
 
@@ -123,31 +127,26 @@ def back(*pairs: tuple[int, int]) -> Copies:
     return Copies(host_to_device=tuple(Copy(*pair) for pair in pairs))
 
 
-Expect = Callable[[tuple[int, ...]], list[int]]
-
-
 class TestASlowCopy:
     def test_60_a_block_that_is_handed_out_again_is_not_written_before_the_copy_has_read_it(
-        self, rig: Rig, expect: Expect
+        self, rig: Rig, cache_with_first: torch.Tensor, expect: Expect
     ) -> None:
-        rig.run(work=(feed(FIRST, (3, 5)),))
-        before = rig.backend.cache.clone()
         step = rig.begin(out((3, 1), (5, 2)), work=(feed(SECOND, (5, 3)),))
         copy = rig.waited_for()
-        assert torch.equal(rig.backend.cache, before), "the step writes before the copy is done"
+        assert torch.equal(rig.backend.cache, cache_with_first), "the step writes before the copy is done"
         copy.release()
         assert rig.next_event() is step
         assert step.result() == expect(SECOND)
-        assert torch.equal(rig.host_cache[[1, 2]], before[[3, 5]])
+        assert torch.equal(rig.host_cache[[1, 2]], cache_with_first[[3, 5]])
 
-    def test_60_it_is_not_written_in_a_later_step_either(self, rig: Rig, expect: Expect) -> None:
-        rig.run(work=(feed(FIRST, (3, 5)),))
-        before = rig.backend.cache.clone()
+    def test_60_it_is_not_written_in_a_later_step_either(
+        self, rig: Rig, cache_with_first: torch.Tensor, expect: Expect
+    ) -> None:
         rig.run(out((3, 1), (5, 2)))
         step = rig.begin(work=(feed(SECOND, (2, 5)),))
         rig.waited_for().release()
         assert step.result(MAX_SECONDS) == expect(SECOND)
-        assert torch.equal(rig.host_cache[[1, 2]], before[[3, 5]])
+        assert torch.equal(rig.host_cache[[1, 2]], cache_with_first[[3, 5]])
 
     def test_60_a_block_is_not_read_before_the_copy_has_written_it(self, rig: Rig, expect: Expect) -> None:
         rig.run(work=(feed(FIRST[:6], (3, 5)),))
@@ -175,8 +174,8 @@ class TestASlowCopy:
         assert rig.backend.cache[:, 0, 0, 0, 0, 0].tolist() == [0, 1, 9, 5, 4, 5, 6, 9, 8]
         assert (rig.host_cache[4] == 3).all()
 
+    @pytest.mark.usefixtures("cache_with_first")
     def test_60_a_step_that_touches_none_of_its_blocks_does_not_wait(self, rig: Rig, expect: Expect) -> None:
-        rig.run(work=(feed(FIRST, (3, 5)),))
         assert rig.run(out((3, 1)), back((2, 4)), work=(feed(SECOND, (1, 2)),)) == expect(SECOND)
         within = Copies(device_to_device=(Copy(1, 6), Copy(2, 7)))
         assert rig.run(within, work=(feed(SECOND[-1:], (6, 7), start=5),)) == expect(SECOND)
@@ -185,23 +184,23 @@ class TestASlowCopy:
         rig.run(work=(feed(FIRST[:6], (3, 5)),))
         assert rig.run(out((3, 1)), work=(feed(FIRST[6:], (3, 5), start=6),)) == expect(FIRST)
 
-    def test_61_of_several_copies_of_a_block_the_last_one_frees_it(self, rig: Rig, expect: Expect) -> None:
-        rig.run(work=(feed(FIRST, (3, 5)),))
-        before = rig.backend.cache.clone()
+    def test_61_of_several_copies_of_a_block_the_last_one_frees_it(
+        self, rig: Rig, cache_with_first: torch.Tensor, expect: Expect
+    ) -> None:
         rig.run(out((3, 1)), out((3, 2), (5, 4)))
         rig.run(out((3, 3)))
         step = rig.begin(work=(feed(SECOND[:3], (3,)),))
         for copy in rig.copies:
             assert rig.next_event() is copy, "the step continues too early"
-            assert torch.equal(rig.backend.cache, before)
+            assert torch.equal(rig.backend.cache, cache_with_first)
             copy.release()
         assert rig.next_event() is step
         assert step.result() == expect(SECOND[:3])
         for host_block in (1, 2, 3):
-            assert torch.equal(rig.host_cache[host_block], before[3])
+            assert torch.equal(rig.host_cache[host_block], cache_with_first[3])
 
+    @pytest.mark.usefixtures("cache_with_first")
     def test_63_blocks_are_released_in_the_order_of_the_copies(self, rig: Rig, expect: Expect) -> None:
-        rig.run(work=(feed(FIRST, (3, 5)),))
         rig.run(out((3, 1)))
         rig.run(out((5, 2)))
         first, second = rig.copies
@@ -211,8 +210,8 @@ class TestASlowCopy:
         first.release()
         assert step.result(MAX_SECONDS) == expect(SECOND[:3])
 
+    @pytest.mark.usefixtures("cache_with_first")
     def test_63_each_block_is_released_by_its_own_copy_not_by_the_last_one(self, rig: Rig, expect: Expect) -> None:
-        rig.run(work=(feed(FIRST, (3, 5)),))
         rig.run(out((3, 1)))
         rig.run(out((5, 2)))
         first, second = rig.copies
@@ -285,14 +284,13 @@ class TestAFailedCopy:
             def launch(self, plan: StepPlan) -> Done:
                 raise CopyFailed("made to fail")
 
-        scheduler = Scheduler(Capacity(8, 50, BLOCK, 4), Limits(8, 4, 4))
-        engine = Engine(scheduler, NoCopies(), InProcessBlocks(scheduler.capacity), lambda: 0.0)
-        scheduler.requests.submit(Request("one", FIRST[:3], GREEDY, Stopping(2)))
+        engine = EngineInProcess(NoCopies(), Capacity(8, 50, BLOCK, 4))
+        engine.submit(FIRST[:3], 2)
         engine.turn()  # requests blocks
         with pytest.raises(CopyFailed):
             engine.turn()
-        assert engine.last_failure is None
-        assert not any(isinstance(output, Finished) for output in scheduler.take_outputs())
+        assert engine.engine.last_failure is None
+        assert not any(isinstance(output, Finished) for output in engine.scheduler.take_outputs())
 
 
 class Twins:
@@ -392,44 +390,26 @@ class TestRandomCopiesAndSteps:
             Twins(seed, stream, device).run()
 
 
-class TestTheWholeEngine:
-    HOST_BLOCKS = 24
+class StreamEngine(ModelEngine):
+    def __init__(self, folder: Path, stream: CopyStream) -> None:
+        sizes = {"device_blocks": 8, "host_blocks": 24, "token_budget": 16, "max_sequences": 4}
+        super().__init__(folder, block_size=BLOCK, **sizes)
+        self.engine._runner = ModelRunner(self.loaded, self.backend, BLOCK, stream)
 
-    @pytest.fixture
-    def prompts(self, random_prompt: Callable[[int], list[int]]) -> list[list[int]]:
-        return [random_prompt(18) for _ in range(4)]
 
-    @pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, FreeCopyStream])
-    def test_generates_the_same_tokens_whenever_the_copies_run(
-        self, tiny_model: Tiny, prompts: list[list[int]], kind: type[Any]
-    ) -> None:
-        loaded = loaded_model(tiny_model("llama"))
-        capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK, 8)
-        stream = kind()
-        backend = TorchBackend(loaded.geometry, BLOCK, capacity.device_blocks, host_blocks=self.HOST_BLOCKS)
-        scheduler = Scheduler(capacity, Limits(16, 4, 20))
-        blocks = InProcessBlocks(capacity, host_blocks=self.HOST_BLOCKS)
-        engine = Engine(scheduler, ModelRunner(loaded, backend, BLOCK, stream), blocks, lambda: 0.0)
-        expected = greedy_reference(tiny_model("llama"), prompts, 4)
-        for _ in range(3):
-            assert self.generate(engine, prompts) == expected
-        totals = blocks.session.totals
-        assert totals.to_host_blocks > 10
-        assert scheduler.totals.cached_tokens == 2 * 4 * 16, (
-            "each full block of the prompts is cached in the second and third round"
-        )
-        close(stream)
-
-    def generate(self, engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-        tokens: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-        for name, prompt in zip(tokens, prompts, strict=True):
-            engine.scheduler.requests.submit(Request(name, tuple(prompt), GREEDY, Stopping(4)))
-        while not engine.scheduler.empty:
-            for output in engine.turn().outputs:
-                if isinstance(output, Tokens):
-                    tokens[output.request_id] += output.token_ids
-        assert engine.last_failure is None
-        return list(tokens.values())
+@pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, FreeCopyStream])
+def test_an_engine_generates_the_same_tokens_whenever_the_copies_run(
+    tiny_model: Tiny, random_prompt: Callable[[int], list[int]], kind: type[Any]
+) -> None:
+    stream = kind()
+    engine, prompts = StreamEngine(tiny_model("llama"), stream), [random_prompt(18) for _ in range(4)]
+    expected = greedy_reference(engine.folder, prompts, 4)
+    for _ in range(3):
+        assert engine.generate(prompts, 4) == expected
+    assert engine.engine.last_failure is None
+    assert engine.blocks.session.totals.to_host_blocks > 10
+    assert engine.scheduler.totals.cached_tokens == 2 * 4 * 16, "all full blocks of prompts are cached after one round"
+    close(stream)
 
 
 def close(stream: Any) -> None:

@@ -30,7 +30,6 @@ from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import RowRules
 from tests.engine.run.chi_square import chi_square_is_likely
 from tests.engine_in_process import GREEDY, ModelEngine
-from tests.reference import reference_model
 
 VOCABULARY = 200
 PROMPT = (3, 7, 7, 11, 199)
@@ -198,29 +197,6 @@ class TestBatches:
 
 class TestEngine:
     PROMPT = (50, 60, 70, 80, 50, 60)
-
-    def greedy_with(self, folder: Path, processors: LogitsProcessorList, count: int) -> list[int]:
-        tokens = list(self.PROMPT)
-        for _ in range(count):
-            with torch.inference_mode():
-                logits = reference_model(folder)(torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-            tokens.append(int(processors(torch.tensor([tokens]), logits).argmax()))
-        return tokens[len(self.PROMPT) :]
-
-    def test_repetition_is_penalized_as_in_transformers(self, tiny_model: Tiny) -> None:
-        folder = tiny_model("llama")
-        expected = self.greedy_with(folder, LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)]), 40)
-        rules = LogitRules(repetition_penalty=1.5)
-        for options in ({}, {"block_size": 4, "device_blocks": 16, "token_budget": 8, "max_sequences": 4}):
-            engine = ModelEngine(folder, **options)
-            answers = engine.generate([self.PROMPT] * 3, 40, logit_rules=rules)
-            assert answers == [expected] * 3
-        assert engine.scheduler.totals.preemptions > 0
-
-    def test_an_unbounded_presence_penalty_repeats_no_token(self, tiny_model: Tiny) -> None:
-        engine = ModelEngine(tiny_model("llama"))
-        [answer] = engine.generate([self.PROMPT], 60, logit_rules=LogitRules(presence_penalty=1e9))
-        assert len(set(answer)) == 60
 
     def test_a_resumed_request_has_the_same_penalties(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"))

@@ -114,18 +114,6 @@ class TestGenerated:
         assert [one.token_id for one in batched] == [one.token_id for one in alone]
         assert [one.logprob for one in batched] == pytest.approx([one.logprob for one in alone], abs=TOLERANCE)
 
-    @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
-    def test_are_right_after_preemptions(self, tiny_model: Tiny, preemption: Preemption) -> None:
-        engine = ModelEngine(
-            tiny_model("llama"), block_size=4, device_blocks=20, host_blocks=40, token_budget=16, preemption=preemption
-        )
-        prompts = [PROMPT[number:] for number in range(0, 32, 4)]
-        names = [engine.submit(prompt, 30, logprobs=3) for prompt in prompts]
-        engine.run()
-        assert engine.scheduler.totals.preemptions > 0
-        for name, prompt in zip(names, prompts, strict=True):
-            check(engine.folder, [*prompt, *engine.tokens[name]], engine.sampled[name], len(prompt), 3)
-
 
 class TestPrompts:
     @pytest.mark.parametrize(("token_budget", "count"), [(1, 4), (5, 0), (16, 4), (512, 0)])
