@@ -207,7 +207,7 @@ class WireManager:
         for link in self._links:
             link.close()
         self._loop.run(self._service.stop())
-        self._loop.run(_all_ended())
+        self._loop.run(_check_no_task_is_left())
 
     async def _start(self) -> KVManagerService:
         service = KVManagerService(KVManagerSettings(listen=self._address, map_listen="", lease_seconds=0))
@@ -215,8 +215,8 @@ class WireManager:
         return service
 
 
-async def _all_ended() -> None:
-    """Check that no task is left: each broken stream would leak one."""
+async def _check_no_task_is_left() -> None:
+    """Fail if a broken stream leaked a task."""
     deadline = asyncio.get_running_loop().time() + SECONDS / 2
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         assert asyncio.get_running_loop().time() < deadline, f"tasks are left: {others}"
@@ -230,17 +230,17 @@ class WireLink:
 
     def __init__(self, loop: LoopThread, address: str, spec: kvmanager.PoolSpec) -> None:
         self._loop = loop
-        self._news = threading.Event()
+        self._changed = threading.Event()
         self._loop.run(self._begin(address, spec))
 
     def wait(self) -> None:
         """Raises Refused if the manager refused the attach."""
-        if self._task.done() and not self._news.is_set():
+        if self._task.done() and not self._changed.is_set():
             error = self._task.exception()
             assert isinstance(error, AttachRefused), error
             raise Refused(str(error))
-        assert self._news.wait(SECONDS), "no answer arrived"
-        self._news.clear()
+        assert self._changed.wait(SECONDS), "no answer arrived"
+        self._changed.clear()
 
     def wait_until_broken(self) -> None:
         self._loop.run(asyncio.wait_for(self.blocks.detached.wait(), SECONDS))
@@ -249,9 +249,9 @@ class WireLink:
         self._loop.run(self._end())
 
     async def _begin(self, address: str, spec: kvmanager.PoolSpec) -> None:
-        self.blocks = BlockClient(address, spec, self._news.set)
+        self.blocks = BlockClient(address, spec, self._changed.set)
         self._task = asyncio.create_task(self.blocks.run())
-        self._task.add_done_callback(lambda _: self._news.set())
+        self._task.add_done_callback(lambda _: self._changed.set())
 
     async def _end(self) -> None:
         self._task.cancel()

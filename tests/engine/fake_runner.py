@@ -43,12 +43,12 @@ class FakeRunner:
         self._host_slots: dict[int, int] = {}
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Compute it at once; a failure is told later, as a device does."""
+        """Compute the step at once; its result raises a failure, as on a device."""
         plan = replace(plan, work=tuple(map(self._with_tokens, plan.work)))
         try:
             results = self._execute(plan)
         except MadeToFail as failure:
-            self._drawn = dict.fromkeys((work.sequence for work in plan.work), 0)  # whatever there was
+            self._drawn = dict.fromkeys((work.sequence for work in plan.work), 0)  # as a device may return anything
             return FailedLater(failure)
         outcomes = iter(results)
         found = [(work, [next(outcomes) for _ in range(work.outcomes)]) for work in plan.work]
@@ -65,7 +65,7 @@ class FakeRunner:
             self._copy(copies.device_to_device, self._slots, self._slots)
         written = [self._digests(work) for work in plan.work]
         for work, digests in zip(plan.work, written, strict=True):
-            # A step that fails may have written anything where it was to write.
+            # A failed step may have written anything to its slots.
             self._write(work, [_NOTHING] * len(digests) if self.fail_next else digests)
         if self.fail_next:
             self.fail_next = False

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 Result = TypeVar("Result")
 
-_WARMING_RUNS = 1  # as before a graph, where libraries allocate what they keep
-_WAITING = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select}
+_WARM_UP_RUNS = 1  # because libraries allocate their workspaces in the first run
+_SYNCHRONIZING = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select}
 _EMPTY = {
     torch.ops.aten.empty,
     torch.ops.aten.empty_like,
@@ -28,7 +28,7 @@ _EMPTY = {
 }
 
 
-class MemoryGivenBack(Exception):
+class MemoryFreed(Exception):
     """A captured launch uses memory that was freed."""
 
 
@@ -36,7 +36,7 @@ class NotRecordable(Exception):
     """A launch would synchronize with the device."""
 
 
-@dataclass(frozen=True)  # no tuple: those are looked into for tensors
+@dataclass(frozen=True)  # no tuple: tree_map searches tuples for tensors
 class _Outside:
     """Address of a tensor that the capture did not allocate."""
 
@@ -49,7 +49,7 @@ class _Outside:
     def tensor(self) -> torch.Tensor:
         storage = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
         if storage is None:
-            raise MemoryGivenBack(f"a recorded launch touches {tuple(self.size)} {self.dtype} that nobody holds")
+            raise MemoryFreed(f"a recorded launch touches {tuple(self.size)} {self.dtype} that was freed")
         return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.size, self.stride)
 
 
@@ -67,10 +67,10 @@ class LaunchTape:
     """Captures like `engine.gpu.graphs.CudaRecorder`."""
 
     def __call__(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        for _ in range(_WARMING_RUNS):
+        for _ in range(_WARM_UP_RUNS):
             run()
         tape = _Tape()
-        with tape, _noting_kernels(tape):
+        with tape, _recording_kernels(tape):
             result = run()
         return tape.play, result
 
@@ -84,32 +84,34 @@ class _Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         tensors = [one for one in tree_flatten((args, named))[0] if isinstance(one, torch.Tensor)]
-        chosen = func.overloadpacket is torch.ops.aten.index and any(one.dtype == torch.bool for one in tensors[1:])
-        if chosen or func.overloadpacket in _WAITING:
+        indexed_by_mask = func.overloadpacket is torch.ops.aten.index and any(
+            one.dtype == torch.bool for one in tensors[1:]
+        )
+        if indexed_by_mask or func.overloadpacket in _SYNCHRONIZING:
             raise NotRecordable(f"{func} waits for the device")
         given = {_memory(one) for one in tensors}
         results = func(*args, **named)
         flat = [one for one in tree_flatten(results)[0] if isinstance(one, torch.Tensor)]
         fresh = tuple(None if _memory(one) in given else one for one in flat)
-        noted = [tree_map(self._noted, part) for part in (args, named)]
+        recorded = [tree_map(self._recorded, part) for part in (args, named)]
         self._own.update({_memory(one): one.untyped_storage() for one in fresh if one is not None})
-        self._launches.append(_Launch(func, *noted, fresh, func.overloadpacket in _EMPTY))
+        self._launches.append(_Launch(func, *recorded, fresh, func.overloadpacket in _EMPTY))
         return results
 
     def note_kernel(self, run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._launches.append(_Launch(run, tree_map(self._noted, arguments), tree_map(self._noted, named)))
+        self._launches.append(_Launch(run, tree_map(self._recorded, arguments), tree_map(self._recorded, named)))
 
     def play(self) -> None:
         for launch in self._launches:
             results = launch.run(*tree_map(_found, launch.arguments), **tree_map(_found, launch.named))
             flat = [one for one in tree_flatten(results)[0] if isinstance(one, torch.Tensor)]
-            for place, result in zip(launch.fresh, flat, strict=True):
-                if place is not None and launch.allocates:
-                    _poison(place)
-                elif place is not None:
-                    place.copy_(result)
+            for memory, result in zip(launch.fresh, flat, strict=True):
+                if memory is not None and launch.allocates:
+                    _poison(memory)
+                elif memory is not None:
+                    memory.copy_(result)
 
-    def _noted(self, value: Any) -> Any:
+    def _recorded(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or _memory(value) in self._own:
             return value
         storage = StorageWeakRef(value.untyped_storage())
@@ -117,7 +119,7 @@ class _Tape(TorchDispatchMode):
 
 
 @contextmanager
-def _noting_kernels(tape: _Tape) -> Iterator[None]:
+def _recording_kernels(tape: _Tape) -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
 
     plain = InterpretedFunction.run

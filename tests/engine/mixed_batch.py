@@ -1,7 +1,7 @@
 """A batch of thirty-two requests of every kind, whose results are compared with those of transformers in float32.
 
-Sampled tokens are compared with those of the same request alone. A new way of decoding is a row in
-`mixed_batch` and a check of its own in `_CHECKS`.
+Sampled tokens are compared with those of the same request alone. A new kind of decoding needs a row in
+`mixed_batch` and a check in `_CHECKS`.
 """
 
 import functools

@@ -19,7 +19,7 @@ from engine.schedule.step_plan import Work
 
 CPU = torch.device("cpu")
 PLAIN = Scoring(0.25)
-# How a sequence's blocks came to where they are attended to: copied within the device, or out to the host and in again.
+# How a sequence's blocks are moved before attention: within the device, or to the host and back.
 Moved = Literal["copied", "swapped"]
 
 
@@ -120,7 +120,7 @@ class Case:
         if self.moved == "copied":
             backend.copy_blocks([Copy(*move) for move in moves.items()])
         else:
-            # The host's ids are in another order than either side's.
+            # The host's ids are in another order than those of the device.
             hosts = dict(zip(moves, reversed(range(1, len(moves) + 1)), strict=True))
             backend.swap([Copy(block, host) for block, host in hosts.items()], Direction.DEVICE_TO_HOST)
             back = [Copy(hosts[block], target) for block, target in moves.items()]

@@ -71,9 +71,9 @@ def _in_a_small_pool(folder: Path, requests: list[Request], blocks: int, draw: r
 
 def _check(tight: ModelEngine, roomy: ModelEngine, name: str) -> None:
     assert tight.samples[name] == roomy.samples[name]
-    for said, expected in ((tight.sampled, roomy.sampled), (tight.scored, roomy.scored)):
+    for found, expected in ((tight.sampled, roomy.sampled), (tight.scored, roomy.scored)):
         values = [one.logprob for one in expected[name]]
-        assert [one.logprob for one in said[name]] == pytest.approx(values, abs=TOLERANCE)
+        assert [one.logprob for one in found[name]] == pytest.approx(values, abs=TOLERANCE)
     scores = [one.score for one in roomy.finished[name].samples]
     assert [one.score for one in tight.finished[name].samples] == pytest.approx(scores, abs=TOLERANCE)
 
@@ -85,7 +85,7 @@ def _neighbour(draw: random.Random) -> Request:
 
 
 def _request(draw: random.Random, name: int) -> Request:
-    """Make a request of a random kind; a third of them share a prefix. A new way of decoding is a case here."""
+    """Make a request of a random kind; a third of them share a prefix. A new kind of decoding needs a case."""
     shared = [random.Random(3).randrange(3, VOCABULARY) for _ in range(9)] if draw.random() < 0.3 else []
     prompt = (*shared, *(draw.randrange(3, VOCABULARY) for _ in range(draw.randint(1, 24))))
     kind = draw.choice(("greedy", "sampled", "samples", "beams", "rules", "logprobs"))

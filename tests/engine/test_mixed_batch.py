@@ -37,7 +37,7 @@ def test_with_prompts_in_small_chunks(tiny_model: Tiny, requests: list[Request])
     assert engine.chunks >= 8
 
 
-@pytest.mark.parametrize("way", Preemption)
+@pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize(
     ("device_blocks", "token_budget", "kinds"), [(200, 512, KINDS), (220, IN_CHUNKS, DECODING)], ids=["", "in chunks"]
 )
@@ -47,14 +47,14 @@ def test_in_a_pool_so_small_that_requests_of_every_kind_are_preempted(
     device_blocks: int,
     token_budget: int,
     kinds: frozenset[str],
-    way: Preemption,
+    preemption: Preemption,
 ) -> None:
     sizes = {"device_blocks": device_blocks, "host_blocks": device_blocks, "token_budget": token_budget}
-    engine = MixedEngine(tiny_model("llama"), preemption=way, **sizes)
+    engine = MixedEngine(tiny_model("llama"), preemption=preemption, **sizes)
     run(engine, [GREEDIER, *requests])
     tally = check(engine, requests)
     totals = engine.scheduler.totals
     assert engine.most_running > COUNT // 2
     assert {kind for kind, count in tally.preemptions.items() if count} >= kinds
-    assert (totals.recomputed_tokens > 0) == (way is not Preemption.SWAP)
-    assert (totals.swapped_tokens > 0) == (way is not Preemption.RECOMPUTE)
+    assert (totals.recomputed_tokens > 0) == (preemption is not Preemption.SWAP)
+    assert (totals.swapped_tokens > 0) == (preemption is not Preemption.RECOMPUTE)

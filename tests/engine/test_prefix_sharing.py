@@ -71,7 +71,7 @@ def test_requests_of_another_salt_share_nothing(make: Make, random_prompt: Promp
 
 
 @pytest.mark.parametrize("token_budget", [16, 64, 512])
-def test_eight_equal_prompts_that_come_together_compute_their_prefix_once(
+def test_eight_equal_prompts_that_arrive_together_compute_their_prefix_once(
     make: Make, random_prompt: Prompt, token_budget: int
 ) -> None:
     engine = make(token_budget)
@@ -83,18 +83,17 @@ def test_eight_equal_prompts_that_come_together_compute_their_prefix_once(
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-def test_equal_prompts_that_come_while_the_first_is_prefilled_wait_and_share(
+def test_equal_prompts_that_arrive_while_the_first_is_prefilled_wait_and_share(
     make: Make, random_prompt: Prompt, turns: int
 ) -> None:
     engine = make(token_budget=16)
     prompt = random_prompt(100)  # seven chunks
     ids = [engine.submit(prompt, MAX_TOKENS)]
-    for _ in range(turns):
-        engine.turn()
+    engine.turn_times(turns)
     assert engine.tokens["r0"] == []
     ids += [engine.submit(prompt, MAX_TOKENS) for _ in range(7)]
     engine.turn()
-    assert (engine.scheduler.waiting, engine.scheduler.deferred) in ((7, 7), (7, 0)), "0: a Step is under way"
+    assert (engine.scheduler.waiting, engine.scheduler.deferred) in ((7, 7), (7, 0)), "0: a Step is in flight"
     engine.run()
     assert engine.scheduler.deferred == 0
     assert sorted(engine.cached.values()) == [0] + [96] * 7
@@ -108,8 +107,7 @@ def test_prompts_that_share_a_part_wait_for_that_part_only(make: Make, random_pr
     long, short = prefix + random_prompt(80), prefix + random_prompt(4)
     engine.submit(long, 2)
     engine.submit(short, 2)
-    while "r1" not in engine.cached:
-        engine.turn()
+    engine.turn_until(lambda: "r1" in engine.cached)
     assert engine.tokens["r0"] == [], "the long prompt is still being prefilled"
     assert engine.cached["r1"] == 32
     engine.run()
@@ -122,8 +120,7 @@ def test_others_do_not_wait_for_a_prefix_that_they_do_not_share(make: Make, rand
     engine.turn()
     engine.submit(prompt, 2)
     engine.submit(random_prompt(3), 2)
-    while "r2" not in engine.cached:
-        engine.turn()
+    engine.turn_until(lambda: "r2" in engine.cached)
     assert engine.tokens["r0"] == [], "the first prompt is still being prefilled"
     assert "r1" not in engine.cached, "it waits for the first one's blocks"
     engine.run()
@@ -134,8 +131,7 @@ def test_a_waiter_computes_the_prefix_if_its_owner_ends_early(make: Make, random
     engine = make(token_budget=16)
     prompt = random_prompt(100)
     engine.submit(prompt, MAX_TOKENS)
-    for _ in range(4):
-        engine.turn()
+    engine.turn_times(4)
     engine.submit(prompt, MAX_TOKENS)
     engine.turn()
     if end == "cancelled":
@@ -165,5 +161,5 @@ def test_a_preempted_sequence_hits_its_own_blocks_in_the_cache(make: Make, rando
     victim = engine.finished["r1"]
     assert victim.stats.preemptions == 1
     assert victim.stats.recomputed_tokens <= victim.members[0].lost_tokens - BLOCK
-    assert engine.cached == {"r0": 0, "r1": 0}, "started is told once, before any preemption"
+    assert engine.cached == {"r0": 0, "r1": 0}, "a start is published once, before any preemption"
     assert near_ties(engine.folder, prompts, answers, 50) <= 1

@@ -1,7 +1,7 @@
-"""Each mutable field of the engine has one writer: the module of its class, but where the table of the docs says so.
+"""Each mutable field of the engine has one writer: the module of its class, unless the docs name another in a table.
 
-The check goes by names. A write is an assignment to an attribute, a deletion of it, or a call that changes the value in
-it, such as `append`. One through `self` belongs to the class around it; one through any other name is foreign.
+The check compares names. A write is an assignment to an attribute, a deletion of it, or a call that changes its value,
+such as `append`. A write through `self` is of the class around it; any other is from outside.
 """
 
 import ast
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("engine/schedule", "engine/schedule/pool", "engine/run", "services/engine")
-# Those whose fields the table lists, by the modules that define them.
+# Classes in the table, and the modules that define them.
 OWNERS = {
     "Sequence": "engine/schedule/sequence_group.py",
     "Group": "engine/schedule/sequence_group.py",
@@ -63,7 +63,7 @@ class Write(NamedTuple):
 
 
 def written(node: ast.AST) -> Iterator[ast.Attribute]:
-    """Return the attributes that a node itself changes."""
+    """Return the attributes that a node changes, without those of its children."""
     targets: list[ast.expr] = []
     match node:
         case ast.Assign() | ast.Delete():

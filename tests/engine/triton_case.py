@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _look_once_for_builtins() -> None:
-    """Let the interpreter remember what of Triton's language it has to replace.
+def _cache_builtins() -> None:
+    """Cache the builtins of Triton's language that the interpreter replaces.
 
-    It looks through the whole language whenever a kernel calls a function, which is a third of its time.
+    It searches the whole language whenever a kernel calls a function, which is a third of its time.
     """
     from triton.runtime import interpreter
 
@@ -38,7 +38,7 @@ if DEVICE.type == "cpu":
     except ImportError:  # tests that need it are skipped
         pass
     else:
-        _look_once_for_builtins()
+        _cache_builtins()
 
 
 def make_triton_backend() -> "partial[TritonBackend]":

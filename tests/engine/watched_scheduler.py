@@ -20,11 +20,8 @@ class WatchedScheduler(Scheduler):
         super().__init__(capacity, limits, ahead=ahead)
         self.adopted_work = self.dropped_work = 0
         self.pool: Callable[[], kvmanager.Pool] = lambda: kvmanager.Pool(
-            kvmanager.PoolSpec("nobody", 1, "", capacity.block_size, capacity.device_blocks)
+            kvmanager.PoolSpec("no engine", 1, "", capacity.block_size, capacity.device_blocks)
         )
-        self.victims = 0
-        self.swapped = 0
-        self.waited_for_prefix = 0
 
     def plan(self, now: float) -> StepPlan | None:
         plan = super().plan(now)
@@ -52,34 +49,33 @@ class WatchedScheduler(Scheduler):
         self._check_states()
         self.adopted_work += len(plan.work)
         self.dropped_work += len(ahead.work) - len(plan.work)
-        for work in ahead.work:  # nobody loses a turn who is as it was thought
+        planned = {work.sequence for work in plan.work}
+        for work in ahead.work:
             sequence = self._queue.find(work.sequence)
             if sequence and sequence.finish is None and sequence.group in self._queue.running:
-                planned = work.sequence in {one.sequence for one in plan.work}
-                assert (
-                    planned or sequence.release_pending or sequence.computed != work.start or not sequence.group.forked
-                )
+                changed = sequence.release_pending or sequence.computed != work.start or not sequence.group.forked
+                assert changed or work.sequence in planned, "work of an unchanged sequence is adopted"
         return plan
 
     def build_step(self, plan: StepPlan | None) -> Step | None:
         computed = [one for one in self._queue.running if one.request.prefill_only and one.ready_to_fork]
         running = [one for one in self._queue.running if one not in computed]
         waiting = list(self._queue.waiting)
-        asking = self.step_in_flight
+        in_flight = self.step_in_flight
         step = super().build_step(plan)
-        assert not (asking and step), "one Step at a time"
+        assert not (in_flight and step), "one Step at a time"
         if step:
             self._check_victims(running, step, plan)
             self._check_admissions(waiting, step)
-            self._check_atomic(step)
+            assert len({extend.group for extend in step.extends}) == len(step.extends), "one extend for a group"
         self._check_states()
         return step
 
     def apply(self, result: StepResult) -> None:
-        asked = self._blocks._pending
+        step = self._blocks._pending
         super().apply(result)
-        assert asked
-        self._check_refusals_foreseen(asked, result)
+        assert step
+        self._check_refusals(step, result)
         self._check_view()
         self._check_states()
 
@@ -88,15 +84,13 @@ class WatchedScheduler(Scheduler):
         return [name for name, group in self._queue.by_request.items() if not group.request.prefill_only]
 
     def unpublished_ends(self) -> list[str]:
-        """Ids of the requests whose end the next turn delivers."""
+        """Ids of the ended requests whose end the next turn publishes."""
         return [output.request_id for output in self._outputs._pending if isinstance(output, Finished)]
-
-    # Laws.
 
     def _check_plan(self, plan: StepPlan) -> None:
         self._check_work(plan)
         fed = sum(len(work.token_ids) for work in plan.work)
-        self._check_nobody_left_out(plan, self.limits.token_budget - fed)
+        self._check_no_ready_sequence_is_left_out(plan, self.limits.token_budget - fed)
 
     def _check_work(self, plan: StepPlan) -> None:
         size, budget = self.capacity.block_size, self.limits.token_budget
@@ -116,7 +110,7 @@ class WatchedScheduler(Scheduler):
         self._check_only_holders(plan)
         groups = {self._queue.sequence(work.sequence).group for work in plan.work}
         isolated = [group.request.request_id for group in groups if group.isolated]
-        assert not isolated or len(groups) == 1, "nobody is in the batch of an isolated group"
+        assert not isolated or len(groups) == 1, "an isolated group is alone in its batch"
         unpublished = {output.request_id for output in self._outputs._pending if isinstance(output, Started)}
         assert unpublished.isdisjoint(isolated), "an isolated group is computed after its start is published"
 
@@ -126,10 +120,10 @@ class WatchedScheduler(Scheduler):
             assert work.samples == (work.end == len(sequence.tokens))
             assert work.sample_indices == ((sequence.index,) if work.samples else ())
             if group.beams and work.samples:
-                gone_on = {beam.id for beam in group.live}
-                assert gone_on <= {work.sequence for work in plan.work}, "the beams of a search go on together"
+                live = {beam.id for beam in group.live}
+                assert live <= {work.sequence for work in plan.work}, "the beams of a search decode together"
         else:
-            assert work.end <= group.common, "beyond what they have in common each computes for itself"
+            assert work.end <= group.common, "the trunk computes only the common tokens"
             fresh = [member.index for member in group.live if len(member.tokens) == work.end == group.common]
             assert list(work.sample_indices) == ([] if group.request.prefill_only else fresh)
             for member in group.live:
@@ -142,7 +136,7 @@ class WatchedScheduler(Scheduler):
         for block in written:
             assert sum(block in table for table in holders) == 1, "a block is written by its only holder"
 
-    def _check_nobody_left_out(self, plan: StepPlan, budget_left: int) -> None:
+    def _check_no_ready_sequence_is_left_out(self, plan: StepPlan, budget_left: int) -> None:
         planned = {work.sequence for work in plan.work}
         groups = {self._queue.sequence(number).group for number in planned}
         # A step of copies alone is one whose isolated group waits for the fork of its beams.
@@ -156,7 +150,7 @@ class WatchedScheduler(Scheduler):
                 able = all(sequence.room > sequence.computed for sequence in gang)
                 taken = [sequence.id in planned for sequence in gang]
                 assert len(set(taken)) == 1, "the samples of a request decode together"
-                assert taken[0] or not able or budget_left < len(gang), "who can take part does"
+                assert taken[0] or not able or budget_left < len(gang), "a sequence with room and budget is planned"
 
     def _check_states(self) -> None:
         queue = self._queue
@@ -165,7 +159,7 @@ class WatchedScheduler(Scheduler):
             assert not group.ended
             assert sum(group in state for state in groups) == 1, "waiting, running or admitting"
         ended = [group for state in groups for group in state if group.ended]
-        assert all(group in groups[2] for group in ended), "only an answer under way keeps who has ended"
+        assert all(group in groups[2] for group in ended), "only a Step in flight keeps an ended group"
         for state in groups[:2]:
             keys = [group.key for group in state]
             assert keys == sorted(keys)
@@ -175,7 +169,9 @@ class WatchedScheduler(Scheduler):
         assert 0 <= self.uncomputed_tokens <= sum(len(one.tokens) for one in queue._by_id.values())
         for group in queue.waiting:
             on_device = [member for member in group.members if member.table and not member.swapped]
-            assert not on_device or group.id in self._blocks._victims.swapping_out, "who waits holds no device block"
+            assert not on_device or group.id in self._blocks._victims.swapping_out, (
+                "a waiting group holds no device block"
+            )
         assert (
             sum(max(group.width, len(group.live)) for state in groups[1:] for group in state)
             <= self.limits.max_sequences
@@ -186,31 +182,26 @@ class WatchedScheduler(Scheduler):
         preempted = [free for free in step.frees if free.reason is FreeReason.PREEMPTED]
         swapped = set(step.swap_outs)
         while preempted or swapped:
-            self.victims += 1
             victim = running.pop()
             assert victim in self._queue.waiting
             if victim.id in swapped:
                 swapped.remove(victim.id)
-                self.swapped += 1
                 continue
-            ours = [free for free in preempted if free.sequence in {member.id for member in victim.members}]
-            assert ours, "the victim is the largest that runs"
-            (needy,) = (group for group in running if group.id == ours[0].preempted_for_group)
-            assert needy.key < victim.key, "nobody preempts a smaller one"
-            short = [sequence.room <= ends.get(sequence.id, sequence.computed) for sequence in needy.active]
-            assert any(short), "nobody preempts for lookahead"
-            assert not any(member.table for member in victim.members), "all of it or nothing"
-            preempted = [free for free in preempted if free not in ours]
+            frees = [free for free in preempted if free.sequence in {member.id for member in victim.members}]
+            assert frees, "the victim has the largest key of those that run"
+            (blocked,) = (group for group in running if group.id == frees[0].preempted_for_group)
+            assert blocked.key < victim.key, "a group preempts only larger keys"
+            short = [sequence.room <= ends.get(sequence.id, sequence.computed) for sequence in blocked.active]
+            assert any(short), "no group is preempted for lookahead"
+            assert not any(member.table for member in victim.members), "a group is preempted as a whole"
+            preempted = [free for free in preempted if free not in frees]
         assert running == self._queue.running
 
     def _check_admissions(self, waiting: list[Group], step: Step) -> None:
         numbers = [*step.swap_ins, *(allocate.group for allocate in step.allocates)]
-        asked = sorted((self._queue.admitting[number] for number in numbers), key=lambda group: group.key)
-        assert [group.key for group in asked] == sorted(group.key for group in asked)
+        admitting = [self._queue.admitting[number] for number in numbers]
         for index, group in enumerate(waiting):
-            overtaken = group not in asked and any(later in asked for later in waiting[index + 1 :])
-            if overtaken:
-                self.waited_for_prefix += 1
+            if group not in admitting and any(later in admitting for later in waiting[index + 1 :]):
                 busy = [*self._queue.running, *self._queue.admitting.values()]
                 computed = any(self._computes_prefix_of(group, other) for other in busy)
                 one_at_a_time = group.isolated and any(other.isolated for other in busy)
@@ -220,37 +211,34 @@ class WatchedScheduler(Scheduler):
         if waiting.salt != other.salt:
             return False
         size = self.capacity.block_size
-        ours, theirs = waiting.trunk_tokens, other.trunk.tokens
-        shareable = (min(len(ours), len(theirs)) - 1) // size
-        common = sum(ours[: end * size] == theirs[: end * size] for end in range(1, shareable + 1))
+        own, others = waiting.trunk_tokens, other.trunk.tokens
+        shareable = (min(len(own), len(others)) - 1) // size
+        common = sum(own[: end * size] == others[: end * size] for end in range(1, shareable + 1))
         return common > other.trunk.committed
 
-    def _check_atomic(self, step: Step) -> None:
-        assert len({extend.group for extend in step.extends}) == len(step.extends), "one extend for a group"
-
-    def _check_refusals_foreseen(self, asked: Step, result: StepResult) -> None:
-        # A pin may be: what an audit has taken out meanwhile is not known here.
+    def _check_refusals(self, step: Step, result: StepResult) -> None:
+        # The scheduler does not know yet which blocks an audit withheld, so any pin may be refused.
         refused = [(one.item, one.position) for one in result.refusals if one.item is not StepItem.PIN]
-        last = (StepItem.ALLOCATE, len(asked.allocates) - 1)
-        assert set(refused) <= {last}, "the count is exact: only the last of the queue may ask in vain"
+        last = (StepItem.ALLOCATE, len(step.allocates) - 1)
+        assert set(refused) <= {last}, "the view is exact: only the last allocate may be refused"
 
     def _check_view(self) -> None:
         pool = self.pool()
-        here = {sequence.id: sequence for sequence in self._holders()}
-        assert pool.sequences.keys() == here.keys()
-        for sequence, held in pool.sequences.items():
-            ours = here[sequence]
-            assert (ours.table, ours.room, ours.swapped) == (held.table, held.room_tokens, held.swapped)
-            assert ours.committed == held.committed_blocks or ours.finish is not None
+        holders = {sequence.id: sequence for sequence in self._holders()}
+        assert pool.sequences.keys() == holders.keys()
+        for number, held in pool.sequences.items():
+            own = holders[number]
+            assert (own.table, own.room, own.swapped) == (held.table, held.room_tokens, held.swapped)
+            assert own.committed == held.committed_blocks or own.finish is not None
         view = self._view
         assert (view.available, view.available_host) == (pool.device.available, pool.host.available)
         self._check_pins(pool)
 
     def _check_pins(self, pool: kvmanager.Pool) -> None:
         pinned = {pin.name: list(pin.blocks) for pin in self.pins.list_pins() if pin.pinned}
-        leaving = {pin.name: list(pin.blocks) for pin in self.pins._unpins if pin.pinned}
-        assert not pinned.keys() & leaving.keys()
-        assert pinned | leaving == pool.state.pins
+        unpinning = {pin.name: list(pin.blocks) for pin in self.pins._unpins if pin.pinned}
+        assert not pinned.keys() & unpinning.keys()
+        assert pinned | unpinning == pool.state.pins
         assert self.capacity.unpinned_blocks >= 0
         for group in self._queue.by_request.values():
             if not group.request.prefill_only:
@@ -264,7 +252,7 @@ class WatchedScheduler(Scheduler):
         return [*holding, *(sequence for sequence, _ in self._releases._pending)]
 
     def check_idle(self) -> None:
-        """Check that ended requests left nothing behind."""
+        """Check that no state of ended requests is left."""
         queue = self._queue
         assert self.empty
         assert not queue._by_id

@@ -19,7 +19,7 @@ from engine.run.runner import ModelRunner
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from tests.engine.decoding import logits, prompt
 from tests.engine.families import FAMILIES, Checkpoint, Family
-from tests.engine.launch_tape import LaunchTape, MemoryGivenBack, NotRecordable
+from tests.engine.launch_tape import LaunchTape, MemoryFreed, NotRecordable
 from tests.engine.triton_case import DEVICE, make_triton_backend
 from tests.engine_in_process import GREEDY, EngineInProcess
 
@@ -120,6 +120,19 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5 if exact else 0.01, atol=1e-5 if exact else 1e-3)
 
 
+def check_batches(
+    runner: ModelRunner,
+    reference: ModelRunner,
+    prompts: list[tuple[tuple[int, ...], tuple[int, ...]]],
+    counts: tuple[int, ...],
+) -> None:
+    """Compare the logits after the last tokens of the first `count` prompts, which come with their block tables."""
+    logits(reference, *((tokens[:-1], 0, table) for tokens, table in prompts))
+    for count in counts:
+        parts = [(tokens, len(tokens) - 1, table) for tokens, table in prompts[:count]]
+        torch.testing.assert_close(logits(runner, *parts), logits(reference, *parts), rtol=1e-4, atol=1e-4)
+
+
 class TestRecorded:
     @pytest.fixture
     def loaded(self, tiny_model: Tiny) -> LoadedModel:
@@ -143,10 +156,7 @@ class TestRecorded:
         ours = ModelRunner(loaded, backend, BLOCK, decoder=recorded)
         tokens = [prompt(3 + 9 * seed, seed) for seed in range(7)]
         tables = [tuple(range(1 + 5 * seed, 6 + 5 * seed))[: len(one) // BLOCK + 1] for seed, one in enumerate(tokens)]
-        logits(plain, *((one[:-1], 0, table) for one, table in zip(tokens, tables, strict=True)))
-        for count in (5, 1, 3, 2, 4, 7):
-            parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
-            torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)
+        check_batches(ours, plain, list(zip(tokens, tables, strict=True)), (5, 1, 3, 2, 4, 7))
 
     def test_all_sizes_can_be_captured_in_advance(self, recorded: RecordedDecoder, backend: AttentionBackend) -> None:
         progress: list[tuple[int, int]] = []
@@ -186,13 +196,8 @@ def test_a_whole_step_of_kernels_can_be_captured(checkpoint: Checkpoint, decode:
     recorded = RecordedDecoder(decoder, GRAPHS, BLOCK, 8, [1, 3], DEVICE)
     recorded.prepare(lambda done, of: gc.collect())
     make = partial(ModelRunner, loaded, backend, BLOCK)
-    tokens = [prompt(20, 1), prompt(5, 2)]
-    tables = [(1, 2), (3,)]
-    plain, ours = make(decoder=decoder), make(decoder=recorded)
-    logits(plain, *((one[:-1], 0, table) for one, table in zip(tokens, tables, strict=True)))
-    for count in (1, 2):
-        parts = [(one, len(one) - 1, table) for one, table in zip(tokens[:count], tables, strict=False)]
-        torch.testing.assert_close(logits(ours, *parts), logits(plain, *parts), rtol=1e-4, atol=1e-4)
+    prompts = [(prompt(20, 1), (1, 2)), (prompt(5, 2), (3,))]
+    check_batches(make(decoder=recorded), make(decoder=decoder), prompts, (1, 2))
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the tape replaces CUDA graphs on the CPU")
@@ -218,7 +223,7 @@ class TestTape:
 
         numbers = torch.arange(4.0)
         play = recorded(numbers, torch.tensor([1, 2]))
-        with pytest.raises(MemoryGivenBack, match=r"touches \(2,\) torch.int64"):
+        with pytest.raises(MemoryFreed, match=r"touches \(2,\) torch.int64"):
             play()
 
     def test_it_refuses_launches_that_synchronize(self) -> None:

@@ -72,7 +72,7 @@ def opt(hidden: int, layers: int, heads: int) -> ModelShape:
     return shape_of(config, torch.float16)
 
 
-# Its GB of weights are 10^9 bytes, its GB of cache 2^30: 12, 21.3 and 264 of them hold the slots that it names.
+# The paper's GB are 10^9 bytes for weights and 2^30 for the cache.
 @pytest.mark.parametrize(
     ("shape", "weights_gb", "token_kib", "cache_gib", "slots"),
     [
@@ -99,7 +99,7 @@ def test_opt_13b_batches_as_in_the_papers_figure_13() -> None:
     assert pool.requests(161 + 338) == 30
 
 
-def test_opt_13b_on_an_a100_gets_what_the_weights_leave() -> None:
+def test_opt_13b_on_an_a100_gets_the_rest_of_the_memory() -> None:
     """The paper's 12 of 40 GB: three tenths, and the weights take 65 %."""
     workload = Workload(block_size=16, token_budget=2048, context_tokens=2048, max_sequences=64, lengths=(161, 338))
     planned = Planner(opt(5120, 40, 40), torch.float16, workload, on_gpu=True).for_memory(40 * GIB, 0.9, 0)
@@ -153,7 +153,7 @@ def test_sampling_with_every_filter_takes_less_than_predicted_but_not_far_less()
     rows, vocabulary = 16, 20_000
     sizes = shape_in_float32(CONFIG_MAPPING["llama"](vocab_size=vocabulary, num_hidden_layers=1)).step_sizes(0, rows)
     draws = [Draw(Sampling(temperature=1.0, top_k=50, top_p=0.9, seed=1), 0, place) for place in range(rows)]
-    # The logits themselves are there before the first allocation that is seen.
+    # The profiler does not see the logits, because they are allocated before.
     logits = torch.randn(rows, vocabulary, dtype=torch.bfloat16)
     taken = logits.nbytes + peak_bytes(lambda: sample_on_device(logits, draws))
     assert 0.6 * sizes.bytes(2) < taken < sizes.bytes(2)
@@ -195,8 +195,8 @@ def test_activations_take_less_than_predicted_but_not_far_less(name: str) -> Non
         positions = torch.arange(tokens)[None]
         model(input_ids=ids[None], position_ids=positions, use_cache=False, logits_to_keep=places, paged=paged)
 
-    foretold = shape_in_float32(config).step_sizes(tokens, 0).bytes(4)
-    assert 0.4 * foretold < peak_bytes(run) < foretold
+    predicted = shape_in_float32(config).step_sizes(tokens, 0).bytes(4)
+    assert 0.4 * predicted < peak_bytes(run) < predicted
 
 
 # Plans
@@ -217,9 +217,7 @@ def planner(*, on_gpu: bool = True, **workload: Any) -> Planner:
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.parametrize("sequences", [None, 4])
-def test_the_memory_that_a_plans_blocks_need_is_no_more_than_there_was_and_a_block_more_needs_more(
-    on_gpu: bool, sequences: int | None
-) -> None:
+def test_a_plans_blocks_fit_into_the_memory_and_one_block_more_does_not(on_gpu: bool, sequences: int | None) -> None:
     one = planner(on_gpu=on_gpu, max_sequences=sequences, lengths=(30, 40))
     planned = one.for_memory(2 * GIB, 0.9, 100 << 20)
     assert planned.device_blocks > 1000
@@ -241,7 +239,7 @@ def test_as_many_sequences_as_fit_are_planned_and_no_more_than_a_step_feeds() ->
     assert roomy.max_sequences == 64
     tight = planner(lengths=(30, 40)).for_memory(3 << 20, 1.0, 0)
     assert 1 < tight.max_sequences < 64
-    # One sequence less saves a row of sampling: 12 blocks, which two requests and a bit would take.
+    # One sequence less saves a row of sampling: 12 blocks, enough for two requests.
     assert tight.max_sequences <= tight.pool.requests(70) <= tight.max_sequences + 3
 
 
