@@ -1,8 +1,10 @@
 """Bounds of settings, their flags and environment variables, and the guards of addresses that others can reach."""
 
+import ast
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from services.runtime.exposure import is_local
 from services.runtime.settings import InvalidSetting
 from tests.running_quire import START_SECONDS, launch
 
+SERVICES = Path(__file__).parents[3] / "services"
 TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
 FIELDS = [(label, field) for label, kind in TYPES.items() for field in dataclasses.fields(kind)]
 FIELD_IDS = [f"{label}-{field.name}" for label, field in FIELDS]
@@ -132,6 +135,12 @@ def test_every_setting_has_a_flag_and_an_environment_variable(
     assert parse(label, *flags, *given) == expected
     monkeypatch.setenv(f"QUIRE_{label}_{field.name}".upper(), str(value))
     assert parse(label, *flags) == expected
+
+
+def test_every_setting_is_read() -> None:
+    code = "".join(path.read_text() for path in SERVICES.rglob("*.py"))
+    read = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+    assert {field.name for _, field in FIELDS} - read == set()
 
 
 @pytest.mark.parametrize("label", TYPES)
