@@ -114,17 +114,15 @@ class TestAdmin:
         self, quire: RunningQuire, action: dict[str, Any], code: Status, field: str, words: str
     ) -> None:
         pinned(quire, "other")
-        with pytest.raises(grpc.RpcError) as refused:
-            admin(quire, **action)
-        error: Any = refused.value
-        assert (error.code(), dict(error.trailing_metadata())["quire-field"]) == (code, field)
-        assert words in error.details()
+        failure = failure_of(quire.gateway.Admin, gateway_pb2.AdminRequest(**action))
+        assert (failure.code, failure.field) == (code, field)
+        assert words in failure.detail
 
     def test_a_pin_larger_than_the_free_pool_is_refused_with_both_numbers(self, quire: RunningQuire) -> None:
         pinned(quire, "large", "y" * 600)
-        code, details = failure_of(pinned(quire, "larger", "z" * 600) for _ in "x")
-        assert code is Status.RESOURCE_EXHAUSTED
-        assert "unpinned" in details
+        failure = failure_of(quire.gateway.Admin, gateway_pb2.AdminRequest(**pin_action("larger", "z" * 600)))
+        assert failure.code is Status.RESOURCE_EXHAUSTED
+        assert "unpinned" in failure.detail
 
     def test_a_pin_whose_call_exceeds_its_deadline_is_still_made(self, quire: RunningQuire) -> None:
         request = gateway_pb2.AdminRequest(**pin_action())
@@ -138,8 +136,8 @@ class TestAdmin:
         response = quire.engine.Admin(engine_pb2.EngineAdminRequest(pin_prefix=pin), timeout=60)
         assert [(one.name, one.token_count) for one in response.pins] == [("ids", 32)]
         assert response.request_blocks == 62
-        code, details = failure_of(quire.engine.Admin(engine_pb2.EngineAdminRequest(), timeout=60) for _ in "x")
-        assert (code, details) == (Status.INVALID_ARGUMENT, "action is missing")
+        failure = failure_of(quire.engine.Admin, engine_pb2.EngineAdminRequest())
+        assert (failure.code, failure.detail) == (INVALID, "action is missing")
 
 
 class TestCommands:

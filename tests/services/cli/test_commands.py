@@ -150,7 +150,7 @@ def test_explain_summarizes_the_request_whose_id_generate_prints(tiny_quire: Run
     tiny_quire.settled_pool()
     explained = quire("explain", name, "--address", tiny_quire.addresses["KV manager"])
     assert (explained.returncode, explained.stderr) == (0, "")
-    assert "prompt tokens" in explained.stdout
+    assert "tokens were cached" in explained.stdout
     assert "It finished" in explained.stdout
 
 
