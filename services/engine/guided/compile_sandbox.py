@@ -18,6 +18,7 @@ from pathlib import Path
 
 from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
+from services.runtime.child_process import python_command
 
 _MAX_CPU_SECONDS = 2
 _MAX_SECONDS = 10  # on a busy machine
@@ -60,7 +61,7 @@ class CompileSandbox:
             self.close()
         if self._process is None:
             self._process = subprocess.Popen(  # noqa: S603 (this module, without parts of a request)
-                [sys.executable, "-m", __name__, *self._model],
+                python_command("-m", __name__, *self._model),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # llguidance prints its panics there
