@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from services.cli.options import together
+from services.runtime.addresses import check_server_address
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
@@ -93,7 +94,10 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
             names = [variable.lower() for _, variable, _ in (*_OPTIONS, *_KEY_OPTIONS)]
             options = {name: values.pop(name, "") for name in names}
             # The load generator may have the URL of another server instead.
-            place = address or at or ("" if values.get("url") else _found(service, instance))
+            given = address or at
+            if given:
+                _check_address("--address" if address else "ADDRESS", given)
+            place = given or ("" if values.get("url") else _found(service, instance))
             command(connection=Connection.of(place, options), **values)
 
         shown = (("--instance", "INSTANCE", _INSTANCE), *_OPTIONS, *(_KEY_OPTIONS if api_key else ()))
@@ -102,6 +106,13 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
         )(connected)
 
     return decorate
+
+
+def _check_address(option: str, address: str) -> None:
+    try:
+        check_server_address(option, address)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _found(service: str, instance: str) -> str:

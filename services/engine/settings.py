@@ -7,6 +7,7 @@ from engine.schedule.limits import Limits, Preemption
 from kvmanager.pool_spec import MAX_NAME_LENGTH, MAX_TIER_BLOCKS
 from services.engine.guided.json_output import JsonBounds
 from services.runtime import exposure, logs
+from services.runtime.addresses import check_listen_address, check_server_address, check_url
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import InvalidSetting, check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
@@ -19,8 +20,10 @@ class EngineSettings:
     The service takes a local folder as `model`; the command line resolves all other names to one.
     """
 
-    listen: str = setting("127.0.0.1:50052", "Address to listen on: host:port or unix:/path.")
-    kvmanager: str = setting("127.0.0.1:50053", "Address of the KV manager.")
+    listen: str = setting(
+        "127.0.0.1:50052", "Address to listen on: host:port or unix:/path.", form=check_listen_address
+    )
+    kvmanager: str = setting("127.0.0.1:50053", "Address of the KV manager.", form=check_server_address)
     model: str = setting("demo", "Model: demo, a local folder, a .gguf file, or a hub id.")
     model_name: str = setting("", "Model name for clients. Empty: the value of --model.")
     engine_id: str = setting("", "Unique name at the KV manager. Empty: host name and address.")
@@ -111,7 +114,7 @@ class EngineSettings:
     grace_seconds: float = setting(30.0, "Seconds for running requests to finish after SIGTERM.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()
-    otlp_endpoint: str = setting("", OTLP_ENDPOINT)
+    otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
 
     def __post_init__(self) -> None:
         check(self)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.routing import RoutingPolicy
 from services.runtime import exposure, logs
+from services.runtime.addresses import check_http_listen_address, check_listen_address, check_server_address, check_url
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
@@ -14,9 +15,14 @@ from services.runtime.tracing.export import OTLP_ENDPOINT
 class GatewaySettings:
     """Addresses, engines, and limits of a gateway."""
 
-    listen: str = setting("127.0.0.1:50051", "Address to listen on: host:port or unix:/path.")
+    listen: str = setting(
+        "127.0.0.1:50051", "Address to listen on: host:port or unix:/path.", form=check_listen_address
+    )
     http_listen: str = setting(
-        "127.0.0.1:8000", "Address of the OpenAI-compatible HTTP API: host:port. Empty: none.", may_be_empty=True
+        "127.0.0.1:8000",
+        "Address of the OpenAI-compatible HTTP API: host:port. Empty: none.",
+        may_be_empty=True,
+        form=check_http_listen_address,
     )
     http_connections: int = setting(2048, "Maximum HTTP connections; more are rejected.", least=1)
     http_read_seconds: float = setting(
@@ -37,6 +43,7 @@ class GatewaySettings:
     kvmanager: str = setting(
         "",
         "Address of the KV manager, for looking up cached prefixes. Empty: they are estimated from the requests sent.",
+        form=check_server_address,
     )
     routing: str = setting(
         "prefix",
@@ -88,7 +95,7 @@ class GatewaySettings:
     grace_seconds: float = setting(30.0, "Seconds after SIGTERM in which requests in flight can finish.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()
-    otlp_endpoint: str = setting("", OTLP_ENDPOINT)
+    otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
     trace_sample_ratio: float = setting(
         1.0, "Fraction of requests to trace, if the client has not decided.", least=0, most=1
     )

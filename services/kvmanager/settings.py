@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.runtime import exposure, logs
+from services.runtime.addresses import check_http_listen_address, check_listen_address, check_url
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
@@ -12,9 +13,14 @@ from services.runtime.tracing.export import OTLP_ENDPOINT
 class KVManagerSettings:
     """Settings of the KV manager: addresses, leases, TLS, metrics, logs and records."""
 
-    listen: str = setting("127.0.0.1:50053", "Address to listen on: host:port or unix:/path.")
+    listen: str = setting(
+        "127.0.0.1:50053", "Address to listen on: host:port or unix:/path.", form=check_listen_address
+    )
     map_listen: str = setting(
-        "127.0.0.1:8053", "Address of the live block map page: host:port. Empty: none.", may_be_empty=True
+        "127.0.0.1:8053",
+        "Address of the live block map page: host:port. Empty: none.",
+        may_be_empty=True,
+        form=check_http_listen_address,
     )
     # Three times the time after which an unresponsive engine's stream is closed: see services.runtime.transport.
     lease_seconds: float = setting(30.0, "Seconds that the pool of a disconnected engine is kept.", least=0)
@@ -29,7 +35,7 @@ class KVManagerSettings:
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to detach after SIGTERM.", least=0)
     log_format: str = logs.format_setting()
     log_level: str = logs.level_setting()
-    otlp_endpoint: str = setting("", OTLP_ENDPOINT)
+    otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
     record_folder: str = setting(
         "", "Folder for records of all operations, including token ids, one file per session. Empty: none."
     )

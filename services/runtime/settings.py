@@ -5,6 +5,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,13 +21,15 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
     may_be_empty: bool = False,
+    form: Callable[[str, str], None] | None = None,
 ) -> Any:
     """Declare a field: its default, its description in one sentence, and its permitted values.
 
-    A text whose default is empty may always be empty.
+    A text whose default is empty may always be empty. `form` checks a text: it receives the name and the value, and
+    raises InvalidSetting.
     """
-    bounds = {"meaning": meaning, "least": least, "most": most, "choices": choices, "may_be_empty": may_be_empty}
-    return dataclasses.field(default=default, metadata=bounds)
+    bounds = {"least": least, "most": most, "choices": choices, "may_be_empty": may_be_empty, "form": form}
+    return dataclasses.field(default=default, metadata=bounds | {"meaning": meaning})
 
 
 def check(settings: Any) -> None:
@@ -44,3 +47,5 @@ def check(settings: Any) -> None:
             raise InvalidSetting(f"{field.name} must be one of {', '.join(choices)}, not {value!r}")
         if value == "" and field.default and not field.metadata["may_be_empty"]:
             raise InvalidSetting(f"{field.name} must not be empty")
+        if value and field.metadata["form"]:
+            field.metadata["form"](field.name, value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from services.runtime.addresses import port_fault
 from services.runtime.interceptors import MalformedRequests
 from services.runtime.tls import ClientTLS, ServerTLS
 
@@ -17,8 +18,6 @@ CLIENT_MESSAGE_BYTES = 4 * MIB
 LINK_MESSAGE_BYTES = 64 * MIB
 # Maximum of a Step to the KV manager: a prompt of two million tokens, and all other items.
 STEP_MESSAGE_BYTES = 8 * MIB
-
-MAX_PORT = 65535
 
 _PING_SECONDS = 10
 _PING_TIMEOUT_SECONDS = 5
@@ -90,11 +89,8 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTLS | None = None) ->
 
 
 def _port_fault(address: str) -> str:
-    """Return the fault of a port beyond the maximum: gRPC would listen on its last 16 bits."""
     port = address.rpartition(":")[2]
-    if address.startswith(_UNIX) or not port.isdecimal() or int(port) <= MAX_PORT:
-        return ""
-    return f"the port must be between 0 and {MAX_PORT}, not {port}"
+    return "" if address.startswith(_UNIX) or not port.isdecimal() else port_fault(port)
 
 
 def _bind_fault(address: str) -> str:

@@ -13,6 +13,7 @@ from services.cli.options import options_of, settings_from
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime.addresses import check_http_listen_address
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
@@ -41,7 +42,18 @@ _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _metrics_option(default: str, meaning: str = "Address of the metrics for Prometheus: host:port.") -> _Decorator:
-    return click.option("--metrics-listen", default=default, show_default=True, help=f"{meaning} Empty: none.")
+    return click.option(
+        "--metrics-listen", default=default, show_default=True, callback=_checked, help=f"{meaning} Empty: none."
+    )
+
+
+def _checked(_context: click.Context, _option: click.Parameter, address: str) -> str:
+    try:
+        if address:
+            check_http_listen_address("metrics_listen", address)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+    return address
 
 
 def _closed(settings: _Settings) -> _Settings:

@@ -13,8 +13,8 @@ from services.cli.local.settings import LocalSettings
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime.addresses import MAX_PORT
 
-_LAST_PORT = 65535
 _SERVE = "serve"
 
 
@@ -34,7 +34,7 @@ def metrics_addresses(first: str, engines: int = 1) -> dict[str, str]:
     if not first:
         return dict.fromkeys(labels, "")
     host, _, port = first.rpartition(":")
-    if not (host and port.isdecimal() and int(port) <= _LAST_PORT - len(labels) + 1):
+    if not (host and port.isdecimal() and int(port) <= MAX_PORT - len(labels) + 1):
         raise ValueError(
             f"metrics_listen is {first!r}, it must be host:port with {len(labels) - 1} more ports behind it"
         )

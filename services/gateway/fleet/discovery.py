@@ -6,10 +6,10 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
+from services.runtime.addresses import check_server_address
 from services.runtime.settings import InvalidSetting
 
 _DNS = "dns:"
-_MAX_PORT = 65535
 
 log = logging.getLogger("quire.gateway")
 
@@ -29,13 +29,16 @@ class EngineAddresses:
             raise InvalidSetting(f"engines must be addresses separated by commas, not {setting!r}")
         named = [entry.removeprefix(_DNS) for entry in entries if entry.startswith(_DNS)]
         plain = [entry for entry in entries if not entry.startswith(_DNS)]
+        for entry in plain:
+            check_server_address("engines", entry)
         return cls(tuple(dict.fromkeys(plain)), tuple(dict.fromkeys(map(_name_and_port, named))))
 
 
 def _name_and_port(entry: str) -> tuple[str, int]:
     name, _, port = entry.rpartition(":")
-    if not (name and port.isdecimal() and 0 < int(port) <= _MAX_PORT):
+    if not (name and port.isdecimal()):
         raise InvalidSetting(f"engines must name a host and port as {_DNS}NAME:PORT, not {_DNS}{entry}")
+    check_server_address("engines", entry)
     return name, int(port)
 
 

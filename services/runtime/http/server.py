@@ -11,8 +11,9 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from services.runtime.addresses import MAX_PORT, port_fault
 from services.runtime.http.connection import HttpConnection, HttpLimits
-from services.runtime.transport import MAX_PORT, AddressUnavailable
+from services.runtime.transport import AddressUnavailable
 
 _LAST_SECONDS = 1.0
 # Longer than clients and load balancers keep idle connections, so that they close them and no request is lost.
@@ -107,7 +108,7 @@ def _listener(address: str, purpose: str) -> socket.socket:
 
 def _listen_fault(error: Exception, port: str) -> str:
     if isinstance(error, OverflowError):
-        return f"the port must be between 0 and {MAX_PORT}, not {port}"
+        return port_fault(port)
     if isinstance(error, ValueError):
         return "the address must be host:port"
     if isinstance(error, socket.gaierror):

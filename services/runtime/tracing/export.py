@@ -1,5 +1,6 @@
 """Exports the spans of a process to a collector, if one is set."""
 
+from services.runtime.addresses import check_url
 from services.runtime.settings import InvalidSetting
 from services.runtime.tracing.spans import Tracing
 
@@ -14,8 +15,7 @@ def create_tracing(service: str, endpoint: str, sample_ratio: float = 0.0) -> Tr
     """
     if not endpoint:
         return Tracing()
-    if not endpoint.startswith(("http://", "https://")):
-        raise InvalidSetting(f"otlp_endpoint must be a URL, http://host:port or https://host:port, not {endpoint!r}")
+    check_url("otlp_endpoint", endpoint)
     try:
         from services.runtime.tracing.otlp import OtlpTracing
     except ImportError as error:

@@ -32,6 +32,8 @@ FITTING: dict[str, dict[str, Any]] = {
     "token_budget": {"max_sequences": 1},
     "max_sequences": {"token_budget": 1 << 17},
 }
+ADDRESSES = ("listen", "http_listen", "map_listen", "kvmanager", "engines")
+VALUES = dict.fromkeys(ADDRESSES, "127.0.0.1:9") | {"otlp_endpoint": "http://127.0.0.1:9"}
 # Settings that a setting of TLS requires.
 NEEDED = {
     "tls_certificate": {"tls_key": "k"},
@@ -108,7 +110,7 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
     if isinstance(field.default, bool):
         return not field.default
     if isinstance(field.default, str):
-        return "something else"
+        return VALUES.get(field.name, "something else")
     most = field.metadata["most"]
     if most is None or field.default + 3 <= most:
         return field.default + 3
@@ -185,6 +187,19 @@ def test_serve_has_settings_of_gateway_and_kv_manager_but_not_of_internal_links(
         (("gateway", "--max-requests", "0"), {}, "max_requests must be at least 1, not 0"),
         (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds must be at least 0, not -1.0"),
         (("kvmanager", "--listen", ""), {}, "listen must not be empty"),
+        (("kvmanager", "--listen", "a:70000"), {}, "listen: the port must be between 0 and 65535, not 70000"),
+        (("serve", "--http-listen", "unix:/x"), {}, "http_listen must be host:port, not 'unix:/x'"),
+        (("engine", "--metrics-listen", "9152"), {}, "metrics_listen must be host:port, not '9152'"),
+        (("engine", "--kvmanager", "host:116687"), {}, "kvmanager: the port must be between 1 and 65535, not 116687"),
+        (("gateway", "--engines", "a:1,nonsense"), {}, "engines must be host:port or unix:/path, not 'nonsense'"),
+        (("gateway", "--engines", "dns:a:70000"), {}, "engines: the port must be between 1 and 65535, not 70000"),
+        (("gateway", "--otlp-endpoint", "http://a:70000"), {}, "otlp_endpoint: the port must be between 1 and 65535"),
+        (
+            ("generate", "a", "--address", "http://a:1"),
+            {},
+            "--address must be host:port or unix:/path, not 'http://a:1'",
+        ),
+        (("health", "127.0.0.1:116687"), {}, "ADDRESS: the port must be between 1 and 65535, not 116687"),
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
         (("serve", "--listen", "[::]:0"), {}, "and no API key is needed: set api_keys, or insecure"),
         (("gateway", "--listen", "0.0.0.0:0"), {}, "and no API key is needed: set api_keys, or insecure"),
