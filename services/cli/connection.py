@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -33,6 +33,12 @@ _KEY_OPTIONS = (
     ("--api-key-file", "API_KEY_FILE", "File that holds the API key."),
 )
 _INSTANCE = "Name of the `quire serve` on this machine to call, if no address is given."
+_NEEDED = (
+    ("certificate", "private_key"),
+    ("private_key", "certificate"),
+    ("certificate", "ca"),
+    ("server_name", "ca"),
+)
 # Default addresses of services that were started one by one.
 _ADDRESSES = {"gateway": "127.0.0.1:50051", "kvmanager": "127.0.0.1:50053"}
 
@@ -51,12 +57,12 @@ class Connection:
         from services.runtime.tls import ClientTLS, TLSFiles
 
         own = (options["certificate"], options["private_key"])
-        if any(own) and not (all(own) and options["ca"]):
-            raise click.UsageError("--certificate and --private-key belong together, and to --ca")
-        if options["server_name"] and not options["ca"]:
-            raise click.UsageError("--server-name is for TLS: give --ca")
+        for name, needed in _NEEDED:
+            if options[name] and not options[needed]:
+                raise click.UsageError(f"{_flag(name)} needs {_flag(needed)}")
+        files = TLSFiles(*own, ca=options["ca"], names=("--certificate", "--private-key", "--ca"))
         try:
-            tls = ClientTLS(TLSFiles(*own, ca=options["ca"]), options["server_name"]) if options["ca"] else None
+            tls = ClientTLS(files, options["server_name"]) if options["ca"] else None
         except InvalidSetting as error:
             raise click.UsageError(str(error)) from error
         return cls(address, tls, _api_key(options["api_key"], options["api_key_file"]))
@@ -94,6 +100,7 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
             names = [variable.lower() for _, variable, _ in (*_OPTIONS, *_KEY_OPTIONS)]
             options = {name: values.pop(name, "") for name in names}
             # The load generator may have the URL of another server instead.
+            _check_text(values)
             given = address or at
             if given:
                 _check_address("--address" if address else "ADDRESS", given)
@@ -106,6 +113,35 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
         )(connected)
 
     return decorate
+
+
+def _check_text(values: dict[str, Any]) -> None:
+    """Raise click.UsageError for a text that no message can carry: the shell passes any bytes."""
+    for name, value in values.items():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and not text.isascii():
+                _check_encodable(_flag(name), text)
+
+
+def _check_encodable(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"{name} must be UTF-8 text, not {text[:40]!r}") from error
+
+
+def read_text(name: str, source: TextIO) -> str:
+    """Read a stream to its end. Raises click.UsageError, with its name, unless it is UTF-8 text."""
+    try:
+        text = source.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{name} must be UTF-8 text: {error.reason} at byte {error.start}") from error
+    _check_encodable(name, text)
+    return text
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _check_address(option: str, address: str) -> None:

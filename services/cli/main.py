@@ -15,8 +15,8 @@ from services.cli.commands.issue_certificates import certificates
 from services.cli.commands.keys import key
 from services.cli.commands.plan import plan
 from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, gateway, kvmanager, serve
-from services.cli.connection import address_option, connection_options
-from services.cli.options import options_of, settings_from, together
+from services.cli.connection import address_option, connection_options, read_text
+from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together
 from services.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 # Default of one answer: models that never generate the end-of-sequence token fill the whole context.
 ANSWER_TOKENS = 256
-_AT_LEAST_1 = click.IntRange(min=1)
+# Of messages.
+_INT32 = click.IntRange(-(2**31), 2**31 - 1)
+_TOKENS = click.IntRange(0, 2**31 - 1)
 
 
 def main() -> None:
@@ -60,25 +62,39 @@ for command in (serve, kvmanager, engine, gateway):
 @click.option("--model", default="", help="Name of the model. Default: the only model.")
 @click.option(
     "--max-tokens",
-    type=click.IntRange(min=0),
+    type=_TOKENS,
     help=f"Maximum number of generated tokens; 0: as many as fit. Default: {ANSWER_TOKENS}, or fewer if fewer fit.",
 )
-@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy. Default: 1.")
-@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
-@click.option("--top-p", type=float, help="Sample from the most likely tokens up to this cumulative probability.")
-@click.option("--min-p", type=float, help="Sample from tokens with at least this fraction of the highest probability.")
-@click.option("--seed", type=int, help="Seed of sampling; the same seed gives the same answer.")
+@click.option("--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: 1.")
+@click.option("--top-k", type=_INT32, help="Sample from the k most likely tokens.")
 @click.option(
-    "--beams", type=_AT_LEAST_1, help="Beam search of this width instead of sampling; prints the best answer."
+    "--top-p", type=FiniteFloat(), help="Sample from the most likely tokens up to this cumulative probability."
 )
-@click.option("--length-penalty", type=float, help="With --beams: values above 0 favour long answers. Default: 1.")
+@click.option(
+    "--min-p", type=FiniteFloat(), help="Sample from tokens with at least this fraction of the highest probability."
+)
+@click.option(
+    "--seed", type=click.IntRange(-(2**63), 2**63 - 1), help="Seed of sampling; the same seed gives the same answer."
+)
+@click.option(
+    "--beams",
+    type=click.IntRange(1, 2**31 - 1),
+    help="Beam search of this width instead of sampling; prints the best answer.",
+)
+@click.option(
+    "--length-penalty", type=FiniteFloat(), help="With --beams: values above 0 favour long answers. Default: 1."
+)
 @click.option("--early-stopping", is_flag=True, help="With --beams: stop at the first complete answers.")
-@click.option("--repetition-penalty", type=float, help="Values above 1 make tokens of prompt and answer less likely.")
-@click.option("--presence-penalty", type=float, help="Values above 0 make tokens of the answer less likely.")
 @click.option(
-    "--frequency-penalty", type=float, help="Values above 0 make tokens less likely by their count in the answer."
+    "--repetition-penalty", type=FiniteFloat(), help="Values above 1 make tokens of prompt and answer less likely."
 )
-@click.option("--min-tokens", type=int, help="Minimum number of generated tokens.")
+@click.option("--presence-penalty", type=FiniteFloat(), help="Values above 0 make tokens of the answer less likely.")
+@click.option(
+    "--frequency-penalty",
+    type=FiniteFloat(),
+    help="Values above 0 make tokens less likely by their count in the answer.",
+)
+@click.option("--min-tokens", type=_INT32, help="Minimum number of generated tokens.")
 @click.option("--stop", multiple=True, help="Stop string; can be given several times.")
 @click.option(
     "--json-schema", type=click.File(encoding="utf-8"), help="File with a JSON schema that the answer must follow."
@@ -86,7 +102,9 @@ for command in (serve, kvmanager, engine, gateway):
 @click.option("--regex", help="Regular expression that the whole answer must match.")
 @click.option("--system", help="System message; makes the prompt a chat.")
 @click.option("--chat", "as_chat", is_flag=True, help="Send the prompt as a user message, through the chat template.")
-@click.option("--timeout", default=300.0, show_default=True, help="Deadline of the whole answer, in seconds.")
+@click.option(
+    "--timeout", type=SECONDS, default=300.0, show_default=True, help="Deadline of the whole answer, in seconds."
+)
 @connection_options()
 def generate(prompt: str, connection: "Connection", timeout: float, json_schema: TextIO | None, **options: Any) -> None:
     """Continue PROMPT, and stream the text to standard output.
@@ -102,8 +120,8 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
     options["limit_given"] = options["max_tokens"] is not None
     if not options["limit_given"]:
         options["max_tokens"] = max(ANSWER_TOKENS, options["min_tokens"] or 0)
-    options["json_schema"] = json_schema and json_schema.read()
-    text = sys.stdin.read() if prompt == "-" else prompt
+    options["json_schema"] = json_schema and read_text("--json-schema", json_schema)
+    text = read_text("standard input", sys.stdin) if prompt == "-" else prompt
     sys.exit(asyncio.run(run(connection, text, timeout, options)))
 
 
@@ -113,13 +131,13 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
 @click.option("--system", help="System message.")
 @click.option(
     "--max-tokens",
-    type=click.IntRange(min=0),
+    type=_TOKENS,
     default=512,
     show_default=True,
     help="Maximum number of tokens of one answer; 0: as many as fit.",
 )
-@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy. Default: 1.")
-@click.option("--timeout", default=300.0, show_default=True, help="Deadline of one answer, in seconds.")
+@click.option("--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: 1.")
+@click.option("--timeout", type=SECONDS, default=300.0, show_default=True, help="Deadline of one answer, in seconds.")
 @connection_options()
 def chat(connection: "Connection", timeout: float, **options: Any) -> None:
     """Chat with a model, line by line.
@@ -140,7 +158,7 @@ def chat(connection: "Connection", timeout: float, **options: Any) -> None:
     show_default=True,
     help='Name of the service, for readiness; "" is liveness of the process.',
 )
-@click.option("--timeout", default=5.0, show_default=True, help="Deadline of the call, in seconds.")
+@click.option("--timeout", type=SECONDS, default=5.0, show_default=True, help="Deadline of the call, in seconds.")
 @connection_options(api_key=False)
 def health(connection: "Connection", service: str, timeout: float) -> None:
     """Print the health status of a service.
@@ -155,7 +173,7 @@ def health(connection: "Connection", service: str, timeout: float) -> None:
 _admin_options = together(
     address_option("gateway"),
     click.option("--model", default="", help="Name of the model. Default: the only model."),
-    click.option("--timeout", default=60.0, show_default=True, help="Deadline of the call, in seconds."),
+    click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Deadline of the call, in seconds."),
     connection_options(),
 )
 
@@ -169,7 +187,7 @@ def _administer(**request: Any) -> None:
 @cli.command()
 @click.argument("name")
 @click.argument("text", required=False)
-@click.option("--file", type=click.File(), help="Read the text from this file.")
+@click.option("--file", type=click.File(encoding="utf-8"), help="Read the text from this file.")
 @click.option("--system", is_flag=True, help="Pin the text as a system message, through the chat template.")
 @click.option("--salt", default="", help="Only requests with this salt share the prefix.")
 @click.option(
@@ -182,9 +200,8 @@ def pin(text: str | None, file: TextIO | None, system: bool, name: str, salt: st
     The prefix is computed now, and its blocks are never evicted. TEXT "-" reads it from standard input.
     """
     if (text is None) == (file is None):
-        raise click.UsageError("give TEXT or --file")
-    source = sys.stdin if text == "-" else file
-    content = source.read() if source else text
+        raise click.UsageError("give one of TEXT and --file" + (", not both" if file else ""))
+    content = read_text("--file", file) if file else read_text("standard input", sys.stdin) if text == "-" else text
     prompt = {"chat": {"messages": [{"role": "system", "content": content}]}} if system else {"text": content}
     _administer(pin_prefix={"name": name, "salt": salt, "tenant": tenant, "prompt": prompt}, **options)
 
@@ -217,7 +234,7 @@ def reset_cache(**options: Any) -> None:
 @cli.command()
 @click.argument("request_id")
 @address_option("kvmanager")
-@click.option("--timeout", default=10.0, show_default=True, help="Deadline of the call, in seconds.")
+@click.option("--timeout", type=SECONDS, default=10.0, show_default=True, help="Deadline of the call, in seconds.")
 @connection_options("kvmanager", api_key=False)
 def explain(request_id: str, connection: "Connection", timeout: float) -> None:
     """Explain what happened to a request's blocks, and why.
@@ -260,6 +277,8 @@ def model(name: str) -> None:
     from services.cli.local_model import fetch
     from services.models.model_store import ModelUnavailable
 
+    if not name:
+        raise click.UsageError("NAME must not be empty")
     try:
         click.echo(fetch(name))
     except ModelUnavailable as error:
@@ -279,28 +298,38 @@ def demo(results: str | None, **values: Any) -> None:
     sys.exit(run(settings_from(EngineSettings, values), results))
 
 
+def _range_of(name: str, least: int | None = None) -> click.IntRange:
+    """Return the range of an engine's setting, perhaps with another lower end."""
+    bounds = EngineSettings.__dataclass_fields__[name].metadata
+    return click.IntRange(bounds["least"] if least is None else least, bounds["most"])
+
+
 @cli.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "--device-blocks", type=_AT_LEAST_1, help="Blocks of the device tier. Default: the recorded amount of memory."
+    "--device-blocks",
+    type=_range_of("device_blocks", 1),
+    help="Blocks of the device tier. Default: the recorded amount of memory.",
 )
-@click.option("--block-size", type=_AT_LEAST_1, help="Tokens of a block. Default: as recorded.")
-@click.option("--host-blocks", type=click.IntRange(min=0), help="Blocks of the host tier. Default: as recorded.")
+@click.option("--block-size", type=_range_of("block_size"), help="Tokens of a block. Default: as recorded.")
+@click.option("--host-blocks", type=_range_of("host_blocks"), help="Blocks of the host tier. Default: as recorded.")
 @click.option(
     "--preemption",
     type=click.Choice(("recompute", "swap", "auto")),
     help="How requests are preempted. Default: as recorded.",
 )
 @click.option("--no-prefix-cache", is_flag=True, help="Disable the prefix cache.")
-@click.option("--token-budget", type=_AT_LEAST_1, help="Maximum number of tokens of one step. Default: as recorded.")
+@click.option(
+    "--token-budget", type=_range_of("token_budget"), help="Maximum number of tokens of one step. Default: as recorded."
+)
 @click.option(
     "--max-sequences",
-    type=_AT_LEAST_1,
+    type=_range_of("max_sequences"),
     help="Maximum number of running sequences. Default: as recorded.",
 )
 @click.option(
     "--admission-watermark",
-    type=click.FloatRange(0, 0.5),
+    type=FiniteFloat(0, 0.5),
     help="Fraction of blocks that an admission leaves free while other requests run. Default: as recorded.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")

@@ -1,12 +1,52 @@
 """Command-line options and environment variables made from the fields of a settings dataclass."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
 from services.runtime.settings import InvalidSetting
+
+
+class FiniteFloat(click.ParamType[float]):
+    """A number, neither NaN nor infinite, above a limit (`above`) or between bounds that belong to the range."""
+
+    name = "float"
+
+    def __init__(self, least: float | None = None, most: float | None = None, *, above: float | None = None) -> None:
+        """Without bounds every finite number is accepted."""
+        self._least, self._most, self._above = least, most, above
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        """Raise click.BadParameter with the bounds and the value."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and self._holds(number)):
+            self.fail(f"must be {self._bounds()}, not {value}", parameter, context)
+        return number
+
+    def _holds(self, number: float) -> bool:
+        return (
+            (self._above is None or number > self._above)
+            and (self._least is None or number >= self._least)
+            and (self._most is None or number <= self._most)
+        )
+
+    def _bounds(self) -> str:
+        bounds = [
+            f"{words} {bound:.12g}"
+            for words, bound in (("above", self._above), ("at least", self._least), ("at most", self._most))
+            if bound is not None
+        ]
+        return "a number " + " and ".join(bounds) if bounds else "a finite number"
+
+
+# Deadlines. The upper bound is 10 years: gRPC's clock overflows at longer ones.
+SECONDS = FiniteFloat(above=0, most=10 * 365 * 86400)
 
 Settings = TypeVar("Settings")
 Command = Callable[..., Any]

@@ -37,6 +37,7 @@ class TLSFiles:
     certificate: str = ""
     key: str = ""
     ca: str = ""
+    names: tuple[str, str, str] = ("certificate", "key", "ca")  # of the options or settings, for messages
 
     def paths(self) -> list[str]:
         """Return the paths that are set."""
@@ -44,12 +45,19 @@ class TLSFiles:
 
     def check(self) -> None:
         """Raise InvalidSetting if a file is unreadable or empty, or if the key does not match the certificate."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate, key, ca = self.names
+        for name, path in ((certificate, self.certificate), (ca, self.ca)):
+            if path:
+                _check_certificates(name, path)
         try:
-            self._load_into(context)
+            self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        except ssl.SSLError as error:
+            fault = f"must be the private key of {self.certificate!r}"
+            if error.reason != "KEY_VALUES_MISMATCH":
+                fault = "must have a private key in PEM form, without a password"
+            raise InvalidSetting(f"{key} {fault}, not {self.key!r}") from error
         except (OSError, ValueError) as error:
-            files = ", ".join(self.paths())
-            raise InvalidSetting(f"TLS cannot use {files}: {error}") from error
+            raise _unreadable(key, self.key, error) from error
 
     def _load_into(self, context: ssl.SSLContext) -> None:
         if self.ca:
@@ -61,6 +69,20 @@ class TLSFiles:
         """Load the files into a context, for new connections. Raises InvalidSetting without changing the context."""
         self.check()
         self._load_into(context)
+
+
+def _check_certificates(name: str, path: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise InvalidSetting(f"{name} must have certificates in PEM form, not {path!r}") from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(name, path, error) from error
+
+
+def _unreadable(name: str, path: str, error: Exception) -> InvalidSetting:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return InvalidSetting(f"{name} cannot be read: {path!r}: {reason}")
 
 
 class _Reloaded(Generic[T]):
@@ -174,17 +196,17 @@ def server_tls(settings: Any) -> ServerTLS | None:
 
 def listening_files(settings: Any) -> TLSFiles:
     """Return the files of a service's listener."""
-    return TLSFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    names = ("tls_certificate", "tls_key", "tls_client_ca")
+    return TLSFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca, names)
 
 
 def link_tls(settings: Any) -> ClientTLS | None:
     """Return the TLS of a service's outgoing link. Raises InvalidSetting."""
     if not settings.link_ca:
         return None
-    own = (settings.link_certificate, settings.link_key)
-    if not settings.link_certificate:
-        own = (settings.tls_certificate, settings.tls_key)
-    return ClientTLS(TLSFiles(*own, ca=settings.link_ca), settings.link_server_name)
+    names = ("link_certificate", "link_key") if settings.link_certificate else ("tls_certificate", "tls_key")
+    own = (getattr(settings, name) for name in names)
+    return ClientTLS(TLSFiles(*own, settings.link_ca, (*names, "link_ca")), settings.link_server_name)
 
 
 def _bytes_of(path: str) -> bytes | None:

@@ -59,7 +59,7 @@ def _target(connection: Connection, values: Values) -> Target:
     except ValueError:
         extra_body = None
     if not isinstance(extra_body, dict):
-        raise click.UsageError("--extra-body is no JSON object")
+        raise click.UsageError(f"--extra-body must be a JSON object, not {values['extra_body']!r}")
     seed = values["prompt_seed"]
     return Target(
         kind=values["endpoint"] if values["url"] else "grpc",

@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from services.cli.options import FiniteFloat
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
     from services.cli.commands.authority import Issued
 
+# A hundred years; an authority lasts ten.
+_MAX_DAYS = 36500
 SERVICES = ("kvmanager", "engine", "gateway")
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 _DAYS = click.option(
-    "--days", type=click.FloatRange(min=0, min_open=True), default=365.0, show_default=True, help="How long they last."
+    "--days", type=FiniteFloat(above=0, most=_MAX_DAYS), default=365.0, show_default=True, help="How long they last."
 )
-_WITHIN = click.FloatRange(min=0)
+_WITHIN = FiniteFloat(least=0, most=_MAX_DAYS)
 
 
 @click.group()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from services.cli.options import FiniteFloat
 from services.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ class _Size(click.ParamType[int]):
         try:
             size = int(TypeAdapter(ByteSize).validate_python(value))
         except ValidationError:
-            self.fail(f"{value!r} is no size such as 80GiB or 24GB", parameter, context)
+            self.fail(f"must be a size such as 80GiB or 24GB, not {value!r}", parameter, context)
         if size < _MIB:
-            self.fail(f"{value!r} is {size} bytes: give a size with its unit, such as 80GiB", parameter, context)
+            self.fail(
+                f"must be a size with its unit, such as 80GiB, and at least 1MiB, not {value!r}", parameter, context
+            )
         return size
 
 
@@ -43,7 +46,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
         except ValueError:
             prompt = answer = 0
         if min(prompt, answer) < 1:
-            self.fail(f"{value!r} is not two numbers of tokens above 0, such as 161,338", parameter, context)
+            self.fail(f"must be two numbers of tokens above 0, such as 161,338, not {value!r}", parameter, context)
         return prompt, answer
 
 
@@ -69,7 +72,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 )
 @click.option(
     "--memory-utilization",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteFloat(above=0, most=1),
     default=0.9,
     show_default=True,
     help="Fraction of the memory to plan with. The rest is for a GPU's context, libraries and fragmentation.",
@@ -143,6 +146,8 @@ def _shape(model: str, type_name: str) -> "ModelShape":
     from services.cli.local_model import fetch_configuration
     from services.models.model_store import ModelUnavailable
 
+    if not model:
+        raise click.UsageError("--model must not be empty")
     logging.set_verbosity_error()
     try:
         source: Path = fetch_configuration(model)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from engine.run.record import RecordSettings
+from kvmanager.errors import InvalidRegistration
 from kvmanager.history.record import OperationsReplay, ReplayMismatch
 from services.cli.commands.print_record import lines
 from services.cli.commands.replay_requests import Figures, RequestsReplay
@@ -73,7 +74,7 @@ def print_record(file: str) -> int:
         with Path(file).open("rb") as opened:
             for line in lines(RecordReader(opened)):
                 click.echo(line)
-    except InvalidRecord as error:
+    except (OSError, InvalidRecord) as error:
         click.echo(f"{file} cannot be read: {error}", err=True)
         return 1
     return 0
@@ -137,7 +138,7 @@ def _replay_requests(reader: RecordReader, options: Options, as_json: bool, prog
             recorded.block_size,
             prefix_cache=not options.no_prefix_cache,
         )
-    except ValueError as error:
+    except (ValueError, InvalidRegistration) as error:
         raise click.UsageError(str(error)) from error
     figures = run.run(lambda ended: progress(ended, len(found)))
     _show_requests(figures, settings, reader.end_reason, as_json)

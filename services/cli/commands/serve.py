@@ -70,7 +70,9 @@ def _pass_on(logs: LogWriter, label: str, line: str) -> None:
 def _check_name(local: LocalSettings) -> None:
     """Raise NoSuchInstance, before anything starts, if the name is in use."""
     if any(one.name == local.instance for one in running()):
-        raise NoSuchInstance(f"a `quire serve` called {local.instance} runs already: give another --instance")
+        raise NoSuchInstance(
+            f"--instance: a `quire serve` named {local.instance} is already running, give another name"
+        )
 
 
 async def _supervise(supervisor: Supervisor, show: Print, local: LocalSettings) -> int:

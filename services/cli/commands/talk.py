@@ -170,9 +170,13 @@ def _print_stop(answer: _PrintedAnswer, request: gateway_pb2.GenerateRequest) ->
 
 def _read_line() -> str:
     try:
-        return click.prompt("you", default="", show_default=False, prompt_suffix="> ").strip()
+        line: str = click.prompt("you", default="", show_default=False, prompt_suffix="> ").strip()
+        line.encode()
     except click.Abort:
         return ""
+    except UnicodeError as error:
+        raise click.UsageError("standard input must be UTF-8 text") from error
+    return line
 
 
 def fail(address: str, error: grpc.aio.AioRpcError) -> int:

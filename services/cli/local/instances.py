@@ -53,7 +53,7 @@ def folder() -> Path:
 def published(instance: Instance) -> Iterator[None]:
     """Publish an instance to other commands. Raises OSError, and NoSuchInstance if its name is in use."""
     if taken := [one for one in running() if one.name == instance.name]:
-        raise NoSuchInstance(f"a `quire serve` called {instance.name} runs already, as process {taken[0].pid}")
+        raise NoSuchInstance(f"a `quire serve` named {instance.name} is already running, as process {taken[0].pid}")
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(place):
@@ -90,7 +90,8 @@ def find(name: str = "") -> Instance | None:
         if one.name == name:
             return one
     others = ", ".join(one.name for one in instances)
-    raise NoSuchInstance(f"no `quire serve` called {name} runs" + (f"; these do: {others}" if others else ""))
+    running_now = f"; running: {others}" if others else ""
+    raise NoSuchInstance(f"--instance: no `quire serve` named {name} is running{running_now}")
 
 
 def reachable(address: str) -> str:

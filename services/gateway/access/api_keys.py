@@ -36,9 +36,9 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _SCHEME = "bearer"
 _LIMITS = ("max_concurrent_requests", "tokens_per_minute")
 _FIELDS = ("tenant", "sha256", "expires", "operator", "best_priority", *_LIMITS)
-_MAX_PRIORITY = 2**31 - 1
+MAX_PRIORITY = 2**31 - 1
 # Exact as a float.
-_MAX_LIMIT = 10**12
+MAX_LIMIT = 10**12
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _expiry(entry: dict[str, Any]) -> datetime | None:
 
 def _best_priority(entry: dict[str, Any]) -> int:
     best = entry.get("best_priority", 0)
-    if type(best) is not int or not -_MAX_PRIORITY - 1 <= best <= _MAX_PRIORITY:
+    if type(best) is not int or not -MAX_PRIORITY - 1 <= best <= MAX_PRIORITY:
         raise ValueError(f"best_priority must be an integer of 32 bits, not {best!r}")
     return best
 
@@ -179,6 +179,6 @@ def _limit(entry: dict[str, Any], name: str) -> int | None:
     limit = entry.get(name)
     if limit is None:
         return None
-    if type(limit) is not int or not 1 <= limit <= _MAX_LIMIT:
-        raise ValueError(f"{name} must be an integer between 1 and {_MAX_LIMIT}, not {limit!r}")
+    if type(limit) is not int or not 1 <= limit <= MAX_LIMIT:
+        raise ValueError(f"{name} must be an integer between 1 and {MAX_LIMIT}, not {limit!r}")
     return limit

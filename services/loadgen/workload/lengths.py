@@ -70,7 +70,9 @@ def parse(text: str) -> Lengths:
     except ValueError:
         made = None
     if made is None:
-        raise InvalidLengths(f"{text!r} is none of 128, 64-256, lognormal:MEAN:SIGMA, with lengths of at least 1")
+        raise InvalidLengths(
+            f"lengths must be such as 128, 64-256 or lognormal:MEAN:SIGMA, and at least 1, not {text!r}"
+        )
     return made
 
 

@@ -185,7 +185,7 @@ def test_an_unreachable_server_is_reported() -> None:
         (["--cap-input", "3"], "are for a --file"),
         (["--concurrency", "2", "--processes", "3"], "--processes cannot be more"),
         (["--plot", "figures.txt"], ".png, .svg or .pdf"),
-        (["--extra-body", "[1]", "--url", "http://127.0.0.1:9"], "--extra-body is no JSON object"),
+        (["--extra-body", "[1]", "--url", "http://127.0.0.1:9"], "--extra-body must be a JSON object, not '[1]'"),
         (["--sweep-rate", "1,x"], "is no list of rates above 0"),
     ],
 )

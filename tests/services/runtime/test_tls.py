@@ -195,7 +195,7 @@ async def test_a_file_that_becomes_invalid_is_ignored_and_logged(
     async with listening(ServerTLS(files(pair))) as health:
         pair[1].write_text("nonsense")
         assert await asyncio.to_thread(name_shown, health.address, authority.ca) == "kept"
-    assert "TLS: keeping the previous certificates: TLS cannot use" in caplog.text
+    assert "TLS: keeping the previous certificates: key must have a private key in PEM form" in caplog.text
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
@@ -220,20 +220,21 @@ async def test_new_connections_use_the_current_authorities(
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "fault"),
     [
-        lambda pair, _other: pair[0].unlink(),
-        lambda pair, _other: pair[1].write_text(""),
-        lambda pair, other: pair[1].write_bytes(other[1].read_bytes()),
+        (lambda pair, _other: pair[0].unlink(), "certificate cannot be read: .*: No such file or directory"),
+        (lambda pair, _other: pair[0].write_text("x"), "certificate must have certificates in PEM form, not .*spoilt"),
+        (lambda pair, _other: pair[1].write_text(""), "key must have a private key in PEM form, without a password"),
+        (lambda pair, other: pair[1].write_bytes(other[1].read_bytes()), "key must be the private key of .*spoilt"),
     ],
-    ids=["no certificate", "no key", "another's key"],
+    ids=["no certificate", "not a certificate", "no key", "another's key"],
 )
 def test_invalid_files_are_refused_at_the_start_by_name(
-    authority: Authority, spoil: Callable[[Pair, Pair], Any]
+    authority: Authority, spoil: Callable[[Pair, Pair], Any], fault: str
 ) -> None:
     pair = authority.issue("spoilt")
     spoil(pair, authority.issue("other"))
-    with pytest.raises(InvalidSetting, match=r"^TLS cannot use .*spoilt\.pem"):
+    with pytest.raises(InvalidSetting, match=f"^{fault}"):
         ServerTLS(files(pair))
 
 

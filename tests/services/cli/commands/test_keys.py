@@ -10,7 +10,7 @@ from services.gateway.access.api_keys import TenantLimits, parse
 from services.gateway.access.callers import Caller
 from services.runtime.errors import Unauthenticated
 
-NEW_YEAR = 1798761600  # 2027-01-01T00:00:00Z
+NEW_YEAR = 4070908800  # 2099-01-01T00:00:00Z
 
 
 def run(*arguments: str, **environment: str) -> Result:
@@ -31,9 +31,10 @@ def test_the_key_is_shown_once_and_its_entry_holds_only_a_hash() -> None:
     assert parse(entry, "f").caller(f"Bearer {key}", 0) == Caller("acme", operator=False, best_priority=0)
 
 
-def test_every_option_is_in_the_entry_and_entries_can_be_appended() -> None:
+@pytest.mark.parametrize("expires", ["2099-01-01", "2099-01-01T00:00:00Z", "2099-01-01T02:00:00+02:00"])
+def test_every_option_is_in_the_entry_and_entries_can_be_appended(expires: str) -> None:
     limits = ("--tokens-per-minute", "1000", "--max-concurrent-requests", "2")
-    options = ("--expires", "2027-01-01", "--operator", "--best-priority", "-5")
+    options = ("--expires", expires, "--operator", "--best-priority", "-5")
     first = create("--tenant", "acme", *options, *limits)
     second = create("--tenant", "acme", *limits)
     keys = parse(first[1] + second[1], "f")
@@ -44,21 +45,32 @@ def test_every_option_is_in_the_entry_and_entries_can_be_appended() -> None:
     assert first[0] != second[0]
 
 
-def test_an_invalid_tenant_name_is_refused() -> None:
-    done = run("key", "create", "--tenant", "a/b")
-    assert (done.exit_code, "not 'a/b'" in done.stderr, done.stdout) == (2, True, "")
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--tenant", "a/b"), "--tenant must be 1 to 64 letters, digits, dots, dashes and underscores, not 'a/b'"),
+        (("--expires", "2020-01-01"), "'--expires': must be in the future, not '2020-01-01'"),
+        (("--expires", "soon"), "must be a time such as 2027-01-01 or 2027-01-01T00:00:00Z, not 'soon'"),
+    ],
+)
+def test_a_key_that_no_gateway_would_accept_is_refused(arguments: tuple[str, ...], fault: str) -> None:
+    done = run("key", "create", "--tenant", "acme", *arguments)
+    assert (done.exit_code, fault in " ".join(done.stderr.split()), done.stdout) == (2, True, "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (("--certificate", "c"), "--certificate and --private-key belong together, and to --ca"),
-        (("--certificate", "c", "--private-key", "k"), "--certificate and --private-key belong together, and to --ca"),
-        (("--server-name", "n"), "--server-name is for TLS: give --ca"),
-        (("--ca", "/no/file"), "TLS cannot use /no/file"),
+        (("--certificate", "c"), "--certificate needs --private-key"),
+        (("--private-key", "k"), "--private-key needs --certificate"),
+        (("--certificate", "c", "--private-key", "k"), "--certificate needs --ca"),
+        (("--server-name", "n"), "--server-name needs --ca"),
+        (("--ca", "/no/file"), "--ca cannot be read: '/no/file': No such file or directory"),
         (("--api-key", "a", "--api-key-file", "f"), "give either --api-key or --api-key-file"),
         (("--api-key-file", "/no/file"), "--api-key-file cannot be read"),
         (("--api-key", "a\nb"), "the API key must be printable ASCII"),
+        (("--model", "\udcff"), "--model must be UTF-8 text"),
+        (("--timeout", "nan"), "'--timeout': must be a number above 0 and at most 315360000, not nan"),
     ],
 )
 def test_incompatible_options_are_refused(arguments: tuple[str, ...], fault: str) -> None:

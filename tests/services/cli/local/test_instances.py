@@ -54,9 +54,11 @@ def test_the_newest_or_the_named_instance_is_found(folder: Path) -> None:
         assert [one.name for one in running()] == ["new", "old"]
         assert find() == instance("new", 2.0)
         assert find("old") == instance("old", 1.0)
-        with pytest.raises(NoSuchInstance, match="no `quire serve` called other runs; these do: new, old"):
+        with pytest.raises(
+            NoSuchInstance, match="--instance: no `quire serve` named other is running; running: new, old"
+        ):
             find("other")
-        with pytest.raises(NoSuchInstance, match="called old runs already"), published(instance("old")):
+        with pytest.raises(NoSuchInstance, match="named old is already running"), published(instance("old")):
             pass
     assert running() == []
     assert list(folder.iterdir()) == []
@@ -138,7 +140,7 @@ def test_without_an_instance_commands_call_the_default_addresses(
 
 def test_a_missing_instance_is_refused_by_its_name() -> None:
     done = invoke("pins", "--instance", "mine")
-    assert (done.exit_code, "no `quire serve` called mine runs" in done.output) == (2, True)
+    assert (done.exit_code, "no `quire serve` named mine is running" in done.output) == (2, True)
 
 
 def test_instances_lists_running_instances() -> None:
