@@ -26,7 +26,10 @@ class RequestsRecorder:
             try:
                 self._opened = create(Path(path))
             except OSError as error:
-                raise InvalidSetting(f"record_requests is {path!r}, which cannot be created: {error}") from error
+                reason = error.strerror or error
+                raise InvalidSetting(
+                    f"record_requests must be a file that can be created, not {path!r}: {reason}"
+                ) from error
 
     def begin(self, scheduler: Scheduler, engine_id: str) -> None:
         """Start the record of this scheduler's requests."""

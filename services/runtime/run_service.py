@@ -36,6 +36,7 @@ STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
 # or filtered.
 READY_DESCRIPTOR = "QUIRE_READY_DESCRIPTOR"
 
+_OWN_PACKAGES = ("services", "engine", "kvmanager", "blocks")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("quire")
@@ -95,7 +96,7 @@ def _run_logged(
     except BaseException as error:
         cause = _first_cause(error)
         stack = cause if settings.log_format == "json" or settings.log_level == "debug" else None
-        log.error("%s failed: %s: %s", label, type(cause).__name__, _one_line(cause), exc_info=stack)
+        log.error("%s failed: %s", label, _one_line(cause), exc_info=stack)
         return 1
     finally:
         for number in _STOP_SIGNALS:  # otherwise they could kill the interpreter during its exit
@@ -254,5 +255,8 @@ def _first_cause(error: BaseException) -> BaseException:
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return error.details() or error.code().name
-    return " ".join(str(error).split())
+        return f"{error.code().name}: {error.details()}"
+    message = " ".join(str(error).split())
+    # Quire's own errors have messages for people; the others need their class to be understood.
+    own = type(error).__module__.partition(".")[0] in _OWN_PACKAGES and message
+    return message if own else f"{type(error).__name__}: {message}"

@@ -204,8 +204,9 @@ def link_tls(settings: Any) -> ClientTLS | None:
     """Return the TLS of a service's outgoing link. Raises InvalidSetting."""
     if not settings.link_ca:
         return None
-    names = ("link_certificate", "link_key") if settings.link_certificate else ("tls_certificate", "tls_key")
-    own = (getattr(settings, name) for name in names)
+    own, names = (settings.link_certificate, settings.link_key), ("link_certificate", "link_key")
+    if not settings.link_certificate:
+        own, names = (settings.tls_certificate, settings.tls_key), ("tls_certificate", "tls_key")
     return ClientTLS(TLSFiles(*own, settings.link_ca, (*names, "link_ca")), settings.link_server_name)
 
 

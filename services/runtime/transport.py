@@ -5,6 +5,7 @@ A test pings, because grpc silently ignores misspelled channel arguments.
 
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -91,6 +92,33 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTLS | None = None) ->
 def _port_fault(address: str) -> str:
     port = address.rpartition(":")[2]
     return "" if address.startswith(_UNIX) or not port.isdecimal() else port_fault(port)
+
+
+def listen_fault(address: str) -> str:
+    """Return why a server could not listen on an address at present; empty: it could. It is bound for a moment.
+
+    For host:port, one of the host's addresses must be free; for unix:/path, the folder must exist.
+    """
+    if address.startswith(_UNIX):
+        folder = Path(address.removeprefix(_UNIX)).parent
+        return "" if folder.is_dir() else f"there is no folder {str(folder)!r}"
+    host, _, port = address.rpartition(":")
+    faults = []
+    try:
+        places = socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (ValueError, OSError):
+        return ""  # perhaps in a notation of gRPC: the server itself reports it
+    for family, kind, _, _, place in places:
+        try:
+            with socket.socket(family, kind) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+                listener.bind(place)
+            return ""
+        except OSError as error:
+            faults.append(error.strerror or str(error))
+    return faults[0]
 
 
 def _bind_fault(address: str) -> str:

@@ -69,6 +69,6 @@ def test_an_engine_that_loses_its_device_ends_and_its_streams_fail_over(
         assert losing.process.wait(CALL_SECONDS) == 1
         undisturbed = Streams(stub, requests)
         assert undisturbed.codes() == {}
-    assert losing.output.lines[-1].startswith(f"engine failed: DeviceLost: the device is lost: {MESSAGE}")
+    assert losing.output.lines[-1].startswith(f"engine failed: the device is lost: {MESSAGE}")
     assert interrupted.tokens() == undisturbed.tokens()
     assert failovers(interrupted.answers) >= 1

@@ -44,20 +44,20 @@ def last_line(*arguments: str) -> str:
 
 def test_an_address_in_use_is_refused(taken: str) -> None:
     assert last_line("kvmanager", "--listen", taken) == (
-        f"kvmanager failed: AddressUnavailable: cannot listen on {taken}: Address already in use"
+        f"kvmanager failed: cannot listen on {taken}: Address already in use"
     )
 
 
 def test_a_metrics_address_in_use_is_refused(taken: str, tmp_path: Path) -> None:
     arguments = ("--listen", f"unix:{tmp_path}/service.sock", "--metrics-listen", taken)
     assert last_line("kvmanager", *arguments) == (
-        f"kvmanager failed: AddressUnavailable: cannot show metrics on {taken}: Address already in use"
+        f"kvmanager failed: cannot show metrics on {taken}: Address already in use"
     )
 
 
 def test_an_engine_without_its_model_is_refused_with_the_models_name(tmp_path: Path) -> None:
     last = last_line("engine", "--listen", f"unix:{tmp_path}/service.sock", "--model", "/no/model")
-    assert last.startswith("engine failed: ModelUnavailable: /no/model is not a model: ")
+    assert last.startswith("engine failed: /no/model is not a model: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -76,15 +76,40 @@ def test_a_cache_too_small_for_one_block_is_refused_naming_both_sizes(tiny_model
 # Under one command
 
 
-def test_serve_names_a_service_that_could_not_start_and_stops_the_others(
-    tiny_model: Callable[[str], Path], taken: str
+@pytest.mark.parametrize(
+    ("option", "value", "fault"),
+    [
+        ("--listen", "TAKEN", "listen: cannot listen on TAKEN: Address already in use"),
+        ("--metrics-listen", "TAKEN", "metrics_listen: cannot listen on TAKEN: Address already in use"),
+        (
+            "--listen",
+            "unix:/no/folder/x",
+            "listen: cannot listen on unix:/no/folder/x: there is no folder '/no/folder'",
+        ),
+        ("--api-keys", "/no/file", "api_keys: cannot read '/no/file': "),
+        ("--pinned-prompts", "/no/file", "pinned_prompts: cannot read '/no/file': "),
+        ("--record-requests", "/tmp", "record_requests must be a file, not the folder '/tmp'"),
+        ("--record-folder", "/dev/null", "record_folder must be a folder, not the file '/dev/null'"),
+    ],
+)
+def test_serve_checks_files_and_addresses_before_it_starts_a_service(
+    taken: str, option: str, value: str, fault: str
 ) -> None:
-    status, lines = result(launch("serve", "--listen", taken, "--model", str(tiny_model("llama"))))
+    serve = ("serve", "--listen", "127.0.0.1:0", option, value.replace("TAKEN", taken), "--model", "/no/model")
+    status, lines = result(launch(*serve))
+    assert (status, len(lines)) == (1, 1)
+    assert lines[0].startswith("serve     | " + fault.replace("TAKEN", taken))
+
+
+@usual_size
+def test_serve_names_a_service_that_could_not_start_and_stops_the_others(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    model = ("--model", str(tiny_model("llama")), "--dtype", "float32")
+    too_small = ("--cache-mib", "1", "--block-size", "4096")
+    status, lines = result(launch("serve", "--listen", "127.0.0.1:0", *model, *too_small))
     assert status == 1
-    assert lines[-1] == (
-        "serve     | gateway ended with status 1: gateway failed: AddressUnavailable: "
-        f"cannot listen on {taken}: Address already in use"
-    )
+    assert lines[-1].startswith("serve     | engine ended with status 1: engine failed: cache_mib is 1, but one block")
     assert_folder_is_gone(lines)
 
 
@@ -145,6 +170,6 @@ def test_three_services_need_three_ports_for_their_metrics(address: str) -> None
 
 
 def test_serve_reports_bad_metrics_addresses() -> None:
-    done = CliRunner().invoke(cli, ["serve", "--metrics-listen", "nonsense"])
+    done = CliRunner().invoke(cli, ["serve", "--metrics-listen", "127.0.0.1:65534"])
     assert done.exit_code == 2
-    assert "metrics_listen is 'nonsense', it must be host:port with 2 more ports behind it" in done.stderr
+    assert "metrics_listen must be host:port with 2 more ports after it, not '127.0.0.1:65534'" in done.stderr

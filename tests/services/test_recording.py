@@ -252,7 +252,10 @@ def test_each_session_is_recorded_to_a_file_named_after_engine_and_session(tmp_p
 
 
 def test_a_record_file_that_cannot_be_created_is_refused_by_name() -> None:
-    with pytest.raises(InvalidSetting, match="record_requests is '/dev/null/file', which cannot be created"):
+    with pytest.raises(
+        InvalidSetting,
+        match="record_requests must be a file that can be created, not '/dev/null/file': Not a directory",
+    ):
         RequestsRecorder("/dev/null/file")
     with pytest.raises(InvalidSetting, match="record_folder must be a folder for new files, not '/dev/null/folder'"):
         OperationsRecorder("/dev/null/folder", 1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import click
 import grpc
 from rich.console import Console, Group
 from rich.live import Live
@@ -65,6 +66,8 @@ class _Answer:
 
 def demo(engine: EngineSettings, results: str | None) -> int:
     """Run the demonstration; return 0, 1 after reporting a failure in one line, or 130 when interrupted."""
+    if results and not Path(results).absolute().parent.is_dir():
+        raise click.UsageError(f"--results must be a file in an existing folder, not {results!r}")
     console = Console(highlight=False)
     try:
         asyncio.run(_demonstrate(engine_with_folder(engine), console, results))

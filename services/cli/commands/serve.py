@@ -10,6 +10,7 @@ from functools import partial
 from rich.console import Console
 
 from services.cli.local.instances import Instance, NoSuchInstance, published, reachable, running
+from services.cli.local.preflight import check_addresses, check_files
 from services.cli.local.process import Print
 from services.cli.local.settings import LocalSettings
 from services.cli.local.supervisor import Supervisor
@@ -19,6 +20,7 @@ from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import ModelUnavailable
 from services.runtime.logs import LogWriter, logging_to_stderr
+from services.runtime.settings import InvalidSetting
 
 log = logging.getLogger("quire")
 
@@ -43,8 +45,10 @@ def serve(
             show = partial(_pass_on, logs)
         try:
             _check_name(local)
+            check_files(gateway, engine, kvmanager)
+            check_addresses(gateway, kvmanager, metrics.values())
             engine = engine_with_folder(engine)
-        except (ModelUnavailable, NoSuchInstance) as error:
+        except (InvalidSetting, ModelUnavailable, NoSuchInstance) as error:
             show("serve", str(error))
             return 1
         except KeyboardInterrupt:

@@ -35,9 +35,7 @@ def metrics_addresses(first: str, engines: int = 1) -> dict[str, str]:
         return dict.fromkeys(labels, "")
     host, _, port = first.rpartition(":")
     if not (host and port.isdecimal() and int(port) <= MAX_PORT - len(labels) + 1):
-        raise ValueError(
-            f"metrics_listen is {first!r}, it must be host:port with {len(labels) - 1} more ports behind it"
-        )
+        raise ValueError(f"metrics_listen must be host:port with {len(labels) - 1} more ports after it, not {first!r}")
     return {label: f"{host}:{int(port) and int(port) + offset}" for offset, label in enumerate(labels)}
 
 

@@ -3,6 +3,7 @@
 Records are optional: if recording fails, the log has one line, and the service continues.
 """
 
+import errno
 import logging
 import os
 import queue
@@ -40,6 +41,8 @@ def create(path: Path) -> tuple[BinaryIO, Path]:
 
     Existing files are not overwritten: the name gets the suffix `.2`, `.3` and so on.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", str(path))
     candidates = [path, *(path.with_name(f"{path.name}.{number}") for number in range(2, _MAX_NAMES))]
     for candidate in candidates:
         try:
