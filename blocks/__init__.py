@@ -19,6 +19,7 @@ from blocks.step import (
     StepItem,
     Unpin,
 )
+from blocks.wording import counted
 
 __all__ = [
     "KEY_BYTES",
@@ -45,6 +46,7 @@ __all__ = [
     "block_key",
     "block_keys",
     "blocks_for",
+    "counted",
     "prefix_keys",
     "root_key",
 ]

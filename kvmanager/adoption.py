@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 
-from blocks import KEY_BYTES, root_key
-from kvmanager.errors import InvalidReport, counted
+from blocks import KEY_BYTES, counted, root_key
+from kvmanager.errors import InvalidReport
 from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, truncated

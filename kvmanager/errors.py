@@ -17,6 +17,8 @@ KVManagerError
 └── SessionReplaced          a newer session of the engine replaced this one
 """
 
+from blocks import counted
+
 
 class KVManagerError(Exception):
     """Base of the KV manager's errors."""
@@ -76,11 +78,6 @@ class StaleIncarnation(KVManagerError):
 
 class SessionReplaced(KVManagerError):
     """A newer session of the same engine replaced this one."""
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun in the singular or plural."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def shortage(needed: int, available: int) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from blocks import Copy, blocks_for, root_key
+from blocks import Copy, blocks_for, counted, root_key
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
-from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence, counted, shortage
+from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence, shortage
 from kvmanager.parts import Parts, pop_parts
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.tier.tier import Eviction, Seal, Tier

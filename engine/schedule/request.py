@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from blocks import blocks_for
+from blocks import blocks_for, counted
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
@@ -200,26 +200,30 @@ class Capacity:
         _check_constraint(request)
         _check_logprobs(request.logprobs, "logprobs")
         _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
+        prompt = f"prompt ({counted(length, 'token')})"
         if length + limit > self.context_tokens:
             raise InvalidRequest(
-                f"prompt ({length} tokens) and stopping.max_tokens ({limit}) must be at most "
+                f"{prompt} and stopping.max_tokens ({limit}) must be at most "
                 f"{self.context_tokens} tokens (the model's context), not {length + limit}",
-                "stopping.max_tokens",
+                "stopping.max_tokens" if length < self.context_tokens else "prompt",
             )
         if (blocks := self.max_blocks(request)) > self.unpinned_blocks:
             each = "beams" if request.beam_search else "samples"
             samples = f" for each of {request.sequences} {each}" if request.sequences > 1 else ""
             raise InvalidRequest(
-                f"prompt ({length} tokens) and stopping.max_tokens ({limit}){samples} take {blocks} blocks; "
+                f"{prompt} and stopping.max_tokens ({limit}){samples} take {counted(blocks, 'block')}; "
                 f"the pool has {self.device_blocks}"
                 + (f", {self.pinned_blocks} of them pinned" * bool(self.pinned_blocks)),
-                "stopping.max_tokens",
+                "stopping.max_tokens" if self._blocks(request, 1) <= self.unpinned_blocks else "prompt",
             )
 
     def max_blocks(self, request: Request) -> int:
         """Return the most blocks a request can hold at once. Its samples share the whole blocks of the prompt."""
+        return self._blocks(request, request.stopping.max_tokens)
+
+    def _blocks(self, request: Request, max_tokens: int) -> int:
         shared = len(request.prompt) // self.block_size
-        whole = blocks_for(len(request.prompt) + request.stopping.max_tokens - 1, self.block_size)
+        whole = blocks_for(len(request.prompt) + max_tokens - 1, self.block_size)
         return shared + request.sequences * (whole - shared)
 
     def _check_samples(self, request: Request) -> None:

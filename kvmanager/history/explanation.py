@@ -115,7 +115,7 @@ def explain(
     yield from _find_own(entries, first, request_id, own)
     if not own or not request_id:
         raise UnknownRequest(
-            f"no event of request {truncated(request_id)!r} is kept (the oldest event kept is number {first})"
+            f"the ledger has no event of request {truncated(request_id)!r}; its oldest event is number {first}"
         )
     related = _RelatedRequests(own)
     yield from related.find(entries)

@@ -17,7 +17,8 @@ structure here grows by copying all its entries, because at a million blocks tha
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from kvmanager.errors import OutOfBlocks, counted
+from blocks import counted
+from kvmanager.errors import OutOfBlocks
 from kvmanager.tier.cached_queue import CachedQueue
 from kvmanager.tier.fault import BlockFault
 from kvmanager.tier.free_list import FreeList

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress, islice
 
-from blocks import Commit, Fork, Free, StepItem, TableChange, block_key, block_keys
+from blocks import Commit, Fork, Free, StepItem, TableChange, block_key, block_keys, counted
 from kvmanager.applied import Outcome
-from kvmanager.errors import InvalidItem, counted
+from kvmanager.errors import InvalidItem
 from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 

@@ -1,9 +1,9 @@
 """pin, unpin, reset: operators' changes to the prefix cache."""
 
-from blocks import Pin, PinChange, Reset, StepItem, Unpin
+from blocks import Pin, PinChange, Reset, StepItem, Unpin, counted
 from kvmanager import limits
 from kvmanager.applied import Outcome
-from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin, counted
+from kvmanager.errors import IdInUse, InvalidItem, PinTooLarge, UnknownPin
 from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 

@@ -11,7 +11,7 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.namespace import checked_salt
 from services.gateway.text.stop_strings import StopRules
 from services.runtime.errors import InvalidField
-from services.wire.duration import seconds_of
+from services.wire.duration import checked_seconds_of, seconds_of
 
 MAX_REQUEST_ID_BYTES = 128
 _MAX_STOP_STRINGS = 64
@@ -88,6 +88,7 @@ def new_request_id() -> str:
 def _request_id(given: str) -> str:
     size = len(given.encode())
     _require(size <= MAX_REQUEST_ID_BYTES, "request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes, not {size}")
+    _require(given.isprintable() and given == given.strip(), "request_id", f"must be printable text, not {given!r}")
     return given or new_request_id()
 
 
@@ -237,7 +238,7 @@ def _timeout(request: gateway_pb2.GenerateRequest) -> float | None:
         "timeout",
         f"must be above 0 and at most {MAX_TIMEOUT_SECONDS} s, not {seconds:g} s",
     )
-    return seconds
+    return checked_seconds_of(request.timeout, "timeout")
 
 
 def _require(holds: bool, field: str, rule: str) -> None:

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from blocks import FreeReason, StepItem
+from blocks import FreeReason, StepItem, counted
 from kvmanager import Event, Explanation, PoolChange
-from kvmanager.errors import counted
 from kvmanager.history.explanation import (
     Admitted,
     Finding,
@@ -184,8 +183,8 @@ def _admission(admitted: Admitted) -> str:
 
 def _prefix(admitted: Admitted) -> str:
     admission, evictor = admitted.admission, admitted.evictor
-    cached = admission.cached_tokens
-    found = f"{cached} of its {counted(admission.prompt_tokens, 'token')} {verb(cached)} cached"
+    cached, tokens = admission.cached_tokens, admission.prompt_tokens
+    found = f"{cached} of its {counted(tokens, 'token')} {verb(1 if tokens == 1 else cached)} cached"
     if admission.missed is None:
         return f"{found}."
     cause = "was not cached, and no eviction is recorded"

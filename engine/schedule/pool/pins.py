@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from blocks import Pin, Reset, Unpin
+from blocks import Pin, Reset, Unpin, counted
 from engine.errors import (
     BlockManagerBroken,
     InvalidPin,
@@ -223,11 +223,10 @@ class Pins:
         live = [one.request for one in self._queue.by_request.values() if not one.request.prefill_only]
         most, left = max(map(capacity.max_blocks, live), default=0), capacity.unpinned_blocks
         if blocks >= left:
-            raise PinTooLarge(f"prompt must take fewer than {left} blocks (the unpinned pool), not {blocks}", "prompt")
+            raise PinTooLarge(f"prompt must need fewer than {left} blocks, which are unpinned, not {blocks}", "prompt")
         if blocks + most > left:
-            raise PinTooLarge(
-                f"prompt takes {blocks} blocks and a live request can need {most}; {left} blocks are unpinned", "prompt"
-            )
+            needed = f"prompt needs {counted(blocks, 'block')} and a live request up to {most}"
+            raise PinTooLarge(f"{needed}; {left} are unpinned", "prompt")
 
     def _count(self) -> None:
         """Count the blocks unavailable to requests: pinned ones, and those of prefixes being computed.

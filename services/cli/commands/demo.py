@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from blocks import counted
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
 from services.cli.local.settings import LocalSettings
 from services.cli.local.supervisor import ServiceFailed, Supervisor, metrics_addresses
@@ -161,7 +162,8 @@ def _request(question: str) -> gateway_pb2.GenerateRequest:
 def _paragraph(answer: _Answer) -> Text:
     paragraph = Text(f"\n{answer.question}", style="bold cyan")
     if answer.started.prompt_tokens:
-        counts = f"  {answer.started.prompt_tokens} prompt tokens, {answer.started.cached_tokens} from the cache"
+        tokens = counted(answer.started.prompt_tokens, "prompt token")
+        counts = f"  {tokens}, {answer.started.cached_tokens} from the cache"
         paragraph.append(counts, style="dim")
     paragraph.append(f"\n{answer.text}", style="not bold default")
     return paragraph

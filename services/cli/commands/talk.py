@@ -7,6 +7,7 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from blocks import counted
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
 from services.cli.connection import Connection
 from services.runtime.errors import FIELD_METADATA
@@ -85,8 +86,9 @@ def usage_line(finished: gateway_pb2.Finished) -> str:
     seconds = timing.decode.ToTimedelta().total_seconds()
     rate = f", {(usage.generated_tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
     first = timing.time_to_first_token.ToTimedelta().total_seconds()
+    prompt = counted(usage.prompt_tokens, "prompt token")
     return (
-        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), {usage.generated_tokens} generated, "
+        f"{prompt} ({usage.cached_tokens} cached), {usage.generated_tokens} generated, "
         f"first token after {first:.2f} s{rate}"
     )
 

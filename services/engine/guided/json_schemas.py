@@ -31,6 +31,7 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # a list of them
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")  # named ones
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _IDENTIFIERS = ("$schema", "$id", "id", "$anchor", "$defs", "definitions")
 
 ENFORCED = frozenset(
@@ -107,6 +108,7 @@ class _SchemaPreparation:
         self._seen.add(id(node))
         for keyword in list(node):
             self._check_keyword(node, keyword, f"{path}/{_escaped(keyword)}")
+        _check_types(node, path)
         _check_values(node, path)
         _add_null(node, path)
         _move_bounds(node, path)
@@ -167,6 +169,16 @@ def _children(node: _Node, path: str) -> Iterator[tuple[object, str]]:
     for keyword in _MAPS:
         if isinstance(named := node.get(keyword), dict):
             yield from ((part, f"{path}/{keyword}/{_escaped(name)}") for name, part in named.items())
+
+
+def _check_types(node: _Node, path: str) -> None:
+    types = node.get("type", [])
+    for one in types if isinstance(types, list) else [types]:
+        if one not in _TYPES:
+            raise InvalidSchema(f"{path}/type must be one or several of {', '.join(_TYPES)}, not {_shown(one)}")
+    for keyword in ("enum", "allOf", "anyOf", "oneOf"):
+        if node.get(keyword) == []:
+            raise InvalidSchema(f"{path}/{keyword} must have at least one entry")
 
 
 def _check_values(node: _Node, path: str) -> None:

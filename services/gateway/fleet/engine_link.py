@@ -87,6 +87,7 @@ class EngineLink:
         self.without_kvmanager = False  # long enough that its requests fail
         self.load = LoadEstimate(options.load_window_seconds)
         self.sessions = 0  # connections so far
+        self._failures = 0  # to connect, one after the other
         self._rejection = ""  # why the listener rejected the engine the last time
         self.readiness = Readiness()
         self._retired = False
@@ -160,11 +161,10 @@ class EngineLink:
 
     async def run(self) -> None:
         """Connect, and reconnect after each disconnect, until cancelled."""
-        failures = 0
         while True:
             connected = await self._connect_once()
-            failures = 0 if connected else failures + 1
-            await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
+            self._failures = 0 if connected else self._failures + 1
+            await asyncio.sleep(_RETRY_SECONDS[min(self._failures, len(_RETRY_SECONDS) - 1)])
 
     async def _connect_once(self) -> bool:
         """Run one session; return whether it was established."""
@@ -191,7 +191,9 @@ class EngineLink:
         return connected
 
     def _disconnect_level(self) -> int:
-        return logging.WARNING if self.readiness.ready else logging.DEBUG
+        """Warn of a lost engine, and once of an address that stays without one; an engine may start later."""
+        stays = self._failures == len(_RETRY_SECONDS)
+        return logging.WARNING if self.readiness.ready or stays else logging.DEBUG
 
     async def _run_session(self, stub: "pb_grpc.EngineAsyncStub") -> None:
         description = await stub.GetEngine(pb.GetEngineRequest(), timeout=_DESCRIBE_SECONDS)

@@ -17,6 +17,8 @@ async def block_json(manager: KVManager, session: Session, block: int, *, host: 
     """Describe a block: its state, key, holders and latest events. Raises InvalidField."""
     pool = session.pool
     tier = pool.host if host else pool.device
+    if not tier.total:
+        raise InvalidField("tier must be device, because the pool has no host blocks", "tier")
     if not 1 <= block <= tier.total:
         raise InvalidField(f"block must be between 1 and {tier.total}, not {block}", "block")
     entries = await run_in_slices(entries_of(pool.state, block, host=host))

@@ -176,7 +176,7 @@ def notes(run: Run) -> Iterator[str]:
         yield "Interrupted: requests that still ran are not counted."
     for status, count in summary.failures.items():
         message = next(record.message for record in run.records if record.status == status)
-        yield f"{count:,} requests ended with {status}: {message}"
+        yield f"{count:,} {'request' if count == 1 else 'requests'} ended with {status}: {message}"
     yield from _refused(summary)
     if summary.other_lengths:
         yield f"{summary.other_lengths:,} answers did not have the requested length."

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from blocks import FreeReason
+from blocks import FreeReason, counted
 from kvmanager import BlockState, Tier, state_of
-from kvmanager.errors import counted
 from services.kvmanager.renderer import joined, listed, verb
 
 Holders = Mapping[int, Sequence[int]]

@@ -114,7 +114,7 @@ class TestRefusals:
             ("q", (1,) * CONTEXT, InvalidPin, "prompt", "prompt must have fewer than 32 tokens"),
             ("q", (1, 2, 3, VOCABULARY), InvalidPin, "prompt", "must have token ids between 0 and 49, not 50"),
             ("q", (1, 2, 3, -1), InvalidPin, "prompt", "between 0 and 49, not -1"),
-            ("q", tuple(range(24)), PinTooLarge, "prompt", "fewer than 6 blocks .*, not 6"),
+            ("q", tuple(range(24)), PinTooLarge, "prompt", "fewer than 6 blocks, .*, not 6"),
             ("p", (9,) * 8, PinExists, "name", "name 'p' is in use for a prefix with other tokens"),
         ],
     )
@@ -137,7 +137,7 @@ class TestRefusals:
     def test_a_pin_beside_which_a_live_request_would_not_fit_is_refused(self) -> None:
         rig = Rig(device_blocks=8)
         rig.submit([30] * 10, 17)
-        with pytest.raises(PinTooLarge, match="takes 2 blocks and a live request can need 7; 8 blocks are unpinned"):
+        with pytest.raises(PinTooLarge, match="needs 2 blocks and a live request up to 7; 8 are unpinned"):
             pin(rig)
         rig.run()
         assert pin(rig).pinned

@@ -235,6 +235,26 @@ def test_a_rejected_engine_is_logged_once_for_each_reason(
     assert [one.getMessage().rpartition(": ")[2] for one in caplog.records] == ["a", "b", "a"]
 
 
+def test_an_address_that_stays_without_an_engine_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_link, "_RETRY_SECONDS", (0.0, 0.0))
+
+    class Counting(EngineLink):
+        tries = iter(range(6))
+
+        async def _connect_once(self) -> bool:
+            if next(self.tries, None) is None:
+                raise asyncio.CancelledError
+            return await super()._connect_once()
+
+    link = Counting(f"unix:{tmp_path}/nobody.sock", LinkOptions(1.0, 1.0), cast(Any, None))
+    with suppress(asyncio.CancelledError):
+        asyncio.run(link.run())
+    (line,) = caplog.records
+    assert line.getMessage().startswith(f"engine at {link.address}: failed to connect")
+
+
 # All state, in a gateway whose engines are replaced one by one.
 
 PROMPT = "Blocks of keys and values are kept like pages of memory, again and again, block after block."
