@@ -165,7 +165,9 @@ def test_a_signal_ends_a_service_that_fetches_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:65534", ":9151", "127.0.0.1:"])
 def test_three_services_need_three_ports_for_their_metrics(address: str) -> None:
-    with pytest.raises(ValueError, match=f"metrics_listen is '{address}', it must be host:port with 2 more ports"):
+    with pytest.raises(
+        ValueError, match=f"metrics_listen must be host:port with 2 more ports after it, not '{address}'"
+    ):
         metrics_addresses(address)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import click
 import grpc
 
+from blocks import counted
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.cli.commands.talk import fail
 from services.cli.connection import Connection
@@ -20,9 +21,8 @@ async def administer(connection: Connection, timeout: float, **request: Any) -> 
     except grpc.aio.AioRpcError as error:
         return fail(connection.address, error)
     for one in response.pins:
-        blocks = len(one.block_ids)
-        where = f"in {blocks} block{'s' * (blocks != 1)}" if one.pinned else "being computed"
-        click.echo(f"{one.name}: {one.token_count} tokens, {where}")
+        where = f"in {counted(len(one.block_ids), 'block')}" if one.pinned else "being computed"
+        click.echo(f"{one.name}: {counted(one.token_count, 'token')}, {where}")
     if not response.pins:
         click.echo("no prefix is pinned", err=True)
     return 0

@@ -167,7 +167,7 @@ def _name(answer: _PrintedAnswer, connection: Connection) -> str:
 def _print_stop(answer: _PrintedAnswer, request: gateway_pb2.GenerateRequest) -> None:
     limit, reasons = request.stopping.max_tokens, {sample.reason for sample in answer.finished.samples}
     if limit and decoding_pb2.FINISH_REASON_LENGTH in reasons:
-        click.echo(f"stopped at {limit} tokens; raise it with --max-tokens", err=True)
+        click.echo(f"stopped at {counted(limit, 'token')}; raise it with --max-tokens", err=True)
 
 
 def _read_line() -> str:

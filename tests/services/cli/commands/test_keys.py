@@ -83,3 +83,20 @@ def test_the_key_is_read_from_a_file_named_in_the_environment(tmp_path: Path) ->
     (tmp_path / "key").write_bytes(b"\xff")
     done = run("pins", "--timeout", "1", QUIRE_API_KEY_FILE=str(tmp_path / "key"))
     assert (done.exit_code, "--api-key-file cannot be read" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("pin", "x", "-"), "standard input must be UTF-8 text: invalid start byte at byte 0"),
+        (("pin", "x", "--file", "FILE"), "--file must be UTF-8 text: invalid start byte at byte 0"),
+        (("pin", "x", "a", "--file", "FILE"), "give one of TEXT and --file, not both"),
+        (("generate", "-"), "standard input must be UTF-8 text: invalid start byte at byte 0"),
+        (("generate", "x", "--json-schema", "FILE"), "--json-schema must be UTF-8 text: invalid start byte at byte 0"),
+    ],
+)
+def test_bytes_that_are_not_text_are_refused_by_name(arguments: tuple[str, ...], fault: str, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    given = [str(tmp_path / "binary") if one == "FILE" else one for one in arguments]
+    done = CliRunner().invoke(cli, [*given, "--address", "127.0.0.1:9"], input=b"\xff\xfe")
+    assert (done.exit_code, fault in " ".join(done.stderr.split())) == (2, True), done.stderr

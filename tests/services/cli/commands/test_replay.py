@@ -161,6 +161,12 @@ def test_limits_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
     refused = replay(busy_engine(1).save(tmp_path), "--token-budget", 2)
     assert refused.exit_code == 2
     assert "token_budget must be at least max_sequences (6), not 2" in refused.stderr
+    for option, value, range_ in (
+        ("--block-size", 99999999, "1<=x<=4096"),
+        ("--admission-watermark", "nan", "at most 0.5"),
+    ):
+        refused = replay(tmp_path / "requests.quire", option, value)
+        assert (refused.exit_code, f"'{option}': " in refused.stderr, range_ in refused.stderr) == (2, True, True)
 
 
 # Operations
