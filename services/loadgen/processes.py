@@ -16,7 +16,7 @@ from services.loadgen.clients.target import Target, Unreachable
 from services.loadgen.driver import Driver, Progress
 from services.loadgen.records import Record
 from services.loadgen.workload.load import Load
-from services.runtime.child_process import use_safe_path
+from services.runtime.child_process import safe_path
 
 _START_SECONDS = 120
 # From the start command to the start: all processes have received it by then.
@@ -51,7 +51,6 @@ def run(target: Target, load: Load, processes: int, seen: Seen) -> tuple[list[Sh
 
     `seen` receives the seconds since the start and the progress of each process. Raises ProcessDied, Unreachable.
     """
-    use_safe_path()
     # A fork would carry gRPC's threads along.
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(processes)]
@@ -62,7 +61,8 @@ def run(target: Target, load: Load, processes: int, seen: Seen) -> tuple[list[Sh
     connections = [ours for ours, _ in pipes]
     try:
         for worker, (_, theirs) in zip(workers, pipes, strict=True):
-            worker.start()
+            with safe_path():
+                worker.start()
             theirs.close()
         return _run(connections, seen)
     finally:

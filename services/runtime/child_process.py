@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Environment variable of Python: children inherit it.
 _SAFE_PATH = "PYTHONSAFEPATH"
@@ -12,6 +14,15 @@ def python_command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", *arguments]
 
 
-def use_safe_path() -> None:
-    """Protect also the children whose command a library makes, such as multiprocessing."""
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Protect the children that start meanwhile, for a library that makes their command, such as multiprocessing."""
+    before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
