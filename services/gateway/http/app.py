@@ -12,8 +12,9 @@ from starlette.exceptions import HTTPException
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import ANONYMOUS, Origin
 from services.gateway.http import error_responses
+from services.gateway.http.error_responses import REQUEST_ID
 from services.gateway.http.events import EventStream
-from services.gateway.http.json_request import REQUEST_ID, ApiRoute, Authenticate
+from services.gateway.http.json_request import ApiRoute, Authenticate
 from services.gateway.http.openai import requests, responses
 from services.gateway.http.openai.chats import ChatCompletionCall
 from services.gateway.http.openai.completions import CompletionCall

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.openai.field_names import FieldNames
+from services.gateway.http.openai.translation import request_id_or_new
 from services.runtime import errors, statuses
+from services.runtime.http.validation import invalid_part
 
 log = logging.getLogger("quire.gateway")
 
@@ -37,12 +39,13 @@ _CODES: dict[type[Exception], str] = {
     errors.GenerationFailed: "generation_failed",
     errors.RepeatedEngineLoss: "request_given_up",
 }
-_MISSING = "missing"
-_VALIDATION_MESSAGES = {  # pydantic's error type: message and code
-    _MISSING: ("is missing", "missing"),
-    "extra_forbidden": ("is not a field of this request", "unknown_parameter"),
-    "none_required": ("is not supported", "unsupported_value"),
+_VALIDATION_CODES = {  # of pydantic's error types
+    "missing": "missing",
+    "extra_forbidden": "unknown_parameter",
+    "none_required": "unsupported_value",
 }
+REQUEST_ID = "x-request-id"
+_MAX_PATH = 100
 _INTERNAL_ERROR = "internal server error; see the log of the gateway"
 _FIRST_SERVER_STATUS = 500
 
@@ -71,28 +74,27 @@ def internal_error_body(error: Exception) -> dict[str, Any]:
 async def on_service_error(request: Request, error: Exception) -> Response:
     """Respond to a request that the gateway rejected or that failed."""
     names = getattr(request.state, "field_names", FieldNames())
-    request_id = getattr(request.state, "request_id", None)
-    headers = _headers(error) | ({"x-request-id": request_id} if request_id else {})
+    headers = {**_headers(error), **_request_id(request)}
     return _response(statuses.status_of(error).http, error_body(error, names), headers)
 
 
-async def on_http_error(_: Request, error: Exception) -> Response:
+async def on_http_error(request: Request, error: Exception) -> Response:
     """Respond to a request rejected by the rules of HTTP, such as an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     code = getattr(error, "code", HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
-    return _response(error.status_code, _body(error.status_code, error.detail, None, code), error.headers or {})
+    place = f"{request.method} {request.url.path[:_MAX_PATH]}"
+    message = {404: f"there is no {place}", 405: f"{place} is not allowed"}.get(error.status_code, error.detail)
+    headers = {**(error.headers or {}), **_request_id(request)}
+    return _response(error.status_code, _body(error.status_code, message, None, code), headers)
 
 
-async def on_validation_error(_: Request, error: Exception) -> Response:
+async def on_validation_error(request: Request, error: Exception) -> Response:
     """Respond to a body that does not match the schema. The response names one invalid field."""
     assert isinstance(error, RequestValidationError)
-    found = [(_location(one["loc"][1:], error.body, one["type"] == _MISSING), one) for one in error.errors()]
-    # A union type has one error for each member: the one that matched deepest is reported.
-    location, deepest = max((one for one in found if one[0][:1] == found[0][0][:1]), key=lambda one: len(one[0]))
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".") or None
-    message, code = _VALIDATION_MESSAGES.get(deepest["type"], (f"is invalid: {deepest['msg']}", "invalid_type"))
-    body = _body(HTTPStatus.BAD_REQUEST, f"{param or 'the body'} {message}", param, code)
-    return _response(HTTPStatus.BAD_REQUEST, body, {})
+    found = invalid_part(error.errors(), error.body, skipped=1)
+    code = _VALIDATION_CODES.get(found.kind, "invalid_value" if found.is_value else "invalid_type")
+    body = _body(HTTPStatus.BAD_REQUEST, found.message, found.path or None, code)
+    return _response(HTTPStatus.BAD_REQUEST, body, _request_id(request))
 
 
 async def on_unexpected_error(_: Request, error: Exception) -> Response:
@@ -110,19 +112,15 @@ def _response(status: int, body: dict[str, Any], headers: Mapping[str, str]) -> 
     return Response(json.dumps(body), status, headers, "application/json")
 
 
+def _request_id(request: Request) -> dict[str, str]:
+    """Return the header with the request's id; if the body was not read, with the client's id or a new one."""
+    given = getattr(request.state, "request_id", None)
+    return {REQUEST_ID: given or request_id_or_new(request.headers.get(REQUEST_ID))}
+
+
 def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, errors.RepeatedEngineLoss):
         return {"x-should-retry": "false"}  # OpenAI's clients retry status 500 unless this header is set
     return (
         {"www-authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else statuses.retry_headers(error)
     )
-
-
-def _location(location: Sequence[int | str], body: Any, missing: bool) -> tuple[int | str, ...]:
-    """Return the location of an error in the body. Pydantic's location also has the members of union types."""
-    parts: list[int | str] = []
-    for part in location:
-        if (isinstance(body, Mapping) and part in body) or (isinstance(body, list) and isinstance(part, int)):
-            parts.append(part)
-            body = body[part]  # type: ignore[index]
-    return (*parts, *location[-1:]) if missing else tuple(parts)

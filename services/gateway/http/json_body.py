@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections import Counter
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ def parse(body: bytes) -> Any:
     Also rejects duplicate keys, NaN and Infinity, and more than `MAX_DEPTH` levels.
     """
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MalformedJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     _check_depth(text)
@@ -38,8 +39,8 @@ def parse(body: bytes) -> Any:
         raise MalformedJson(f"the body is not JSON: {error}") from error
     except MalformedJson:
         raise
-    except ValueError as error:  # an integer of thousands of digits
-        raise MalformedJson(f"the body has a number that cannot be parsed: {error}") from error
+    except ValueError as error:
+        raise MalformedJson(f"the body has an integer of more than {sys.get_int_max_str_digits()} digits") from error
 
 
 def _check_depth(text: str) -> None:

@@ -10,12 +10,9 @@ from fastapi.routing import APIRoute
 from services.gateway.access.callers import Caller
 from services.gateway.http.error_responses import HttpError
 from services.gateway.http.json_body import MalformedJson, parse
-from services.gateway.http.openai.translation import request_id_or_new
-from services.runtime.errors import ServiceError
 from services.runtime.http.disconnect import ClientDisconnected
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
 
-REQUEST_ID = "x-request-id"
 Authenticate = Callable[[str | None], Caller]
 
 _CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics
@@ -54,11 +51,7 @@ class ApiRoute(APIRoute):
 
         async def authenticate_and_handle(request: Request) -> Response:
             authenticate: Authenticate = request.app.state.authenticate
-            try:
-                request.state.caller = authenticate(_authorization(request))
-            except ServiceError:
-                request.state.request_id = request_id_or_new(request.headers.get(REQUEST_ID))
-                raise
+            request.state.caller = authenticate(_authorization(request))
             try:
                 return await handle(JsonRequest(request.scope, request.receive))
             except ClientDisconnected:

@@ -26,6 +26,7 @@ from services.kvmanager.pages.static_files import static_routes
 from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
+from services.runtime.http.validation import invalid_part
 from services.runtime.statuses import retry_headers, status_of
 
 _MAX_BODY_BYTES = 16 * 1024
@@ -142,9 +143,11 @@ async def _body(request: Request, adapter: TypeAdapter[T]) -> T:
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidField(f"{field or 'body'}: {first['msg']}", field) from error
+        errors = error.errors(include_url=False)
+        if errors[0]["type"] == "json_invalid":
+            raise InvalidField("the body must be JSON", "") from error
+        found = invalid_part(errors, json.loads(body))
+        raise InvalidField(found.message, found.path) from error
 
 
 def _json(value: Mapping[str, Any], status: int = HTTPStatus.OK) -> Response:

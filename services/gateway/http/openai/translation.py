@@ -186,6 +186,7 @@ def _request_id(in_body: str | None, in_header: str | None) -> str:
         return new_request_id()
     if not _REQUEST_ID.fullmatch(given):
         raise InvalidField(
-            "request_id must have 1 to 100 printable ASCII characters other than the space", "request_id"
+            f"request_id must have 1 to 100 printable ASCII characters other than the space, not {given[:100]!r}",
+            "request_id",
         )
     return given

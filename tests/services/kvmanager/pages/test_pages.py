@@ -260,7 +260,7 @@ def test_no_answer_names_a_tenant(http: httpx.Client, engine: Stream) -> None:
         ("/api/pools/nobody/sequences", 404, "engine 'nobody' is not attached (attached: engine)"),
         ("/api/pools/engine/blocks/0", 400, "block must be between 1 and 20, not 0"),
         ("/api/pools/engine/blocks/21", 400, "block must be between 1 and 20, not 21"),
-        ("/api/pools/engine/blocks/1?tier=host", 400, "block must be between 1 and 0, not 1"),
+        ("/api/pools/engine/blocks/1?tier=host", 400, "tier must be device, because the pool has no host blocks"),
         ("/api/pools/engine/blocks/1?tier=attic", 400, "tier must be device or host, not 'attic'"),
         ("/api/sandbox/none", 404, "this sandbox does not exist any more: create a new one"),
         ("/nothing", 404, "Not Found"),
