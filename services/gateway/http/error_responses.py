@@ -14,7 +14,7 @@ from starlette.responses import Response
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.translation import request_id_or_new
 from services.runtime import errors, statuses
-from services.runtime.http.validation import invalid_part
+from services.runtime.http.validation import violation
 
 log = logging.getLogger("quire.gateway")
 
@@ -38,11 +38,6 @@ _CODES: dict[type[Exception], str] = {
     errors.DeadlineExceeded: "deadline_passed",
     errors.GenerationFailed: "generation_failed",
     errors.RepeatedEngineLoss: "request_given_up",
-}
-_VALIDATION_CODES = {  # of pydantic's error types
-    "missing": "missing",
-    "extra_forbidden": "unknown_parameter",
-    "none_required": "unsupported_value",
 }
 REQUEST_ID = "x-request-id"
 _MAX_PATH = 100
@@ -91,9 +86,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 async def on_validation_error(request: Request, error: Exception) -> Response:
     """Respond to a body that does not match the schema. The response names one invalid field."""
     assert isinstance(error, RequestValidationError)
-    found = invalid_part(error.errors(), error.body, skipped=1)
-    code = _VALIDATION_CODES.get(found.kind, "invalid_value" if found.is_value else "invalid_type")
-    body = _body(HTTPStatus.BAD_REQUEST, found.message, found.path or None, code)
+    path, message, code = violation([{**one, "loc": one["loc"][1:]} for one in error.errors()], error.body)
+    body = _body(HTTPStatus.BAD_REQUEST, message, path or None, code)
     return _response(HTTPStatus.BAD_REQUEST, body, _request_id(request))
 
 

@@ -1,5 +1,6 @@
 """Authenticates a request, then reads its body as JSON within the size limit."""
 
+import re
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -15,6 +16,7 @@ from services.runtime.transport import CLIENT_MESSAGE_BYTES
 
 Authenticate = Callable[[str | None], Caller]
 
+_CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
 _CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics
 
 
@@ -71,9 +73,13 @@ def _check_headers(request: Request) -> None:
     if encoding.lower() != "identity":
         message = f"content-encoding must be identity, not {encoding[:100]}"
         raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "encoded_body")
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"content-type must be application/json, not {kind[:100] or 'empty'}"
+    kind, _, parameters = request.headers.get("content-type", "").lower().partition(";")
+    if kind.strip() != "application/json":
+        given = f", not {kind.strip()[:100]}" if kind.strip() else "; the header is missing or empty"
+        message = f"content-type must be application/json{given}"
+        raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
+    if (charset := _CHARSET.search(parameters)) and charset[1] not in ("utf-8", "utf8"):
+        message = f"the charset of content-type must be utf-8, not {charset[1][:100]}"
         raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > CLIENT_MESSAGE_BYTES:

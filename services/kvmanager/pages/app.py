@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,7 +27,7 @@ from services.kvmanager.pages.static_files import static_routes
 from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
-from services.runtime.http.validation import invalid_part
+from services.runtime.http.validation import violation
 from services.runtime.statuses import retry_headers, status_of
 
 _MAX_BODY_BYTES = 16 * 1024
@@ -146,8 +147,8 @@ async def _body(request: Request, adapter: TypeAdapter[T]) -> T:
         errors = error.errors(include_url=False)
         if errors[0]["type"] == "json_invalid":
             raise InvalidField("the body must be JSON", "") from error
-        found = invalid_part(errors, json.loads(body))
-        raise InvalidField(found.message, found.path) from error
+        path, message, _ = violation(errors, from_json(body))
+        raise InvalidField(message, path) from error
 
 
 def _json(value: Mapping[str, Any], status: int = HTTPStatus.OK) -> Response:

@@ -143,7 +143,8 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # the following bytes are not HTTP/1.1
         except (_HeadTooLarge, httptools.HttpParserError) as error:
             if isinstance(error, _HeadTooLarge) or isinstance(error.__context__, _HeadTooLarge):
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large")
+                message = f"the head of the request must have at most {_HEAD_BYTES} bytes and {_MAX_HEADERS} headers"
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
             else:
                 self._refuse(HTTPStatus.BAD_REQUEST, "not a valid HTTP/1.1 request")
         else:

@@ -1,16 +1,13 @@
-"""Plain messages for what pydantic finds wrong with a JSON body."""
+"""Translates pydantic's errors to plain messages about a JSON body."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pydantic_core import ErrorDetails
+MAX_SHOWN = 80
 
-_Location = tuple[int | str, ...]
-
-_KINDS = {  # pydantic's error types, and what they expect
+_MISSING = "missing"
+_EXPECTED = {  # pydantic's error type: what the value must be
     "string_type": "a string",
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -22,115 +19,122 @@ _KINDS = {  # pydantic's error types, and what they expect
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
-    "dataclass_type": "an object",
 }
-_BOUNDS = {"greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}", "greater_than": "above {gt}"}
-_RANGES = {bound: f"between {-bits} and {bits - 1}" for bits in (2**31, 2**63) for bound in (-bits, bits - 1)}
-_MAX_SHOWN = 80
+_LISTS = {  # the members of union types
+    "list[str]": "an array of strings",
+    "list[constrained-int]": "an array of integers",
+    "list[list[constrained-int]]": "an array of such arrays",
+}
+_JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_RANGES = ((-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1))
 
 
-@dataclass(frozen=True)
-class InvalidPart:
-    """The invalid part of a body: its location as keys and indices, pydantic's error type, and the message."""
+class Violation(NamedTuple):
+    """An invalid field: its path in the body (empty for the body itself), a message and an error code."""
 
-    location: _Location
-    kind: str
+    path: str
     message: str
-
-    @property
-    def path(self) -> str:
-        """The location as a path such as `messages[0].role`; empty for the body."""
-        return path_of(self.location)
-
-    @property
-    def is_value(self) -> bool:
-        """Whether the type is right, and the value is not."""
-        return self.kind not in _KINDS
+    code: str
 
 
-def invalid_part(found: Iterable[ErrorDetails], body: Any, skipped: int = 0) -> InvalidPart:
-    """Choose the error to report. Of a union type, the members that match the longest are reported.
-
-    `skipped` is the number of leading parts of pydantic's locations that are not in the body.
-    """
-    errors = [(_location(one["loc"][skipped:], body, missing=one["type"] == "missing"), one) for one in found]
-    first = errors[0][0][:1]
-    by_member = [
-        list(errors_of_member)
-        for _, errors_of_member in groupby((one for one in errors if one[0][:1] == first), key=_member)
-    ]
-    depth = max(len(location) for member in by_member for location, _ in member)
-    deepest = [member for member in by_member if any(len(location) == depth for location, _ in member)]
-    fewest = min(len(member) for member in deepest)
-    reported = [member[0] for member in deepest if len(member) == fewest]
-    location = max((place for place, _ in reported), key=_order)
-    return _part(location, [one for place, one in reported if place == location])
+class _Found(NamedTuple):
+    location: tuple[int | str, ...]
+    member: int | str | None
+    error: Mapping[str, Any]
 
 
-def path_of(location: Sequence[int | str]) -> str:
-    """Return a location as a path such as `messages[0].role`, long keys cut."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_MAX_SHOWN]}" for part in location)
-    return "".join(parts).removeprefix(".")
+def violation(errors: Sequence[Mapping[str, Any]], body: Any) -> Violation:
+    """Describe the first invalid field of pydantic's `errors`, whose locations start at `body`."""
+    found = [_find(error, body) for error in errors]
+    found = [one for one in found if one.location[:1] == found[0].location[:1]]
+    # A union type has errors of each member. The member that matched furthest is meant.
+    first: dict[int | str | None, _Found] = {}
+    for one in found:
+        first.setdefault(one.member, one)
+    furthest = max((_order(one) for one in first.values()), default=())
+    meant = [one for one in first.values() if _order(one) == furthest]
+    return _describe(meant)
 
 
 def shown(value: Any) -> str:
-    """Return a value as JSON, cut to a length that fits into a message."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    """Return a value as JSON, cut to `MAX_SHOWN` characters."""
+    text = ""
+    if isinstance(value, str):
+        value = value[: MAX_SHOWN + 1]
+    try:
+        for part in json.JSONEncoder(ensure_ascii=False).iterencode(value):
+            text += part
+            if len(text) > MAX_SHOWN:
+                return f"{text[:MAX_SHOWN]}..."
+    except ValueError:  # an integer of thousands of digits
+        return "an integer of too many digits"
+    return text
 
 
-def _member(error: tuple[_Location, ErrorDetails]) -> tuple[int | str, ...]:
-    """Return the parts of pydantic's location that name members of union types."""
-    location, details = error
-    return tuple(part for part in details["loc"] if part not in location)
-
-
-def _order(location: _Location) -> tuple[int, ...]:
-    return tuple(part for part in location if isinstance(part, int))
-
-
-def _part(location: _Location, errors: Sequence[ErrorDetails]) -> InvalidPart:
-    kind, value = errors[0]["type"], errors[0]["input"]
-    name = path_of(location) or "the body"
-    match kind:
-        case "missing":
-            message = f"{name} is missing"
-        case "extra_forbidden":
-            message = f"{name if location != ('',) else shown('')} is not a field of this request"
-        case "none_required":
-            message = f"{name} is not supported"
-        case "union_tag_not_found":
-            return InvalidPart((*location, _tag(errors[0])), "missing", f"{_tag(errors[0])} is missing")
-        case "union_tag_invalid":
-            tags = errors[0]["ctx"]["expected_tags"].replace("'", "")
-            message = f"{_tag(errors[0])} must be one of {tags}, not {shown(errors[0]['ctx']['tag'])}"
-            return InvalidPart((*location, _tag(errors[0])), kind, message)
-        case _:
-            rules = dict.fromkeys(rule for one in errors if (rule := _rule(one)))
-            message = f"{name} must be {' or '.join(rules)}, not {shown(value)}"
-            if not rules:
-                message = f"{name} is invalid: {errors[0]['msg']}"
-    return InvalidPart(location, kind, message)
-
-
-def _tag(error: ErrorDetails) -> str:
-    return str(error["ctx"]["discriminator"]).strip("'")
-
-
-def _rule(error: ErrorDetails) -> str:
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "literal_error":
-        return str(context["expected"]).replace("True", "true").replace("'", '"')
-    if kind in _BOUNDS:
-        return _RANGES.get(next(iter(context.values())), _BOUNDS[kind].format_map(context))
-    return _KINDS.get(kind, "")
-
-
-def _location(location: Sequence[int | str], body: Any, *, missing: bool) -> _Location:
-    """Return the location of an error in the body. Pydantic's location also has the members of union types."""
+def _find(error: Mapping[str, Any], body: Any) -> _Found:
     parts: list[int | str] = []
+    member: int | str | None = None
+    location = error["loc"]
     for part in location:
         if (isinstance(body, Mapping) and part in body) or (isinstance(body, list) and isinstance(part, int)):
             parts.append(part)
-            body = body[part]  # type: ignore[index]
-    return (*parts, *location[-1:]) if missing else tuple(parts)
+            body = body[part]
+        elif member is None:
+            member = part
+    if error["type"] == _MISSING:
+        parts += location[-1:]
+    return _Found(tuple(parts), member, error)
+
+
+def _order(found: _Found) -> tuple[int, ...]:
+    return tuple(part if isinstance(part, int) else 0 for part in found.location)
+
+
+def _describe(meant: Sequence[_Found]) -> Violation:
+    location, error = meant[0].location, meant[0].error
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" for part in location).removeprefix(".")
+    name = path or "the body"
+    match error["type"]:
+        case "missing":
+            return Violation(path, f"{name} is missing", "missing")
+        case "extra_forbidden":
+            known = path if str(location[-1]).isidentifier() else shown(path)
+            return Violation(path, f"{known} is not a field of this request", "unknown_parameter")
+        case "none_required":
+            return Violation(path, f"{name} is not supported", "unsupported_value")
+        case "union_tag_not_found":
+            return Violation(_tag(error), f"{_tag(error)} is missing", "missing")
+        case "union_tag_invalid":
+            tags, tag = error["ctx"]["expected_tags"].replace("'", ""), shown(error["ctx"]["tag"])
+            return Violation(_tag(error), f"{_tag(error)} must be one of {tags}, not {tag}", "invalid_value")
+    code = "invalid_type" if error["type"] in _EXPECTED else "invalid_value"
+    expected = list(dict.fromkeys(_expected(one) for one in meant))
+    *others, last = expected
+    either = f"{', '.join(others)} or {last}" if others else last
+    return Violation(path, f"{name} must be {either}, not {shown(error.get('input'))}", code)
+
+
+def _expected(found: _Found) -> str:
+    error, member = found.error, found.member
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "list_type" and len(found.location) == 1:
+        return _LISTS.get(str(member), _EXPECTED[kind])
+    if kind == "literal_error":
+        return _JSON_WORDS.get(context["expected"], str(context["expected"]).replace("'", '"'))
+    for key, size in (("max_length", "at most"), ("min_length", "at least")):
+        if key in context:
+            kinds = "a string of {} characters" if kind.startswith("string") else "an array of {} entries"
+            return kinds.format(f"{size} {context[key]}")
+    for key, half in (("ge", "at least"), ("le", "at most")):
+        if key in context:
+            bounds = next((one for one in _RANGES if context[key] == one[key == "le"]), None)
+            return f"between {bounds[0]} and {bounds[1]}" if bounds else f"{half} {context[key]}"
+    return _EXPECTED.get(kind, f"valid ({error['msg']})")
+
+
+def _tag(error: Mapping[str, Any]) -> str:
+    return str(error["ctx"]["discriminator"]).strip("'")
+
+
+def _cut(part: str) -> str:
+    return part if len(part) <= MAX_SHOWN else f"{part[:MAX_SHOWN]}..."

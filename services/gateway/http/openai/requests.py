@@ -127,6 +127,7 @@ class GenerationRequest(_Body):
     truncate_prompt_tokens: None = Field(None, description="Not supported.")
     guided_grammar: None = Field(None, description="Not supported.")
     bad_words: None = Field(None, description="Not supported.")
+    reasoning_effort: None = Field(None, description="Not supported.")
 
 
 class CompletionRequest(GenerationRequest):
@@ -248,7 +249,6 @@ class ChatCompletionRequest(GenerationRequest):
     functions: None = Field(None, description="Not supported: use `tools`.")
     function_call: None = Field(None, description="Not supported: use `tool_choice`.")
     prediction: None = Field(None, description="Not supported.")
-    reasoning_effort: None = Field(None, description="Not supported.")
     verbosity: None = Field(None, description="Not supported.")
     web_search_options: None = Field(None, description="Not supported.")
     chat_template: None = Field(None, description="Not supported.")

@@ -13,6 +13,7 @@ from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.messages import chat
 from services.gateway.parameters import MAX_TIMEOUT_SECONDS, new_request_id
 from services.runtime.errors import InvalidField, UnsupportedField
+from services.runtime.http.validation import shown
 from services.wire.duration import duration
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -125,7 +126,7 @@ def _beam_search(body: requests.GenerationRequest) -> decoding_pb2.BeamSearch | 
             width=width, length_penalty=body.length_penalty, early_stopping=body.early_stopping
         )
     if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
-        raise UnsupportedField(f"best_of must equal n without use_beam_search, not {body.best_of}", "best_of")
+        raise UnsupportedField(f"without use_beam_search, best_of must equal n, not {body.best_of}", "best_of")
     if body.length_penalty not in (None, 1.0):
         raise InvalidField("length_penalty requires use_beam_search", "length_penalty")
     if body.early_stopping:
@@ -185,8 +186,7 @@ def _request_id(in_body: str | None, in_header: str | None) -> str:
     if given is None:
         return new_request_id()
     if not _REQUEST_ID.fullmatch(given):
-        raise InvalidField(
-            f"request_id must have 1 to 100 printable ASCII characters other than the space, not {given[:100]!r}",
-            "request_id",
-        )
+        name = "X-Request-Id" if in_body is None else "request_id"
+        bounds = "1 to 100 printable ASCII characters other than the space"
+        raise InvalidField(f"{name} must have {bounds}, not {shown(given)}", name)
     return given

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from services.gateway.http.openai.requests import ChatCompletionRequest, CompletionRequest
-from services.runtime.http.validation import invalid_part
+from services.runtime.http.validation import violation
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -16,11 +16,21 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
     [
         (CompletionRequest, {}, "prompt", "prompt is missing"),
         (CompletionRequest, [], "", "the body must be an object, not []"),
-        (CompletionRequest, {"prompt": 5}, "prompt", "prompt must be a string or an array, not 5"),
+        (
+            CompletionRequest,
+            {"prompt": 5},
+            "prompt",
+            "prompt must be a string, an array of strings, an array of integers or ",
+        ),
         (CompletionRequest, {"prompt": [1, 1.5]}, "prompt[1]", "prompt[1] must be an integer, not 1.5"),
         (CompletionRequest, {"prompt": ["a", 5]}, "prompt[1]", "prompt[1] must be a string, not 5"),
         (CompletionRequest, {"prompt": [[1], [2, "a"]]}, "prompt[1][1]", 'prompt[1][1] must be an integer, not "a"'),
-        (CompletionRequest, {"prompt": "a", "stop": {}}, "stop", "stop must be a string or an array, not {}"),
+        (
+            CompletionRequest,
+            {"prompt": "a", "stop": {}},
+            "stop",
+            "stop must be a string or an array of strings, not {}",
+        ),
         (
             CompletionRequest,
             {"prompt": "a", "seed": 2**63},
@@ -30,7 +40,12 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
         (CompletionRequest, {"prompt": "a", "suffix": "x"}, "suffix", "suffix is not supported"),
         (CompletionRequest, {"prompt": "a", "top_k": True}, "top_k", "top_k must be an integer, not true"),
         (CompletionRequest, {"prompt": "a", "": 1}, "", '"" is not a field of this request'),
-        (CompletionRequest, {"prompt": "a", "x" * 5000: 1}, "x" * 80, "x" * 80 + " is not a field of this request"),
+        (
+            CompletionRequest,
+            {"prompt": "a", "x" * 5000: 1},
+            "x" * 80 + "...",
+            "x" * 80 + "... is not a field of this request",
+        ),
         (CompletionRequest, {"prompt": "a", "add_special_tokens": "y"}, "add_special_tokens", 'must be true, not "y"'),
         (CompletionRequest, {"prompt": "a", "user": ["b" * 99]}, "user", f'user must be a string, not ["{"b" * 78}...'),
         (ChatCompletionRequest, {"messages": [{"content": "a"}]}, "messages[0].role", "messages[0].role is missing"),
@@ -42,6 +57,6 @@ def test_an_invalid_body_is_described_by_its_path_and_value(
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    part = invalid_part(caught.value.errors(), body)
-    assert part.path == path
-    assert message in part.message
+    found = violation(caught.value.errors(), body)
+    assert found.path == path
+    assert message in found.message
