@@ -1,7 +1,7 @@
 """Handles clients' requests: checks, tokenizes and admits them, and runs their generations."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from services.gateway.access.callers import DEFAULT_ORIGIN, Caller, Origin
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.slow_clients import ClientStream, SlowClients
 from services.gateway.access.tenants import Reservation, Tenants
-from services.gateway.access.token_bound import sequences_of, token_upper_bound
+from services.gateway.access.token_bound import Sequences, sequences_of, token_upper_bound
 from services.gateway.attempts import FailoverLimits, RequestAttempts
 from services.gateway.deadlines import Deadline
 from services.gateway.fleet.dispatch import Dispatcher
@@ -129,6 +129,11 @@ class RequestHandler:
         finally:
             if finished is not None:
                 observer.on_ended(finished, self._clock())
+
+    def check_count(self, prompts: Sequence[gateway_pb2.GenerateRequest], origin: Origin) -> None:
+        """Raise InvalidField if the prompts of one HTTP request exceed the limit of its tenant together."""
+        count = sum(sequences_of(one).count for one in prompts)
+        self._limits.tenants.check_count(origin.caller, Sequences(count, "prompt"))
 
     @property
     def slow_clients(self) -> SlowClients:

@@ -772,7 +772,7 @@ class DetokenizeRequest(_message.Message):
     """Keeps special tokens in the text. Default false."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Required. An id outside the vocabulary: INVALID_ARGUMENT."""
+        """No ids: an empty text. An id outside the vocabulary: INVALID_ARGUMENT."""
 
     def __init__(
         self,

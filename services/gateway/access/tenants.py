@@ -89,6 +89,7 @@ class Tenants:
         tenant = caller.tenant
         bucket = self._buckets.get(tenant)
         try:
+            self.check_count(caller, sequences)
             self._check_sequences(tenant, sequences)
             self._check_tokens(tenant, bucket, tokens)
         except Overloaded:
@@ -102,14 +103,20 @@ class Tenants:
             reservation.settle()
             self._release(tenant, reservation)
 
+    def check_count(self, caller: Caller, sequences: Sequences) -> None:
+        """Raise InvalidField if so many sequences of one call exceed the tenant's limit even when it is idle."""
+        limit = self._limits.get(caller.tenant, _UNLIMITED).max_concurrent_requests
+        if limit is not None and sequences.count > limit:
+            raise InvalidField(
+                f"{sequences.field} must be at most {limit}, the limit of tenant {caller.tenant!r}, "
+                f"not {sequences.count}",
+                sequences.field,
+            )
+
     def _check_sequences(self, tenant: str, sequences: Sequences) -> None:
         count, field = sequences.count, sequences.field
         limit, running = self._limits.get(tenant, _UNLIMITED).max_concurrent_requests, self._running.get(tenant)
-        if limit is None:
-            return
-        if count > limit:
-            raise InvalidField(f"{field} must be at most {limit}, the limit of tenant {tenant!r}, not {count}", field)
-        if running and running.level + count > limit:
+        if limit is not None and running and running.level + count > limit:
             raise Overloaded(
                 f"{running.level} sequences of tenant {tenant!r} are in flight, its limit is {limit}, "
                 f"and this request has {count} ({field})",

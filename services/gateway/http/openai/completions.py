@@ -35,6 +35,8 @@ class CompletionCall(GenerationCall):
         """Translate the body. Raises InvalidField or UnsupportedField."""
         super().__init__(handler, origin, body, completion_call(body, request_id))
         self.prompts = [_Prompt()] * len(self.translated.generations)
+        if len(self.prompts) > 1:
+            handler.check_count(self.translated.generations, origin)
         _check_compatible(body)
 
     async def complete(self) -> dict[str, Any]:

@@ -209,6 +209,8 @@ def test_a_request_id_in_use_is_rejected_for_its_tenant_alone_until_the_request_
 
 
 def test_a_rejected_request_has_its_id_in_the_header_and_in_the_log(secured: SecuredGateway) -> None:
+    never = secured.complete(SINGLE, prompt=["a", "b"])
+    assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
     with secured.held(SINGLE):
         rejected = [secured.complete(SINGLE, {"x-request-id": "one-too-many"}), secured.complete(SINGLE)]
         assert secured.complete(A).status_code == 200
