@@ -139,7 +139,9 @@ def tokenize_request(model: str = "", **prompt: object) -> gateway_pb2.TokenizeR
 
 @pytest.mark.parametrize("name", ["", "tiny-llama"])
 def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQuire, name: str) -> None:
-    assert tiny_quire.gateway.GetModel(gateway_pb2.GetModelRequest(model=name)) == gateway_pb2.GetModelResponse(
+    model = tiny_quire.gateway.GetModel(gateway_pb2.GetModelRequest(model=name))
+    assert list(tiny_quire.gateway.ListModels(gateway_pb2.ListModelsRequest()).models) == [model]
+    assert model == gateway_pb2.GetModelResponse(
         model="tiny-llama",
         context_tokens=CONTEXT,
         vocabulary_size=VOCABULARY,

@@ -258,6 +258,7 @@ def test_a_value_that_would_change_is_refused_with_its_path(schema: object, plac
         ({"exclusiveMaximum": BIG}, BIG - 2, BIG),
         ({"exclusiveMinimum": 2**53}, 10**16, 2**53),
         ({"exclusiveMinimum": -(2**53)}, 2 - 2**53, -(2**53)),
+        ({"minimum": 665254580340503029}, 665254580350000000, 665254580340503028),
     ],
 )
 def test_a_bound_between_doubles_moves_inwards(
