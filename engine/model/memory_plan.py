@@ -1,6 +1,7 @@
 """Memory of a model by purpose, and the number of blocks that remain: the result of `quire plan`."""
 
 import math
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -155,13 +156,10 @@ class Planner:
         """Return the largest number of sequences whose step leaves the blocks they need."""
         if self._workload.max_sequences:
             return self._workload.max_sequences
-        fits = self._workload.token_budget
-        while fits > 1:
-            pool = PoolSize(self._workload.block_size, blocks(fits))
-            if pool.requests(self._workload.typical_tokens) >= fits:
-                break
-            fits -= 1
-        return fits
+        size, tokens = self._workload.block_size, self._workload.typical_tokens
+        # More sequences leave fewer blocks, so the counts that do not fit are the upper ones.
+        counts = range(1, self._workload.token_budget + 1)
+        return max(1, bisect(counts, 0, key=lambda count: PoolSize(size, blocks(count)).requests(tokens) < count))
 
 
 def _gib(size: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from services.cli.connection import address_option, connection_options
-from services.cli.options import together
+from services.cli.options import FiniteFloat, together
 
 if TYPE_CHECKING:
     from services.cli.connection import Connection
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DEFAULT_REQUESTS = 100
 _DEFAULT_CONCURRENCY = 8
 _AT_LEAST_1 = click.IntRange(min=1)
-_ABOVE_0 = click.FloatRange(min=0, min_open=True)
+_ABOVE_0 = FiniteFloat(above=0)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 _SELECTION = ("mean_input", "mean_output", "cap_input", "cap_output", "max_input", "max_output")
@@ -34,8 +34,13 @@ class _Rates(click.ParamType[list[float]]):
         except ValueError:
             rates = []
         if not rates or not all(0 < rate < math.inf for rate in rates):
-            self.fail(f"{value!r} is no list of rates above 0, such as 1,2,4,8", parameter, context)
+            self.fail(f"must be rates above 0, such as 1,2,4,8, not {value!r}", parameter, context)
         return rates
+
+
+class _Rate(FiniteFloat):
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        return math.inf if value == "inf" else super().convert(value, parameter, context)
 
 
 _target_options = together(
@@ -56,7 +61,7 @@ _target_options = together(
     ),
     click.option("--extra-body", default="{}", help="With --url: JSON object whose fields are added to each request."),
     click.option(
-        "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature; 0 is greedy."
+        "--temperature", type=FiniteFloat(), default=0.0, show_default=True, help="Sampling temperature; 0 is greedy."
     ),
     click.option("--stop-at-eos", is_flag=True, help="Let answers end before their requested length."),
     click.option("--timeout", type=_ABOVE_0, default=600.0, show_default=True, help="Seconds for one request."),
@@ -113,7 +118,7 @@ _arrival_options = together(
         help=f"Alone: a closed loop with this many concurrent requests. [default: {_DEFAULT_CONCURRENCY}] With "
         "arrivals: maximum of concurrent requests.",
     ),
-    click.option("--rate", type=_ABOVE_0, help="Poisson arrivals with this rate per second; inf: all at once."),
+    click.option("--rate", type=_Rate(above=0), help="Poisson arrivals with this rate per second; inf: all at once."),
     click.option(
         "--burstiness",
         type=_ABOVE_0,
@@ -136,7 +141,7 @@ _arrival_options = together(
     ),
     click.option(
         "--warmup",
-        type=click.FloatRange(min=0),
+        type=FiniteFloat(least=0),
         default=0.0,
         show_default=True,
         help="Requests, or with --duration seconds, before the counted ones.",
@@ -210,17 +215,22 @@ def _check(values: Values) -> None:
         raise click.UsageError("--limit, --mean-, --cap- and --max-input and -output are for a --file")
     if not given and values["concurrency"] < values["processes"]:
         raise click.UsageError("--processes cannot be more than --concurrency")
+    _check_target_and_files(values)
+
+
+def _check_target_and_files(values: Values) -> None:
+    """Check before the run what would fail in it or after it."""
+    for option, name in (("--json", "json_file"), ("--records", "records"), ("--plot", "plot")):
+        if values[name] and not values[name].parent.is_dir():
+            raise click.UsageError(f"{option} must be in an existing folder, not {str(values[name])!r}")
     if values["url"]:
+        if not values["url"].startswith(("http://", "https://")):
+            raise click.UsageError(f"--url must begin with http:// or https://, not {values['url']!r}")
         _need("aiohttp", "--url")
     if values["plot"]:
-        _check_plot(values["plot"])
-
-
-def _check_plot(path: Path) -> None:
-    """Check before the run what would fail after it."""
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise click.UsageError(f"--plot {path}: a name ends with .png, .svg or .pdf")
-    _need("matplotlib", "--plot")
+        if values["plot"].suffix not in (".png", ".svg", ".pdf"):
+            raise click.UsageError(f"--plot must end with .png, .svg or .pdf, not {str(values['plot'])!r}")
+        _need("matplotlib", "--plot")
 
 
 def _need(package: str, option: str) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _AT_LEAST_1 = click.IntRange(min=1)
 _MIB = 1 << 20
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(EngineSettings)}
+_MOST: dict[str, int] = {field.name: field.metadata["most"] for field in fields(EngineSettings)}
 _GOALS = ("gpu_memory", "memory", "device_blocks", "requests")
 
 
@@ -61,7 +62,11 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--memory", type=_Size(), help="Memory that an engine on a CPU may have, such as 16GiB: how many blocks fit."
 )
-@click.option("--device-blocks", type=_AT_LEAST_1, help="Blocks of the pool: how much memory they need.")
+@click.option(
+    "--device-blocks",
+    type=click.IntRange(1, _MOST["device_blocks"]),
+    help="Blocks of the pool: how much memory they need.",
+)
 @click.option(
     "--requests", type=_AT_LEAST_1, help="Requests at the same time: how many blocks and how much memory they need."
 )
@@ -94,14 +99,14 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 )
 @click.option(
     "--token-budget",
-    type=_AT_LEAST_1,
+    type=click.IntRange(1, _MOST["token_budget"]),
     default=_DEFAULTS["token_budget"],
     show_default=True,
     help="Tokens fed in one step at most.",
 )
 @click.option(
     "--max-sequences",
-    type=_AT_LEAST_1,
+    type=click.IntRange(1, _MOST["max_sequences"]),
     help="Maximum number of running sequences. Default: as many as fit.",
 )
 @click.option("--context", type=_AT_LEAST_1, help="Tokens of the longest request. Default: the model's context.")
@@ -129,6 +134,9 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
     shape = _shape(model, type_name)
     found = _found(given[0], shape, type_name, values, on_gpu=on_gpu)
+    if found.max_sequences > _MOST["max_sequences"]:
+        limited = values | {"max_sequences": _MOST["max_sequences"]}
+        found = _found(given[0], shape, type_name, limited, on_gpu=on_gpu)
     if as_json:
         click.echo(json.dumps({"model": model, "dtype": type_name, "parameters": shape.parameters} | found.figures()))
         return
@@ -172,6 +180,8 @@ def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any
     utilization, host_memory = values["memory_utilization"], values["host_memory"] or 0
     if goal in ("device_blocks", "requests"):
         blocks = values["device_blocks"] or planner.blocks_for(values["requests"])
+        if blocks > _MOST["device_blocks"]:
+            raise click.UsageError(f"--requests need {blocks} blocks, but a pool has at most {_MOST['device_blocks']}")
         return planner.for_blocks(blocks, utilization, host_memory)
     try:
         return planner.for_memory(values[goal], utilization, host_memory)

@@ -51,15 +51,15 @@ def read(path: Path) -> list[Row]:
     formats: dict[str, Callable[[Path], list[Row]]] = {".csv": _csv, ".jsonl": _jsonl}
     reader = formats.get(path.suffix)
     if reader is None:
-        raise InvalidFile(f"{path}: neither .csv nor .jsonl")
+        raise InvalidFile(f"{path} must end with .csv or .jsonl")
     try:
         rows = reader(path)
     except OSError as error:
         raise InvalidFile(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidFile(f"{path}: {type(error).__name__}: {error}") from error
+    except ValueError as error:
+        raise InvalidFile(f"{path}: {error}") from error
     if not rows:
-        raise InvalidFile(f"{path}: no rows")
+        raise InvalidFile(f"{path} has no rows")
     return rows
 
 
@@ -67,14 +67,14 @@ def _csv(path: Path) -> list[Row]:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         columns = _columns(reader.fieldnames or ())
-        return _since_the_first([_length_row(line, columns) for line in reader])
+        return _since_the_first(_each(lambda line: _length_row(line, columns), reader, first=2))
 
 
 def _columns(names: Sequence[str]) -> Columns:
     found = next((one for one in COLUMNS if {one.input, one.output} <= set(names)), None)
     if found is None:
         known = "; ".join(f"{one.input},{one.output}" for one in COLUMNS)
-        raise ValueError(f"columns are {','.join(names)}, supported are {known}")
+        raise ValueError(f"the columns must be {known}, not {','.join(names)}")
     return found
 
 
@@ -85,9 +85,26 @@ def _length_row(line: Mapping[str, str], columns: Columns) -> Row:
 
 
 def _jsonl(path: Path) -> list[Row]:
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    rows = [_session_row(line) if "session" in line else _mooncake_row(line) for line in lines]
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    rows = _each(lambda line: _trace_row(json.loads(line)), lines, first=1)
     return rows if rows and rows[0].session is not None else _since_the_first(rows)
+
+
+def _each(read_line: Callable[[Any], Row], lines: Iterable[Any], first: int) -> list[Row]:
+    """Read lines, which are numbered from `first` on. Raises ValueError with the number of an invalid one."""
+    rows = []
+    for number, line in enumerate(lines, first):
+        try:
+            rows.append(read_line(line))
+        except KeyError as error:
+            raise ValueError(f"line {number} has no field {error.args[0]}") from error
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"line {number} is invalid: {error}") from error
+    return rows
+
+
+def _trace_row(line: Mapping[str, Any]) -> Row:
+    return _session_row(line) if "session" in line else _mooncake_row(line)
 
 
 def _mooncake_row(line: Mapping[str, Any]) -> Row:

@@ -186,7 +186,10 @@ def test_an_unreachable_server_is_reported() -> None:
         (["--concurrency", "2", "--processes", "3"], "--processes cannot be more"),
         (["--plot", "figures.txt"], ".png, .svg or .pdf"),
         (["--extra-body", "[1]", "--url", "http://127.0.0.1:9"], "--extra-body must be a JSON object, not '[1]'"),
-        (["--sweep-rate", "1,x"], "is no list of rates above 0"),
+        (["--json", "/no folder/figures.json"], "--json must be in an existing folder, not '/no folder/figures.json'"),
+        (["--url", "nonsense"], "--url must begin with http:// or https://, not 'nonsense'"),
+        (["--rate", "nan"], "must be a number above 0, not nan"),
+        (["--sweep-rate", "1,x"], "must be rates above 0, such as 1,2,4,8, not '1,x'"),
     ],
 )
 def test_incompatible_options_are_refused(arguments: list[str], reason: str) -> None:

@@ -74,6 +74,11 @@ def test_requests_are_converted_to_blocks(tiny_model: Tiny) -> None:
     assert planned["requests_of_full_context"] == planned["requests_reserving_the_context"] == 0
 
 
+def test_no_more_sequences_are_planned_than_an_engine_can_have(tiny_model: Tiny) -> None:
+    options = ("--model", tiny_model("llama"), "--device-blocks", 1 << 20, "--token-budget", 1 << 17)
+    assert figures(*options, "--tokens-per-request", "8,8")["max_sequences"] == 2048
+
+
 def test_a_gguf_file_is_planned_from_its_metadata_without_conversion(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "tiny.gguf")
     planned = figures("--model", tmp_path / "tiny.gguf", "--device-blocks", "10", "--dtype", "float32")
@@ -111,6 +116,9 @@ def test_the_table_shows_the_formula_and_the_gain_of_paging(tiny_model: Tiny) ->
         ),
         (("--memory", "much"), 2, "'--memory': must be a size such as 80GiB or 24GB, not 'much'"),
         (("--device-blocks", "0"), 2, "'--device-blocks'"),
+        (("--device-blocks", "9" * 20), 2, "'--device-blocks'"),
+        (("--memory", "1GiB", "--token-budget", "131073"), 2, "'--token-budget'"),
+        (("--requests", "9" * 12), 2, "--requests need"),
         (("--device-blocks", "9", "--memory-utilization", "1.5"), 2, "must be a number above 0 and at most 1, not 1.5"),
         (("--device-blocks", "9", "--memory-utilization", "nan"), 2, "must be a number above 0 and at most 1, not nan"),
         (

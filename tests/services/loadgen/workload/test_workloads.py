@@ -106,12 +106,12 @@ def test_lengths_are_read_from_the_columns_of_published_files(tmp_path: Path, te
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("lengths.csv", "in,out\n1,2\n", "columns are in,out"),
-        ("lengths.csv", "prompt_tokens,output_tokens\n1,x\n", "invalid literal"),
+        ("lengths.csv", "in,out\n1,2\n", "columns must be .*, not in,out"),
+        ("lengths.csv", "prompt_tokens,output_tokens\n1,x\n", "line 2 is invalid"),
         ("lengths.csv", "prompt_tokens,output_tokens\n", "no rows"),
-        ("trace.jsonl", '{"timestamp": 1}\n', "KeyError: 'input_length'"),
-        ("trace.jsonl", "{\n", "JSONDecodeError"),
-        ("trace.txt", "", "neither .csv nor .jsonl"),
+        ("trace.jsonl", '{"timestamp": 1}\n', "line 1 has no field input_length"),
+        ("trace.jsonl", "{\n", "line 1 is invalid: Expecting"),
+        ("trace.txt", "", "must end with .csv or .jsonl"),
     ],
 )
 def test_a_file_without_requests_is_refused_with_the_reason(tmp_path: Path, name: str, text: str, reason: str) -> None:
