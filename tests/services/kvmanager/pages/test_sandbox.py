@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.kvmanager.pages.playground import sandbox
+from services.kvmanager.pages.playground import sandbox, sandboxes
 from services.kvmanager.pages.playground.operations import OPERATION
 from services.kvmanager.pages.playground.sandbox import Sandbox
 from services.kvmanager.pages.playground.sandbox_view import sandbox_json
+from services.kvmanager.pages.playground.sandboxes import Sandboxes, UnknownSandbox
 from services.kvmanager.slices import run_in_slices
 
 
@@ -133,6 +134,26 @@ def test_a_sandbox_has_a_maximum_of_operations(box: Sandbox, monkeypatch: pytest
     run(box, "new", tokens=1)
     assert run(box, "new", tokens=1).startswith("The sandbox has reached its maximum of 1 operations.")
     assert list(tables(box)) == [1]
+
+
+def test_idle_and_surplus_sandboxes_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxes, "_MAX_SANDBOXES", 2)
+    seconds = [0.0]
+    kept = Sandboxes(lambda: seconds[0])
+    first, second = kept.create(4), kept.create(16)
+    box = kept.get(first)
+    third = kept.create(4)
+    assert kept.get(first) is box, "the least recently used one is removed"
+    with pytest.raises(UnknownSandbox):
+        kept.get(second)
+    seconds[0] = 1000.0
+    kept.replace(first, other := Sandbox(4))
+    kept.replace("unknown", other)
+    seconds[0] = 2000.0
+    assert kept.get(first) is other
+    for name in (third, "unknown"):
+        with pytest.raises(UnknownSandbox):
+            kept.get(name)
 
 
 def test_the_beam_example_returns_to_its_start(box: Sandbox) -> None:
