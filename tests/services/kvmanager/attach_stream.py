@@ -33,7 +33,8 @@ class Stream:
     def attach(self, **fields: Any) -> "Stream":
         self.send(register=register(**fields))
         self.send(report=pb.ReportPage(last=True))
-        self.registered = next(self._call).registered
+        # While a large report is adopted, messages show the progress.
+        self.registered = next(one.registered for one in self._call if one.HasField("registered"))
         return self
 
     def apply(self, **items: Any) -> pb.StepResult:
