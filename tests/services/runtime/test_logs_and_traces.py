@@ -159,8 +159,8 @@ def test_a_request_is_one_trace_through_three_services(quire: RunningQuire, coll
         assert spans[name].attributes["gen_ai.usage.prompt_tokens"] == answer.started.prompt_tokens
         assert spans[name].attributes["gen_ai.usage.completion_tokens"] == 6
         assert spans[name].begun <= spans[name].event("first token").at <= spans[name].ended
-    for phase in ("prefill", "decode"):
-        seconds = spans["llm_request"].attributes[f"gen_ai.latency.time_in_model_{phase}"]
+    for phase, name in (("queue", "queue"), ("prefill", "model_prefill"), ("decode", "model_decode")):
+        seconds = spans["llm_request"].attributes[f"gen_ai.latency.time_in_{name}"]
         assert seconds == pytest.approx(spans[phase].ended - spans[phase].begun, abs=CLOCK_SECONDS)
     assert spans["hold blocks"].attributes["quire.kv.prompt_tokens"] == answer.started.prompt_tokens
     assert spans["hold blocks"].event("free").attributes["quire.kv.reason"] == "finished"
