@@ -10,6 +10,8 @@ import click
 
 from services.cli.connection import address_option, connection_options
 from services.cli.options import FiniteFloat, together
+from services.runtime.addresses import check_url
+from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
     from services.cli.connection import Connection
@@ -223,14 +225,20 @@ def _check_target_and_files(values: Values) -> None:
     for option, name in (("--json", "json_file"), ("--records", "records"), ("--plot", "plot")):
         if values[name] and not values[name].parent.is_dir():
             raise click.UsageError(f"{option} must be in an existing folder, not {str(values[name])!r}")
-    if values["url"]:
-        if not values["url"].startswith(("http://", "https://")):
-            raise click.UsageError(f"--url must begin with http:// or https://, not {values['url']!r}")
+    if values["url"] is not None:
+        _check_url(values["url"])
         _need("aiohttp", "--url")
     if values["plot"]:
         if values["plot"].suffix not in (".png", ".svg", ".pdf"):
             raise click.UsageError(f"--plot must end with .png, .svg or .pdf, not {str(values['plot'])!r}")
         _need("matplotlib", "--plot")
+
+
+def _check_url(url: str) -> None:
+    try:
+        check_url("--url", url)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _need(package: str, option: str) -> None:

@@ -56,6 +56,7 @@ def _run(connection: Connection, values: Values) -> int:
 def _target(connection: Connection, values: Values) -> Target:
     try:
         extra_body = json.loads(values["extra_body"])
+        json.dumps(extra_body, allow_nan=False)
     except ValueError:
         extra_body = None
     if not isinstance(extra_body, dict):

@@ -3,7 +3,6 @@
 It uses aiohttp, whose parser is written in C: an event takes 17 microseconds of CPU, with httpx 66.
 """
 
-import asyncio
 import json
 import ssl
 from array import array
@@ -53,11 +52,14 @@ class OpenAIClient:
                 if response.status != 200:
                     raise Unreachable(f"{url}: {response.status}: {await _error(response)}")
                 models = (await response.json())["data"]
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-            raise Unreachable(f"{url}: {_named(error)}") from error
+            names = [one["id"] for one in models]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unreachable(f"{url}: {_reason(error)}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unreachable(f"{url}: the response is not a list of models") from error
         found = next((one for one in models if self._target.model in ("", one["id"])), None)
         if found is None:
-            raise Unreachable(f"{url}: no model {self._target.model!r} among {[one['id'] for one in models]}")
+            raise Unreachable(f"{url}: no model {self._target.model!r} among {names}")
         return Server(found["id"], None, found.get("max_model_len"))
 
     def prepare(self, prompt: Prompt, output_tokens: int) -> bytes:
@@ -83,9 +85,11 @@ class OpenAIClient:
             limit = self._target.timeout_seconds
             raise RequestFailed("timeout", f"no end within {limit:g} seconds") from error
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
-            raise RequestFailed("unreachable", _named(error)) from error
+            raise RequestFailed("unreachable", _reason(error)) from error
         except aiohttp.ClientError as error:
-            raise RequestFailed("cut short", _named(error)) from error
+            raise RequestFailed("cut short", _reason(error)) from error
+        except ValueError as error:
+            raise RequestFailed("cut short", f"an event is not JSON: {error}") from error
         answer.finish()
 
     async def close(self) -> None:
@@ -206,5 +210,7 @@ async def _error(response: aiohttp.ClientResponse) -> str:
         return text[:_MOST_OF_AN_ERROR]
 
 
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if not isinstance(error, asyncio.TimeoutError) else "no answer in time"
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_DESCRIBE.total:g} seconds"
+    return str(error) or type(error).__name__

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -44,6 +45,7 @@ COLUMNS = (
 )
 MOONCAKE_BLOCK_TOKENS = 512
 SESSION_BLOCK_TOKENS = 16
+MAX_TOKENS = (1 << 31) - 1
 
 
 def read(path: Path) -> list[Row]:
@@ -56,7 +58,7 @@ def read(path: Path) -> list[Row]:
         rows = reader(path)
     except OSError as error:
         raise InvalidFile(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise InvalidFile(f"{path}: {error}") from error
     if not rows:
         raise InvalidFile(f"{path} has no rows")
@@ -67,7 +69,8 @@ def _csv(path: Path) -> list[Row]:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         columns = _columns(reader.fieldnames or ())
-        return _since_the_first(_each(lambda line: _length_row(line, columns), reader, first=2))
+        lines = ((reader.line_num, line) for line in reader)
+        return _since_the_first(_each(lambda line: _length_row(line, columns), lines))
 
 
 def _columns(names: Sequence[str]) -> Columns:
@@ -81,41 +84,45 @@ def _columns(names: Sequence[str]) -> Columns:
 def _length_row(line: Mapping[str, str], columns: Columns) -> Row:
     time = line.get(columns.time) if columns.time else None
     seconds = datetime.fromisoformat(time).timestamp() if time else None
-    return Row(_at_least_1(line[columns.input]), _at_least_1(line[columns.output]), seconds)
+    return Row(_tokens(line, columns.input), _tokens(line, columns.output), seconds)
 
 
 def _jsonl(path: Path) -> list[Row]:
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
-    rows = _each(lambda line: _trace_row(json.loads(line)), lines, first=1)
+    lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+    rows = _each(lambda line: _trace_row(json.loads(line)), lines)
     return rows if rows and rows[0].session is not None else _since_the_first(rows)
 
 
-def _each(read_line: Callable[[Any], Row], lines: Iterable[Any], first: int) -> list[Row]:
-    """Read lines, which are numbered from `first` on. Raises ValueError with the number of an invalid one."""
+def _each(read_line: Callable[[Any], Row], lines: Iterable[tuple[int, Any]]) -> list[Row]:
+    """Read numbered lines. Raises ValueError with the number of an invalid one."""
     rows = []
-    for number, line in enumerate(lines, first):
+    for number, line in lines:
         try:
             rows.append(read_line(line))
         except KeyError as error:
             raise ValueError(f"line {number} has no field {error.args[0]}") from error
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"line {number} is invalid: {error}") from error
     return rows
 
 
-def _trace_row(line: Mapping[str, Any]) -> Row:
+def _trace_row(line: Any) -> Row:
+    if not isinstance(line, dict):
+        raise ValueError(f"a row must be a JSON object, not {line!r:.60}")
     return _session_row(line) if "session" in line else _mooncake_row(line)
 
 
 def _mooncake_row(line: Mapping[str, Any]) -> Row:
-    lengths = _at_least_1(line["input_length"]), _at_least_1(line["output_length"])
-    return Row(*lengths, line["timestamp"] / 1000, None, tuple(map(int, line["hash_ids"])), MOONCAKE_BLOCK_TOKENS)
+    lengths = _tokens(line, "input_length"), _tokens(line, "output_length")
+    return Row(*lengths, _seconds(line, "timestamp"), None, _ids(line, "hash_ids"), MOONCAKE_BLOCK_TOKENS)
 
 
 def _session_row(line: Mapping[str, Any]) -> Row:
-    lengths = _at_least_1(line["input_length"]), _at_least_1(line["output_length"])
-    blocks = tuple(map(int, line["block_ids"]))
-    return Row(*lengths, line["timestamp_ms"] / 1000, int(line["session"]), blocks, SESSION_BLOCK_TOKENS)
+    lengths = _tokens(line, "input_length"), _tokens(line, "output_length")
+    session = line["session"]
+    if not isinstance(session, int):
+        raise ValueError(f"session must be an integer, not {session!r:.60}")
+    return Row(*lengths, _seconds(line, "timestamp_ms"), session, _ids(line, "block_ids"), SESSION_BLOCK_TOKENS)
 
 
 def _since_the_first(rows: Iterable[Row]) -> list[Row]:
@@ -129,6 +136,28 @@ def _since_the_first(rows: Iterable[Row]) -> list[Row]:
     )
 
 
-def _at_least_1(value: Any) -> int:
+def _tokens(line: Mapping[str, Any], name: str) -> int:
     """Read a length; a row without output requests one token."""
-    return max(1, int(value))
+    value = line[name]
+    try:
+        tokens = int(value)
+    except (ValueError, TypeError, OverflowError):
+        tokens = -1
+    if not 0 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"{name} must be between 0 and {MAX_TOKENS} tokens, not {value!r:.60}")
+    return max(1, tokens)
+
+
+def _seconds(line: Mapping[str, Any], name: str) -> float:
+    """Read a time in milliseconds."""
+    value = line[name]
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a number of milliseconds, not {value!r:.60}")
+    return value / 1000
+
+
+def _ids(line: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    values = line[name]
+    if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
+        raise ValueError(f"{name} must be a list of integers, not {values!r:.60}")
+    return tuple(values)

@@ -63,7 +63,9 @@ class Server:
             await self._send(response, chunk)
         if way == "broken":
             await self._send(response, {"error": {"message": "the engine is lost"}})
-        if way in ("broken", "short"):
+        if way == "nonsense":
+            await response.write(b"data: {\r\n\r\n")
+        if way in ("broken", "short", "nonsense"):
             return
         counted = 1 if way == "few" else tokens
         usage = {"prompt_tokens": 5, "completion_tokens": counted, "prompt_tokens_details": {"cached_tokens": 3}}
@@ -144,6 +146,7 @@ async def test_some_chunks_hold_no_token_if_there_are_more_chunks_than_tokens() 
         ("full", "429", "the queue is full", 2.5),
         ("broken", "cut short", "the engine is lost", None),
         ("short", "cut short", "the stream ended without", None),
+        ("nonsense", "cut short", "an event is not JSON", None),
         ("slow", "timeout", "no end within 0.2 seconds", None),
     ],
 )

@@ -1,5 +1,6 @@
 """Sessions of calls from lengths, files and traces."""
 
+import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -103,14 +104,29 @@ def test_lengths_are_read_from_the_columns_of_published_files(tmp_path: Path, te
     assert len({tuple(ids(call)[:10]) for call in calls}) == 2
 
 
+def traced(**changed: object) -> str:
+    return json.dumps({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]} | changed)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
         ("lengths.csv", "in,out\n1,2\n", "columns must be .*, not in,out"),
-        ("lengths.csv", "prompt_tokens,output_tokens\n1,x\n", "line 2 is invalid"),
+        ("lengths.csv", "prompt_tokens,output_tokens\n\n1,x\n", "line 3 is invalid: output_tokens must be .* not 'x'"),
+        (
+            "lengths.csv",
+            "prompt_tokens,output_tokens\n-1,1\n",
+            "line 2 is invalid: prompt_tokens must be between 0 and",
+        ),
+        ("lengths.csv", "prompt_tokens,output_tokens\n1\n", "line 2 is invalid: output_tokens must be .* not None"),
         ("lengths.csv", "prompt_tokens,output_tokens\n", "no rows"),
         ("trace.jsonl", '{"timestamp": 1}\n', "line 1 has no field input_length"),
-        ("trace.jsonl", "{\n", "line 1 is invalid: Expecting"),
+        ("trace.jsonl", "\n{\n", "line 2 is invalid: Expecting"),
+        ("trace.jsonl", "5\n", "line 1 is invalid: a row must be a JSON object, not 5"),
+        ("trace.jsonl", traced(input_length=1e999), "line 1 is invalid: input_length must be .* not inf"),
+        ("trace.jsonl", traced(timestamp="now"), "line 1 is invalid: timestamp must be .* not 'now'"),
+        ("trace.jsonl", traced(hash_ids=[1, "x"]), "line 1 is invalid: hash_ids must be a list of integers, not"),
+        ("trace.jsonl", traced(session="x"), "line 1 is invalid: session must be an integer, not 'x'"),
         ("trace.txt", "", "must end with .csv or .jsonl"),
     ],
 )
