@@ -102,8 +102,8 @@ class Planner:
     def for_memory(self, memory_bytes: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
         """Return the plan for this share of a device's memory. Raises DoesNotFit."""
         usable, fixed = int(memory_bytes * utilization), self._fixed_bytes(host_memory_bytes)
-        sequences = self._sequences(lambda count: self._blocks(usable - fixed - self._step_bytes(count)))
-        blocks = self._blocks(usable - fixed - self._step_bytes(sequences))
+        sequences = self._sequences(lambda count: self.blocks_within(usable - fixed - self._step_bytes(count)))
+        blocks = self.blocks_within(usable - fixed - self._step_bytes(sequences))
         if not blocks:
             needed = fixed + self._step_bytes(sequences) + cache_bytes(1, self._block_bytes)
             raise DoesNotFit(f"{_gib(usable)} of it can be used, but a pool of one block needs {_gib(needed)}")
@@ -119,6 +119,10 @@ class Planner:
     def blocks_for(self, requests: int) -> int:
         """Return the blocks that `requests` typical requests need at the same time."""
         return requests * PoolSize(self._workload.block_size, 0).blocks_of(self._workload.typical_tokens)
+
+    def blocks_within(self, memory_bytes: int) -> int:
+        """Return the blocks that fit into this memory, which may be negative."""
+        return blocks_within(max(0, memory_bytes), self._block_bytes)
 
     def _plan(
         self, memory_bytes: int, utilization: float, blocks: int, sequences: int, host_memory_bytes: int
@@ -137,15 +141,12 @@ class Planner:
             typical_tokens=self._workload.typical_tokens,
             max_sequences=sequences,
             token_budget=self._workload.token_budget,
-            host_blocks=self._blocks(host_memory_bytes),
+            host_blocks=self.blocks_within(host_memory_bytes),
         )
-
-    def _blocks(self, memory_bytes: int) -> int:
-        return blocks_within(max(0, memory_bytes), self._block_bytes)
 
     def _fixed_bytes(self, host_memory_bytes: int) -> int:
         """Return the memory in use before the first block. On a CPU both tiers share the same memory."""
-        host_bytes = 0 if self._on_gpu else cache_bytes(self._blocks(host_memory_bytes), self._block_bytes)
+        host_bytes = 0 if self._on_gpu else cache_bytes(self.blocks_within(host_memory_bytes), self._block_bytes)
         return self._weights_bytes + self._process_bytes + host_bytes
 
     def _step_bytes(self, sequences: int) -> int:

@@ -77,7 +77,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 )
 @click.option(
     "--memory-utilization",
-    type=FiniteFloat(above=0, most=1),
+    type=FiniteFloat(0.01, 1),
     default=0.9,
     show_default=True,
     help="Fraction of the memory to plan with. The rest is for a GPU's context, libraries and fragmentation.",
@@ -178,12 +178,22 @@ def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any
     workload = Workload(values["block_size"], values["token_budget"], context, values["max_sequences"], lengths)
     planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu)
     utilization, host_memory = values["memory_utilization"], values["host_memory"] or 0
+    _check_blocks("--host-memory", planner.blocks_within(host_memory))
     if goal in ("device_blocks", "requests"):
         blocks = values["device_blocks"] or planner.blocks_for(values["requests"])
         if blocks > _MOST["device_blocks"]:
             raise click.UsageError(f"--requests need {blocks} blocks, but a pool has at most {_MOST['device_blocks']}")
         return planner.for_blocks(blocks, utilization, host_memory)
+    option = f"--{goal.replace('_', '-')}"
     try:
-        return planner.for_memory(values[goal], utilization, host_memory)
+        found = planner.for_memory(values[goal], utilization, host_memory)
     except DoesNotFit as error:
-        raise click.ClickException(f"--{goal.replace('_', '-')} is too small: {error}") from error
+        raise click.ClickException(f"{option} is too small: {error}") from error
+    _check_blocks(option, found.device_blocks)
+    return found
+
+
+def _check_blocks(option: str, blocks: int) -> None:
+    most = _MOST["device_blocks"]
+    if blocks > most:
+        raise click.UsageError(f"{option} has room for {blocks} blocks, but a pool has at most {most}")

@@ -119,8 +119,14 @@ def test_the_table_shows_the_formula_and_the_gain_of_paging(tiny_model: Tiny) ->
         (("--device-blocks", "9" * 20), 2, "'--device-blocks'"),
         (("--memory", "1GiB", "--token-budget", "131073"), 2, "'--token-budget'"),
         (("--requests", "9" * 12), 2, "--requests need"),
-        (("--device-blocks", "9", "--memory-utilization", "1.5"), 2, "must be a number above 0 and at most 1, not 1.5"),
-        (("--device-blocks", "9", "--memory-utilization", "nan"), 2, "must be a number above 0 and at most 1, not nan"),
+        (
+            ("--device-blocks", "9", "--memory-utilization", "1.5"),
+            2,
+            "must be a number at least 0.01 and at most 1, not 1.5",
+        ),
+        (("--device-blocks", "9", "--memory-utilization", "1e-320"), 2, "must be a number at least 0.01 and at most 1"),
+        (("--gpu-memory", "8TiB", "--block-size", "1"), 2, "--gpu-memory has room for "),
+        (("--memory", "8GiB", "--host-memory", "8TiB", "--block-size", "1"), 2, "--host-memory has room for "),
         (
             ("--device-blocks", "9", "--tokens-per-request", "5"),
             2,
