@@ -1,7 +1,9 @@
 """Shared fixtures of the tests of services."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,25 @@ from tests.running_quire import RunningQuire, RunningService, start_quire
 def anyio_backend() -> str:
     """Tests marked `anyio` are coroutines on an event loop of asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _late_events() -> Iterator[None]:
+    """Drop events of a closed event loop that arrive on another one.
+
+    gRPC has one poller for all event loops of a process. An operation of a server that a test has stopped may complete
+    after its loop was closed; the poller then hands it over on the loop of the next test, which would fail.
+    """
+    call_soon = asyncio.BaseEventLoop.call_soon_threadsafe
+
+    def call_soon_if_open(loop: asyncio.BaseEventLoop, *arguments: Any, **options: Any) -> asyncio.Handle | None:
+        if loop.is_closed() and asyncio._get_running_loop() not in (None, loop):
+            return None
+        return call_soon(loop, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", call_soon_if_open)
+        yield
 
 
 @pytest.fixture(scope="session")
