@@ -22,6 +22,13 @@ def five_cached(five):
     return five
 
 
+def test_a_block_that_the_index_must_not_find_is_not_withheld(five):
+    five.marks.unindex(3)
+    assert not five.marks.is_withheld_or_marked(3)
+    five.withhold({3: 1})
+    assert five.marks.is_withheld_or_marked(3)
+
+
 def grant_all(tier):
     return [tier.grant() for _ in range(tier.available)]
 

@@ -70,7 +70,10 @@ def test_without_a_compiler_prebuilt_kernels_are_used(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(prebuilt.find, "__defaults__", (folder,))
-    found = kernels_for("cpu", CPU, str(tmp_path / "kernels"))
+    folder_of_builds = str(tmp_path / "kernels")
+    assert kernels_for("torch", CPU, folder_of_builds) is None
+    assert kernels_for("auto", torch.device("meta"), folder_of_builds) is None
+    found = kernels_for("cpu", CPU, folder_of_builds)
     assert found is not None
     assert found.bfloat16
 

@@ -139,6 +139,7 @@ def test_gateway_and_engine_log_the_end_of_a_request_in_one_line_each(quire: Run
 def test_a_request_is_one_trace_through_three_services(quire: RunningQuire, collector: Collector) -> None:
     client, request = Client(), named(prompt_request("Once upon a time, in a land far away", 6), "followed")
     answer = client.generate(quire, request)
+    assert ends(quire, "followed")["gateway"]["trace_id"] == client.trace_id
     spans = by_name(client.spans(collector))
     assert {name: span.service for name, span in spans.items()} == {name: SPANS[name][0] for name in SPANS}
     assert spans["generate"].parent_id == client.span_id

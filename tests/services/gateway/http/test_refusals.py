@@ -42,6 +42,7 @@ def tool(**function: Any) -> dict[str, Any]:
         ({"use_beam_search": True, "best_of": 0}, "best_of"),
         ({"use_beam_search": True, "best_of": 2, "temperature": 1}, "temperature"),
         ({"use_beam_search": True, "best_of": 2, "stop": "x"}, "stop"),
+        ({"use_beam_search": True, "best_of": 2, "logprobs": True, "top_logprobs": 1}, "top_logprobs"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_regex": "("}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
