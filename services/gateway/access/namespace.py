@@ -33,7 +33,8 @@ class Namespace:
             value = f", not {pin.tenant!r}" if pin.tenant else ""
             raise InvalidField(f"pin_prefix.tenant must name a tenant{value}", "pin_prefix.tenant")
         if pin.tenant and not self.separate:
-            raise InvalidField("pin_prefix.tenant must be empty: tenants share prefixes here", "pin_prefix.tenant")
+            fault = f"must be empty because all tenants share prefixes, not {pin.tenant!r}"
+            raise InvalidField(f"pin_prefix.tenant {fault}", "pin_prefix.tenant")
         return self.salt(pin.tenant, checked_salt(pin.salt, "pin_prefix.salt"))
 
 

@@ -83,9 +83,9 @@ def _check_headers(request: Request) -> None:
         raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > CLIENT_MESSAGE_BYTES:
-        raise _too_large()
+        raise _too_large(f", not {length[:20]}")
 
 
-def _too_large() -> HttpError:
-    message = f"the body must have at most {CLIENT_MESSAGE_BYTES} bytes"
+def _too_large(given: str = "") -> HttpError:
+    message = f"the body must have at most {CLIENT_MESSAGE_BYTES} bytes{given}"
     return HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "body_too_large")

@@ -84,14 +84,16 @@ def require_tools(
     """Constrain the output to a tool call if `tool_choice` requires one. Raises InvalidField."""
     choice, tools = body.tool_choice, list(request.prompt.chat.tools)
     if isinstance(choice, requests.NamedTool):
+        fault = f"names {choice.function.name!r}, which is not in tools"
         tools = [tool for tool in tools if tool.name == choice.function.name]
         schema = arguments_schema(tools[0]) if tools else ""
     elif choice == "required":
+        fault = "is 'required', but tools is empty"
         schema = calls_schema(tools, parallel=body.parallel_tool_calls is not False) if tools else ""
     else:
         return
     if not tools:
-        raise InvalidField("tool_choice requires a tool that is not in tools", "tool_choice")
+        raise InvalidField(f"tool_choice {fault}", "tool_choice")
     if request.HasField("constraint"):
         raise InvalidField(f"tool_choice cannot be combined with {names['constraint']}", "tool_choice")
     request.constraint.json_schema = schema

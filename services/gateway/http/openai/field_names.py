@@ -27,6 +27,7 @@ _NAMES = {
     "token_ids": "tokens",
 }
 _PATH = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+)*")
+_NOT_A_WORD = re.compile(r"[._]")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class FieldNames:
         return _PATH.sub(lambda match: self._name(match[0]), path, count=1)
 
     def translate(self, message: str) -> str:
-        """Replace all paths in a message by their HTTP names."""
-        return _PATH.sub(lambda match: self._name(match[0]) if "." in match[0] else match[0], message)
+        """Replace all paths in a message by their HTTP names. A word alone, such as `output`, is not a path."""
+        return _PATH.sub(lambda match: self._name(match[0]) if _NOT_A_WORD.search(match[0]) else match[0], message)
 
     def _name(self, path: str) -> str:
         names = _NAMES | self.overrides

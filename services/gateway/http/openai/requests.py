@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Tokens = list[Int32]
 Real = Annotated[float, Field(allow_inf_nan=False)]
 Schema = dict[str, Any]
@@ -79,7 +80,7 @@ class GenerationRequest(_Body):
     stream_options: StreamOptions | None = Field(None, description="Options with `stream`.")
     response_format: ResponseFormat | None = Field(None, description="The format of the output.")
 
-    top_k: Int32 | None = Field(None, description="Sample from the k most likely tokens; 0 and -1 mean all tokens.")
+    top_k: TopK | None = Field(None, description="Sample from the k most likely tokens; 0 and -1 mean all tokens.")
     min_p: Real | None = Field(None, description="Minimum probability of a token, relative to the most likely one.")
     repetition_penalty: Real | None = Field(
         None, description="Above 1, tokens that occurred before are less likely. Default 1."

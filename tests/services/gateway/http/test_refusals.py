@@ -103,6 +103,25 @@ def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"top_k": -2}, "top_k must be at least -1, not -2"),
+        ({"use_beam_search": True, "best_of": 2, "stop": "x"}, "stop cannot be combined with use_beam_search"),
+        ({"tool_choice": "required"}, "tool_choice is 'required', but tools is empty"),
+        (
+            {"tools": [tool(name="x")], "tool_choice": tool(name="other")},
+            "tool_choice names 'other', which is not in tools",
+        ),
+    ],
+)
+def test_a_rejection_has_the_names_and_bounds_of_the_http_api(
+    http: httpx.Client, body: dict[str, Any], message: str
+) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8, **body})
+    assert answer.json()["error"]["message"] == message
+
+
 def test_fields_without_effect_are_accepted(http: httpx.Client) -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     harmless |= {"parallel_tool_calls": True}
