@@ -59,7 +59,8 @@ def generated(quire: RunningQuire) -> float:
 def test_64_streams_at_once_get_the_same_tokens_as_each_alone(tiny_quire: RunningQuire) -> None:
     requests = mixed_requests(16)
     preempted = tiny_quire.pool().totals.preemptions
-    together = run_streams(tiny_quire, requests * 4, concurrency=64)
+    slow = slow_request("While it runs, the others fill the pool", 80)
+    _, *together = run_streams(tiny_quire, [slow, *requests * 4], concurrency=65)
     assert tiny_quire.pool().totals.preemptions > preempted, "the pool was never short"
     assert tiny_quire.pool().totals.peak_saved_blocks > 0
     alone = run_streams(tiny_quire, requests, concurrency=1)

@@ -303,7 +303,8 @@ def test_blocks_and_tokens_of_running_requests_are_exported_as_held(tiny_quire: 
 def test_a_full_pool_exports_evictions_preemptions_and_recomputed_tokens(tiny_quire: RunningQuire) -> None:
     totals = tiny_quire.settled_pool().totals
     before = {service: scrape(tiny_quire, service) for service in ("engine", "kvmanager")}
-    answers = run_streams(tiny_quire, [prompt_request(f"one of many, {number}", 120) for number in range(12)], 12)
+    fast = [prompt_request(f"one of many, {number}", 120) for number in range(12)]
+    answers = run_streams(tiny_quire, [slow_request("While it runs, all run", 100), *fast], 13)
     pool = tiny_quire.settled_pool()
     engine, manager = ((before[service], scrape(tiny_quire, service)) for service in before)
     preemptions = sum(answer.finished.timing.preemptions for answer in answers)
