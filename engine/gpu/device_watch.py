@@ -1,7 +1,7 @@
 """Distinguishes a failed step from a lost device.
 
 CUDA keeps some errors for the rest of a process: after an illegal address, a failed assertion or an uncorrectable
-memory error every later call returns the same error. Error types do not tell, because torch, cuBLAS and Triton each
+memory error every later call returns the same error. Error types do not show it, because torch, cuBLAS and Triton each
 have their own. So after any failure the device is checked: a device out of memory passes, a lost device fails.
 """
 

@@ -21,7 +21,7 @@ class PoolDiverged(Exception):
 
 
 class Replica:
-    """A pool as its engine knows it, and the Steps in flight."""
+    """The state of a pool at its engine, and the Steps in flight."""
 
     def __init__(self, spec: kvmanager.PoolSpec) -> None:
         """Start with an empty pool."""

@@ -114,7 +114,7 @@ def shapes() -> Iterator[Hostile]:
             f"{unit} of a trace_parent", (step(field(9, _ALLOCATE + field(9, b"a" * size) + field(5, b"\1"))),)
         )
         yield Hostile(f"{unit} of an unpin's id", (step(field(3, field(2, b"a" * size))),))
-        yield _steps(f"{unit} of fields that nobody knows", size, b"\xa0\x06\x00")
+        yield _steps(f"{unit} of unknown fields", size, b"\xa0\x06\x00")
         yield _steps(f"{unit} of the number of the Step", size, b"\x08\x01")
         yield Hostile(
             f"{unit} of groups in groups", (field(3, many(b"\xa3\x06", size // 2) + many(b"\xa4\x06", size // 2)),)
