@@ -12,9 +12,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from tests.at_speed import SMALLEST_MODELS
 
 # See tests/at_speed.py.
-_LAYERS = 1 if os.environ.get(SMALLEST_MODELS) else 3
+LAYERS = 1 if os.environ.get(SMALLEST_MODELS) else 3
 
-usual_size = pytest.mark.skipif(_LAYERS != 3, reason="its figures are those of the tiny models at their usual size")
+usual_size = pytest.mark.skipif(LAYERS != 3, reason="its figures are those of the tiny models at their usual size")
 
 VOCABULARY = 384
 CONTEXT = 2048
@@ -55,7 +55,7 @@ def _llama() -> LlamaForCausalLM:
             vocab_size=VOCABULARY,
             hidden_size=96,
             intermediate_size=128,
-            num_hidden_layers=_LAYERS,
+            num_hidden_layers=LAYERS,
             num_attention_heads=6,
             num_key_value_heads=2,
             max_position_embeddings=CONTEXT,
@@ -71,7 +71,7 @@ def _gpt2() -> GPT2LMHeadModel:
         GPT2Config(
             vocab_size=VOCABULARY,
             n_embd=64,
-            n_layer=_LAYERS,
+            n_layer=LAYERS,
             n_head=4,
             n_positions=CONTEXT,
             initializer_range=_SPREAD,
@@ -88,7 +88,7 @@ def _opt() -> OPTForCausalLM:
             hidden_size=64,
             word_embed_proj_dim=64,
             ffn_dim=96,
-            num_hidden_layers=_LAYERS,
+            num_hidden_layers=LAYERS,
             num_attention_heads=4,
             max_position_embeddings=CONTEXT,
             init_std=_SPREAD,

@@ -8,6 +8,7 @@ import itertools
 import math
 import queue
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -228,8 +229,15 @@ _KINDS: dict[str, Callable[[Any], None]] = {
 class Outcomes:
     ends: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    _adding: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, one: Case, end: str, faults: Iterable[str]) -> None:
+        """Called by many threads: without the lock, counts were lost."""
+        found = list(faults)
+        with self._adding:
+            self._add(one, end, found)
+
+    def _add(self, one: Case, end: str, faults: Iterable[str]) -> None:
         self.ends[f"{'engine' if one.is_submission else 'gateway'}: {end}"] += 1
         self.faults += (f"case {one.number}, {one.kind}, {one.extremes}: {fault}" for fault in faults)
 

@@ -14,6 +14,7 @@ from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 from engine.model.loading import context_tokens, fingerprint, load_model
 from tests.engine.families import CONTEXT, GROUPED, LATER_LAYERS_WINDOWED, SMALL, WINDOW, WINDOWED, Checkpoint, Family
+from tests.tiny_models import LAYERS
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 BART = SMALL | {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4}
@@ -159,7 +160,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str, name:
 
 @pytest.mark.parametrize(
     ("family", "geometry"),
-    [("llama", CacheGeometry(3, 2, 16)), ("gpt2", CacheGeometry(3, 4, 16)), ("opt", CacheGeometry(3, 4, 16))],
+    [
+        ("llama", CacheGeometry(LAYERS, 2, 16)),
+        ("gpt2", CacheGeometry(LAYERS, 4, 16)),
+        ("opt", CacheGeometry(LAYERS, 4, 16)),
+    ],
 )
 def test_geometry_context_and_vocabulary_are_those_of_the_model(
     tiny_model: Tiny, family: str, geometry: CacheGeometry
@@ -169,7 +174,7 @@ def test_geometry_context_and_vocabulary_are_those_of_the_model(
     assert loaded.context_tokens == 2048
     assert loaded.vocabulary_size == 384
     assert loaded.eos_token_ids == {0}
-    assert geometry.block_bytes(8, torch.bfloat16) == 3 * 2 * 8 * geometry.kv_heads * 16 * 2
+    assert geometry.block_bytes(8, torch.bfloat16) == LAYERS * 2 * 8 * geometry.kv_heads * 16 * 2
 
 
 def test_a_model_may_declare_many_ends_or_none(checkpoint: Checkpoint) -> None:

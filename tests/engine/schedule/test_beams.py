@@ -29,6 +29,7 @@ from engine.schedule.request import (
 from engine.schedule.step_plan import RowRules
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import BeamAnswers, beam_reference
+from tests.tiny_models import usual_size
 
 BLOCK = 4
 TOLERANCE = 1e-4  # of scores
@@ -109,6 +110,7 @@ class TestEqualToTransformers:
         engine.run()
         check(engine, name, beam_reference(folder, prompt(20), search, 12, 4))
 
+    @usual_size
     @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
     @pytest.mark.parametrize("budget", [5, 64])
     @pytest.mark.parametrize("head_start", range(0, 30, 9))

@@ -19,6 +19,7 @@ from quire.v1 import gateway_pb2
 from services.cli.main import ANSWER_TOKENS, cli
 from tests.load import SLOW_SEED, prompt_request
 from tests.running_quire import START_SECONDS, RunningQuire
+from tests.tiny_models import usual_size
 
 QUIRE = (sys.executable, "-m", "services.cli.main")
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -126,7 +127,7 @@ def test_generate_stops_at_its_default_limit_and_prints_it(tiny_quire: RunningQu
     done = quire("generate", *at, "--min-tokens", "200", PROMPT)
     expected = request(ANSWER_TOKENS)
     expected.stopping.min_tokens = 200
-    assert done.stdout.rstrip("\n") == tiny_quire.generate(expected).text.rstrip("\n")
+    assert done.stdout.splitlines() == tiny_quire.generate(expected).text.replace("\r", "\n").splitlines()
     assert f", {ANSWER_TOKENS} generated" in done.stderr
     assert done.stderr.splitlines()[1:] == [f"stopped at {ANSWER_TOKENS} tokens; raise it with --max-tokens"]
     more = quire("generate", *at, "--min-tokens", "300", "--max-tokens", "0", PROMPT)
@@ -212,6 +213,7 @@ def conversation(quire: RunningQuire) -> tuple[str, str]:
     return first, quire.generate(chat_request(12, *history)).text
 
 
+@usual_size
 def test_chat_answers_line_by_line_with_the_history(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
     first, second = conversation(tiny_quire)
     done = quire("chat", *at, "--system", "Be brief.", "--max-tokens", "12", input="Hello\nAnd now?\n\nnot sent\n")
