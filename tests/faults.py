@@ -16,12 +16,14 @@ from pathlib import Path
 import grpc
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from services.runtime import transport
 from tests.load import SLOW_SEED, prompt_request
 from tests.running.forwarder import Forwarder
 from tests.running_quire import Answer, HealthWatch, RunningService
 from tests.scrape import Scrape
 
 LEASE_SECONDS = 2.0
+WITHOUT_KEEPALIVE = [option for option in transport.channel_options() if "keepalive" not in option[0]]
 _WAIT_SECONDS = 60
 # More than HTTP/2's control frames, less than a Step of some sequences or the end of a stream with its reason.
 _BYTES_OF_A_MESSAGE = 60
@@ -225,8 +227,12 @@ class Services:
 
     @contextmanager
     def _engine_health(self) -> Iterator[Callable[[str], None]]:
-        """Yield a function that waits for the engine's next status; the first one is SERVING."""
-        watch = HealthWatch(self.engine.channel, "quire.v1.Engine")
+        """Yield a function that waits for the engine's next status; the first one is SERVING.
+
+        The watch has no keepalive: that of a stopped engine's manager ends at the same time as its own would.
+        """
+        channel = grpc.insecure_channel(self.engine.address, options=WITHOUT_KEEPALIVE)
+        watch = HealthWatch(channel, "quire.v1.Engine")
 
         def expect(status: str) -> None:
             assert watch.next(_WAIT_SECONDS) == status
@@ -236,6 +242,7 @@ class Services:
             yield expect
         finally:
             watch.close()
+            channel.close()
 
     def check_that_nothing_is_left(self) -> None:
         """Once all requests have ended, check that nothing is held and nothing was recomputed."""

@@ -16,10 +16,9 @@ import grpc
 import pytest
 
 from quire.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2
-from services.runtime import transport
 from tests import faults
 from tests.acceptance.conftest import Record
-from tests.faults import LEASE_SECONDS, Fault, Processes, Services, prompt, prompts, wait_until
+from tests.faults import LEASE_SECONDS, WITHOUT_KEEPALIVE, Fault, Processes, Services, prompt, prompts, wait_until
 
 ROUNDS = 50
 STREAMS = {"demo": 8, "tiny": 16}
@@ -182,8 +181,7 @@ def test_an_engine_stopped_for_longer_than_keepalive_and_lease_continues_its_str
 ) -> None:
     """The test replaces the gateway, whose keepalive would disconnect the engine too."""
     expected = services.run(prompts(STREAMS["tiny"], 600, "undisturbed")).tokens()
-    options = [option for option in transport.channel_options() if "keepalive" not in option[0]]
-    with grpc.insecure_channel(services.engine.address, options=options) as channel:
+    with grpc.insecure_channel(services.engine.address, options=WITHOUT_KEEPALIVE) as channel:
         requests: queue.SimpleQueue[engine_pb2.ServeRequest | None] = queue.SimpleQueue()
         for number, request in enumerate(prompts(STREAMS["tiny"], 600, "stopped")):
             requests.put(submission(str(number), request))
