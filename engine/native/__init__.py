@@ -1,6 +1,7 @@
 """CPU kernels in C++, compiled on the machine that runs them."""
 
-from engine.native.build import KernelsUnavailable, build
+from engine.native.build import build
+from engine.native.cpu_class import KernelsUnavailable
 from engine.native.decoder import NativeDecoder, runs
 from engine.native.kernels import MAX_HEAD_SIZE, Kernels
 

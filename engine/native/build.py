@@ -1,11 +1,12 @@
-"""Compiles the kernels, once for each machine, compiler and version of the source."""
+"""Compiles the kernels, once for each class of CPUs, compiler and version of the source."""
 
 import hashlib
-import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from engine.native.cpu_class import CLASSES, CpuClass, KernelsUnavailable
 
 _SOURCE = Path(__file__).parent / "x86" / "kernels.cpp"  # includes the others: a single translation unit
 _COMPILERS = ("g++", "c++", "clang++")
@@ -14,40 +15,35 @@ _FLAGS = (
     *("-std=c++20", "-O3", "-ffast-math", "-fno-finite-math-only"),
     *("-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
 )
-_NATIVE = ("-march=native",)
 _SECONDS = 120
 
 
-class KernelsUnavailable(Exception):
-    """The kernels cannot be built here; the message says why."""
-
-
-def build(folder: Path) -> Path:
-    """Return the shared library, compiling it into `folder` if it is missing (some seconds).
+def build(folder: Path, cpu: CpuClass) -> Path:
+    """Return the shared library of a class, compiling it into `folder` if it is missing (some seconds).
 
     Raises KernelsUnavailable.
     """
-    library = folder / f"kernels-{_key(_compiler())}.so"
+    library = folder / f"{cpu.name}-{_key(_compiler())}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        compile_for(_NATIVE, library)
+        compile_for(cpu, library)
     return library
 
 
-def compile_for(cpu: tuple[str, ...], library: Path) -> None:
-    """Compile with the compiler flags of a CPU into an existing folder. Raises KernelsUnavailable."""
+def compile_for(cpu: CpuClass, library: Path) -> None:
+    """Compile the build of a class into an existing folder. Raises KernelsUnavailable."""
     with tempfile.TemporaryDirectory(dir=library.parent) as unfinished:
         output = Path(unfinished) / library.name
-        _run([_compiler(), *_FLAGS, *cpu, str(_SOURCE), "-o", str(output)])
+        _run([_compiler(), *_FLAGS, *cpu.flags, str(_SOURCE), "-o", str(output)])
         output.replace(library)  # atomic, so that no process loads an incomplete file
 
 
 def source_digest() -> "hashlib._Hash":
-    """Return a digest of the sources and of the constant flags."""
+    """Return a digest of the sources and of the flags of all classes."""
     digest = hashlib.sha256(_SOURCE.read_bytes())
     for header in sorted(_SOURCE.parent.glob("*.h")):
         digest.update(header.read_bytes())
-    digest.update(" ".join(_FLAGS).encode())
+    digest.update(" ".join([*_FLAGS, *(flag for one in CLASSES for flag in one.flags)]).encode())
     return digest
 
 
@@ -59,19 +55,10 @@ def _compiler() -> str:
 
 
 def _key(compiler: str) -> str:
-    """Return a digest of everything the library depends on: source, compiler, flags and CPU features."""
+    """Return a digest of everything the library depends on besides its class: source, flags and compiler."""
     digest = source_digest()
-    digest.update(" ".join((*_NATIVE, compiler, _run([compiler, "--version"]), instructions())).encode())
+    digest.update(" ".join((compiler, _run([compiler, "--version"]))).encode())
     return digest.hexdigest()[:20]
-
-
-def instructions() -> str:
-    """Return the CPU's feature flags as the operating system reports them."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor()
-    lines = cpuinfo.read_text().splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _run(command: list[str]) -> str:

@@ -12,6 +12,7 @@ import torch
 from blocks import Copy
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
+from engine.native.cpu_class import CpuClass
 
 MAX_HEAD_SIZE = 256
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -105,14 +106,13 @@ class CacheView(NamedTuple):
 
 
 class Kernels:
-    """The kernels of one shared library. `bfloat16`: it has bfloat16 products; `tiles`: they use AMX."""
+    """The kernels of one shared library."""
 
-    def __init__(self, library: Path, *, tiles: bool = True) -> None:
-        """Load the library; without `tiles` it does not use AMX even if the CPU has it."""
+    def __init__(self, library: Path, cpu: CpuClass) -> None:
+        """Load the build of a class. Without the system's permission, a build with tiles uses AVX512-BF16."""
         self._library = ctypes.CDLL(str(library))
-        features = self._library.quire_features(int(tiles))
-        self.bfloat16 = bool(features & 1)
-        self.tiles = bool(features & 2)
+        self.cpu = cpu
+        self.tiles = bool(self._library.quire_enable_tiles())
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocate zeros aligned to cache lines, in large pages if the system has them."""

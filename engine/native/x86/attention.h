@@ -9,8 +9,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "attention_pairs.h"
+#include "attention_packed.h"
 #include "attention_slots.h"
+#include "lanes.h"
 #include "pieces.h"
 #include "scratch.h"
 #include "state.h"
@@ -31,35 +32,23 @@ void put_head(const Out& output, int row, int column, const float* sums, int siz
   for (int d = 0; d < size; d += 16) {
     auto* to = output.at(row, column + d);
     const int count = std::min(16, size - d);
-#ifdef QUIRE_BF16
-    if constexpr (std::is_same_v<decltype(to), bf16*>) {
-      if (count == 16) {
-        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(sums + d), _mm512_set1_ps(factor));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(scaled));
-        continue;
-      }
+    if (count == 16) {
+      for (int i = 0; i < 16; i += kLanes) put_lanes(to + i, times(load(sums + d + i), filled(factor)));
+      continue;
     }
-#endif
     for (int i = 0; i < count; ++i) put(to + i, sums[d + i] * factor);
   }
 }
 
-// Loads the queries of one head into the rows from `first` on.
-template <typename T>
-void take_query(const T* query, int64_t stride, int first, int rows, int group, int size, bool pairs, Scratch& s) {
-  for (int row = 0; row < rows; ++row) {
-    const T* q = query + row / group * stride + row % group * size;
-    const int at = (first + row) * size;
-    if (std::is_same_v<T, bf16> && pairs) {
-      std::memcpy(s.query + at, q, sizeof(T) * size);
-      continue;
-    }
-    for (int d = 0; d < size; ++d) {
-      if (pairs) {
-        s.query[at + d] = narrowed(element(q + d));
-      } else {
-        s.plain_query[at + d] = element(q + d);
-      }
+// Loads the queries of one head as left operands of type A.
+template <typename A, typename T>
+void take_query(const T* query, int64_t stride, int rows, int group, int size, A* to) {
+  for (int row = 0; row < rows; ++row, to += size) {
+    const T* from = query + row / group * stride + row % group * size;
+    if constexpr (std::is_same_v<A, T>) {
+      std::memcpy(to, from, sizeof(T) * size);
+    } else {
+      for (int d = 0; d < size; ++d) put(to + d, element(from + d));
     }
   }
 }
@@ -92,8 +81,8 @@ void put_rows(const Attention& attention, const Piece& piece, int head, int plac
   }
 }
 
-// Computes one piece.
-template <typename T, typename Out>
+// Computes one piece of attention to a cache of numbers of type E.
+template <typename E, typename T, typename Out>
 void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride, const Out& output,
                   float* partials, Scratch& s) {
   const Cache& cache = attention.cache;
@@ -102,25 +91,24 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
   const int place = attention.sequences.first[piece.sequence] + piece.token;
   const int fed = attention.sequences.first[piece.sequence + 1] - attention.sequences.first[piece.sequence];
   const int position = attention.sequences.ends[piece.sequence] - fed + piece.token;
-  const bool pairs = attention.type == 1 && pairs_of(cache);
   const int all_rows = (piece.heads - 1) * 16 + padded(rows, 16);
   for (int row = 0; row < all_rows; ++row) s.largest[row] = kNothingSeen;
   std::memset(s.total, 0, sizeof(float) * all_rows * 16);
   std::memset(s.sums, 0, sizeof(float) * all_rows * size);
+  const bool packed = is_packed(cache);
   for (int head = 0; head < piece.heads; ++head) {
-    const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size;
-    take_query(query + place * query_stride + offset, query_stride, head * 16, rows, width, size, pairs, s);
+    const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size, first = head * 16 * size;
+    const T* from = query + place * query_stride + offset;
+    if (packed) {
+      take_query(from, query_stride, rows, width, size, reinterpret_cast<LeftOf<E>*>(s.query) + first);
+    } else {
+      take_query(from, query_stride, rows, width, size, s.query + first);
+    }
   }
-  if (pairs) {
-#ifdef QUIRE_BF16
-    attend_pairs(attention, piece, rows, width, position, s);
-#endif
-  } else if (attention.type == 0) {
-    attend_slots<float>(attention, piece, rows, width, position, s);
-  } else if (attention.type == 1) {
-    attend_slots<bf16>(attention, piece, rows, width, position, s);
+  if (packed) {
+    attend_packed<E>(attention, piece, rows, width, position, s);
   } else {
-    attend_slots<_Float16>(attention, piece, rows, width, position, s);
+    attend_slots<E>(attention, piece, rows, width, position, s);
   }
   for (int head = 0; head < piece.heads; ++head) put_rows(attention, piece, head, place, output, partials, s);
 }
@@ -149,11 +137,11 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
 }
 
 // Computes a step's attention on all threads of the team; every thread calls it.
-template <typename T, typename Out>
+template <typename E, typename T, typename Out>
 void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
                      const Out& output, float* partials) {
   team.each(static_cast<int>(s.pieces.all.size()), [&](int item) {
-    attend_piece(attention, s.pieces.all[item], query, query_stride, output, partials, *s.scratch[thread]);
+    attend_piece<E>(attention, s.pieces.all[item], query, query_stride, output, partials, *s.scratch[thread]);
   });
   if (s.pieces.partial_count == 0) return;
   team.each(static_cast<int>(s.pieces.counts.size()), [&](int item) {

@@ -11,7 +11,7 @@
 
 namespace quire {
 
-// Like attend_pairs, for slot-major blocks.
+// Like attend_packed, for slot-major blocks.
 template <typename T>
 void attend_slots(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   const Cache& cache = attention.cache;
@@ -29,7 +29,7 @@ void attend_slots(const Attention& attention, const Piece& piece, int rows, int 
         const int here = position + row / group, at = head * 16 + row;
         if (slot > here || (how.window && slot <= here - how.window)) continue;
         float score = 0.0f;
-        const float* q = s.plain_query + at * size;
+        const float* q = s.query + at * size;
         for (int d = 0; d < size; ++d) score += q[d] * line[d];
         score *= how.scaling;
         if (how.softcap != 0.0f) score = how.softcap * std::tanh(score / how.softcap);

@@ -58,7 +58,6 @@ struct Batch {
   const int32_t* places;  // [rows] tokens whose logits are requested
 };
 
-#ifdef QUIRE_BF16
 inline float root_of_mean_square(const float* x, int size, float epsilon) {
   float squares = 0.0f;
   for (int i = 0; i < size; ++i) squares += x[i] * x[i];
@@ -72,7 +71,7 @@ inline void normalize(const float* x, int size, const float* weight, float epsil
     const int real = std::min(32, size - k);
     for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
     for (int i = real; i < 32; ++i) line[i] = 0.0f;
-    narrow(line, 32, out.at(row, k));
+    put_all(line, 32, out.at(row, k));
   }
 }
 
@@ -90,10 +89,10 @@ inline void rotate(float* __restrict x, int size, const float* __restrict cosine
   }
 }
 
-// silu(g) * up, with silu(g) = g / (1 + exp(-g)). The quotient has 14 bits, six more than the rounded result.
-inline __m512 gated_silu(__m512 g, __m512 up) {
-  const __m512 e = exp2_of(_mm512_min_ps(_mm512_mul_ps(g, _mm512_set1_ps(-kLog2OfE)), _mm512_set1_ps(125.0f)));
-  return _mm512_mul_ps(_mm512_mul_ps(g, up), _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+// silu(g) * up, with silu(g) = g / (1 + exp(-g)). The quotient has at least 14 bits, six more than the rounded result.
+inline Vector gated_silu(Vector g, Vector up) {
+  const Vector e = exp2_of(smaller(times(g, filled(-kLog2OfE)), filled(125.0f)));
+  return divided(times(g, up), plus(e, filled(1.0f)));
 }
 
 // Runs a step. Few rows are multiplied by all threads together, each with its share of the columns, because they are bound
@@ -126,8 +125,7 @@ class Step {
     attention_ = {{nullptr, c.block_stride, c.value_offset, c.block_size, c.heads, c.head_size},
                   {b.sequences, b.first, b.ends, b.tables, b.width},
                   {d.scaling, 0.0f, 0},
-                  d.heads,
-                  1};
+                  d.heads};
   }
 
   // Called by every thread of the team.
@@ -144,7 +142,7 @@ class Step {
       }
       if (thread == 0) plan(number);
       team_.barrier();
-      attend_together(team_, s_, thread, attention_, static_cast<const bf16*>(query_), queries_, attended_, partials_);
+      attend_together<bf16>(team_, s_, thread, attention_, static_cast<const operand*>(query_), queries_, attended_, partials_);
       if (!banded_) leave_together(d_.layer[number]);
     }
     if (banded_) each_band([&](int row, int rows) { leave(d_.layer[d_.layers - 1], row, rows, thread); });
@@ -198,7 +196,7 @@ class Step {
 
   // Clears the padding of a row: weights are zero there, but zero times a stale value may be NaN.
   static void clear_end(const Rows& rows, int row, int inputs) {
-    if (inputs % 32) std::memset(rows.at(row, inputs), 0, sizeof(bf16) * (32 - inputs % 32));
+    if (inputs % 32) std::memset(rows.at(row, inputs), 0, sizeof(operand) * (32 - inputs % 32));
   }
 
   void norm(int token, const float* weight, const Rows& to, int row) {
@@ -234,9 +232,9 @@ class Step {
       }
       if (kv_head < d_.kv_heads) turn(line, token, kv_head < 0 ? layer.query_norm : layer.key_norm);
       if (kv_head < 0) {
-        narrow(line, size, query_ + static_cast<size_t>(token) * queries_ + column);
+        put_all(line, size, query_ + static_cast<size_t>(token) * queries_ + column);
       } else {
-        write_head(cache, 1, b_.slots[token], kv_head % d_.kv_heads, kv_head >= d_.kv_heads, line);
+        write_head<bf16>(cache, b_.slots[token], kv_head % d_.kv_heads, kv_head >= d_.kv_heads, line);
       }
     }
   }
@@ -289,9 +287,8 @@ class Step {
   void gate(const Layer& layer, const Rows& normed, const Rows& gated, const Range& range) {
     product({layer.gates, 2 * d_.intermediate, normed.inputs}, normed, range,
             [&](int row, int column, int, const float* sums) {
-              const __m512 result = gated_silu(_mm512_load_ps(sums), _mm512_load_ps(sums + 16));
-              bf16* to = gated.at(row, column / 2);
-              _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(result));
+              operand* to = gated.at(row, column / 2);
+              for (int i = 0; i < 16; i += kLanes) put_lanes(to + i, gated_silu(load(sums + i), load(sums + 16 + i)));
             });
   }
 
@@ -316,17 +313,15 @@ class Step {
   Attention attention_;
   int stride_, queries_;  // of the residual, of queries
   float* x_;              // the residual: [tokens][stride]
-  bf16* query_;           // [tokens][heads][head size]
+  operand* query_;        // [tokens][heads][head size]
   Rows attended_{}, normed_{}, gated_{};
   bool banded_ = false;
   int band_ = 0;      // rows of one band at most
   int planned_ = -1;  // window that the pieces were planned for
   float* partials_ = nullptr;
 };
-#endif
 
 inline void run_step(const Decoder* d, const CacheView* c, const Batch* b, float* logits, int32_t threads) {
-#ifdef QUIRE_BF16
   State& s = state();
   const std::lock_guard<std::mutex> alone(s.mutex);
   prepare_team(threads);
@@ -335,8 +330,6 @@ inline void run_step(const Decoder* d, const CacheView* c, const Batch* b, float
     const Tiles tiles;
     step.run(thread);
   });
-#endif
-  (void)d, (void)c, (void)b, (void)logits, (void)threads;
 }
 
 }  // namespace quire

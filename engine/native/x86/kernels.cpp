@@ -1,15 +1,16 @@
 // The CPU's kernels: paged attention that reads blocks in place, products with packed weights, and the whole step of a
 // Llama-shaped decoder, so that a step costs one call from Python.
 //
-// bfloat16 products use AMX tiles where the CPU has them, AVX512-BF16 otherwise. Both read the same layouts: elements that
-// are multiplied are stored in pairs, as the instructions require.
+// bfloat16 products use AMX tiles where the CPU has them, else AVX512-BF16, else float32 arithmetic with AVX2. All read the
+// same layouts: elements that are multiplied are stored in pairs, as the instructions require.
 //
 //   rows      [row / 16][k / 32][16 rows][32 of k]         of left operands
 //   weights   [n / 16][k / 32][16 pairs of k][16 n][2]    zero where n or k is padded
 //   K         [kv head][slot / 16][head size / 2][16 slots][2]
 //   V         [kv head][slot / 2][head size][2]
 //
-// Blocks of other types, or of sizes that are not a multiple of 16, are slot-major: [kv head][slot][head size].
+// K of other types is [kv head][slot / 16][head size][16 slots], V is slot-major: [kv head][slot][head size]. Blocks whose
+// size or head size is not a multiple of 16 have slot-major K and V.
 
 #include <algorithm>
 #include <atomic>
@@ -28,21 +29,35 @@
 
 using namespace quire;
 
+namespace {
+
+// Calls work(0) with a number of the cache's type: 0 float32, 1 bfloat16, 2 float16.
+template <typename Work>
+void with_type(int32_t type, const Work& work) {
+  switch (type) {
+    case 0: return work(float{});
+    case 1: return work(bf16{});
+    default: return work(_Float16{});
+  }
+}
+
+template <typename E>
+Cache layer_of(const CacheView& c, int32_t layer) {
+  E* data = static_cast<E*>(c.data) + layer * c.layer_stride;
+  return {data, c.block_stride, c.value_offset, c.block_size, c.heads, c.head_size};
+}
+
+}  // namespace
+
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Bit 0: products of bfloat16, bit 1: tiles. Without bit 0 there is attention alone.
-int32_t quire_features(int32_t allow_tiles) {
-  int32_t features = 0;
-#ifdef QUIRE_BF16
-  features |= 1;
-#endif
+// Enables tiles if the build has them and the system grants them; returns 1 if they are enabled.
+int32_t quire_enable_tiles() {
 #ifdef QUIRE_AMX
-  use_amx = allow_tiles && ask_for_tiles();
-  if (use_amx) features |= 2;
+  use_amx = ask_for_tiles();
 #endif
-  (void)allow_tiles;
-  return features;
+  return use_amx;
 }
 
 // Packs [outputs][inputs] weights; `packed` has room for both rounded up, to 16 and to 32, and is zero.
@@ -56,21 +71,17 @@ void quire_pack(const bf16* weights, int32_t outputs, int32_t inputs, bf16* pack
   }
 }
 
-// Writes K and V of each token, [tokens][heads][size] of float32 (0), bfloat16 (1) or float16 (2), to its slot.
+// Writes K and V of each token, [tokens][heads][size] of the cache's type, to its slot.
 void quire_write(const CacheView* c, int32_t layer, const void* key, const void* value, int64_t stride, int32_t tokens,
                  const int64_t* slots) {
-  char* data = static_cast<char*>(c->data) + layer * c->layer_stride * (c->type == 0 ? 4 : 2);
-  const Cache cache{data, c->block_stride, c->value_offset, c->block_size, c->heads, c->head_size};
-  for (int token = 0; token < tokens; ++token) {
-    const int64_t at = token * stride;
-    if (c->type == 0) {
-      write_token(cache, 0, slots[token], static_cast<const float*>(key) + at, static_cast<const float*>(value) + at);
-    } else if (c->type == 1) {
-      write_token(cache, 1, slots[token], static_cast<const bf16*>(key) + at, static_cast<const bf16*>(value) + at);
-    } else {
-      write_token(cache, 2, slots[token], static_cast<const _Float16*>(key) + at, static_cast<const _Float16*>(value) + at);
+  with_type(c->type, [&](auto zero) {
+    using E = decltype(zero);
+    const Cache cache = layer_of<E>(*c, layer);
+    for (int token = 0; token < tokens; ++token) {
+      const int64_t at = token * stride;
+      write_token(cache, slots[token], static_cast<const E*>(key) + at, static_cast<const E*>(value) + at);
     }
-  }
+  });
 }
 
 // Attends with [tokens][heads][size] queries of the cache's type; the output has their type and is contiguous.
@@ -79,27 +90,19 @@ void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void*
   State& s = state();
   const std::lock_guard<std::mutex> alone(s.mutex);
   prepare_team(threads);
-  char* data = static_cast<char*>(c->data) + layer * c->layer_stride * (c->type == 0 ? 4 : 2);
-  const Attention attention{{data, c->block_stride, c->value_offset, c->block_size, c->heads, c->head_size},
-                            {b->sequences, b->first, b->ends, b->tables, b->width},
-                            {scaling, softcap, window},
-                            heads,
-                            c->type};
-  s.pieces.plan(attention, threads);
-  float* partials = s.partials.at_least(static_cast<size_t>(s.pieces.partial_count) * kRows * (c->head_size + 2) + 1);
-  const int64_t wide = static_cast<int64_t>(heads) * c->head_size;
-  s.team->run([&](int thread) {
-    const Tiles tiles;
-    if (c->type == 0) {
-      attend_together(*s.team, s, thread, attention, static_cast<const float*>(query), stride,
-                      Lines<float>{static_cast<float*>(output), wide}, partials);
-    } else if (c->type == 1) {
-      attend_together(*s.team, s, thread, attention, static_cast<const bf16*>(query), stride,
-                      Lines<bf16>{static_cast<bf16*>(output), wide}, partials);
-    } else {
-      attend_together(*s.team, s, thread, attention, static_cast<const _Float16*>(query), stride,
-                      Lines<_Float16>{static_cast<_Float16*>(output), wide}, partials);
-    }
+  with_type(c->type, [&](auto zero) {
+    using E = decltype(zero);
+    const Attention attention{layer_of<E>(*c, layer),
+                              {b->sequences, b->first, b->ends, b->tables, b->width},
+                              {scaling, softcap, window},
+                              heads};
+    s.pieces.plan(attention, threads);
+    float* partials = s.partials.at_least(static_cast<size_t>(s.pieces.partial_count) * kRows * (c->head_size + 2) + 1);
+    const Lines<E> lines{static_cast<E*>(output), static_cast<int64_t>(heads) * c->head_size};
+    s.team->run([&](int thread) {
+      const Tiles tiles;
+      attend_together<E>(*s.team, s, thread, attention, static_cast<const E*>(query), stride, lines, partials);
+    });
   });
 }
 

@@ -52,7 +52,6 @@ struct Attention {
   Sequences sequences;
   Scores how;
   int heads;
-  int type;  // of the cache: 0 float32, 1 bfloat16, 2 float16
 };
 
 // Assignment of the query heads of a KV head to tiles.

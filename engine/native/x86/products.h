@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "numbers.h"
+#include "panel.h"
 #include "tiles.h"
 
 namespace quire {
@@ -24,12 +25,12 @@ struct Packed {
 
 // The left operand of a product: [rows rounded up to 32 / 16][inputs / 32][16 rows][32].
 struct Rows {
-  bf16* data;
+  operand* data;
   int inputs;         // multiple of 32
   int first_row = 0;  // first row of `data`, a multiple of 32
   int first_input = 0;
 
-  bf16* at(int row, int k) const {
+  operand* at(int row, int k) const {
     k -= first_input;
     const size_t tile = static_cast<size_t>((row - first_row) / 16) * (inputs / 32) + k / 32;
     return data + tile * 512 + row % 16 * 32 + k % 32;
@@ -57,40 +58,6 @@ struct Sums {
 
 constexpr int kPiece = 32;      // rows, and columns, of the sums that are passed on at once
 constexpr int kMaxRows = 512;  // of a range
-
-#ifdef QUIRE_BF16
-inline __m512bh pair(const bf16* p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  return (__m512bh)_mm512_set1_epi32(bits);
-}
-
-// `count` rows of one tile times 16 columns of the weights, without tiles. `sums` is [count][kPiece].
-template <int count>
-void product_rows(const bf16* a, int inputs, const bf16* weights, float* sums) {
-  // Two sums for each row, because an addition has a longer latency than the load of its weights.
-  __m512 even[count], odd[count];
-  for (int row = 0; row < count; ++row) even[row] = odd[row] = _mm512_setzero_ps();
-  for (int tile = 0; tile < inputs / 32; ++tile, a += 512, weights += 512) {
-    for (int k = 0; k < 32; k += 4) {
-      const __m512bh first = (__m512bh)_mm512_load_si512(weights + k * 16);
-      const __m512bh second = (__m512bh)_mm512_load_si512(weights + k * 16 + 32);
-      for (int row = 0; row < count; ++row) {
-        even[row] = _mm512_dpbf16_ps(even[row], first, pair(a + row * 32 + k));
-        odd[row] = _mm512_dpbf16_ps(odd[row], second, pair(a + row * 32 + k + 2));
-      }
-    }
-  }
-  for (int row = 0; row < count; ++row) _mm512_storeu_ps(sums + row * kPiece, _mm512_add_ps(even[row], odd[row]));
-}
-
-inline void product_vectors(const Rows& a, int first, int rows, const bf16* weights, float* sums) {
-  int row = 0;
-  for (; row + 8 <= rows; row += 8) product_rows<8>(a.at(first + row, 0), a.inputs, weights, sums + row * kPiece);
-  for (; row + 4 <= rows; row += 4) product_rows<4>(a.at(first + row, 0), a.inputs, weights, sums + row * kPiece);
-  for (; row < rows; ++row) product_rows<1>(a.at(first + row, 0), a.inputs, weights, sums + row * kPiece);
-}
-#endif
 
 #ifdef QUIRE_AMX
 // Maximum inputs of one pass: 32 columns of their weights stay in the 48 KiB L1 cache for all rows of a range. Sums are
@@ -267,10 +234,9 @@ void multiply_range(const Packed& w, const Rows& a, const Range& range, bool add
 // Multiplies a range, and calls take(row, column, columns, sums) for each row of up to kPiece columns.
 template <typename Take>
 void product(const Packed& w, const Rows& a, const Range& range, const Take& take) {
-#ifdef QUIRE_BF16
-  alignas(64) float sums[kMaxRows * kPiece];
 #ifdef QUIRE_AMX
   if (use_amx) {
+    alignas(64) float sums[kMaxRows * kPiece];
     const bool cut = w.inputs > kInputsAtOnce;  // else the sums of all pieces share one buffer in L1
     const auto place = [&](int row, int) { return sums + (cut ? (row - range.row) * kPiece : 0); };
     Waiting<Take> waiting{take};
@@ -278,17 +244,25 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
     return;
   }
 #endif
-  for (int column = range.column; column < range.column + range.columns; column += kPiece) {
-    const int columns = std::min(kPiece, range.column + range.columns - column);
-    for (int row = range.row; row < range.row + range.rows; row += kPiece) {
-      const int rows = std::min(kPiece, range.row + range.rows - row);
-      for (int block = 0; block < columns; block += 16) {
-        product_vectors(a, row, rows, w.weights + static_cast<size_t>(column + block) * w.inputs, sums + block);
+  constexpr int kTall = 16, kWide = std::max(kPiece, kPanelColumns);
+  alignas(64) float sums[kTall * kWide];
+  const size_t apart = static_cast<size_t>(w.inputs) * kColumns;
+  for (int column = range.column; column < range.column + range.columns; column += kWide) {
+    const int columns = std::min(kWide, range.column + range.columns - column);
+    for (int row = range.row; row < range.row + range.rows; row += kTall) {
+      const int rows = std::min(kTall, range.row + range.rows - row);
+      const Left<operand> left{a.at(row, 0), 32, 480};
+      for (int from = 0; from < columns; from += kPanelColumns) {
+        const PackedColumns<bf16> right{w.weights + static_cast<size_t>(column + from) * w.inputs, apart};
+        any_panels<bf16>(left, right, rows, std::min(kPanelColumns, columns - from), a.inputs, sums + from, kWide, false);
       }
-      for (int i = 0; i < rows; ++i) take(row + i, column, columns, sums + i * kPiece);
+      for (int i = 0; i < rows; ++i) {
+        for (int from = 0; from < columns; from += kPiece) {
+          take(row + i, column + from, std::min(kPiece, columns - from), sums + i * kWide + from);
+        }
+      }
     }
   }
-#endif
 }
 
 // Stores the product of a range in its sums; with `add`, adds it.

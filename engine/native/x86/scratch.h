@@ -7,16 +7,15 @@
 
 namespace quire {
 
-constexpr int kLargestHead = 256;
 constexpr float kNothingSeen = -1e30f;  // initial largest score of a row: finite, so that no difference is NaN
 
 struct Scratch {
   alignas(64) float scores[kRows * kChunk];
-  alignas(64) bf16 weights[kRows * kChunk];
-  alignas(64) bf16 query[kRows * kLargestHead];
-  alignas(64) float plain_query[kRows * kLargestHead];
+  alignas(64) float weights[kRows * kChunk];      // left operands of either type
+  alignas(64) float query[kRows * kLargestHead];  // the same
   alignas(64) float sums[kRows * kLargestHead];
-  alignas(64) bf16 values[kChunk * kLargestHead];
+  alignas(64) bf16 values[kChunk * kLargestHead];       // of tiles
+  alignas(64) float last_values[kSlots * kLargestHead];  // of any type
   float largest[kRows];  // scores, logarithms to base 2
   alignas(64) float total[kRows * 16];  // of each row's weights, in 16 parts
 };

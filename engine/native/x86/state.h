@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "panel.h"
 #include "pieces.h"
 #include "scratch.h"
 #include "team.h"
@@ -14,7 +15,7 @@ namespace quire {
 
 // Buffers of one thread for a step's products.
 struct Bench {
-  Buffer<bf16> normed, gated;
+  Buffer<operand> normed, gated;
   Buffer<float> head;
 };
 
@@ -26,7 +27,7 @@ struct State {
   Buffer<float> partials;
   std::vector<std::unique_ptr<Bench>> benches;
   Buffer<float> hidden;
-  Buffer<bf16> queries, attended, normed, gated;
+  Buffer<operand> queries, attended, normed, gated;
 };
 
 inline State& state() {

@@ -11,16 +11,18 @@ from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel
 from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, prebuilt, runs
 from engine.native.cpu_backend import CpuBackend
+from engine.native.cpu_class import CpuClass, select
 from services.engine.startup.decoder_check import matches
 from services.runtime.settings import InvalidSetting
 
 log = logging.getLogger("quire.engine")
 
 
-def kernels_for(attention: str, device: torch.device, folder: str) -> Kernels | None:
+def kernels_for(attention: str, device: torch.device, folder: str, cpu_class: str = "auto") -> Kernels | None:
     """Return the CPU kernels if the settings use them and they can be built; cache them in `folder`.
 
-    Without a folder they are compiled at every start. Raises InvalidSetting if they are required and unavailable.
+    Without a folder they are compiled at every start. Raises InvalidSetting if they are required and unavailable, and
+    if this CPU cannot run the builds of `cpu_class`.
     """
     if attention not in ("auto", "cpu") or (attention == "auto" and device.type != "cpu"):
         return None
@@ -28,30 +30,41 @@ def kernels_for(attention: str, device: torch.device, folder: str) -> Kernels | 
         raise InvalidSetting(f"attention_backend is 'cpu', but the model runs on {device.type}")
     begun = time.monotonic()
     try:
-        kernels = _load_or_build(folder)
+        cpu = select(cpu_class)
+    except KernelsUnavailable as missing:
+        if cpu_class != "auto":
+            raise InvalidSetting(f"cpu_class is {cpu_class!r}, but {missing}") from missing
+        return _without(attention, missing)
+    try:
+        kernels = _load_or_build(folder, cpu)
     except (KernelsUnavailable, OSError) as missing:
-        if attention == "cpu":
-            raise InvalidSetting(f"attention_backend is 'cpu', but its kernels cannot be built: {missing}") from missing
-        log.warning("the CPU kernels cannot be built; falling back to torch's attention, which is slower: %s", missing)
-        return None
-    log.info("the CPU kernels are ready after %.1f s", time.monotonic() - begun)
+        return _without(attention, missing)
+    log.info("the CPU kernels of class %s are ready after %.1f s", cpu.name, time.monotonic() - begun)
+    if cpu.name == "amx" and not kernels.tiles:
+        log.warning("the system does not permit AMX; the CPU kernels use AVX512-BF16 instead")
     return kernels
 
 
-def _load_or_build(folder: str) -> Kernels:
-    """Compile the kernels for this CPU, or load the precompiled ones."""
+def _without(attention: str, missing: Exception) -> None:
+    if attention == "cpu":
+        raise InvalidSetting(f"attention_backend is 'cpu', but its kernels cannot be built: {missing}") from missing
+    log.warning("the CPU kernels cannot be built; falling back to torch's attention, which is slower: %s", missing)
+
+
+def _load_or_build(folder: str, cpu: CpuClass) -> Kernels:
+    """Compile the kernels of a class, or load the precompiled ones."""
     try:
-        return Kernels(build(Path(folder))) if folder else _build_temporary()
+        return Kernels(build(Path(folder), cpu), cpu) if folder else _build_temporary(cpu)
     except KernelsUnavailable as missing:
         try:
-            return Kernels(prebuilt.find())
+            return Kernels(prebuilt.find(cpu), cpu)
         except KernelsUnavailable as neither:
             raise KernelsUnavailable(f"{missing}, and {neither}") from missing
 
 
-def _build_temporary() -> Kernels:
+def _build_temporary(cpu: CpuClass) -> Kernels:
     with tempfile.TemporaryDirectory() as folder:
-        return Kernels(build(Path(folder)))  # the file is not needed after loading
+        return Kernels(build(Path(folder), cpu), cpu)  # the file is not needed after loading
 
 
 def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, threads: int) -> NativeDecoder | None:
@@ -59,7 +72,7 @@ def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, thre
 
     Frees the modules' own weights. Overwrites the first blocks of the cache, which must be free.
     """
-    if not (kernels.bfloat16 and loaded.dtype == torch.bfloat16 and runs(loaded.model)):
+    if not (loaded.dtype == torch.bfloat16 and runs(loaded.model)):
         return None
     decoder = NativeDecoder(kernels, loaded.model, backend.view, loaded.context_tokens, threads)
     if not matches("the CPU's decoder", decoder, ModulesDecoder(loaded, backend), loaded, backend):

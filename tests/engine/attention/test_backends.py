@@ -18,11 +18,11 @@ from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
 from engine.errors import ModelUnsupported
-from engine.native import Kernels, KernelsUnavailable, build
 from engine.native.cpu_backend import CpuBackend
+from engine.native.cpu_class import NAMES
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
-from services.models.model_store import default_cache
+from tests.engine.native_kernels import kernels
 from tests.engine.paged_case import Case, Feed, MakeBackend, Moved, naive_attention
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
@@ -43,7 +43,7 @@ PROPERTIES: dict[str, Sequence[Any]] = {
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
 
-BACKENDS = ["torch", "cpu", "cpu without tiles", "flex", "triton"]
+BACKENDS = ["torch", *(f"cpu {name}" for name in NAMES), "flex", "triton"]
 
 
 def pairwise(properties: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -63,16 +63,6 @@ def pairwise(properties: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield {name: properties[name][place] for name, place in best.items()}
 
 
-def kernels(*, tiles: bool) -> Kernels:
-    try:
-        made = Kernels(build(default_cache().parent / "kernels"), tiles=tiles)
-    except KernelsUnavailable as missing:
-        pytest.skip(f"the native kernels cannot be built: {missing}")
-    if tiles and not made.tiles:
-        pytest.skip("the CPU has no AMX")
-    return made
-
-
 def make_backend(name: str) -> MakeBackend:
     if name == "torch":
         return TorchBackend
@@ -80,7 +70,7 @@ def make_backend(name: str) -> MakeBackend:
         return partial(FlexBackend, device=DEVICE, compiled=False)
     if name == "triton":
         return make_triton_backend()
-    return partial(CpuBackend, kernels(tiles=name == "cpu"))
+    return partial(CpuBackend, kernels(name.removeprefix("cpu ")))
 
 
 @pytest.fixture(params=BACKENDS)
@@ -179,13 +169,13 @@ def test_compiled_gpu_kernels_of_flexattention_are_attention(row: dict[str, Any]
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_result_does_not_depend_on_how_the_work_is_split(threads: int) -> None:
-    make = partial(CpuBackend, kernels(tiles=False), host_blocks=0, threads=threads)
+    make = partial(CpuBackend, kernels(), host_blocks=0, threads=threads)
     feeds = [Feed(2000, 1), Feed(1100, 1), Feed(3, 1)]
     case = Case(feeds, kv_heads=1, group=3, head_size=64, scoring=Scoring(0.125), dtype=torch.bfloat16, make=make)
     assert case.run() < TOLERANCES[torch.bfloat16]
 
 
-@pytest.mark.parametrize("make", ["torch", "cpu without tiles", "triton"], indirect=True)
+@pytest.mark.parametrize("make", ["torch", "cpu avx512-bf16", "cpu avx2", "triton"], indirect=True)
 @pytest.mark.parametrize("dtype", PROPERTIES["dtype"], ids=str)
 @pytest.mark.parametrize("geometry", [CacheGeometry(3, 2, 16), CacheGeometry(1, 1, 1), CacheGeometry(2, 3, 5)])
 def test_copies_and_swaps_move_whole_blocks(make: MakeBackend, geometry: CacheGeometry, dtype: torch.dtype) -> None:
@@ -235,7 +225,7 @@ def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
     geometry: CacheGeometry, block_size: int, threads: int
 ) -> None:
     backend = CpuBackend(
-        kernels(tiles=False), geometry, block_size, 40, torch.bfloat16, host_blocks=30, threads=threads
+        kernels(), geometry, block_size, 40, torch.bfloat16, host_blocks=30, threads=threads
     )
     assert backend.host_cache is not None
     device, host = backend.cache.view(torch.int16), backend.host_cache.view(torch.int16)
@@ -256,4 +246,4 @@ def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
 
 def test_heads_larger_than_the_kernels_support_are_refused() -> None:
     with pytest.raises(ModelUnsupported, match="head size must be at most 256 for the CPU kernels, not 272"):
-        CpuBackend(kernels(tiles=False), CacheGeometry(1, 1, 272), 16, 2)
+        CpuBackend(kernels(), CacheGeometry(1, 1, 272), 16, 2)

@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM
 from engine.model.loading import load_model
 from engine.native import Kernels, KernelsUnavailable, build, runs
 from engine.native.cpu_backend import CpuBackend
+from engine.native.cpu_class import CLASSES, NAMES, CpuClass
 from engine.run.runner import ModelRunner
 from services.engine.startup.native_kernels import decoder_for, kernels_for
-from services.models.model_store import default_cache
 from services.runtime.settings import InvalidSetting
+from tests.engine import native_kernels
 from tests.engine.decoding import logits, prompt
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.reference import reference_model
@@ -28,15 +29,9 @@ KINDS = ("llama", "mistral", "qwen2", "qwen2 with windows", "qwen3", "qwen3 with
 Tiny = Callable[[str], Path]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tiles", "no tiles"])
+@pytest.fixture(scope="module", params=NAMES)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    try:
-        made = Kernels(build(default_cache().parent / "kernels"), tiles=request.param)
-    except KernelsUnavailable as missing:
-        pytest.skip(f"the native kernels cannot be built: {missing}")
-    if not made.bfloat16 or made.tiles is not request.param:
-        pytest.skip("the CPU has no such instructions")
-    return made
+    return native_kernels.kernels(request.param)
 
 
 def runner_of(kernels: Kernels, folder: Path, blocks: int = 32) -> ModelRunner:
@@ -101,13 +96,13 @@ def test_kernels_are_compiled_once_and_found_again(
 ) -> None:
     compiled: list[Path] = []
 
-    def compile_for(cpu: tuple[str, ...], library: Path) -> None:
-        assert cpu == ("-march=native",)
+    def compile_for(cpu: CpuClass, library: Path) -> None:
+        assert cpu == kernels.cpu
         library.touch()
         compiled.append(library)
 
     monkeypatch.setattr(native_build, "compile_for", compile_for)
-    assert build(tmp_path / "new") == build(tmp_path / "new") == compiled[0]
+    assert build(tmp_path / "new", kernels.cpu) == build(tmp_path / "new", kernels.cpu) == compiled[0]
     assert len(compiled) == 1
 
 
@@ -129,5 +124,5 @@ def test_a_failing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(KernelsUnavailable, match="error: no space"):
-        build(tmp_path / "kernels")
+        build(tmp_path / "kernels", CLASSES[-1])
     assert list((tmp_path / "kernels").iterdir()) == []

@@ -1,0 +1,267 @@
+// Attention to packed blocks, whose K and V are right operands of products.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cache.h"
+#include "lanes.h"
+#include "numbers.h"
+#include "panel.h"
+#include "pieces.h"
+#include "products.h"
+#include "scratch.h"
+#include "tiles.h"
+
+namespace quire {
+
+// K and V of one head of a chunk, in groups of 16 slots.
+template <typename E>
+struct Chunk {
+  int first, slots;  // a multiple of 16
+  const E* keys[kChunk / kSlots];
+  const E* values[kChunk / kSlots];
+};
+
+#ifdef QUIRE_AMX
+constexpr int kValues = 32;  // slots whose V is multiplied at once: those of a tile
+
+template <int row_tiles, int column_tiles>
+void score_tiles(const bf16* query, int size, const bf16* keys, const bf16* more_keys) {
+  for (int d = 0; d < size; d += 32) {
+    _tile_loadd(4, query + d, size * 2);
+    _tile_loadd(6, keys + d * kSlots, 64);
+    if constexpr (row_tiles > 1) _tile_loadd(5, query + 16 * size + d, size * 2);
+    if constexpr (column_tiles > 1) _tile_loadd(7, more_keys + d * kSlots, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (row_tiles > 1) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (column_tiles > 1) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (row_tiles > 1 && column_tiles > 1) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+inline void score_with_tiles(const bf16* query, int rows, int size, const Chunk<bf16>& chunk, float* scores) {
+  for (int slot = 0; slot < chunk.slots; slot += 2 * kSlots) {
+    const bf16* const* keys = chunk.keys + slot / kSlots;
+    for (int row = 0; row < rows; row += kPiece) {
+      with_tiles(rows - row, chunk.slots - slot, [&](auto row_tiles, auto column_tiles) {
+        zero_tiles();
+        score_tiles<row_tiles, column_tiles>(query + row * size, size, keys[0], column_tiles > 1 ? keys[1] : nullptr);
+        store_tiles<row_tiles, column_tiles>(scores + row * kChunk + slot, kChunk);
+      });
+    }
+  }
+}
+
+// V of 32 slots from `slot` on, copied unless it is contiguous.
+inline const bf16* tile_of_values(const Chunk<bf16>& chunk, int slot, int size, bf16* copy) {
+  const bf16* const* groups = chunk.values + slot / kSlots;
+  const size_t half = static_cast<size_t>(kSlots) * size;
+  const bool both = slot + kSlots < chunk.slots;
+  if (both && groups[1] == groups[0] + half) return groups[0];
+  std::memcpy(copy, groups[0], half * sizeof(bf16));
+  if (both) {
+    std::memcpy(copy + half, groups[1], half * sizeof(bf16));
+  } else {
+    std::memset(copy + half, 0, half * sizeof(bf16));
+  }
+  return copy;
+}
+
+template <int row_tiles, int column_tiles>
+void weigh_tiles(const bf16* weights, int size, const bf16* const* values, int slots, int d) {
+  for (int slot = 0; slot < slots; slot += kValues) {
+    const bf16* v = values[slot / kValues] + d * 2;
+    _tile_loadd(4, weights + slot, kChunk * 2);
+    _tile_loadd(6, v, size * 4);
+    if constexpr (row_tiles > 1) _tile_loadd(5, weights + 16 * kChunk + slot, kChunk * 2);
+    if constexpr (column_tiles > 1) _tile_loadd(7, v + 32, size * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (row_tiles > 1) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (column_tiles > 1) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (row_tiles > 1 && column_tiles > 1) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+inline void add_values_with_tiles(const bf16* weights, int rows, int size, const Chunk<bf16>& chunk, Scratch& s,
+                                  float* sums) {
+  const bf16* values[kChunk / kValues];
+  for (int slot = 0; slot < chunk.slots; slot += kValues) {
+    bf16* copy = s.values + static_cast<size_t>(slot) * size;
+    values[slot / kValues] = tile_of_values(chunk, slot, size, copy);
+  }
+  for (int d = 0; d < size; d += 32) {
+    for (int row = 0; row < rows; row += kPiece) {
+      with_tiles(rows - row, size - d, [&](auto row_tiles, auto column_tiles) {
+        load_tiles<row_tiles, column_tiles>(sums + row * size + d, size);
+        weigh_tiles<row_tiles, column_tiles>(weights + row * kChunk, size, values, chunk.slots, d);
+        store_tiles<row_tiles, column_tiles>(sums + row * size + d, size);
+      });
+    }
+  }
+}
+#endif
+
+// Scores of a chunk's slots: `scores` is [rows rounded up to 16][kChunk].
+template <typename E>
+void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chunk, float* scores) {
+#ifdef QUIRE_AMX
+  if constexpr (std::is_same_v<E, bf16>) {
+    if (use_amx && size % 32 == 0) return score_with_tiles(query, rows, size, chunk, scores);
+  }
+#endif
+  const Left<LeftOf<E>> left{query, static_cast<size_t>(size)};
+  for (int slot = 0; slot < chunk.slots; slot += kPanelColumns) {
+    const KeyColumns<E> right{chunk.keys + slot / kSlots};
+    any_panels<E>(left, right, rows, std::min(kPanelColumns, chunk.slots - slot), size, scores + slot, kChunk, false);
+  }
+}
+
+// Adds a chunk's weighted values: `sums` is [rows rounded up to 16][size].
+template <typename E>
+void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& chunk, Scratch& s, float* sums) {
+#ifdef QUIRE_AMX
+  if constexpr (std::is_same_v<E, bf16>) {
+    if (use_amx) return add_values_with_tiles(weights, rows, size, chunk, s, sums);
+  }
+#endif
+  (void)s;
+  const Left<LeftOf<E>> left{weights, kChunk};
+  for (int d = 0; d < size; d += kPanelColumns) {
+    const E* groups[kChunk / kSlots];
+    for (int group = 0; group < chunk.slots / kSlots; ++group) groups[group] = chunk.values[group] + d * kInputs<E>;
+    const ValueColumns<E> right{groups, static_cast<size_t>(size)};
+    any_panels<E>(left, right, rows, std::min(kPanelColumns, size - d), chunk.slots, sums + d, size, true);
+  }
+}
+
+// The largest score of a row, of `slots`, a multiple of 16.
+inline float largest_of(const float* scores, int slots) {
+  Vector most = load(scores);
+  for (int slot = kLanes; slot < slots; slot += kLanes) most = larger(most, load(scores + slot));
+  return largest_lane(most);
+}
+
+// Raises a row's largest score, and rescales its earlier sums.
+inline void raise(Scratch& s, int row, int size, float largest) {
+  const Vector correction = exp2_of(filled(s.largest[row] - largest));
+  float* sums = s.sums + row * size;
+  for (int d = 0; d < size; d += kLanes) store(sums + d, times(load(sums + d), correction));
+  float* total = s.total + row * 16;
+  for (int part = 0; part < 16; part += kLanes) store(total + part, times(load(total + part), correction));
+  s.largest[row] = largest;
+}
+
+// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights. The scores and weights of these rows
+// are the first, their sums come from row `begin` on.
+template <typename A>
+void weigh(Scratch& s, A* weights, int begin, int rows, int size, int slots, float unit) {
+  for (int row = 0; row < rows; ++row) {
+    const float largest = largest_of(s.scores + row * kChunk, slots) * unit;
+    if (largest > s.largest[begin + row]) raise(s, begin + row, size, largest);
+  }
+  for (int row = 0; row < rows; ++row) {
+    const float* scores = s.scores + row * kChunk;
+    A* of_row = weights + row * kChunk;
+    const Vector factor = filled(unit), largest = filled(s.largest[begin + row]);
+    float* total = s.total + (begin + row) * 16;
+    std::memset(of_row + padded(slots, 32) - 16, 0, 16 * sizeof(A));  // tiles have 32 slots
+    for (int slot = 0; slot < slots; slot += 16) {
+      for (int part = 0; part < 16; part += kLanes) {
+        const Vector p = exp2_of(times_minus(load(scores + slot + part), factor, largest));
+        store(total + part, plus(load(total + part), p));
+        put_lanes(of_row + slot + part, p);
+      }
+    }
+  }
+}
+
+// Applies the softcap to scores, which become logarithms to base 2.
+inline void cap(float* scores, int rows, int slots, const Scores& how) {
+  for (int row = 0; row < rows; ++row) {
+    float* line = scores + row * kChunk;
+    for (int slot = 0; slot < slots; ++slot) {
+      line[slot] = kLog2OfE * how.softcap * std::tanh(line[slot] * how.scaling / how.softcap);
+    }
+  }
+}
+
+// Masks the slots that a row does not see: later ones, those outside the window, and those of other pieces.
+inline void hide(float* scores, int rows, int group, int first, int slots, const Piece& piece, int position, int window) {
+  for (int row = 0; row < rows; ++row) {
+    const int here = position + row / group;
+    const int begin = std::max(piece.from, window ? here - window + 1 : 0) - first;
+    const int end = std::min(piece.to, here + 1) - first;
+    float* line = scores + row * kChunk;
+    for (int slot = 0; slot < std::min(begin, slots); ++slot) line[slot] = kMinusInfinity;
+    for (int slot = std::max(0, end); slot < slots; ++slot) line[slot] = kMinusInfinity;
+  }
+}
+
+// V of a group of 16 slots of which `valid` belong to the piece. The others become zero, because a weight of zero times a
+// stale infinity would be NaN.
+template <typename E>
+const E* without_stale(const E* values, int size, int valid, E* copy) {
+  if (valid >= kSlots) return values;
+  std::memcpy(copy, values, sizeof(E) * kSlots * size);
+  for (int slot = std::max(0, valid); slot < kSlots; ++slot) {
+    for (int d = 0; d < size; ++d) copy[(slot / kInputs<E> * size + d) * kInputs<E> + slot % kInputs<E>] = E{};
+  }
+  return copy;
+}
+
+// Pointer to K of one head of 16 slots, the first a multiple of 16.
+template <typename E>
+const E* keys_of(const Attention& attention, int sequence, int head, int slot) {
+  const Cache& cache = attention.cache;
+  const int32_t block = attention.sequences.table(sequence)[slot / cache.block_size];
+  const int64_t within = static_cast<int64_t>(head) * cache.block_size + slot % cache.block_size;
+  return static_cast<const E*>(cache.data) + block * cache.block_stride + within * cache.head_size;
+}
+
+// Finds the K and V of one head of a piece, of kChunk slots from `first` on or fewer.
+template <typename E>
+Chunk<E> find(const Attention& attention, const Piece& piece, int head, int first, Scratch& s) {
+  const Cache& cache = attention.cache;
+  Chunk<E> chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}};
+  for (int slot = 0; slot < chunk.slots; slot += kSlots) {
+    const E* keys = keys_of<E>(attention, piece.sequence, head, first + slot);
+    chunk.keys[slot / kSlots] = keys;
+    chunk.values[slot / kSlots] = without_stale(keys + cache.value_offset, cache.head_size, piece.to - first - slot,
+                                                reinterpret_cast<E*>(s.last_values));
+  }
+  return chunk;
+}
+
+// One head of a piece and its slots from `first` on: its rows' sums come from row `begin` on.
+template <typename E>
+void attend_chunk(const Attention& attention, const Piece& piece, int head, int begin, int rows, int group, int position,
+                  int first, Scratch& s) {
+  const Scores& how = attention.how;
+  const int size = attention.cache.head_size;
+  const Chunk<E> chunk = find<E>(attention, piece, head, first, s);
+  auto* weights = reinterpret_cast<LeftOf<E>*>(s.weights);
+  score_slots<E>(reinterpret_cast<const LeftOf<E>*>(s.query) + begin * size, rows, size, chunk, s.scores);
+  if (how.softcap != 0.0f) cap(s.scores, rows, chunk.slots, how);
+  const int last = first + chunk.slots - 1;
+  if (first < piece.from || last >= piece.to || last > position || how.window) {
+    hide(s.scores, rows, group, first, chunk.slots, piece, position, how.window);
+  }
+  weigh(s, weights, begin, rows, size, chunk.slots, how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE);
+  add_values<E>(weights, rows, size, chunk, s, s.sums + begin * size);
+}
+
+// Attends with the rows of a piece. There is no software prefetch: long runs keep all load buffers busy, and prefetches
+// only competed with them.
+template <typename E>
+void attend_packed(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
+  for (int first = piece.from / kSlots * kSlots; first < piece.to; first += kChunk) {
+    for (int head = 0; head < piece.heads; ++head) {
+      attend_chunk<E>(attention, piece, piece.head + head, head * 16, rows, group, position, first, s);
+    }
+  }
+}
+
+}  // namespace quire

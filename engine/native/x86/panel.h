@@ -1,0 +1,171 @@
+// Products of a few rows and a few columns, with all sums in registers.
+//
+// Right operands have 16 adjacent columns for each step of inputs: pairs of bfloat16 inputs, or single inputs of the other
+// types. Left operands are bfloat16 where the CPU multiplies its pairs, else float32. Each sum has one chain of additions
+// in the order of the inputs, so that a row's results do not depend on the other rows.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "lanes.h"
+#include "numbers.h"
+
+namespace quire {
+
+constexpr int kColumns = 16;
+constexpr int kVectors = kColumns / kLanes;
+// Sums of a panel: 24 of 32 registers with AVX512, 12 of 16 with AVX2. The others hold a step's columns and a row's input.
+constexpr int kPanelRows = 6;
+constexpr int kPanelColumns = kLanes == 16 ? 64 : 16;
+
+#ifdef QUIRE_BF16
+using operand = bf16;  // left operand of a product with bfloat16 numbers
+#else
+using operand = float;
+#endif
+
+template <typename E>
+using LeftOf = std::conditional_t<std::is_same_v<E, bf16>, operand, float>;
+
+// Inputs of one step.
+template <typename E>
+constexpr int kInputs = std::is_same_v<E, bf16> ? 2 : 1;
+
+// Rows of a left operand. `jump` is the distance from the end of each 32 inputs to the next ones; 0: contiguous rows.
+template <typename A>
+struct Left {
+  const A* data;
+  size_t row_stride;
+  size_t jump = 0;
+};
+
+// Right operands. at(block, k) points to 16 columns, at their inputs from k on, a multiple of 16; `step` is the distance
+// from one step of inputs to the next.
+template <typename E>
+struct PackedColumns {
+  const E* data;
+  size_t block_stride;
+  static constexpr size_t step() { return kInputs<E> * kColumns; }
+  const E* at(int block, int k) const { return data + block * block_stride + static_cast<size_t>(k) * kColumns; }
+};
+
+// K of groups of 16 slots, which are the columns; the inputs are a head's elements.
+template <typename E>
+struct KeyColumns {
+  const E* const* groups;
+  static constexpr size_t step() { return kInputs<E> * kColumns; }
+  const E* at(int block, int k) const { return groups[block] + static_cast<size_t>(k) * kColumns; }
+};
+
+// V of groups of 16 slots, which are the inputs; the columns are a head's elements.
+template <typename E>
+struct ValueColumns {
+  const E* const* groups;
+  size_t size;
+  size_t step() const { return kInputs<E> * size; }
+  const E* at(int block, int k) const { return groups[k / kColumns] + block * kInputs<E> * kColumns; }
+};
+
+#ifdef QUIRE_BF16
+inline __m512bh pair(const bf16* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return (__m512bh)_mm512_set1_epi32(bits);
+}
+#endif
+
+// The columns of one vector at one of a step's inputs.
+inline Vector columns_of(const float* step, int, int vector) { return load(step + vector * kLanes); }
+inline Vector columns_of(const _Float16* step, int, int vector) { return load(step + vector * kLanes); }
+inline Vector columns_of(const bf16* step, int input, int vector) {
+  return input ? second_of(step + vector * 2 * kLanes) : first_of(step + vector * 2 * kLanes);
+}
+
+// Adds the products of 16 inputs to the sums.
+template <typename E, int rows, int blocks, typename Right>
+[[gnu::always_inline]] inline void add_products(Vector (&sums)[rows][blocks * kVectors], const LeftOf<E>* a, size_t stride,
+                                                const Right& b, int k) {
+  const E* columns[blocks];
+  for (int block = 0; block < blocks; ++block) columns[block] = b.at(block, k);
+#pragma GCC unroll 16
+  for (int input = 0; input < kColumns; input += kInputs<E>) {
+#ifdef QUIRE_BF16
+    if constexpr (std::is_same_v<E, bf16>) {
+      __m512bh right[blocks];
+      for (int block = 0; block < blocks; ++block) right[block] = (__m512bh)_mm512_loadu_si512(columns[block]);
+      for (int row = 0; row < rows; ++row) {
+        const __m512bh left = pair(a + row * stride + input);
+        for (int block = 0; block < blocks; ++block) sums[row][block] = _mm512_dpbf16_ps(sums[row][block], right[block], left);
+      }
+    }
+#endif
+    if constexpr (std::is_same_v<LeftOf<E>, float>) {
+      for (int part = 0; part < kInputs<E>; ++part) {
+        Vector right[blocks * kVectors];
+        for (int i = 0; i < blocks * kVectors; ++i) right[i] = columns_of(columns[i / kVectors], part, i % kVectors);
+        for (int row = 0; row < rows; ++row) {
+          const Vector left = filled(a[row * stride + input + part]);
+          for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = times_plus(left, right[i], sums[row][i]);
+        }
+      }
+    }
+    for (int block = 0; block < blocks; ++block) columns[block] += b.step();
+  }
+}
+
+// Multiplies `rows` rows and 16 * `blocks` columns, and stores the sums, or adds them. `inputs` is a multiple of 16.
+template <typename E, int rows, int blocks, typename Right>
+void panel(const Left<LeftOf<E>>& a, const Right& b, int inputs, float* to, size_t stride, bool add) {
+  Vector sums[rows][blocks * kVectors];
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = add ? load(to + row * stride + i * kLanes) : zeros();
+  }
+  const LeftOf<E>* from = a.data;
+  for (int k = 0; k < inputs; k += kColumns) {
+    add_products<E, rows, blocks>(sums, from, a.row_stride, b, k);
+    from += kColumns + (k % 32 ? a.jump : 0);
+  }
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < blocks * kVectors; ++i) store(to + row * stride + i * kLanes, sums[row][i]);
+  }
+}
+
+// The same for any number of rows, in panels of similar heights.
+template <typename E, int blocks, typename Right>
+void panels(Left<LeftOf<E>> a, const Right& b, int rows, int inputs, float* to, size_t stride, bool add) {
+  for (int count = (rows + kPanelRows - 1) / kPanelRows; count > 0; --count) {
+    const int height = (rows + count - 1) / count;
+    switch (height) {
+      case 1: panel<E, 1, blocks>(a, b, inputs, to, stride, add); break;
+      case 2: panel<E, 2, blocks>(a, b, inputs, to, stride, add); break;
+      case 3: panel<E, 3, blocks>(a, b, inputs, to, stride, add); break;
+      case 4: panel<E, 4, blocks>(a, b, inputs, to, stride, add); break;
+      case 5: panel<E, 5, blocks>(a, b, inputs, to, stride, add); break;
+      default: panel<E, 6, blocks>(a, b, inputs, to, stride, add);
+    }
+    rows -= height;
+    a.data += height * a.row_stride;
+    to += height * stride;
+  }
+}
+
+// The same for 16 to kPanelColumns columns, a multiple of 16.
+template <typename E, typename Right>
+void any_panels(const Left<LeftOf<E>>& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride,
+                bool add) {
+  if constexpr (kPanelColumns > kColumns) {
+    switch (columns / kColumns) {
+      case 1: return panels<E, 1>(a, b, rows, inputs, to, stride, add);
+      case 2: return panels<E, 2>(a, b, rows, inputs, to, stride, add);
+      case 3: return panels<E, 3>(a, b, rows, inputs, to, stride, add);
+      default: return panels<E, 4>(a, b, rows, inputs, to, stride, add);
+    }
+  }
+  panels<E, 1>(a, b, rows, inputs, to, stride, add);
+}
+
+}  // namespace quire
