@@ -20,8 +20,8 @@ from blocks import Copy
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
 from engine.attention.cache import CacheGeometry
-from engine.native import Kernels, build
 from engine.native.cpu_backend import CpuBackend
+from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache
 
 REPETITIONS = 15
@@ -36,7 +36,7 @@ Backend = CpuBackend | TorchBackend
 
 def main() -> None:
     """Measure everything, and publish it."""
-    kernels = Kernels(build(default_cache().parent / "kernels"))
+    kernels = load_kernels(str(default_cache().parent / "kernels"))
     backends: dict[str, Backend] = {
         "": CpuBackend(kernels, GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE, BLOCKS),
         "torch_": TorchBackend(GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE, host_blocks=BLOCKS),

@@ -15,13 +15,14 @@ from rich.progress import Progress
 
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
-from engine.native import Kernels, build
+from engine.native.kernels import Kernels
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
+from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 
@@ -48,7 +49,7 @@ def main() -> None:
     kernels_folder = default_cache().parent / "kernels"
     parts = assemble(EngineSettings(model=str(folder), device_blocks=1024, kernels_folder=str(kernels_folder)))
     works = {name: _work(parts.loaded.vocabulary_size, *lengths) for name, lengths in WORKLOADS.items()}
-    bandwidth = _bandwidth(Kernels(build(kernels_folder)))
+    bandwidth = _bandwidth(load_kernels(str(kernels_folder)))
     seconds: dict[str, dict[str, list[float]]] = {}
     steps: list[float] = []
     read: list[float] = []

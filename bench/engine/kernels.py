@@ -16,10 +16,11 @@ from bench.report.results import publish, row
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Scoring
 from engine.attention.cache import CacheGeometry
-from engine.native import Kernels, build
 from engine.native.cpu_backend import CpuBackend
+from engine.native.kernels import Kernels
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
+from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache
 
 REPETITIONS = 12
@@ -33,7 +34,7 @@ CPU = torch.device("cpu")
 
 def main() -> None:
     """Measure everything, and publish it."""
-    kernels = Kernels(build(default_cache().parent / "kernels"))
+    kernels = load_kernels(str(default_cache().parent / "kernels"))
     query = torch.randn(SEQUENCES, GEOMETRY.kv_heads * GROUP, GEOMETRY.head_size, dtype=DTYPE)
     ways = _ways(kernels, query)
     names = list(ways)

@@ -73,6 +73,7 @@ class NullParts:
     loaded: Nothing
     scheduler: Scheduler
     runner: NullRunner
+    device: str = "none"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from engine.attention.llama_shape import head_size
 from engine.errors import ModelUnsupported
 from engine.model.loading import context_tokens
 from engine.model.sizing import StepSizes
-from engine.native import runs
+from engine.native.decoder import runs
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ CLASSES = (
     CpuClass("avx512-bf16", ("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
     CpuClass("avx2", ("-march=x86-64-v3",), _V3),
 )
+# Environment variable that selects a slower class, such as avx2, so that one machine runs the builds of several.
+VARIABLE = "QUIRE_CPU_CLASS"
 NAMES = tuple(one.name for one in CLASSES)
 
 

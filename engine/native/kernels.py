@@ -15,6 +15,8 @@ from engine.attention.cache import CacheGeometry
 from engine.native.cpu_class import CpuClass
 
 MAX_HEAD_SIZE = 256
+# Attention is fast if block size and head size are multiples of it.
+PACKED_SIZE = 16
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _LINE = 64  # bytes of a cache line, loaded at once
 

@@ -128,6 +128,7 @@ class EngineService:
             dtype=str(parts.loaded.dtype).removeprefix("torch."),
             tokenizer_digest=tokenizer.digest(),
             max_sequences=self._settings.max_sequences,
+            device=parts.device,
         )
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:

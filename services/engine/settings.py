@@ -32,8 +32,7 @@ class EngineSettings:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights and cache; auto is bfloat16 on GPUs and on CPUs that multiply it and have a compiler, "
-        "else float32.",
+        "Type of weights and cache; auto is bfloat16 on GPUs and on CPUs whose kernels are available, else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     attention_backend: str = setting(

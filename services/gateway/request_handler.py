@@ -288,7 +288,7 @@ def _parameters(request: gateway_pb2.GenerateRequest, origin: Origin) -> Paramet
 
 
 def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
-    engine = model.description()
+    engine, links = model.description(), model.ready_links().values()
     return gateway_pb2.GetModelResponse(
         model=model.name,
         context_tokens=engine.context_tokens,
@@ -296,7 +296,8 @@ def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
         block_size=engine.block_size,
         device_blocks=engine.device_blocks,
         dtype=engine.dtype,
-        engines=len(model.ready_links()),
+        engines=len(links),
+        devices=sorted({link.description().device for link in links} - {""}),  # older engines report none
     )
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from engine.native import Kernels, KernelsUnavailable, build
-from engine.native.cpu_class import select
+from engine.native.build import build
+from engine.native.cpu_class import KernelsUnavailable, select
+from engine.native.kernels import Kernels
 from services.models.model_store import default_cache
 
 

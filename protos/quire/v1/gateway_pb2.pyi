@@ -999,6 +999,7 @@ class GetModelResponse(_message.Message):
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Its name."""
     context_tokens: _builtins.int
@@ -1013,6 +1014,10 @@ class GetModelResponse(_message.Message):
     """Type of weights and cache, such as `float32`."""
     engines: _builtins.int
     """Number of engines that serve it now."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Devices of these engines, each once: classes of CPUs, such as `avx512-bf16`, or names of GPUs."""
+
     def __init__(
         self,
         *,
@@ -1023,10 +1028,11 @@ class GetModelResponse(_message.Message):
         device_blocks: _builtins.int = ...,
         dtype: _builtins.str = ...,
         engines: _builtins.int = ...,
+        devices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "dtype", b"dtype", "engines", b"engines", "model", b"model", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "devices", b"devices", "dtype", b"dtype", "engines", b"engines", "model", b"model", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,15 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blocks import counted
-from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from quire.v1 import (
+    decoding_pb2,
+    engine_pb2,
+    engine_pb2_grpc,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    kvmanager_pb2,
+    kvmanager_pb2_grpc,
+)
 from services.cli.connection import Connection
 from services.runtime.errors import FIELD_METADATA
 
@@ -61,11 +69,31 @@ async def health(connection: Connection, service: str, timeout: float) -> int:
         async with connection.channel() as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
+            status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+            click.echo(status)
+            if status != "SERVING":
+                return 1
+            for line in await _devices(channel, service, timeout, connection.metadata):
+                click.echo(line)
     except grpc.aio.AioRpcError as error:
         return fail(connection.address, error)
-    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    click.echo(status)
-    return 0 if status == "SERVING" else 1
+    return 0
+
+
+async def _devices(channel: grpc.aio.Channel, service: str, timeout: float, metadata: Metadata) -> list[str]:
+    """Describe the models of a gateway or an engine, and their devices; empty for others, and without permission."""
+    try:
+        if service == "quire.v1.Engine":
+            engine = await engine_pb2_grpc.EngineStub(channel).GetEngine(engine_pb2.GetEngineRequest(), timeout=timeout)
+            return [f"{engine.model}: {engine.dtype} on {engine.device}"]
+        if service == "quire.v1.Gateway":
+            stub = gateway_pb2_grpc.GatewayStub(channel)
+            listed = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout, metadata=metadata)
+            return [f"{one.model}: {one.dtype} on {', '.join(one.devices)}" for one in listed.models]
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            raise
+    return []
 
 
 async def explain(connection: Connection, request_id: str, timeout: float) -> int:

@@ -15,7 +15,7 @@ from engine.attention.cache import CacheGeometry
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.loading import LoadedModel, load_model
 from engine.model.sizing import blocks_within
-from engine.native import Kernels
+from engine.native.kernels import Kernels
 from engine.run.runner import ModelRunner
 from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.request import Capacity
@@ -43,6 +43,7 @@ class EngineParts:
     loaded: LoadedModel
     scheduler: Scheduler
     runner: Runner
+    device: str
 
 
 def assemble(settings: EngineSettings) -> EngineParts:
@@ -53,9 +54,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     disable_progress_bar()
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
-    # For other types, torch's own kernels are faster in prefill.
-    wanted = settings.attention_backend != "auto" or settings.dtype in ("auto", "bfloat16")
-    kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder) if wanted else None
+    kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
     capacity = Capacity(
         context_tokens=min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size),
@@ -70,7 +69,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
     runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)
-    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)))
+    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), _device_name(device, kernels))
 
 
 def _seconds_per_swapped_block(backend: Backend) -> float:
@@ -97,10 +96,15 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _device_name(device: torch.device, kernels: Kernels | None) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return kernels.cpu.name if kernels else "cpu"
+
+
 def _dtype(name: str, device: torch.device, kernels: Kernels | None) -> torch.dtype:
     if name == "auto":
-        plain = device.type == "cpu" and not (kernels and kernels.bfloat16)
-        return torch.float32 if plain else torch.bfloat16
+        return torch.float32 if device.type == "cpu" and kernels is None else torch.bfloat16
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 

@@ -14,8 +14,8 @@ from engine.errors import BackendUnavailable
 from engine.gpu.device_watch import check_of, watched
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loading import LoadedModel
-from engine.native import MAX_HEAD_SIZE, Kernels
 from engine.native.cpu_backend import CpuBackend
+from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels
 from engine.schedule.request import Capacity
 from services.engine.startup.decoder_check import matches, warm_up
 from services.engine.startup.native_kernels import decoder_for
@@ -81,9 +81,9 @@ def _fastest(options: BackendOptions) -> str:
             return "triton"
         log.warning("triton is not installed; falling back to torch's attention, which is slower")
         return "torch"
-    kernels, loaded = options.kernels, options.loaded
-    fast = kernels is not None and kernels.bfloat16 and loaded.dtype == torch.bfloat16
-    return "cpu" if fast and loaded.geometry.head_size <= MAX_HEAD_SIZE else "torch"
+    geometry, sizes = options.loaded.geometry, (options.capacity.block_size, options.loaded.geometry.head_size)
+    packed = all(size % PACKED_SIZE == 0 for size in sizes) or options.loaded.dtype == torch.bfloat16
+    return "cpu" if options.kernels and packed and geometry.head_size <= MAX_HEAD_SIZE else "torch"
 
 
 def _torch(options: BackendOptions) -> BackendChoice:

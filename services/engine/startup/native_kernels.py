@@ -1,6 +1,7 @@
 """CPU kernels: whether this machine can run them, and whether they can run a whole model."""
 
 import logging
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -9,20 +10,23 @@ import torch
 
 from engine.model.decoder import ModulesDecoder
 from engine.model.loading import LoadedModel
-from engine.native import Kernels, KernelsUnavailable, NativeDecoder, build, prebuilt, runs
+from engine.native import prebuilt
+from engine.native.build import build
 from engine.native.cpu_backend import CpuBackend
-from engine.native.cpu_class import CpuClass, select
+from engine.native.cpu_class import VARIABLE, CpuClass, KernelsUnavailable, select, supported
+from engine.native.decoder import NativeDecoder, runs
+from engine.native.kernels import Kernels
 from services.engine.startup.decoder_check import matches
 from services.runtime.settings import InvalidSetting
 
 log = logging.getLogger("quire.engine")
 
 
-def kernels_for(attention: str, device: torch.device, folder: str, cpu_class: str = "auto") -> Kernels | None:
+def kernels_for(attention: str, device: torch.device, folder: str) -> Kernels | None:
     """Return the CPU kernels if the settings use them and they can be built; cache them in `folder`.
 
     Without a folder they are compiled at every start. Raises InvalidSetting if they are required and unavailable, and
-    if this CPU cannot run the builds of `cpu_class`.
+    if this CPU cannot run those of QUIRE_CPU_CLASS.
     """
     if attention not in ("auto", "cpu") or (attention == "auto" and device.type != "cpu"):
         return None
@@ -30,29 +34,38 @@ def kernels_for(attention: str, device: torch.device, folder: str, cpu_class: st
         raise InvalidSetting(f"attention_backend is 'cpu', but the model runs on {device.type}")
     begun = time.monotonic()
     try:
-        cpu = select(cpu_class)
-    except KernelsUnavailable as missing:
-        if cpu_class != "auto":
-            raise InvalidSetting(f"cpu_class is {cpu_class!r}, but {missing}") from missing
-        return _without(attention, missing)
-    try:
-        kernels = _load_or_build(folder, cpu)
+        kernels = load_kernels(folder)
     except (KernelsUnavailable, OSError) as missing:
-        return _without(attention, missing)
-    log.info("the CPU kernels of class %s are ready after %.1f s", cpu.name, time.monotonic() - begun)
-    if cpu.name == "amx" and not kernels.tiles:
+        _check_optional(attention, missing)
+        return None
+    log.info("the CPU kernels of class %s are ready after %.1f s", kernels.cpu.name, time.monotonic() - begun)
+    if kernels.cpu.name == "amx" and not kernels.tiles:
         log.warning("the system does not permit AMX; the CPU kernels use AVX512-BF16 instead")
     return kernels
 
 
-def _without(attention: str, missing: Exception) -> None:
+def _requested_class() -> str:
+    """Return QUIRE_CPU_CLASS. Raises InvalidSetting if it names no class, or none that this CPU can run."""
+    name = os.environ.get(VARIABLE) or "auto"
+    known = [one.name for one in supported()]
+    if name not in ("auto", *known):
+        raise InvalidSetting(f"{VARIABLE} must be one of {', '.join(known)} on this CPU, not {name!r}")
+    return name
+
+
+def _check_optional(attention: str, missing: Exception) -> None:
+    """Raise InvalidSetting if the kernels are required."""
     if attention == "cpu":
         raise InvalidSetting(f"attention_backend is 'cpu', but its kernels cannot be built: {missing}") from missing
     log.warning("the CPU kernels cannot be built; falling back to torch's attention, which is slower: %s", missing)
 
 
-def _load_or_build(folder: str, cpu: CpuClass) -> Kernels:
-    """Compile the kernels of a class, or load the precompiled ones."""
+def load_kernels(folder: str) -> Kernels:
+    """Compile the kernels of this CPU's class, or of QUIRE_CPU_CLASS, or load precompiled ones.
+
+    Raises KernelsUnavailable, InvalidSetting, and OSError if the library cannot be loaded.
+    """
+    cpu = select(_requested_class())
     try:
         return Kernels(build(Path(folder), cpu), cpu) if folder else _build_temporary(cpu)
     except KernelsUnavailable as missing:

@@ -43,6 +43,10 @@ class Parts(Protocol):
     def runner(self) -> Runner:
         """Executes the steps."""
 
+    @property
+    def device(self) -> str:
+        """Class of the CPU's kernels, `cpu` without them, or the GPU's name."""
+
 
 # Makes the parts, on a thread, because it may take seconds. Raises the error that prevents the engine's start.
 Assembly = Callable[[EngineSettings], Parts]

@@ -224,9 +224,7 @@ def test_an_empty_batch_has_an_empty_output(make: MakeBackend) -> None:
 def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
     geometry: CacheGeometry, block_size: int, threads: int
 ) -> None:
-    backend = CpuBackend(
-        kernels(), geometry, block_size, 40, torch.bfloat16, host_blocks=30, threads=threads
-    )
+    backend = CpuBackend(kernels(), geometry, block_size, 40, torch.bfloat16, host_blocks=30, threads=threads)
     assert backend.host_cache is not None
     device, host = backend.cache.view(torch.int16), backend.host_cache.view(torch.int16)
     device.random_()

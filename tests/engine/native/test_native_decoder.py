@@ -9,9 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.model.loading import load_model
-from engine.native import Kernels, KernelsUnavailable, build, runs
+from engine.native.build import build
 from engine.native.cpu_backend import CpuBackend
-from engine.native.cpu_class import CLASSES, NAMES, CpuClass
+from engine.native.cpu_class import CLASSES, NAMES, CpuClass, KernelsUnavailable
+from engine.native.decoder import runs
+from engine.native.kernels import Kernels
 from engine.run.runner import ModelRunner
 from services.engine.startup.native_kernels import decoder_for, kernels_for
 from services.runtime.settings import InvalidSetting
