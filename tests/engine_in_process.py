@@ -10,7 +10,8 @@ import torch
 import kvmanager
 from blocks import Reattached, Step, StepResult
 from engine.attention import AttentionBackend, TorchBackend
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from engine.run.loop import Engine, Turn
 from engine.run.runner import ModelRunner
 from engine.schedule.limits import Limits, Preemption

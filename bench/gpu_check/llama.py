@@ -26,7 +26,8 @@ from engine.attention.interface import ATTENTION_NAME, register
 from engine.gpu.graphs import RecordedDecoder
 from engine.gpu.triton_backend import TritonBackend
 from engine.model.decoder import ModulesDecoder
-from engine.model.loading import LoadedModel, take
+from engine.model.loaded import LoadedModel
+from engine.model.loading import take
 from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
 from engine.schedule.limits import Limits

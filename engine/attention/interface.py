@@ -4,26 +4,20 @@ transformers calls the function registered under the name that the model was loa
 arguments of the model's forward call to it. So the batch is an argument, and only the registration is global.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from engine.attention.backend import AttentionBackend, PagedBatch, Scoring
+from engine.attention.backend import Scoring
+from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
 
 ATTENTION_NAME = "quire_paged"
 CUSTOM_MASK = "its attention uses a custom mask, which paged attention does not support"
 # Tensors that models pass to their attention without effect. Any other tensor would change the result.
 _UNUSED_TENSORS = frozenset({"position_ids", "cache_position"})
-
-
-class PagedContext(NamedTuple):
-    """The keyword argument `paged` of a forward call, which reaches every layer's attention."""
-
-    backend: AttentionBackend
-    batch: PagedBatch
 
 
 def paged_attention(

@@ -3,6 +3,7 @@
 A layer is: norm, attention, norm, gated SiLU; optionally with biases of q, k and v, norms of q and k, and windows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,53 @@ import torch
 _KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Rotations of a position that do not depend on the length of the sequence.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """The numbers of a Llama-shaped model.
+
+    `windows` has the sliding window of each layer, 0 without one. A position rotates the elements i and i + head_size
+    / 2 of a head by `frequencies[i]` times the position (RoPE, Su et al. 2021); sines and cosines are multiplied by
+    `rotation_scaling`.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocabulary: int
+    epsilon: float
+    scaling: float
+    windows: tuple[int, ...]
+    frequencies: tuple[float, ...]
+    rotation_scaling: float
+
+    @classmethod
+    def of(cls, model: Any) -> "LlamaShape":
+        """Read the shape from transformers' model."""
+        config, layers, rotary = model.config, model.model.layers, model.model.rotary_emb
+        return cls(
+            layers=len(layers),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=head_size(config),
+            intermediate=config.intermediate_size,
+            vocabulary=config.vocab_size,
+            epsilon=config.rms_norm_eps,
+            scaling=layers[0].self_attn.scaling,
+            windows=tuple(window_of(layer.self_attn) or 0 for layer in layers),
+            frequencies=tuple(rotary.inv_freq.tolist()),
+            rotation_scaling=rotary.attention_scaling,
+        )
+
+    def rotations(self, context_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `[context_tokens, head_size / 2]` float32 cosines and sines of the angles of each position."""
+        angles = torch.outer(torch.arange(context_tokens).float(), torch.tensor(self.frequencies))
+        return angles.cos() * self.rotation_scaling, angles.sin() * self.rotation_scaling
 
 
 def is_llama_shaped(model: Any) -> bool:

@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
-from engine.attention.interface import PagedContext
-from engine.model.loading import LoadedModel
+from engine.attention.paged_context import PagedContext
+from engine.model.loaded import LoadedModel
 
 
 class Decoder(Protocol):

@@ -1,7 +1,6 @@
 """Loads a model through transformers, with paged attention instead of its own."""
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +8,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM
 
-from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
+from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.probe import probe
-
-_SAMPLED_BYTES = 65536
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A causal language model with paged attention.
-
-    `model(input_ids, position_ids, logits_to_keep=..., paged=...)` runs it on one row of flattened tokens.
-    """
-
-    model: Any
-    geometry: CacheGeometry
-    context_tokens: int
-    vocabulary_size: int
-    eos_token_ids: frozenset[int]
-    fingerprint: str
-    dtype: torch.dtype
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -40,7 +21,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
         )
-        return take(model.to(device).eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
+        loaded = take(model.to(device).eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
+        return replace(loaded, folder=folder)
     except KeyError as error:
         raise ModelUnsupported(
             f"{folder.name}: it does not use transformers' attention interface, but selects its attention by name "
@@ -60,6 +42,7 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
     config = model.config.get_text_config()
     return LoadedModel(
         model=model,
+        device=model.device,
         geometry=probe(model),
         context_tokens=context_tokens(config),
         vocabulary_size=config.vocab_size,
@@ -86,22 +69,6 @@ def context_tokens(config: Any) -> int:
         if rotation.get("rope_type") == "longrope"
     ]
     return min([declared, *lengths])
-
-
-def fingerprint(folder: Path) -> str:
-    """Return a hash of a model's configuration, and of the size and both ends of each weight file.
-
-    The ends hold the tensor names and the last weights; reading all of a large model would take minutes.
-    """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}".encode())
-        with file.open("rb") as weights:
-            digest.update(weights.read(_SAMPLED_BYTES))
-            weights.seek(max(0, size - _SAMPLED_BYTES))
-            digest.update(weights.read())
-    return digest.hexdigest()[:32]
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

@@ -14,7 +14,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
-from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, PagedContext, paged_attention
+from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, paged_attention
+from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
 from engine.model.unsupported import NO_MASK, explain, unknown_layer
 

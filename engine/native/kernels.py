@@ -108,11 +108,12 @@ class CacheView(NamedTuple):
 
 
 class Kernels:
-    """The kernels of one shared library."""
+    """The kernels of one shared library. `name` identifies their sources, flags, compiler and class."""
 
     def __init__(self, library: Path, cpu: CpuClass) -> None:
         """Load the build of a class. Without the system's permission, a build with tiles uses AVX512-BF16."""
         self._library = ctypes.CDLL(str(library))
+        self.name = library.stem
         self.cpu = cpu
         self.tiles = bool(self._library.quire_enable_tiles())
 

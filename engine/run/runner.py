@@ -11,7 +11,7 @@ from engine.attention.backend import AttentionBackend, PagedBatch
 from engine.attention.upload import Download, upload
 from engine.gpu.copy_stream import CopyStream, copy_stream_for
 from engine.model.decoder import Decoder, ModulesDecoder
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.run.block_copies import BlockCopies
 from engine.run.continuations import continuations
 from engine.run.isolation import sample_separately
@@ -40,7 +40,7 @@ class ModelRunner:
         """
         self._decoder = decoder or ModulesDecoder(loaded, backend)
         self._block_size = block_size
-        self._device: torch.device = loaded.model.device
+        self._device: torch.device = loaded.device
         self._latest = _LatestTokens({})
         self._timer = SampleTimer(self._device, clock)
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)

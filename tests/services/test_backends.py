@@ -8,7 +8,8 @@ import torch
 
 from engine.attention import TorchBackend
 from engine.model.decoder import ModulesDecoder
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from engine.schedule.request import Capacity
 from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder
 from services.runtime.settings import InvalidSetting

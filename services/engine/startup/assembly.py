@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from blocks import Copy
 from engine.attention.backend import Direction
 from engine.attention.cache import CacheGeometry
 from engine.gpu.device_watch import WatchedRunner, check_of
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
 from engine.model.sizing import blocks_within
+from engine.native.decoder import NativeDecoder
 from engine.native.kernels import Kernels
 from engine.run.runner import ModelRunner
 from engine.schedule.pool.preemption import PreemptionCosts
@@ -26,6 +26,7 @@ from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_backend
 from services.engine.startup.native_kernels import kernels_for
+from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
 from services.runtime.settings import InvalidSetting
 
 _MIB = 1024 * 1024
@@ -51,11 +52,10 @@ def assemble(settings: EngineSettings) -> EngineParts:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = _device(settings.device)
-    disable_progress_bar()
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
-    loaded = load_model(folder, _dtype(settings.dtype, device, kernels), device)
+    loaded = _load(settings, device, kernels)
     capacity = Capacity(
         context_tokens=min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size),
         vocabulary_size=loaded.vocabulary_size,
@@ -66,10 +66,27 @@ def assemble(settings: EngineSettings) -> EngineParts:
     chosen = choose_backend(
         BackendOptions(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences)
     )
+    if kernels and loaded.model and isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files:
+        VerifiedModels(Path(settings.kernels_folder)).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(_seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
     runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)
     return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), _device_name(device, kernels))
+
+
+def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | None) -> LoadedModel:
+    """Load the model, without transformers if its decoder was verified at an earlier start."""
+    folder, dtype = Path(settings.model), _dtype(settings.dtype, device, kernels)
+    if kernels and dtype == torch.bfloat16 and settings.kernels_folder:
+        verified = VerifiedModels(Path(settings.kernels_folder)).find(folder, kernels)
+        if verified:
+            return verified.loaded(folder)
+    from transformers.utils.logging import disable_progress_bar
+
+    from engine.model.loading import load_model
+
+    disable_progress_bar()
+    return load_model(folder, dtype, device)
 
 
 def _seconds_per_swapped_block(backend: Backend) -> float:

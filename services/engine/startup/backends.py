@@ -13,7 +13,7 @@ from engine.attention.llama_shape import is_llama_shaped
 from engine.errors import BackendUnavailable
 from engine.gpu.device_watch import check_of, watched
 from engine.model.decoder import Decoder, ModulesDecoder
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels
 from engine.schedule.request import Capacity
@@ -51,8 +51,7 @@ class BackendOptions(NamedTuple):
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        device: torch.device = self.loaded.model.device
-        return device
+        return self.loaded.device
 
     @property
     def sizes(self) -> tuple[int, int, torch.dtype, torch.device, int]:

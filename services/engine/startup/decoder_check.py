@@ -8,7 +8,7 @@ import torch
 from blocks import blocks_for
 from engine.attention.backend import PagedBatch
 from engine.model.decoder import Decoder
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.llama_shape import LlamaShape
+from engine.errors import ModelUnsupported
 from engine.model.decoder import ModulesDecoder
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.native import prebuilt
 from engine.native.build import build
 from engine.native.cpu_backend import CpuBackend
 from engine.native.cpu_class import VARIABLE, CpuClass, KernelsUnavailable, select, supported
 from engine.native.decoder import NativeDecoder, runs
 from engine.native.kernels import Kernels
+from engine.native.llama_weights import FileWeights, ModuleWeights
 from services.engine.startup.decoder_check import matches
 from services.runtime.settings import InvalidSetting
 
@@ -85,9 +88,16 @@ def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, thre
 
     Frees the modules' own weights. Overwrites the first blocks of the cache, which must be free.
     """
+    sizes = (backend.view, loaded.context_tokens, threads)
+    if loaded.shape is not None and loaded.folder is not None:
+        return NativeDecoder(kernels, loaded.shape, FileWeights(loaded.folder), *sizes)
     if not (loaded.dtype == torch.bfloat16 and runs(loaded.model)):
         return None
-    decoder = NativeDecoder(kernels, loaded.model, backend.view, loaded.context_tokens, threads)
+    shape = LlamaShape.of(loaded.model)
+    try:
+        decoder = NativeDecoder(kernels, shape, FileWeights(loaded.folder), *sizes)
+    except ModelUnsupported:  # other names or file formats
+        decoder = NativeDecoder(kernels, shape, ModuleWeights(loaded.model), *sizes)
     if not matches("the CPU's decoder", decoder, ModulesDecoder(loaded, backend), loaded, backend):
         return None
     for parameter in loaded.model.parameters():

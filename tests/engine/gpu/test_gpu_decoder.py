@@ -14,7 +14,8 @@ from engine.attention import TorchBackend
 from engine.attention.backend import AttentionBackend
 from engine.attention.llama_shape import is_llama_shaped
 from engine.model.decoder import Decoder, ModulesDecoder
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from engine.run.runner import ModelRunner
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from tests.engine.decoding import logits, prompt

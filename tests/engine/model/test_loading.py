@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
-from engine.model.loading import context_tokens, fingerprint, load_model
+from engine.model.loaded import fingerprint
+from engine.model.loading import context_tokens, load_model
 from tests.engine.families import CONTEXT, GROUPED, LATER_LAYERS_WINDOWED, SMALL, WINDOW, WINDOWED, Checkpoint, Family
 from tests.tiny_models import LAYERS
 

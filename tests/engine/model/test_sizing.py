@@ -12,7 +12,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, OPTConfig
 from engine.attention import TorchBackend
 from engine.attention.backend import PagedBatch
 from engine.attention.cache import CacheGeometry
-from engine.attention.interface import ATTENTION_NAME, PagedContext, register
+from engine.attention.interface import ATTENTION_NAME, register
+from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
 from engine.model.memory_plan import DoesNotFit, Planner, Workload

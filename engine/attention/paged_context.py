@@ -1,0 +1,12 @@
+"""What a model's forward call passes to the attention of each layer."""
+
+from typing import NamedTuple
+
+from engine.attention.backend import AttentionBackend, PagedBatch
+
+
+class PagedContext(NamedTuple):
+    """The keyword argument `paged` of a forward call, which reaches every layer's attention."""
+
+    backend: AttentionBackend
+    batch: PagedBatch

@@ -1,0 +1,93 @@
+"""Models whose native decoder has matched transformers' modules at an earlier start.
+
+They are loaded from their files alone. transformers, its modules and the comparison cost seconds of CPU at each start.
+"""
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.attention.cache import CacheGeometry
+from engine.attention.llama_shape import LlamaShape
+from engine.model.loaded import LoadedModel, fingerprint
+from engine.native import decoder, llama_weights
+from engine.native.kernels import Kernels
+
+_SOURCES = tuple(Path(str(module.__file__)) for module in (decoder, llama_weights))
+
+log = logging.getLogger("quire.engine")
+
+
+@dataclass(frozen=True)
+class VerifiedModel:
+    """What a model's files do not give without transformers."""
+
+    shape: LlamaShape
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> "VerifiedModel":
+        """Describe a model that was loaded with its modules."""
+        return cls(LlamaShape.of(loaded.model), loaded.context_tokens, tuple(sorted(loaded.eos_token_ids)))
+
+    def loaded(self, folder: Path) -> LoadedModel:
+        """Return the model of a folder without modules, in bfloat16."""
+        shape = self.shape
+        return LoadedModel(
+            model=None,
+            device=torch.device("cpu"),
+            geometry=CacheGeometry(shape.layers, shape.kv_heads, shape.head_size),
+            context_tokens=self.context_tokens,
+            vocabulary_size=shape.vocabulary,
+            eos_token_ids=frozenset(self.eos_token_ids),
+            fingerprint=f"{fingerprint(folder)}-bfloat16",
+            dtype=torch.bfloat16,
+            folder=folder,
+            shape=shape,
+        )
+
+
+class VerifiedModels:
+    """Descriptions of verified models, one file each in the folder of the kernels."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, model: Path, kernels: Kernels) -> VerifiedModel | None:
+        """Return the description of a model folder, None if it was not verified with these kernels."""
+        path = self._path(model, kernels)
+        try:
+            read = json.loads(path.read_text())
+            return VerifiedModel(_shape(read["shape"]), read["context_tokens"], tuple(read["eos_token_ids"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read, so the model is loaded with transformers: %s", path, error)
+            return None
+
+    def add(self, model: Path, kernels: Kernels, verified: VerifiedModel) -> None:
+        """Keep a description; without space or permission only a warning is logged."""
+        path = self._path(model, kernels)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(asdict(verified)))
+            unfinished.replace(path)
+        except OSError as error:
+            log.warning("%s cannot be written, so later starts take longer: %s", path, error)
+
+    def _path(self, model: Path, kernels: Kernels) -> Path:
+        digest = hashlib.sha256(f"{fingerprint(model)} {kernels.name}".encode())
+        for file in (model / "generation_config.json", *_SOURCES):
+            digest.update(file.read_bytes() if file.exists() else b"")
+        return self._folder / f"verified-{digest.hexdigest()[:20]}.json"
+
+
+def _shape(read: dict[str, Any]) -> LlamaShape:
+    return LlamaShape(**read | {"windows": tuple(read["windows"]), "frequencies": tuple(read["frequencies"])})
