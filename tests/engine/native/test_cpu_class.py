@@ -9,7 +9,10 @@ import pytest
 from engine.native import cpu_class
 from engine.native.build import build
 from engine.native.cpu_class import CLASSES, CpuClass, KernelsUnavailable, select
+from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache
+from services.runtime.settings import InvalidSetting
+from tests.engine.native_kernels import kernels
 
 # Registers of instructions that CPUs of a class do not have.
 REGISTERS = {"avx512-bf16": r"%tmm", "avx2": r"%tmm|%[xyz]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]"}
@@ -59,3 +62,17 @@ def test_a_build_has_no_instruction_of_a_faster_class(cpu: CpuClass) -> None:
     ).stdout
     assert "%ymm" in listing
     assert re.findall(REGISTERS[cpu.name], listing) == []
+
+
+def test_the_environment_selects_a_slower_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels("avx2")  # or the test is skipped
+    monkeypatch.setenv("QUIRE_CPU_CLASS", "avx2")
+    assert load_kernels(str(default_cache().parent / "kernels")).cpu.name == "avx2"
+
+
+@pytest.mark.parametrize("name", ["amx", "avx1024"])
+def test_a_class_that_this_cpu_cannot_run_is_an_invalid_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_cpu_with(CLASSES[-1].needs, monkeypatch)
+    monkeypatch.setenv("QUIRE_CPU_CLASS", name)
+    with pytest.raises(InvalidSetting, match=f"QUIRE_CPU_CLASS must be one of avx2 on this CPU, not '{name}'"):
+        load_kernels("")
