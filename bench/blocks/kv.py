@@ -37,7 +37,7 @@ PREFILL_BLOCKS = 2_000
 PROMPTS = 4  # prefilled and freed one after the other
 GROWTHS = 40
 WIRE_STEPS = 1_000
-MAX_STEPS_BESIDE = 4_000  # the sequences have no more tokens
+SECONDS_BESIDE = 120
 LARGE_POOL_BLOCKS = 1_000_000
 ENGINES = 16
 # A metric, its numerator and denominator, and the number of engines that share the manager.
@@ -241,9 +241,9 @@ async def _beside(address: str, engine_id: str, *command: str) -> tuple[list[flo
     other = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.blocks.kv", *command, stdout=-1)
     load = DecodingBatch(SEQUENCES)
     trips = []
-    async with transport.channel(address) as channel:
+    async with asyncio.timeout(SECONDS_BESIDE), transport.channel(address) as channel:
         call = await attach(channel, kvmanager.PoolSpec(engine_id, 1, "model", BLOCK_SIZE, POOL_BLOCKS))
-        for step in load.steps(MAX_STEPS_BESIDE):
+        for step in load.endless_steps():
             if other.returncode is not None:
                 break
             trips.append(await round_trip(call, step_message(step)))

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 import kvmanager
-from blocks import Allocate, Commit, Extend, Length, Step, blocks_for
+from blocks import Allocate, Commit, Extend, Free, FreeReason, Length, Step, blocks_for
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.wire.attach import register_message
@@ -30,18 +30,19 @@ class DecodingBatch:
         draw = random.Random(seed)
         self.sequences = sequences
         self._tokens = [array("i", (draw.randrange(49_000) for _ in range(_TOKENS))) for _ in range(sequences)]
-        self._computed = [BLOCK_SIZE * 2 + number % BLOCK_SIZE for number in range(sequences)]
-        self._committed = [0] * sequences
-        self._room = [blocks_for(tokens, BLOCK_SIZE) * BLOCK_SIZE for tokens in self._computed]
         self._number = 0
 
     def _begin(self) -> Step:
-        """Allocate all sequences."""
+        """Allocate all sequences, without cached blocks of earlier ones."""
         self._number += 1
+        salt = self._number.to_bytes(8)
+        self._computed = [BLOCK_SIZE * 2 + number % BLOCK_SIZE for number in range(self.sequences)]
+        self._committed = [0] * self.sequences
+        self._room = [blocks_for(tokens, BLOCK_SIZE) * BLOCK_SIZE for tokens in self._computed]
         return Step(
             self._number,
             allocates=[
-                Allocate(number, number, f"r{number}", b"", tokens[:length], length)
+                Allocate(number, number, f"r{number}", salt, tokens[:length], length)
                 for number, (tokens, length) in enumerate(zip(self._tokens, self._computed, strict=True), 1)
             ],
         )
@@ -69,6 +70,15 @@ class DecodingBatch:
         yield self._begin()
         for _ in range(1 + count):
             yield self._next()
+
+    def endless_steps(self) -> Iterator[Step]:
+        """Yield Steps without end: when the tokens are used up, all sequences are freed and allocated again."""
+        while True:
+            yield from self.steps(_TOKENS - 3 * BLOCK_SIZE - 2)
+            self._number += 1
+            yield Step(
+                self._number, frees=[Free(number, FreeReason.FINISHED) for number in range(1, self.sequences + 1)]
+            )
 
 
 async def attach(
