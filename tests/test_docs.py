@@ -99,11 +99,17 @@ def links(page: Path) -> Iterator[tuple[str, str, str]]:
 FOREIGN: dict[str, set[str]] = {
     "stands for a name that the reader has": {
         *("tenant/id", "org/name", "/var/cache/quire/my-model", "FILE.2", "ID-0", "ID-1"),
-        *("docs/images/bench-NAME.png", "bench/results/NAME.json", "tls_*", "link_*", "--cap-\N{HORIZONTAL ELLIPSIS}"),
+        *(
+            "docs/images/bench-NAME.png",
+            "bench/results/CLASS/NAME.json",
+            "tls_*",
+            "link_*",
+            "--cap-\N{HORIZONTAL ELLIPSIS}",
+        ),
         *("--max-\N{HORIZONTAL ELLIPSIS}", "api_keys.toml", "deploy/compose/api_keys/on.toml"),
     },
     "is made by installing, by a run on a GPU, or fetched for a benchmark": {
-        *(".venv/bin/python", "bench/results/gpu.json", "newstest2014_en.txt", "wikitext2_valid.txt"),
+        *(".venv/bin/python", "bench/results/gpu/gpu.json", "newstest2014_en.txt", "wikitext2_valid.txt"),
     },
     "belongs to Kubernetes, Docker or Helm": {
         *("Recreate", "maxSurge: 0", "up --wait", "--wait", "device_ids"),

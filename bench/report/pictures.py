@@ -1,15 +1,14 @@
 """Draws the results of benchmarks: `python -m bench.report.pictures NAME...`, or all with a picture.
 
-Each picture is made from `bench/results/NAME.json` alone, and redrawn whenever that is written.
+Each picture is made from one result alone, that of the fastest class of CPUs, and redrawn whenever a result is written.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import figures_of_blocks, figures_of_engine, figures_of_serving
-from bench.report.targets import RESULTS, ROOT
+from bench.report.targets import RESULTS, ROOT, results_of
 from services.loadgen.report.drawing import STYLE
 
 IMAGES = ROOT / "docs" / "images"
@@ -18,8 +17,8 @@ PICTURES = figures_of_engine.PICTURES | figures_of_serving.PICTURES | figures_of
 
 def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path | None:
     """Draw a benchmark's results; return the file, None if it has no picture."""
-    path = results / f"{benchmark}.json"
-    if benchmark not in PICTURES or not path.exists():
+    found = results_of(benchmark, results)
+    if benchmark not in PICTURES or not found:
         return None
     import matplotlib as mpl
 
@@ -27,11 +26,11 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
     from matplotlib import pyplot
 
     picture = PICTURES[benchmark]
-    result = json.loads(path.read_text())
+    device, result = next(iter(found.items()))
     with mpl.rc_context(STYLE):
         figure, grid = pyplot.subplots(1, picture.panels, figsize=picture.inches, layout="constrained", squeeze=False)
         picture.draw(grid[0], result)
-        figure.suptitle(picture.title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+        figure.suptitle(f"{picture.title} ({device})", x=0.01, ha="left", fontweight="bold", fontsize=11)
         images.mkdir(parents=True, exist_ok=True)
         drawn = images / f"bench-{benchmark}.png"
         figure.savefig(drawn, dpi=130)

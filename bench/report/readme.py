@@ -5,7 +5,6 @@ targets and their measured values, `headlines` the table of those with a `headli
 and `picture NAME` the picture of a benchmark.
 """
 
-import json
 import re
 import sys
 from collections import Counter
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.report.pictures import IMAGES, PICTURES
-from bench.report.targets import RESULTS, ROOT, met, targets
+from bench.report.targets import RESULTS, ROOT, met, results_of, targets
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
@@ -27,15 +26,32 @@ def _command(benchmark: str) -> str:
     return _COMMANDS.get(benchmark, f"make bench-{benchmark}")
 
 
+class Value(NamedTuple):
+    """A measured value on one device: `met` is yes or no."""
+
+    device: str
+    text: str
+    met: str
+
+
 class Line(NamedTuple):
-    """A target and its measured value: `met` is yes, no or not measured. `headline` is usually empty."""
+    """A target and its measured values: `met` is yes (on all devices), no or not measured.
+
+    `headline` is usually empty.
+    """
 
     benchmark: str
     words: str
     headline: str
-    value: str
+    values: tuple[Value, ...]
     target: str
     met: str
+
+    @property
+    def shown_values(self) -> str:
+        """The values with their devices; those that miss the target are bold."""
+        shown = (f"{f'**{one.text}**' if one.met == 'no' else one.text} ({one.device})" for one in self.values)
+        return ", ".join(shown) or "-"
 
 
 class Pages:
@@ -44,10 +60,7 @@ class Pages:
     def __init__(self, results: Path = RESULTS, images: Path = IMAGES) -> None:
         self._targets = targets()
         self._images = images
-        self._results: dict[str, Mapping[str, Any]] = {}
-        for name in self._targets:
-            path = results / f"{name}.json"
-            self._results[name] = json.loads(path.read_text()) if path.exists() else {}
+        self._results = {name: results_of(name, results) for name in self._targets}
 
     def block(self, name: str) -> str:
         """Return the text of a block. Raises KeyError for an unknown name."""
@@ -58,14 +71,16 @@ class Pages:
     def lines(self) -> Iterator[Line]:
         """Yield every target, in the order of the file."""
         for benchmark, group in self._targets.items():
-            rows = {row["metric"]: row for row in self._results[benchmark].get("rows", ())}
+            found = self._results[benchmark].items()
+            rows = {device: {row["metric"]: row for row in result["rows"]} for device, result in found}
             for metric, target in group.items():
                 if metric != "title":
-                    yield _line(benchmark, target, rows.get(metric, {}))
+                    by_device = {device: of_device.get(metric, {}) for device, of_device in rows.items()}
+                    yield _line(benchmark, target, by_device)
 
     def _headlines(self) -> str:
         rows = [
-            f"| {line.headline} | {line.value} | {line.target} | {_shown_met(line)} | {self._source(line)} |"
+            f"| {line.headline} | {line.shown_values} | {line.target} | {_shown_met(line)} | {self._source(line)} |"
             for line in self.lines()
             if line.headline
         ]
@@ -79,8 +94,10 @@ class Pages:
         for line in self.lines():
             if line.benchmark != last:
                 last = line.benchmark
-                text.append(f"| **{self._targets[last]['title']}**{_measured_on(self._results[last])} | | | | |")
-            text.append(f"| {line.words} | {line.value} | {line.target} | {_shown_met(line)} | {self._source(line)} |")
+                places = "".join(_measured_on(device, result) for device, result in self._results[last].items())
+                text.append(f"| **{self._targets[last]['title']}**{places} | | | | |")
+            shown = (line.words, line.shown_values, line.target, _shown_met(line), self._source(line))
+            text.append(f"| {' | '.join(shown)} |")
         return "\n".join(text)
 
     def _counts(self) -> str:
@@ -92,11 +109,13 @@ class Pages:
 
     def _source(self, line: Line) -> str:
         name = line.benchmark
-        return f"[{name}](bench/results/{name}.json)" if self._results[name] else f"`{_command(name)}`"
+        links = [f"[{device}](bench/results/{device}/{name}.json)" for device in self._results[name]]
+        return ", ".join(links) or f"`{_command(name)}`"
 
     def _missed(self) -> str:
         return "\n".join(
-            f"* {self._targets[line.benchmark]['title']}. {line.words} Measured: {line.value} (target: {line.target})."
+            f"* {self._targets[line.benchmark]['title']}. {line.words}"
+            f" Measured: {line.shown_values} (target: {line.target})."
             for line in self.lines()
             if line.met == "no"
         )
@@ -109,16 +128,20 @@ class Pages:
         return f"![{seen}](docs/images/{path.name})"
 
 
-def _line(benchmark: str, target: Mapping[str, Any], row: Mapping[str, Any]) -> Line:
-    value, unit, peer = row.get("value"), row.get("unit", "ratio"), row.get("peer")
-    words, headline = target["words"], target.get("headline", "")
+def _line(benchmark: str, target: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> Line:
+    """Make the line of a target from its rows by device."""
+    measured = {device: row for device, row in rows.items() if row.get("value") is not None}
+    one: Mapping[str, Any] = next(iter([*measured.values(), *rows.values()]), {})
+    unit, peer = one.get("unit", "ratio"), one.get("peer")
     wanted = f"{_SIDES[target['better']]} {_shown(target['target'], unit)}" + (
         f" ({peer.replace('_', ' ')})" if peer else ""
     )
-    if value is None:
-        return Line(benchmark, words, headline, "-", wanted, NOT_MEASURED)
-    reached = "yes" if met(value, dict(target)) else "no"
-    return Line(benchmark, words, headline, _shown(value, unit), wanted, reached)
+    values = tuple(
+        Value(device, _shown(row["value"], unit), "yes" if met(row["value"], dict(target)) else "no")
+        for device, row in measured.items()
+    )
+    reached = "no" if any(one.met == "no" for one in values) else "yes" if values else NOT_MEASURED
+    return Line(benchmark, target["words"], target.get("headline", ""), values, wanted, reached)
 
 
 def _shown_met(line: Line) -> str:
@@ -131,14 +154,12 @@ def _shown(value: float, unit: str) -> str:
     return f"{value:,.4g}" + ("" if unit in ("ratio", "1") else f" {unit}")
 
 
-def _measured_on(result: Mapping[str, Any]) -> str:
-    """Return the machine, the commit and the day of a result."""
-    if not result:
-        return ""
+def _measured_on(device: str, result: Mapping[str, Any]) -> str:
+    """Return the device, the machine, the commit and the day of a result."""
     hardware = result["hardware"]
     machine = hardware.get("gpu") or f"{hardware['cores']} cores of {hardware['cpu']}"
     day = f", {result['started'][:10]}" if "started" in result else ""
-    return f", on {machine} ({result['commit']}{day})"
+    return f"; {device}: {machine} ({result['commit']}{day})"
 
 
 def filled(page: Path, pages: Pages) -> str:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.report.targets import RESULTS, ROOT, met, targets
+from bench.report.targets import RESULTS, ROOT, device_of, met, targets
 from services.loadgen.report import machine
 
 _PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf")
@@ -46,7 +46,7 @@ def row(benchmark: str, metric: str, value: float | None, unit: str, peer: str |
 
 
 def publish(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
-    """Print the rows as a table, write them to `bench/results/<benchmark>.json`, and draw their picture.
+    """Print the rows as a table, write them to `bench/results/<device>/<benchmark>.json`, and draw their picture.
 
     `more` holds the values of every repetition. Results in another folder get no picture.
     """
@@ -62,12 +62,12 @@ def write(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None
         "benchmark": benchmark,
         "started": _STARTED.isoformat(timespec="seconds"),
         "load": {"start": _rounded(_LOAD_AT_START), "end": _rounded(os.getloadavg())},
-        **_where(),
+        **_where(device_of(benchmark)),
         "repetitions": repetitions,
         "rows": [asdict(one) for one in rows],
         **more,
     }
-    folder = folder or RESULTS
+    folder = folder or RESULTS / device_of(benchmark)
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{benchmark}.json.unfinished"
     unfinished.write_text(json.dumps(result, indent=2) + "\n")
@@ -75,9 +75,13 @@ def write(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None
 
 
 @cache
-def _where() -> dict[str, Any]:
+def _where(device: str) -> dict[str, Any]:
     """Return the machine and the versions of a benchmark."""
-    return {"hardware": machine.hardware(), "versions": machine.versions(_PACKAGES), "commit": _commit()}
+    return {
+        "hardware": machine.hardware() | {"device": device},
+        "versions": machine.versions(_PACKAGES),
+        "commit": _commit(),
+    }
 
 
 def track(items: Iterable[Item], title: str) -> Iterator[Item]:

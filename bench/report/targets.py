@@ -1,14 +1,36 @@
 """Targets of benchmarks, from `bench/targets.toml`, and their comparison with values."""
 
+import json
+import os
 import tomllib
 from collections.abc import Callable
 from operator import ge, le, lt
 from pathlib import Path
 from typing import Any
 
+from engine.native import cpu_class
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+# Folders of results: each class of CPUs has its own, so that none overwrites another's.
+DEVICES = (*cpu_class.NAMES, "other-cpu", "gpu")
 _MEETS: dict[str, Callable[[float, float], bool]] = {"less": lt, "at most": le, "more": ge}
+
+
+def device_of(benchmark: str) -> str:
+    """Return the folder of a benchmark's results on this machine."""
+    if benchmark == "gpu":
+        return "gpu"
+    try:
+        return cpu_class.select(os.environ.get(cpu_class.VARIABLE) or "auto").name
+    except cpu_class.KernelsUnavailable:
+        return "other-cpu"
+
+
+def results_of(benchmark: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """Return a benchmark's results by device, in the order of DEVICES."""
+    paths = {device: folder / device / f"{benchmark}.json" for device in DEVICES}
+    return {device: json.loads(path.read_text()) for device, path in paths.items() if path.exists()}
 
 
 def targets() -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ OTHERS = {"gpu", "acceptance"}
 
 
 def test_every_name_with_targets_or_results_has_a_benchmark() -> None:
-    names = targets().keys() | {file.stem for file in RESULTS.iterdir()}
+    names = targets().keys() | {file.stem for file in RESULTS.rglob("*.json*")}
     assert OTHERS - {"gpu"} <= names
     assert {module_of(name).rpartition(".")[2] for name in names - OTHERS} == names - OTHERS
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.report import results
 from bench.report.results import publish, row
-from bench.report.targets import ROOT, met, targets
+from bench.report.targets import ROOT, device_of, met, targets
 
 # Modules that a machine with a GPU may lack.
 BARE = """
@@ -62,7 +62,7 @@ def test_a_result_holds_its_date_the_load_of_the_machine_and_the_given_values(
 ) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     publish("demo", [row("demo", "first_token_seconds", 3.0, "s")], 2, runs=[2.5, 3.5])
-    result = json.loads((tmp_path / "demo.json").read_text())
+    result = json.loads((tmp_path / device_of("demo") / "demo.json").read_text())
     assert datetime.fromisoformat(result["started"]) < datetime.now(UTC)
     assert [len(result["load"][moment]) for moment in ("start", "end")] == [3, 3]
     assert result["runs"] == [2.5, 3.5]
@@ -81,4 +81,4 @@ def test_a_machine_without_extras_prints_a_plain_table_and_no_picture(tmp_path: 
     assert lines[1].split() == ["metric", "value", "unit", "peer", "target", "met"]
     assert lines[2].split("  ")[0] == "b1_over_the_better_peer"
     assert len(lines) == 3
-    assert json.loads((tmp_path / "cpu.json").read_text())["seconds"] == [0.5]
+    assert json.loads((tmp_path / device_of("cpu") / "cpu.json").read_text())["seconds"] == [0.5]
