@@ -183,6 +183,12 @@ class Kernels:
         """Read a tensor of whole MiB at full memory bandwidth: an upper bound for any kernel."""
         self._library.quire_read(c_void_p(memory.data_ptr()), c_int64(memory.nbytes), threads)
 
+    def multiply(self, rounds: int, threads: int) -> int:
+        """Multiply registers at the machine's full speed, an upper bound for any kernel; return the operations."""
+        self._library.quire_multiply.restype = c_int64
+        operations: int = self._library.quire_multiply(c_int64(rounds), threads)
+        return operations
+
     def step(
         self, model: NativeModel, view: CacheView, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int
     ) -> torch.Tensor:

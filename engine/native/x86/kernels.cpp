@@ -20,6 +20,7 @@
 #include "attention.h"
 #include "buffer.h"
 #include "cache.h"
+#include "ceiling.h"
 #include "copies.h"
 #include "decoder.h"
 #include "numbers.h"
@@ -126,6 +127,19 @@ int64_t quire_read(const void* data, int64_t bytes, int32_t threads) {
     });
   });
   return total;
+}
+
+// Multiplies registers on all threads, and returns the number of operations: a multiplication and an addition are two.
+int64_t quire_multiply(int64_t rounds, int32_t threads) {
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  std::atomic<int64_t> operations{0};
+  s.team->run([&](int thread) {
+    const Tiles tiles;
+    operations += multiply_registers(rounds, s.scratch[thread]->scores);
+  });
+  return operations;
 }
 
 void quire_prefer_large_pages(void* data, int64_t bytes) { prefer_large_pages(data, static_cast<size_t>(bytes)); }

@@ -1,0 +1,50 @@
+// The machine's own speed of products: instructions without loads, as an upper bound for any kernel.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "numbers.h"
+#include "tiles.h"
+
+namespace quire {
+
+// Independent chains of additions, more than the latency of one instruction has.
+constexpr int kChains = kLanes == 16 ? 24 : 12;
+
+// Multiplies and adds `rounds` times; returns the number of operations.
+inline int64_t multiply_registers(int64_t rounds, float* result) {
+#ifdef QUIRE_AMX
+  if (use_amx) {
+    for (int64_t round = 0; round < rounds; ++round) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    return rounds * 4 * 2 * 16 * 16 * 32;
+  }
+#endif
+  Vector sums[kChains];
+  for (int i = 0; i < kChains; ++i) sums[i] = filled(static_cast<float>(i));
+#ifdef QUIRE_BF16
+  const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(rounds & 1));
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (int i = 0; i < kChains; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], factor, factor);
+  }
+  constexpr int kOperations = 2 * 32;
+#else
+  const Vector factor = filled(static_cast<float>(rounds & 1));
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (int i = 0; i < kChains; ++i) sums[i] = times_plus(factor, factor, sums[i]);
+  }
+  constexpr int kOperations = 2 * kLanes;
+#endif
+  for (int i = 1; i < kChains; ++i) sums[0] = plus(sums[0], sums[i]);
+  store(result, sums[0]);
+  return rounds * kChains * kOperations;
+}
+
+}  // namespace quire
