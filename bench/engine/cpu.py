@@ -1,14 +1,18 @@
-"""Tokens per second on the CPU, in bfloat16, compared with openvino-genai and vLLM on the same prompts.
+"""Tokens per second and time to first token on the CPU, in bfloat16, compared with openvino-genai and vLLM.
 
 Peers run if QUIRE_OPENVINO_PYTHON and QUIRE_VLLM_PYTHON name Python interpreters with them; OPENVINO_MODEL and
-VLLM_MODEL name folders with the model in their formats. All alternate in each repetition; prefix caching is off.
+VLLM_MODEL name folders with the model in their formats. All alternate in each repetition; prefix caching is off. In
+each repetition the machine's own limits are measured too: its memory bandwidth, and its products without loads.
 """
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from rich.progress import Progress
@@ -27,7 +31,8 @@ from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 
 REPETITIONS = 5
-LIMITS = Limits(token_budget=2048, max_sequences=64)
+TOKEN_BUDGET = 2048
+LIMITS = Limits(token_budget=TOKEN_BUDGET, max_sequences=64)
 RAGGED = (16, 24, 40, 64, 90, 128, 180, 256, 360, 500, 640, 800, 1000, 1300, 1600, 2000)
 # Tokens of each prompt and of each output, by workload.
 WORKLOADS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -36,23 +41,40 @@ WORKLOADS: dict[str, tuple[tuple[int, ...], int]] = {
     "b32": ((128,) * 32, 64),
     "b32_short": ((16,) * 32, 128),
     "ragged": (RAGGED, 64),
+    "first_token_128": ((128,), 1),
+    "first_token_1024": ((1024,), 1),
+    "first_token_4096": ((4096,), 1),
 }
+# Compared with torch's operators in float32 too, which CPUs without kernels use.
+PLAIN = "b8"
+PEER_GOAL, CEILING_GOAL = 1.2, 0.85
 READ_MIB = 512
 READS = 5
+ROUNDS = 1 << 19  # of products, some milliseconds
 
 Work = list[dict[str, object]]
+
+
+class MachineLimits(NamedTuple):
+    """Limits of the machine: bytes read and operations of bfloat16 products a second."""
+
+    bandwidth: float
+    operations: float
 
 
 def main() -> None:
     """Measure everything, and publish it."""
     folder = resolve("demo", default_cache(), lambda *_: None)
-    kernels_folder = default_cache().parent / "kernels"
-    parts = assemble(EngineSettings(model=str(folder), device_blocks=1024, kernels_folder=str(kernels_folder)))
+    kernels_folder = str(default_cache().parent / "kernels")
+    settings = EngineSettings(model=str(folder), device_blocks=1024, kernels_folder=kernels_folder)
+    parts = assemble(settings)
+    plain = assemble(replace(settings, dtype="float32", attention_backend="torch"))
     works = {name: _work(parts.loaded.vocabulary_size, *lengths) for name, lengths in WORKLOADS.items()}
-    bandwidth = _bandwidth(load_kernels(str(kernels_folder)))
+    limits_of = _limits(load_kernels(kernels_folder))
+    matrices = _matrices(folder)
     seconds: dict[str, dict[str, list[float]]] = {}
     steps: list[float] = []
-    read: list[float] = []
+    limits: list[MachineLimits] = []
     with (
         Peer(PEERS / "openvino_tokens.py", "QUIRE_OPENVINO_PYTHON", works) as openvino,
         Peer(PEERS / "vllm_tokens.py", "QUIRE_VLLM_PYTHON", works) as vllm,
@@ -60,38 +82,65 @@ def main() -> None:
     ):
         task = progress.add_task("cpu", total=(REPETITIONS + 1) * len(works))
         for repetition in range(REPETITIONS + 1):  # the first warms up
+            limits.append(limits_of())
             for name, work in works.items():
                 figures = {"quire": _seconds(parts, work, steps if name == "b1" else [])}
+                if name == PLAIN:
+                    figures["torch"] = _seconds(plain, work, [])
                 for peer in (openvino, vllm):
                     if found := peer.measure(name):
                         figures[peer.label] = found["seconds"]
+                figures["ceiling"] = _least_seconds(*WORKLOADS[name], matrices, limits[-1])
                 if repetition:
                     for label, spent in figures.items():
                         seconds.setdefault(name, {}).setdefault(label, []).append(spent)
                 progress.advance(task)
-            read.append(bandwidth())
         names = {"openvino": openvino.name, "vllm": vllm.name}
     rows = [one for name in works for one in _rows(name, seconds[name], names)]
-    floor = _bytes_of_a_step(folder) / median(read)
+    bandwidth = median(one.bandwidth for one in limits)
     rows += [
-        row("cpu", "read_bandwidth", round(median(read) / 1e9, 2), "GB/s"),
-        row("cpu", "b1_of_the_bandwidth_roofline", round(floor / median(steps), 3), "ratio", "memory"),
+        row("cpu", f"{PLAIN}_over_torch", _ratio(seconds[PLAIN]["torch"], seconds[PLAIN]["quire"]), "ratio", "torch"),
+        row("cpu", "read_bandwidth", round(bandwidth / 1e9, 2), "GB/s"),
+        row("cpu", "operations", round(median(one.operations for one in limits) / 1e9, 1), "GFLOP/s"),
+        row(
+            "cpu",
+            "b1_of_the_bandwidth_roofline",
+            round(matrices.all_bytes / bandwidth / median(steps), 3),
+            "ratio",
+            "memory",
+        ),
     ]
-    publish("cpu", rows, REPETITIONS, seconds=seconds, peers=names, step_seconds_b1=steps, read_bytes_per_second=read)
+    publish("cpu", rows, REPETITIONS, seconds=seconds, peers=names, step_seconds_b1=steps, limits=limits)
 
 
 def _rows(name: str, seconds: dict[str, list[float]], peers: dict[str, str | None]) -> list[Row]:
-    lengths, tokens = WORKLOADS[name]
-    rows = []
-    for label in ("quire", *peers):
-        rate = len(lengths) * tokens / median(seconds[label]) if label in seconds else None
-        who = None if label == "quire" else peers[label] or f"{label} did not run"
-        rows.append(row("cpu", f"{name}_{label}_tokens_per_second", rate and round(rate, 1), "1/s", who))
+    rows = [_figure(name, label, seconds.get(label), peers) for label in ("quire", *peers)]
     theirs = [min(times) for times in zip(*(seconds[label] for label in peers if label in seconds), strict=True)]
-    ratio = median(their / ours for their, ours in zip(theirs, seconds["quire"], strict=True)) if theirs else None
     better = "the better peer" if all(peers.values()) else "not all peers ran"
-    rows.append(row("cpu", f"{name}_over_the_better_peer", ratio and round(ratio, 3), "ratio", better))
-    return rows
+    over_peer = _ratio(theirs, seconds["quire"])
+    of_ceiling = _ratio(seconds["ceiling"], seconds["quire"])
+    goal = None if over_peer is None or of_ceiling is None else max(over_peer / PEER_GOAL, of_ceiling / CEILING_GOAL)
+    return [
+        *rows,
+        row("cpu", f"{name}_over_the_better_peer", over_peer, "ratio", better),
+        row("cpu", f"{name}_of_the_ceiling", of_ceiling, "ratio", "memory and products of the machine"),
+        row("cpu", f"{name}_of_its_goal", goal and round(goal, 3), "ratio", better),
+    ]
+
+
+def _figure(name: str, label: str, seconds: list[float] | None, peers: dict[str, str | None]) -> Row:
+    """Return the tokens per second of a program, or its time to the first token."""
+    lengths, tokens = WORKLOADS[name]
+    who = None if label == "quire" else peers[label] or f"{label} did not run"
+    if name.startswith("first_token"):
+        return row("cpu", f"{name}_{label}_ms", round(median(seconds) * 1e3, 1) if seconds else None, "ms", who)
+    rate = len(lengths) * tokens / median(seconds) if seconds else None
+    return row("cpu", f"{name}_{label}_tokens_per_second", rate and round(rate, 1), "1/s", who)
+
+
+def _ratio(theirs: list[float], ours: list[float]) -> float | None:
+    """Return our speed over theirs: the median over repetitions."""
+    return round(median(their / our for their, our in zip(theirs, ours, strict=True)), 3) if theirs else None
 
 
 def _work(vocabulary: int, lengths: tuple[int, ...], tokens: int) -> Work:
@@ -117,35 +166,69 @@ def _seconds(parts: EngineParts, work: Work, steps: list[float]) -> float:
     return perf_counter() - begun
 
 
-def _bandwidth(kernels: Kernels) -> Callable[[], float]:
-    """Return a measurement of the memory's bandwidth, with as many threads as the engine has.
+def _limits(kernels: Kernels) -> Callable[[], MachineLimits]:
+    """Return a measurement of the machine's limits, with as many threads as the engine has.
 
-    The memory has pages like those of weights and cache. The fastest of several reads counts.
+    The memory has pages like those of weights and cache. The fastest of several measurements counts.
     """
     memory = kernels.zeros((READ_MIB << 20,), torch.uint8).fill_(1)
     threads = torch.get_num_threads()
 
-    def once() -> float:
+    def rate(amount: Callable[[], int]) -> float:
         begun = perf_counter()
-        kernels.read(memory, threads)
-        return memory.nbytes / (perf_counter() - begun)
+        return amount() / (perf_counter() - begun)
 
-    def measure() -> float:
-        return max(once() for _ in range(READS))
+    def read() -> int:
+        kernels.read(memory, threads)
+        return memory.nbytes
+
+    def measure() -> MachineLimits:
+        operations = max(rate(lambda: kernels.multiply(ROUNDS, threads)) for _ in range(READS))
+        return MachineLimits(max(rate(read) for _ in range(READS)), operations)
 
     return measure
 
 
-def _bytes_of_a_step(folder: Path) -> int:
-    """Return the bytes of the matrices that a step reads, in bfloat16; the embedding table is also the head."""
+class _Matrices(NamedTuple):
+    """Bytes of the matrices of the layers, and of the head, in bfloat16."""
+
+    layers: int
+    head: int
+
+    @property
+    def all_bytes(self) -> int:
+        return self.layers + self.head
+
+
+def _matrices(folder: Path) -> _Matrices:
+    """Return the sizes of the matrices that a step reads; the embedding table is also the head."""
     from safetensors import safe_open
 
-    total = 0
+    layers = head = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
-            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 - not a dict
-        total += sum(2 * rows[0] * rows[1] for rows in shapes if len(rows) == 2)
-    return total
+            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - not a dict
+        for name, shape in shapes.items():
+            if len(shape) == 2:
+                size = 2 * shape[0] * shape[1]
+                layers, head = (layers, head + size) if "layers" not in name else (layers + size, head)
+    return _Matrices(layers, head)
+
+
+def _least_seconds(lengths: tuple[int, ...], tokens: int, matrices: _Matrices, limits: MachineLimits) -> float:
+    """Return the time in which the machine can read and multiply the matrices of a workload, without attention.
+
+    A step takes at least the longer of both times. Each element of a matrix is a multiplication and an addition for
+    each row, that is one operation for each of its bytes.
+    """
+    prompts, rows = sum(lengths), len(lengths)
+    count = ceil(prompts / TOKEN_BUDGET)
+    prefill = max(
+        (count * matrices.layers + matrices.head) / limits.bandwidth,
+        (prompts * matrices.layers + rows * matrices.head) / limits.operations,
+    )
+    decode = max(matrices.all_bytes / limits.bandwidth, rows * matrices.all_bytes / limits.operations)
+    return prefill + (tokens - 1) * decode
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ def main():
     model = vllm.LLM(
         os.environ["VLLM_MODEL"],
         dtype="bfloat16",
-        max_model_len=4096,
+        max_model_len=8192,
         enable_prefix_caching=False,
-        max_num_batched_tokens=4096,
+        max_num_batched_tokens=2048,
     )
     print(f"vLLM {vllm.__version__}", flush=True)
     for line in sys.stdin:

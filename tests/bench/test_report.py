@@ -23,7 +23,7 @@ from bench.report import results
 
 results.RESULTS = Path(sys.argv[1])
 assert list(results.track([1, 2], "counting")) == [1, 2]
-results.publish("cpu", [results.row("cpu", "b1_over_the_better_peer", 1.5, "ratio", "a peer")], 3, seconds=[0.5])
+results.publish("cpu", [results.row("cpu", "b1_of_its_goal", 1.5, "ratio", "a peer")], 3, seconds=[0.5])
 """
 
 
@@ -79,6 +79,6 @@ def test_a_machine_without_extras_prints_a_plain_table_and_no_picture(tmp_path: 
     lines = run.stdout.splitlines()
     assert lines[0] == "cpu"
     assert lines[1].split() == ["metric", "value", "unit", "peer", "target", "met"]
-    assert lines[2].split("  ")[0] == "b1_over_the_better_peer"
+    assert lines[2].split("  ")[0] == "b1_of_its_goal"
     assert len(lines) == 3
     assert json.loads((tmp_path / device_of("cpu") / "cpu.json").read_text())["seconds"] == [0.5]
