@@ -1,7 +1,8 @@
-"""The CPU's decode attention kernel, compared with memory bandwidth and with torch on contiguous and gathered memory.
+"""The CPU's attention kernels, compared with memory bandwidth and with torch on contiguous and gathered memory.
 
-32 sequences of 1,024 tokens with the heads of the demo model, in bfloat16. Each measurement covers all layers, so that
-no CPU cache holds data of the next one; all kernels alternate.
+Decoding: 32 sequences of 1,024 tokens with the heads of the demo model, in bfloat16. Each measurement covers all
+layers, so that no CPU cache holds data of the next one. Prompts: the last 2,048 tokens of prompts of 8,192 to 100,000
+tokens, one layer. All kernels alternate.
 """
 
 import random
@@ -13,6 +14,7 @@ import torch
 from rich.progress import track
 
 from bench.report.results import publish, row
+from blocks import blocks_for
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Scoring
 from engine.attention.cache import CacheGeometry
@@ -26,6 +28,9 @@ from services.models.model_store import default_cache
 REPETITIONS = 12
 SEQUENCES, CONTEXT, BLOCK_SIZE, GROUP = 32, 1024, 16, 3
 GEOMETRY = CacheGeometry(layers=30, kv_heads=3, head_size=64)
+PROMPTS = (8_192, 32_768, 100_000)
+CHUNK = 2_048
+PROMPT_REPETITIONS = 5
 BLOCKS = SEQUENCES * CONTEXT // BLOCK_SIZE
 SCORING = Scoring(GEOMETRY.head_size**-0.5)
 DTYPE = torch.bfloat16
@@ -55,7 +60,12 @@ def main() -> None:
         row("kernels", "decode_over_contiguous_sdpa", _ratio(seconds, "contiguous", "paged"), "ratio", "torch"),
         row("kernels", "random_over_identity_table", _ratio(seconds, "identity", "paged"), "ratio", "identity table"),
     ]
-    publish("kernels", rows, REPETITIONS, seconds=seconds, kv_bytes=kv_bytes, layers=GEOMETRY.layers)
+    prompts = _prompts(kernels)
+    rows += [
+        row("kernels", f"prompt_{name}_over_contiguous_sdpa", _ratio(times, "contiguous", "paged"), "ratio", "torch")
+        for name, times in prompts.items()
+    ]
+    publish("kernels", rows, REPETITIONS, prompts=prompts, seconds=seconds, kv_bytes=kv_bytes, layers=GEOMETRY.layers)
 
 
 def _ratio(seconds: dict[str, list[float]], peer: str, ours: str) -> float:
@@ -85,6 +95,41 @@ def _ways(kernels: Kernels, query: torch.Tensor) -> dict[str, Callable[[], objec
         "identity": lambda: [native.attend(layer, query, identity, SCORING) for layer in layers],
         "gathered": lambda: [gathering.attend(layer, query, scattered, SCORING) for layer in layers],
         "contiguous": lambda: [attention(packed, key, value, scale=SCORING.scaling) for key, value in contiguous],
+    }
+
+
+def _prompts(kernels: Kernels) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds of attention to the ends of prompts, by length and type."""
+    found: dict[str, dict[str, list[float]]] = {}
+    cases = [(length, dtype) for length in PROMPTS for dtype in (torch.bfloat16, torch.float32)]
+    with torch.inference_mode():
+        for length, dtype in track(cases, "prompts"):
+            times = found.setdefault(f"{length}_{str(dtype).removeprefix('torch.')}", {"paged": [], "contiguous": []})
+            ways = _prompt_ways(kernels, length, dtype)
+            for repetition in range(PROMPT_REPETITIONS + 1):  # the first warms up
+                for name, way in ways.items():
+                    begun = perf_counter()
+                    way()
+                    if repetition:
+                        times[name].append(perf_counter() - begun)
+    return found
+
+
+def _prompt_ways(kernels: Kernels, length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Return the attention of the last tokens of a prompt, over blocks and over contiguous memory."""
+    geometry, heads, size = CacheGeometry(1, GEOMETRY.kv_heads, GEOMETRY.head_size), GEOMETRY.kv_heads * GROUP, 64
+    blocks = blocks_for(length, BLOCK_SIZE)
+    backend = CpuBackend(kernels, geometry, BLOCK_SIZE, blocks, dtype, threads=torch.get_num_threads())
+    backend.cache.normal_()
+    table = tuple(random.Random(1).sample(range(1, blocks + 1), blocks))
+    batch = PagedBatch.of([Work(1, (0,) * CHUNK, length - CHUNK, table, True, Sampling())], BLOCK_SIZE, CPU)
+    query = torch.randn(CHUNK, heads, size, dtype=dtype)
+    rows = query.transpose(0, 1)[None].contiguous()
+    # Each query head has its own contiguous K and V. Without a mask, half of the last tokens are as many pairs.
+    key, value = torch.randn(2, 1, heads, length - CHUNK // 2, size, dtype=dtype)
+    return {
+        "paged": lambda: backend.attend(0, query, batch, SCORING),
+        "contiguous": lambda: torch.nn.functional.scaled_dot_product_attention(rows, key, value, scale=SCORING.scaling),
     }
 
 
