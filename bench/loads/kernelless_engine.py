@@ -1,0 +1,50 @@
+"""A real engine whose kernels only wait: everything outside the kernels is executed.
+
+`python kernelless_engine.py STEP_SECONDS ARGUMENTS...` runs `quire engine ARGUMENTS...` of the code on the path. A step
+waits STEP_SECONDS, and its logits prefer the same token in all rows; sampling is real.
+"""
+
+import os
+
+# As in the engine's process, and before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import sys
+import time
+from functools import cache
+from typing import Any
+
+TOKEN_ID = 100
+
+
+def main(step_seconds: float, arguments: list[str]) -> None:
+    """Replace the kernels' step once the model is loaded and verified, and run the command."""
+    from engine.native.kernels import Kernels, NativeModel
+    from services.cli.main import cli
+    from services.engine.startup import assembly
+
+    assemble = assembly.assemble
+
+    def without_kernels(settings: Any) -> Any:
+        parts = assemble(settings)
+        Kernels.step = wait  # type: ignore[assignment, method-assign]
+        return parts
+
+    @cache
+    def logits(rows: int, vocabulary: int) -> Any:
+        import torch
+
+        made = torch.zeros(rows, vocabulary)
+        made[:, TOKEN_ID] = 1.0
+        return made
+
+    def wait(_: Any, model: NativeModel, __: Any, ___: Any, tokens: Any, ____: int) -> Any:
+        time.sleep(step_seconds)
+        return logits(len(tokens[2]), model.vocabulary)
+
+    assembly.assemble = without_kernels
+    cli(["engine", *arguments], auto_envvar_prefix="QUIRE")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,151 @@
+"""CPU microseconds of each process for each token, outside the kernels.
+
+A gateway, an engine and a KV manager as processes; the engine's kernels only wait. One stream, and 32 at once, of 128
+tokens in, greedy; new prompts in each repetition. With QUIRE_EARLIER_CHECKOUT, the folder of an earlier commit, its
+services take turns with these.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from json import dumps
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from bench.loads.peer import Worker
+from bench.report.results import Row, publish, row, track
+from bench.report.targets import ROOT
+from services.models.model_store import default_cache, resolve
+from tests.running_quire import ANY_METRICS_PORT, Output
+
+REPETITIONS = 5
+NEW_TOKENS = {1: 256, 32: 128}  # by the number of streams
+PROMPT_TOKENS = 128
+STEP_SECONDS = 0.02
+VOCABULARY = 49_000
+ENGINE = ROOT / "bench" / "loads" / "kernelless_engine.py"
+_STOP_SECONDS = 30
+
+Used = dict[str, float]  # CPU seconds by role
+
+
+class Services:
+    """The services of one checkout, and a client."""
+
+    def __init__(self, checkout: Path, folder: Path, stack: ExitStack) -> None:
+        self._checkout, self._stack = checkout, stack
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        quire = [sys.executable, "-m", "services.cli.main"]
+        model = str(resolve("demo", default_cache(), lambda *_: None))
+        kernels = ("--kernels-folder", str(default_cache().parent / "kernels"))
+        sockets = {role: f"unix:{folder}/{role}.sock" for role in ("kvmanager", "engine", "gateway")}
+        listens = {role: ("--listen", socket) for role, socket in sockets.items()}
+        self._start("kvmanager", [*quire, "kvmanager", *listens["kvmanager"], "--map-listen", ""])
+        engine = [sys.executable, str(ENGINE), str(STEP_SECONDS), "--model", model, "--device-blocks", "1024", *kernels]
+        self._start("engine", [*engine, *listens["engine"], "--kvmanager", sockets["kvmanager"]])
+        gateway = [*quire, "gateway", *listens["gateway"], "--http-listen", "", "--engines", sockets["engine"]]
+        self._start("gateway", gateway).wait_for("gateway is ready")
+        command = [sys.executable, "-m", "bench.loads.stream_client", sockets["gateway"]]
+        self._client = stack.enter_context(Worker("client", command))
+
+    def measure(self, line: str) -> Used:
+        """Run one repetition; return the CPU seconds of each process."""
+        before = self._used()
+        client = self._client.measure(line)["cpu_seconds"]
+        return {role: seconds - before[role] for role, seconds in self._used().items()} | {"client": client}
+
+    def _start(self, role: str, command: list[str]) -> Output:
+        path = os.pathsep.join(str(self._checkout / folder) for folder in ("", "protos"))
+        process = subprocess.Popen(
+            command,
+            cwd=self._checkout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **ANY_METRICS_PORT, "PYTHONPATH": path},
+        )
+        self._stack.callback(_stop, process)
+        self._processes[role] = process
+        output = Output(process)
+        output.wait_for("listens on")
+        return output
+
+    def _used(self) -> Used:
+        return {role: _cpu_seconds(process.pid) for role, process in self._processes.items()}
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    process.wait(_STOP_SECONDS)
+
+
+def _cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def main() -> None:
+    """Measure both checkouts, or this one, and publish."""
+    earlier = os.environ.get("QUIRE_EARLIER_CHECKOUT")
+    checkouts = {"quire": ROOT} | ({"earlier": Path(earlier)} if earlier else {})
+    runs: dict[str, dict[int, list[Used]]] = {name: {streams: [] for streams in NEW_TOKENS} for name in checkouts}
+    with _services(checkouts) as services:
+        for number in track(range(REPETITIONS + 1), "overhead"):
+            for streams in NEW_TOKENS:
+                for name, one in services.items():
+                    used = one.measure(_work(number, streams))
+                    if number:  # the first warms up
+                        runs[name][streams].append(used)
+    publish("overhead", _rows(runs, earlier and _commit(Path(earlier))), REPETITIONS, runs=runs)
+
+
+@contextmanager
+def _services(checkouts: dict[str, Path]) -> Iterator[dict[str, Services]]:
+    with ExitStack() as stack:
+        folders = {name: Path(stack.enter_context(tempfile.TemporaryDirectory())) for name in checkouts}
+        yield {name: Services(checkout, folders[name], stack) for name, checkout in checkouts.items()}
+
+
+def _work(number: int, streams: int) -> str:
+    draw = random.Random(1000 * number + streams)
+    prompts = [[draw.randrange(10, VOCABULARY) for _ in range(PROMPT_TOKENS)] for _ in range(streams)]
+    return dumps([{"prompt": prompt, "tokens": NEW_TOKENS[streams]} for prompt in prompts])
+
+
+def _commit(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _rows(runs: dict[str, dict[int, list[Used]]], earlier: str | None) -> list[Row]:
+    rows = []
+    for streams in NEW_TOKENS:
+        ours = runs["quire"][streams]
+        for role in ours[0]:
+            used = median(one[role] for one in ours)
+            rows.append(row("overhead", f"{role}_us_per_token_{streams}", _micros(used, streams), "us"))
+        all_ours = [_outside_client(one) for one in ours]
+        rows.append(row("overhead", f"us_per_token_{streams}", _micros(median(all_ours), streams), "us"))
+        theirs = [_outside_client(one) for one in runs.get("earlier", {}).get(streams, [])]
+        ratio = round(median(own / other for own, other in zip(all_ours, theirs, strict=True)), 3) if theirs else None
+        peer = earlier or "QUIRE_EARLIER_CHECKOUT is not set"
+        rows.append(row("overhead", f"over_earlier_{streams}", ratio, "ratio", peer))
+    return rows
+
+
+def _outside_client(used: Used) -> float:
+    return sum(seconds for role, seconds in used.items() if role != "client")
+
+
+def _micros(seconds: float, streams: int) -> float:
+    return round(seconds * 1e6 / (streams * NEW_TOKENS[streams]), 1)
+
+
+if __name__ == "__main__":
+    main()
