@@ -104,7 +104,7 @@ inline void add_values_with_tiles(const bf16* weights, int rows, int size, const
 }
 #endif
 
-// Scores of a chunk's slots: `scores` is [rows rounded up to 16][kChunk].
+// Scores of a chunk's slots: `scores` is [rows rounded up to 16][kChunk]. Meanwhile its V is prefetched.
 template <typename E>
 void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chunk, float* scores) {
 #ifdef QUIRE_AMX
@@ -113,15 +113,18 @@ void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chu
   }
 #endif
   const Left<LeftOf<E>> left{query, static_cast<size_t>(size)};
-  for (int slot = 0; slot < chunk.slots; slot += kPanelColumns) {
-    const KeyColumns<E> right{chunk.keys + slot / kSlots};
-    any_panels<E>(left, right, rows, std::min(kPanelColumns, chunk.slots - slot), size, scores + slot, kChunk, false);
+  const int at_once = columns_at_once(rows);
+  for (int slot = 0; slot < chunk.slots; slot += at_once) {
+    const KeyColumns<E> right{chunk.keys + slot / kSlots, rows > kPanelRows ? nullptr : chunk.values + slot / kSlots};
+    const int columns = std::min(at_once, chunk.slots - slot);
+    any_panels<E>(left, right, rows, columns, size, scores + slot, kChunk, false);
   }
 }
 
 // Adds a chunk's weighted values: `sums` is [rows rounded up to 16][size].
 template <typename E>
-void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& chunk, Scratch& s, float* sums) {
+void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& chunk, const Chunk<E>& next, Scratch& s,
+                float* sums) {
 #ifdef QUIRE_AMX
   if constexpr (std::is_same_v<E, bf16>) {
     if (use_amx) return add_values_with_tiles(weights, rows, size, chunk, s, sums);
@@ -129,11 +132,11 @@ void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& ch
 #endif
   (void)s;
   const Left<LeftOf<E>> left{weights, kChunk};
-  for (int d = 0; d < size; d += kPanelColumns) {
-    const E* groups[kChunk / kSlots];
-    for (int group = 0; group < chunk.slots / kSlots; ++group) groups[group] = chunk.values[group] + d * kInputs<E>;
-    const ValueColumns<E> right{groups, static_cast<size_t>(size)};
-    any_panels<E>(left, right, rows, std::min(kPanelColumns, size - d), chunk.slots, sums + d, size, true);
+  const int at_once = columns_at_once(rows);
+  for (int d = 0; d < size; d += at_once) {
+    const ValueColumns<E> right{chunk.values, rows > kPanelRows || next.slots < chunk.slots ? nullptr : next.keys, d,
+                                static_cast<size_t>(size)};
+    any_panels<E>(left, right, rows, std::min(at_once, size - d), chunk.slots, sums + d, size, true);
   }
 }
 
@@ -223,25 +226,24 @@ const E* keys_of(const Attention& attention, int sequence, int head, int slot) {
 
 // Finds the K and V of one head of a piece, of kChunk slots from `first` on or fewer.
 template <typename E>
-Chunk<E> find(const Attention& attention, const Piece& piece, int head, int first, Scratch& s) {
+Chunk<E> find(const Attention& attention, const Piece& piece, int head, int first) {
   const Cache& cache = attention.cache;
   Chunk<E> chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}};
   for (int slot = 0; slot < chunk.slots; slot += kSlots) {
     const E* keys = keys_of<E>(attention, piece.sequence, head, first + slot);
     chunk.keys[slot / kSlots] = keys;
-    chunk.values[slot / kSlots] = without_stale(keys + cache.value_offset, cache.head_size, piece.to - first - slot,
-                                                reinterpret_cast<E*>(s.last_values));
+    chunk.values[slot / kSlots] = keys + cache.value_offset;
   }
   return chunk;
 }
 
 // One head of a piece and its slots from `first` on: its rows' sums come from row `begin` on.
 template <typename E>
-void attend_chunk(const Attention& attention, const Piece& piece, int head, int begin, int rows, int group, int position,
-                  int first, Scratch& s) {
+void attend_chunk(const Attention& attention, const Piece& piece, int begin, int rows, int group, int position,
+                  Chunk<E> chunk, const Chunk<E>& next, Scratch& s) {
   const Scores& how = attention.how;
   const int size = attention.cache.head_size;
-  const Chunk<E> chunk = find<E>(attention, piece, head, first, s);
+  const int first = chunk.first;
   auto* weights = reinterpret_cast<LeftOf<E>*>(s.weights);
   score_slots<E>(reinterpret_cast<const LeftOf<E>*>(s.query) + begin * size, rows, size, chunk, s.scores);
   if (how.softcap != 0.0f) cap(s.scores, rows, chunk.slots, how);
@@ -250,17 +252,24 @@ void attend_chunk(const Attention& attention, const Piece& piece, int head, int 
     hide(s.scores, rows, group, first, chunk.slots, piece, position, how.window);
   }
   weigh(s, weights, begin, rows, size, chunk.slots, how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE);
-  add_values<E>(weights, rows, size, chunk, s, s.sums + begin * size);
+  const E*& values = chunk.values[chunk.slots / kSlots - 1];
+  values = without_stale(values, size, piece.to - first - chunk.slots + kSlots, reinterpret_cast<E*>(s.last_values));
+  add_values<E>(weights, rows, size, chunk, next, s, s.sums + begin * size);
 }
 
 // Attends with the rows of a piece. There is no software prefetch: long runs keep all load buffers busy, and prefetches
 // only competed with them.
 template <typename E>
 void attend_packed(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
-  for (int first = piece.from / kSlots * kSlots; first < piece.to; first += kChunk) {
-    for (int head = 0; head < piece.heads; ++head) {
-      attend_chunk<E>(attention, piece, piece.head + head, head * 16, rows, group, position, first, s);
-    }
+  const int begin = piece.from / kSlots * kSlots, count = (piece.to - begin + kChunk - 1) / kChunk * piece.heads;
+  const auto find_at = [&](int number) {
+    return find<E>(attention, piece, piece.head + number % piece.heads, begin + number / piece.heads * kChunk);
+  };
+  Chunk<E> chunk = find_at(0);
+  for (int number = 0; number < count; ++number) {
+    const Chunk<E> next = number + 1 < count ? find_at(number + 1) : Chunk<E>{};
+    attend_chunk<E>(attention, piece, number % piece.heads * 16, rows, group, position, chunk, next, s);
+    chunk = next;
   }
 }
 

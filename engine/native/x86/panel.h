@@ -20,7 +20,12 @@ constexpr int kColumns = 16;
 constexpr int kVectors = kColumns / kLanes;
 // Sums of a panel: 24 of 32 registers with AVX512, 12 of 16 with AVX2. The others hold a step's columns and a row's input.
 constexpr int kPanelRows = 6;
-constexpr int kPanelColumns = kLanes == 16 ? 64 : 16;
+constexpr int kPanelColumns = 64;  // at most
+// Columns of a panel, such that few rows have enough independent sums and many rows have enough registers.
+inline int columns_at_once(int rows) {
+  if constexpr (kLanes == 16) return kPanelColumns;
+  return rows == 1 ? 64 : rows <= 3 ? 32 : 16;
+}
 
 #ifdef QUIRE_BF16
 using operand = bf16;  // left operand of a product with bfloat16 numbers
@@ -53,21 +58,38 @@ struct PackedColumns {
   const E* at(int block, int k) const { return data + block * block_stride + static_cast<size_t>(k) * kColumns; }
 };
 
-// K of groups of 16 slots, which are the columns; the inputs are a head's elements.
+// Prefetches a share of a group of 16 slots: 16 elements of each, number `share` of them.
+template <typename E>
+inline void prefetch(const E* group, int share) {
+  const char* from = reinterpret_cast<const char*>(group + share * 256);
+  for (size_t line = 0; line < 256 * sizeof(E); line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
+}
+
+// K of groups of 16 slots, which are the columns; the inputs are a head's elements. Groups of `ahead`, unless it is null,
+// are prefetched meanwhile.
 template <typename E>
 struct KeyColumns {
   const E* const* groups;
+  const E* const* ahead;
   static constexpr size_t step() { return kInputs<E> * kColumns; }
-  const E* at(int block, int k) const { return groups[block] + static_cast<size_t>(k) * kColumns; }
+  const E* at(int block, int k) const {
+    if (ahead) prefetch(ahead[block], k / kColumns);
+    return groups[block] + static_cast<size_t>(k) * kColumns;
+  }
 };
 
-// V of groups of 16 slots, which are the inputs; the columns are a head's elements.
+// V of groups of 16 slots, which are the inputs; the columns are a head's elements from `first` on. The same for `ahead`.
 template <typename E>
 struct ValueColumns {
   const E* const* groups;
+  const E* const* ahead;
+  int first;
   size_t size;
   size_t step() const { return kInputs<E> * size; }
-  const E* at(int block, int k) const { return groups[k / kColumns] + block * kInputs<E> * kColumns; }
+  const E* at(int block, int k) const {
+    if (ahead) prefetch(ahead[k / kColumns], first / kColumns + block);
+    return groups[k / kColumns] + (first + block * kColumns) * kInputs<E>;
+  }
 };
 
 #ifdef QUIRE_BF16
@@ -105,11 +127,20 @@ template <typename E, int rows, int blocks, typename Right>
 #endif
     if constexpr (std::is_same_v<LeftOf<E>, float>) {
       for (int part = 0; part < kInputs<E>; ++part) {
-        Vector right[blocks * kVectors];
-        for (int i = 0; i < blocks * kVectors; ++i) right[i] = columns_of(columns[i / kVectors], part, i % kVectors);
-        for (int row = 0; row < rows; ++row) {
-          const Vector left = filled(a[row * stride + input + part]);
-          for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = times_plus(left, right[i], sums[row][i]);
+        if constexpr (blocks * kVectors > rows) {
+          Vector left[rows];
+          for (int row = 0; row < rows; ++row) left[row] = filled(a[row * stride + input + part]);
+          for (int i = 0; i < blocks * kVectors; ++i) {
+            const Vector right = columns_of(columns[i / kVectors], part, i % kVectors);
+            for (int row = 0; row < rows; ++row) sums[row][i] = times_plus(left[row], right, sums[row][i]);
+          }
+        } else {
+          Vector right[blocks * kVectors];
+          for (int i = 0; i < blocks * kVectors; ++i) right[i] = columns_of(columns[i / kVectors], part, i % kVectors);
+          for (int row = 0; row < rows; ++row) {
+            const Vector left = filled(a[row * stride + input + part]);
+            for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = times_plus(left, right[i], sums[row][i]);
+          }
         }
       }
     }
@@ -153,19 +184,16 @@ void panels(Left<LeftOf<E>> a, const Right& b, int rows, int inputs, float* to, 
   }
 }
 
-// The same for 16 to kPanelColumns columns, a multiple of 16.
+// The same for 16 to columns_at_once(rows) columns, a multiple of 16.
 template <typename E, typename Right>
 void any_panels(const Left<LeftOf<E>>& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride,
                 bool add) {
-  if constexpr (kPanelColumns > kColumns) {
-    switch (columns / kColumns) {
-      case 1: return panels<E, 1>(a, b, rows, inputs, to, stride, add);
-      case 2: return panels<E, 2>(a, b, rows, inputs, to, stride, add);
-      case 3: return panels<E, 3>(a, b, rows, inputs, to, stride, add);
-      default: return panels<E, 4>(a, b, rows, inputs, to, stride, add);
-    }
+  switch (columns / kColumns) {
+    case 1: return panels<E, 1>(a, b, rows, inputs, to, stride, add);
+    case 2: return panels<E, 2>(a, b, rows, inputs, to, stride, add);
+    case 3: return panels<E, 3>(a, b, rows, inputs, to, stride, add);
+    default: return panels<E, 4>(a, b, rows, inputs, to, stride, add);
   }
-  panels<E, 1>(a, b, rows, inputs, to, stride, add);
 }
 
 }  // namespace quire

@@ -244,7 +244,7 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
     return;
   }
 #endif
-  constexpr int kTall = 16, kWide = std::max(kPiece, kPanelColumns);
+  constexpr int kTall = 16, kWide = kPanelColumns;
   alignas(64) float sums[kTall * kWide];
   const size_t apart = static_cast<size_t>(w.inputs) * kColumns;
   for (int column = range.column; column < range.column + range.columns; column += kWide) {
@@ -252,9 +252,10 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
     for (int row = range.row; row < range.row + range.rows; row += kTall) {
       const int rows = std::min(kTall, range.row + range.rows - row);
       const Left<operand> left{a.at(row, 0), 32, 480};
-      for (int from = 0; from < columns; from += kPanelColumns) {
+      const int at_once = columns_at_once(rows);
+      for (int from = 0; from < columns; from += at_once) {
         const PackedColumns<bf16> right{w.weights + static_cast<size_t>(column + from) * w.inputs, apart};
-        any_panels<bf16>(left, right, rows, std::min(kPanelColumns, columns - from), a.inputs, sums + from, kWide, false);
+        any_panels<bf16>(left, right, rows, std::min(at_once, columns - from), a.inputs, sums + from, kWide, false);
       }
       for (int i = 0; i < rows; ++i) {
         for (int from = 0; from < columns; from += kPiece) {
