@@ -115,7 +115,7 @@ void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chu
   const Left<LeftOf<E>> left{query, static_cast<size_t>(size)};
   const int at_once = columns_at_once(rows);
   for (int slot = 0; slot < chunk.slots; slot += at_once) {
-    const KeyColumns<E> right{chunk.keys + slot / kSlots, rows > kPanelRows ? nullptr : chunk.values + slot / kSlots};
+    const KeyColumns<E> right{chunk.keys + slot / kSlots, chunk.values + slot / kSlots};
     const int columns = std::min(at_once, chunk.slots - slot);
     any_panels<E>(left, right, rows, columns, size, scores + slot, kChunk, false);
   }
@@ -134,8 +134,7 @@ void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& ch
   const Left<LeftOf<E>> left{weights, kChunk};
   const int at_once = columns_at_once(rows);
   for (int d = 0; d < size; d += at_once) {
-    const ValueColumns<E> right{chunk.values, rows > kPanelRows || next.slots < chunk.slots ? nullptr : next.keys, d,
-                                static_cast<size_t>(size)};
+    const ValueColumns<E> right{chunk.values, next.slots < chunk.slots ? nullptr : next.keys, d, static_cast<size_t>(size)};
     any_panels<E>(left, right, rows, std::min(at_once, size - d), chunk.slots, sums + d, size, true);
   }
 }

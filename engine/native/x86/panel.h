@@ -48,25 +48,30 @@ struct Left {
   size_t jump = 0;
 };
 
+// Prefetches a share of right operands: 256 elements, number `share` of them.
+template <typename E>
+inline void prefetch(const E* from, int share) {
+  const char* line = reinterpret_cast<const char*>(from + share * 256);
+  for (size_t i = 0; i < 256 * sizeof(E); i += 64) _mm_prefetch(line + i, _MM_HINT_T0);
+}
+
 // Right operands. at(block, k) points to 16 columns, at their inputs from k on, a multiple of 16; `step` is the distance
-// from one step of inputs to the next.
+// from one step of inputs to the next. Unless it is null, `ahead` is prefetched meanwhile in even shares: then loads from
+// memory overlap with products, which the CPU's own prefetching of a few KiB does not achieve.
 template <typename E>
 struct PackedColumns {
   const E* data;
   size_t block_stride;
+  const E* ahead;
   static constexpr size_t step() { return kInputs<E> * kColumns; }
-  const E* at(int block, int k) const { return data + block * block_stride + static_cast<size_t>(k) * kColumns; }
+  const E* at(int block, int k) const {
+    const size_t place = block * block_stride + static_cast<size_t>(k) * kColumns;
+    if (ahead) prefetch(ahead + place, 0);
+    return data + place;
+  }
 };
 
-// Prefetches a share of a group of 16 slots: 16 elements of each, number `share` of them.
-template <typename E>
-inline void prefetch(const E* group, int share) {
-  const char* from = reinterpret_cast<const char*>(group + share * 256);
-  for (size_t line = 0; line < 256 * sizeof(E); line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
-}
-
-// K of groups of 16 slots, which are the columns; the inputs are a head's elements. Groups of `ahead`, unless it is null,
-// are prefetched meanwhile.
+// K of groups of 16 slots, which are the columns; the inputs are a head's elements.
 template <typename E>
 struct KeyColumns {
   const E* const* groups;
@@ -78,7 +83,7 @@ struct KeyColumns {
   }
 };
 
-// V of groups of 16 slots, which are the inputs; the columns are a head's elements from `first` on. The same for `ahead`.
+// V of groups of 16 slots, which are the inputs; the columns are a head's elements from `first` on.
 template <typename E>
 struct ValueColumns {
   const E* const* groups;
@@ -167,7 +172,7 @@ void panel(const Left<LeftOf<E>>& a, const Right& b, int inputs, float* to, size
 
 // The same for any number of rows, in panels of similar heights.
 template <typename E, int blocks, typename Right>
-void panels(Left<LeftOf<E>> a, const Right& b, int rows, int inputs, float* to, size_t stride, bool add) {
+void panels(Left<LeftOf<E>> a, Right b, int rows, int inputs, float* to, size_t stride, bool add) {
   for (int count = (rows + kPanelRows - 1) / kPanelRows; count > 0; --count) {
     const int height = (rows + count - 1) / count;
     switch (height) {
@@ -178,6 +183,7 @@ void panels(Left<LeftOf<E>> a, const Right& b, int rows, int inputs, float* to, 
       case 5: panel<E, 5, blocks>(a, b, inputs, to, stride, add); break;
       default: panel<E, 6, blocks>(a, b, inputs, to, stride, add);
     }
+    b.ahead = nullptr;
     rows -= height;
     a.data += height * a.row_stride;
     to += height * stride;

@@ -247,14 +247,17 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
   constexpr int kTall = 16, kWide = kPanelColumns;
   alignas(64) float sums[kTall * kWide];
   const size_t apart = static_cast<size_t>(w.inputs) * kColumns;
-  for (int column = range.column; column < range.column + range.columns; column += kWide) {
-    const int columns = std::min(kWide, range.column + range.columns - column);
+  const int last_column = range.column + range.columns;
+  for (int column = range.column; column < last_column; column += kWide) {
+    const int columns = std::min(kWide, last_column - column);
     for (int row = range.row; row < range.row + range.rows; row += kTall) {
       const int rows = std::min(kTall, range.row + range.rows - row);
       const Left<operand> left{a.at(row, 0), 32, 480};
       const int at_once = columns_at_once(rows);
       for (int from = 0; from < columns; from += at_once) {
-        const PackedColumns<bf16> right{w.weights + static_cast<size_t>(column + from) * w.inputs, apart};
+        const bf16* weights = w.weights + static_cast<size_t>(column + from) * w.inputs;
+        const bool more = row == range.row && column + kWide < last_column;
+        const PackedColumns<bf16> right{weights, apart, more ? weights + kWide / kColumns * apart : nullptr};
         any_panels<bf16>(left, right, rows, std::min(at_once, columns - from), a.inputs, sums + from, kWide, false);
       }
       for (int i = 0; i < rows; ++i) {
