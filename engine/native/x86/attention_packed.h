@@ -256,8 +256,8 @@ void attend_chunk(const Attention& attention, const Piece& piece, int begin, int
   add_values<E>(weights, rows, size, chunk, next, s, s.sums + begin * size);
 }
 
-// Attends with the rows of a piece. There is no software prefetch: long runs keep all load buffers busy, and prefetches
-// only competed with them.
+// Attends with the rows of a piece. While a chunk's K is multiplied its V is prefetched, and while its V is multiplied the
+// K of the next head or chunk: in even shares, because bursts of prefetches leave the memory idle between them.
 template <typename E>
 void attend_packed(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   const int begin = piece.from / kSlots * kSlots, count = (piece.to - begin + kChunk - 1) / kChunk * piece.heads;

@@ -274,10 +274,10 @@ class Step {
   }
 
   void leave_together(const Layer& layer) {
-    each_range(b_.tokens, stride_, 32, [&](const Range& range) { add(layer.output, attended_, range); });
+    each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.output, attended_, range); });
     team_.each(b_.tokens, [&](int token) { norm(token, layer.mlp_norm, normed_, token); });
-    each_range(b_.tokens, 2 * d_.intermediate, 64, [&](const Range& range) { gate(layer, normed_, gated_, range); });
-    each_range(b_.tokens, stride_, 32, [&](const Range& range) { add(layer.down, gated_, range); });
+    each_range(b_.tokens, 2 * d_.intermediate, 192, [&](const Range& range) { gate(layer, normed_, gated_, range); });
+    each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.down, gated_, range); });
   }
 
   void add(const bf16* weights, const Rows& rows, const Range& range) {
@@ -294,7 +294,7 @@ class Step {
 
   void score() {
     team_.each(b_.rows, [&](int row) { norm(b_.places[row], d_.final_norm, normed_, row); });
-    each_range(b_.rows, padded(d_.vocabulary, 16), 64, [&](const Range& range) {
+    each_range(b_.rows, padded(d_.vocabulary, 16), 256, [&](const Range& range) {
       product({d_.head, padded(d_.vocabulary, 16), normed_.inputs}, normed_, range,
               [&](int row, int column, int columns, const float* sums) {
                 const int real = std::min(columns, d_.vocabulary - column);
