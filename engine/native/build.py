@@ -41,7 +41,7 @@ def compile_for(cpu: CpuClass, library: Path) -> None:
 def source_digest() -> "hashlib._Hash":
     """Return a digest of the sources and of the flags of all classes."""
     digest = hashlib.sha256(_SOURCE.read_bytes())
-    for header in sorted(_SOURCE.parent.glob("*.h")):
+    for header in sorted(_SOURCE.parent.rglob("*.h")):
         digest.update(header.read_bytes())
     digest.update(" ".join([*_FLAGS, *(flag for one in CLASSES for flag in one.flags)]).encode())
     return digest

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "attention.h"
+#include "attention/layer.h"
 #include "products.h"
 #include "state.h"
 

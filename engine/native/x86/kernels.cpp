@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "attention.h"
+#include "attention/layer.h"
 #include "buffer.h"
 #include "cache.h"
 #include "ceiling.h"

@@ -5,10 +5,10 @@
 #include <mutex>
 #include <vector>
 
+#include "attention/pieces.h"
+#include "attention/scratch.h"
 #include "buffer.h"
 #include "panel.h"
-#include "pieces.h"
-#include "scratch.h"
 #include "team.h"
 
 namespace quire {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache.h"
-#include "numbers.h"
+#include "../cache.h"
+#include "../numbers.h"
 
 namespace quire {
 

@@ -6,14 +6,14 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cache.h"
-#include "lanes.h"
-#include "numbers.h"
-#include "panel.h"
+#include "../cache.h"
+#include "../lanes.h"
+#include "../numbers.h"
+#include "../panel.h"
+#include "../products.h"
+#include "../tiles.h"
 #include "pieces.h"
-#include "products.h"
 #include "scratch.h"
-#include "tiles.h"
 
 namespace quire {
 

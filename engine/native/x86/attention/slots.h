@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cache.h"
-#include "numbers.h"
+#include "../cache.h"
+#include "../numbers.h"
 #include "pieces.h"
 #include "scratch.h"
 

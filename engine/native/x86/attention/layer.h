@@ -9,12 +9,12 @@
 #include <cstring>
 #include <type_traits>
 
-#include "attention_packed.h"
-#include "attention_slots.h"
-#include "lanes.h"
+#include "../lanes.h"
+#include "../state.h"
+#include "packed.h"
 #include "pieces.h"
 #include "scratch.h"
-#include "state.h"
+#include "slots.h"
 
 namespace quire {
 

@@ -1,8 +1,8 @@
 // Buffers of one thread for the attention of one piece.
 #pragma once
 
-#include "cache.h"
-#include "numbers.h"
+#include "../cache.h"
+#include "../numbers.h"
 #include "pieces.h"
 
 namespace quire {
