@@ -3,9 +3,7 @@
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 
-from services.gateway.text.tokenizer import Tokenizer
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from services.gateway.text.tokenizer import REPLACEMENT, Tokenizer
 
 # Tokens decoded together with the next one: up to three hold the bytes of an incomplete character. One more precedes
 # them because decoders treat the first token of a text differently.
@@ -26,13 +24,14 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []  # the last tokens
+        self._texts = tokenizer.texts(skip_special_tokens)
+        self._window: list[int] = []  # the last tokens; empty if neither their text nor the next one's depends on them
         self._sent = 0  # characters of the window's text that have been returned
         self._run = _ByteFallbackRun()
 
     def push(self, ids: Sequence[int]) -> str:
         """Add token ids; return the text that is final now, which may be empty."""
-        return "".join([self._push(token_id) for token_id in ids if self._is_shown(token_id)])
+        return "".join([self._push(token_id) for token_id in ids])
 
     def finish(self) -> str:
         """Return the text held back. Bytes of an incomplete character become U+FFFD."""
@@ -40,12 +39,13 @@ class Detokenizer:
         rest, self._sent = text[self._sent :], len(text)
         return rest
 
-    def _is_shown(self, token_id: int) -> bool:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-            return False
-        return self._tokenizer.exists(token_id)
-
     def _push(self, token_id: int) -> str:
+        text = self._texts[token_id]
+        if text is None or (text and self._window):
+            return self._push_in_context(token_id)
+        return text
+
+    def _push_in_context(self, token_id: int) -> str:
         byte = self._tokenizer.byte_of(token_id)
         if byte is not None:
             return self._push_byte(token_id, byte)
@@ -61,18 +61,21 @@ class Detokenizer:
         # The text of the run is final. Its last byte remains in the window as context for the next token.
         self._window = [token_id]
         self._sent = len(self._window_text())
-        return _REPLACEMENT * replacements
+        return REPLACEMENT * replacements
 
     def _final_text(self) -> str:
         text = self._window_text()
         end = len(text) - self._incomplete_characters(text)
         new_text, self._sent = text[self._sent : end], end
-        self._shorten_window(held=len(text) - end)
+        if self._tokenizer.is_concatenative and end == len(text):
+            self._window, self._sent = [], 0
+        else:
+            self._shorten_window(held=len(text) - end)
         return new_text
 
     def _incomplete_characters(self, text: str) -> int:
         # All bytes of an incomplete character decode to one U+FFFD.
-        return int(not self._tokenizer.has_byte_fallback and text.endswith(_REPLACEMENT))
+        return int(not self._tokenizer.has_byte_fallback and text.endswith(REPLACEMENT))
 
     def _shorten_window(self, held: int) -> None:
         if len(self._window) >= 2 * _CONTEXT_TOKENS:

@@ -51,6 +51,8 @@ class StopStringMatcher:
         """
         if self._stop is not None:
             return ReleasedText("", self._stop)
+        if not self._held and not self._first_character.search(text):
+            return ReleasedText(text, None)
         at, text = len(self._held), self._held + text
         while (at := self._next_position(text, at)) < len(text):
             completed = self._advance(text[at])

@@ -21,10 +21,13 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stopping: StopRules, special_tokens: bool) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=not special_tokens)
         self._stops = StopStringMatcher(stopping.strings, stopping.include_stop)
+        self._has_stops = bool(stopping.strings)
         self._tokens_before_stop = stopping.min_tokens
 
     def push(self, token_ids: list[int]) -> TextDelta:
         """Add tokens one at a time, up to the token that completes a stop string."""
+        if not self._has_stops:
+            return TextDelta(self._detokenizer.push(token_ids), len(token_ids), None)
         text = ""
         for position, token in enumerate(token_ids, start=1):
             self._tokens_before_stop -= 1

@@ -17,6 +17,8 @@ from services.gateway.text.chat_template import ChatTemplate, Conversation
 # The character for a space in SentencePiece vocabularies.
 _SPACE_MARK = "\u2581"
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 
 class TokenizerLoadError(ValueError):
     """The folder has no tokenizer, or the tokenizer cannot be read."""
@@ -37,6 +39,8 @@ class Tokenizer:
         self._bytes = _byte_tokens(backend)
         self._added_ids = frozenset(backend.get_added_tokens_decoder())
         self._byte_alphabet = _byte_alphabet(backend)
+        self._is_concatenative = _is_concatenative(backend)
+        self._texts = {skip: _TokenTexts(self, skip) for skip in (False, True)}
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -74,6 +78,19 @@ class Tokenizer:
         """Decode token ids. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def texts(self, skip_special_tokens: bool) -> Mapping[int, str | None]:
+        """Return the text of each token id, computed once: empty for ids without text, None if other tokens change it.
+
+        With a decoder for byte-level vocabularies only tokens with incomplete characters depend on others, with any
+        other decoder all do.
+        """
+        return self._texts[skip_special_tokens]
+
+    @property
+    def is_concatenative(self) -> bool:
+        """Whether the text of complete characters does not depend on the tokens around them."""
+        return self._is_concatenative
+
     def is_special(self, token_id: int) -> bool:
         """Return True if the id is a special token, such as the end of a turn."""
         return token_id in self._special_ids
@@ -107,6 +124,28 @@ class Tokenizer:
         # The batch call computes no character offsets and releases the interpreter lock. For long prompts it takes
         # less than half the time, and the event loop can run while a thread encodes.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
+class _TokenTexts(dict[int, str | None]):
+    """The texts of the tokens seen so far: a call of the library for each generated token costs more than the rest."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> str | None:
+        if not self._tokenizer.exists(token_id):
+            return ""  # and not stored, because an engine could send any number of unknown ids
+        text = self[token_id] = self._text(token_id)
+        return text
+
+    def _text(self, token_id: int) -> str | None:
+        tokenizer = self._tokenizer
+        if self._skip_special_tokens and tokenizer.is_special(token_id):
+            return ""
+        text = tokenizer.decode([token_id], self._skip_special_tokens) if tokenizer.is_concatenative else REPLACEMENT
+        return None if REPLACEMENT in text else text
 
 
 def _read(folder: Path) -> Tokenizer:
@@ -168,6 +207,11 @@ def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
         return {}
     ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
     return {token_id: byte for byte, token_id in ids.items() if token_id is not None}
+
+
+def _is_concatenative(backend: tokenizers.Tokenizer) -> bool:
+    """Return True for the decoder of byte-level vocabularies alone, which joins the bytes of all tokens."""
+    return backend.decoder is not None and json.loads(backend.decoder.__getstate__())["type"] == "ByteLevel"
 
 
 def _byte_alphabet(backend: tokenizers.Tokenizer) -> dict[str, int]:

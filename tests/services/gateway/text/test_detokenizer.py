@@ -28,6 +28,13 @@ def byte_level() -> tokenizers.Tokenizer:
     return backend
 
 
+def byte_level_without_first_space() -> tokenizers.Tokenizer:
+    """The text of a token depends on its place, although the vocabulary is byte-level."""
+    backend = byte_level()
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return backend
+
+
 def byte_fallback() -> tokenizers.Tokenizer:
     """Like Llama 2 and Gemma: words marked with the space before them, and byte tokens for unknown characters."""
     pieces = ["<unk>", "▁", "a", "b", "▁a", "▁the", "▁▁", "é", "好", "�"] + [f"<0x{byte:02X}>" for byte in range(256)]
@@ -63,7 +70,14 @@ def without_decoder() -> tokenizers.Tokenizer:
     return backend
 
 
-KINDS: list[Callable[[], tokenizers.Tokenizer]] = [byte_level, byte_fallback, metaspace, word_pieces, without_decoder]
+KINDS: list[Callable[[], tokenizers.Tokenizer]] = [
+    byte_level,
+    byte_level_without_first_space,
+    byte_fallback,
+    metaspace,
+    word_pieces,
+    without_decoder,
+]
 BACKENDS = {kind.__name__: kind() for kind in KINDS}
 TOKENIZERS = {kind: Tokenizer(backend, ChatTemplate(None, {})) for kind, backend in BACKENDS.items()}
 
@@ -184,3 +198,17 @@ def test_the_cost_of_a_token_does_not_depend_on_the_length_of_the_stream(
     ids = ids_of(b"\x80" * 1000) + plain + ids_of("🙂".encode() * 500) + plain * 1000
     streamed(tokenizer, ids)
     assert 0 < tokenizer.decoded_tokens < 10 * len(ids)
+
+
+def test_a_byte_level_token_of_complete_characters_is_decoded_once() -> None:
+    tokenizer = CountingTokenizer(BACKENDS["byte_level"], ChatTemplate(None, {}))
+    ids = tokenizer.encode("the cat") * 100
+    assert "".join(streamed(tokenizer, ids)) == "the cat" * 100
+    assert tokenizer.decoded_tokens == len(set(ids))
+
+
+def test_unknown_ids_have_no_text_and_are_not_stored() -> None:
+    texts = TOKENIZERS["byte_level"].texts(skip_special_tokens=True)
+    known = len(texts)
+    assert [texts[TOKENIZERS["byte_level"].vocabulary_size + offset] for offset in range(3)] == [""] * 3
+    assert len(texts) == known
