@@ -237,7 +237,7 @@ class EngineLink:
     async def _deliver(self, step: pb.StepOutput) -> None:
         """Deliver the events of a step in slices, so that a new call does not wait for hundreds of streams."""
         if step.tokens:
-            tokens = sum(len(one.token_ids) for one in step.tokens)
+            tokens = sum([len(one.token_ids) for one in step.tokens])
             self.load.recent.add(asyncio.get_running_loop().time(), tokens)
         events: Iterable[Event] = chain(step.started, step.prompts, step.tokens)
         for number, event in enumerate(events, start=1):

@@ -54,6 +54,7 @@ class InFlightRequests:
 
     def release(self, stream: RequestStream, now: float) -> None:
         """Drop further events of a request; its id can be used again."""
+        stream.close()
         request_id, attempt = stream.submission.request_id, stream.submission.attempt
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]

@@ -15,7 +15,7 @@ class EngineDisconnected(Exception):
 
 @dataclass(eq=False)
 class RequestStream:
-    """A submission and its unread events, in order.
+    """A submission and its unread events, in order, for one reader.
 
     Unread tokens of the same sample are merged into one message. Above `max_tokens` unread tokens, all unread events
     are dropped and the stream has `overflowed`. Prompt scores do not count: they are bounded by the prompt.
@@ -29,7 +29,9 @@ class RequestStream:
     _unread: list[Event] = field(default_factory=list)
     _merging: dict[int, pb.SampleTokens] = field(default_factory=dict)  # the unread tokens by sample
     _tokens: int = 0
-    _readable: asyncio.Event = field(default_factory=asyncio.Event)
+    _reader: asyncio.Future[None] | None = None  # set while the reader waits
+    _timer: asyncio.TimerHandle | None = None  # one for all waits, because a timeout for each costs more than the wait
+    _expired: bool = False
 
     def put(self, event: Event) -> None:
         """Add an event. Never waits."""
@@ -39,29 +41,49 @@ class RequestStream:
             self._put_tokens(event)
         else:
             self._unread.append(event)
-        self._readable.set()
+        self._wake()
 
     def disconnect(self) -> None:
         """End the stream after its unread events, because the link broke."""
         self.disconnected = True
-        self._readable.set()
+        self._wake()
+
+    def close(self) -> None:
+        """Cancel the timer of the deadline; nothing is read any more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def next_events(self, deadline: float | None) -> list[Event]:
-        """Wait for events and return all unread ones.
+        """Wait for events and return all unread ones. `deadline` must be the same in all calls.
 
         Raises SlowClient after an overflow, EngineDisconnected when no event can follow, and TimeoutError when the
         event loop's clock reaches `deadline`.
         """
-        if not self._readable.is_set():
-            async with asyncio.timeout_at(deadline):
-                await self._readable.wait()
+        while not (self._unread or self.disconnected or self.overflowed):
+            if self._expired:
+                raise TimeoutError
+            await self._start_wait(deadline)
         if self.overflowed:
             raise SlowClient(f"the client left more than {self.max_tokens} tokens unread")
         if not self._unread:
             raise EngineDisconnected
-        if not self.disconnected:  # a disconnected stream stays readable, to raise on the next call
-            self._readable.clear()
         return self._take_unread()
+
+    def _start_wait(self, deadline: float | None) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        if self._timer is None and deadline is not None:
+            self._timer = loop.call_at(deadline, self._expire)
+        self._reader = loop.create_future()
+        return self._reader
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._wake()
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # done: its task was cancelled
+            reader.set_result(None)
 
     def _put_tokens(self, event: pb.SampleTokens) -> None:
         self._tokens += len(event.token_ids)
@@ -75,5 +97,6 @@ class RequestStream:
             self._unread.append(event)
 
     def _take_unread(self) -> list[Event]:
-        unread, self._unread, self._merging, self._tokens = self._unread, [], {}, 0
+        unread, self._unread, self._tokens = self._unread, [], 0
+        self._merging.clear()
         return unread

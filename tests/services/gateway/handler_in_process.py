@@ -26,6 +26,7 @@ from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import LinkOptions
 from services.gateway.fleet.fleet import Fleet
 from services.gateway.fleet.prefix_lookup import PrefixLookup
+from services.gateway.fleet.request_stream import RequestStream
 from services.gateway.fleet.routing import Router, RoutingPolicy
 from services.gateway.observe.observer import GatewayObserver, RequestInfo, RequestObserver, RequestProgress
 from services.gateway.observe.observers import GatewayObservers
@@ -161,6 +162,7 @@ class HandlerInProcess:
         assert self.fleet.model(MODEL).in_flight == 0
         assert [link for link in self.fleet.links() if not link.idle] == []
         assert _timeouts(task) == []
+        assert _deadlines() == []
         self._assert_accounted()
         async with asyncio.timeout(CALL_SECONDS):
             while any(link._requests._released for link in self.fleet.links()):
@@ -174,11 +176,17 @@ class HandlerInProcess:
         assert used["computed"] + used["cached"] + used["generated"] == TOKENS - bucket._tokens
 
 
-def _timeouts(task: "asyncio.Task[object]") -> list[asyncio.TimerHandle]:
-    loop = asyncio.get_running_loop()
-    scheduled: list[asyncio.TimerHandle] = [one for one in loop._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
-    owners = [(handle, getattr(handle._callback, "__self__", None)) for handle in scheduled]  # type: ignore[attr-defined]
-    return [handle for handle, owner in owners if isinstance(owner, asyncio.Timeout) and owner._task is task]  # type: ignore[attr-defined]
+def _timeouts(task: "asyncio.Task[object]") -> list[object]:
+    return [one for one in _owners_of_timers() if isinstance(one, asyncio.Timeout) and one._task is task]  # type: ignore[attr-defined]
+
+
+def _deadlines() -> list[object]:
+    return [one for one in _owners_of_timers() if isinstance(one, RequestStream)]
+
+
+def _owners_of_timers() -> list[object]:
+    scheduled = [one for one in asyncio.get_running_loop()._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
+    return [getattr(handle._callback, "__self__", None) for handle in scheduled]
 
 
 @asynccontextmanager

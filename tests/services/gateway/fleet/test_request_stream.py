@@ -97,6 +97,51 @@ def test_waiting_ends_at_the_deadline() -> None:
     asyncio.run(late())
 
 
+def test_unread_events_are_read_after_the_deadline() -> None:
+    async def late() -> None:
+        stream, now = a_stream(), asyncio.get_running_loop().time()
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await stream.next_events(now)
+        stream.put(STARTED)
+        assert await stream.next_events(now) == [STARTED]
+        with pytest.raises(TimeoutError):
+            await stream.next_events(now)
+
+    asyncio.run(late())
+
+
+def test_events_do_not_extend_the_deadline() -> None:
+    """All waits share one timer, which is the only one of the loop."""
+
+    async def repeated() -> None:
+        stream, loop = a_stream(), asyncio.get_running_loop()
+        for _ in range(3):
+            reader = asyncio.create_task(stream.next_events(loop.time() + 60))
+            await asyncio.sleep(0)
+            stream.put(STARTED)
+            assert await reader == [STARTED]
+        (timer,) = loop._scheduled  # type: ignore[attr-defined]
+        stream.close()
+        assert timer.cancelled()
+
+    asyncio.run(repeated())
+
+
+def test_a_cancelled_reader_loses_no_event() -> None:
+    async def cancelled() -> list[Event]:
+        stream = a_stream()
+        reader = asyncio.create_task(stream.next_events(None))
+        await asyncio.sleep(0)
+        reader.cancel()
+        stream.put(STARTED)
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        return await stream.next_events(None)
+
+    assert asyncio.run(cancelled()) == [STARTED]
+
+
 def test_an_event_wakes_the_reader() -> None:
     async def both() -> list[Event]:
         stream = a_stream()
