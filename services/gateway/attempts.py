@@ -1,9 +1,10 @@
 """One request's attempts at engines, with failover."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from quire.v1 import engine_pb2
 from services.gateway.fleet.dispatch import Dispatcher, Placement
@@ -46,12 +47,9 @@ class RequestAttempts:
         request = self._request
         self._set(await self._dispatcher.place(request.model, request.submission, request.span))
 
-    async def next_events(self) -> list[Event]:
-        """Wait for the next events. Raises EngineDisconnected, SlowClient, or DeadlineExceeded."""
-        try:
-            return await self._current().stream.next_events(self._request.deadline.at)
-        except TimeoutError as error:
-            raise deadline_error(started=self._request.progress.started) from error
+    def next_events(self) -> Coroutine[Any, Any, list[Event]]:
+        """Wait for the next events. Raises EngineDisconnected, SlowClient, or TimeoutError at the deadline."""
+        return self._current().stream.next_events(self._request.deadline.at)
 
     def on_started(self, started: engine_pb2.RequestStarted) -> None:
         """Record that the current engine has started the request."""

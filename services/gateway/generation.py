@@ -11,6 +11,7 @@ from services.gateway.fleet.engine_events import (
     EventBatch,
     Failover,
     FailoverReason,
+    deadline_error,
     failover_after_finish,
     failover_after_refusal,
     failure_error,
@@ -31,6 +32,8 @@ _MAX_POSITIONS = 1024
 
 Response = gateway_pb2.GenerateResponse
 
+_NO_TOKENS = engine_pb2.SampleTokens()
+
 log = logging.getLogger("quire.gateway")
 
 
@@ -48,6 +51,7 @@ class Generation:
             )
             for _ in request.submission.samples
         ]
+        self._stopped_samples = 0  # ended by a stop string
         self._finished = False  # the engine has sent RequestFinished
         self._next_prompt_position = 1  # log-probabilities before it have been sent
 
@@ -66,7 +70,7 @@ class Generation:
                 for response in self._responses(batch):
                     yield response
                 finished = batch.finished
-                if finished is None and all(sample.stop is not None for sample in self._samples):
+                if finished is None and self._stopped_samples == len(self._samples):
                     finished = await self._stop()
             self._finished = True
             self._check_failure(finished)
@@ -89,15 +93,17 @@ class Generation:
         for scores in batch.prompts:
             for part in self._prompt_logprobs(scores):
                 yield Response(prompt_logprobs=part)
-        for index in range(len(self._samples)):
+        for index in range(len(self._samples)) if batch.finished else sorted(batch.tokens):
             if delta := self._delta(index, batch):
-                yield Response(delta=delta)
+                yield delta
 
     async def _next_batch(self) -> EventBatch:
         """Wait for the next events, failing over to another engine if necessary."""
         while True:
             try:
                 batch = EventBatch.of(await self._attempts.next_events())
+            except TimeoutError as error:
+                raise deadline_error(started=self.request.progress.started) from error
             except EngineDisconnected:
                 if all(sample.ended for sample in self._samples):
                     return EventBatch(finished=self._substitute_finish())
@@ -137,22 +143,25 @@ class Generation:
             self._next_prompt_position = first + len(part)
             yield gateway_pb2.PromptLogprobs(first_position=first, logprobs=part)
 
-    def _delta(self, index: int, batch: EventBatch) -> gateway_pb2.Delta | None:
+    def _delta(self, index: int, batch: EventBatch) -> Response | None:
         """Return a sample's new tokens and text, if any."""
-        sample, token_ids = self._samples[index], batch.token_ids.get(index, [])
+        sample = self._samples[index]
         if sample.ended:
             return None
+        tokens = batch.tokens.get(index, _NO_TOKENS)
+        token_ids = tokens.token_ids[:]
         if token_ids:
             self._on_tokens()
-        end = batch.ends.get(index) or (batch.finished and batch.finished.samples[index]) or None
+        end = tokens.end if tokens.HasField("end") else batch.finished and batch.finished.samples[index]
         counted, text = sample.add(token_ids, end)
-        if sample.stop is not None and end is None and len(self._samples) > 1:
-            self._attempts.cancel(engine_pb2.CANCEL_REASON_STOP_STRING, index)
+        if sample.stop is not None:
+            self._stopped_samples += 1
+            if end is None and len(self._samples) > 1:
+                self._attempts.cancel(engine_pb2.CANCEL_REASON_STOP_STRING, index)
         self.request.progress.generated_tokens += len(counted)
         if not counted and not text:
             return None
-        logprobs = batch.logprobs.get(index, [])[: len(counted)]
-        return gateway_pb2.Delta(sample=index, text=text, token_ids=counted, logprobs=logprobs)
+        return _delta_response(index, text, counted, tokens.logprobs[: len(counted)])
 
     def _on_tokens(self) -> None:
         self._attempts.on_tokens()
@@ -168,6 +177,8 @@ class Generation:
                 batch = EventBatch.of(await self._attempts.next_events())
                 if batch.finished is not None:
                     return batch.finished
+        except TimeoutError as error:
+            raise deadline_error(started=self.request.progress.started) from error
         except EngineDisconnected:
             return self._substitute_finish()
 
@@ -205,3 +216,16 @@ class Generation:
             ),
         )
         return Response(finished=message)
+
+
+def _delta_response(
+    index: int, text: str, token_ids: list[int], logprobs: list[decoding_pb2.TokenLogprobs]
+) -> Response:
+    """Fill in the fields one by one, in half the time of the constructors of Response and Delta."""
+    response = Response()
+    delta = response.delta
+    delta.sample, delta.text = index, text
+    delta.token_ids.extend(token_ids)
+    if logprobs:
+        delta.logprobs.extend(logprobs)
+    return response

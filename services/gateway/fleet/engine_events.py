@@ -53,33 +53,28 @@ class Failover:
     error: ServiceError
 
 
-@dataclass
+@dataclass(slots=True)
 class EventBatch:
     """Events read together. The fields are in the order in which their responses are sent to the client."""
 
     started: engine_pb2.RequestStarted | None = None
     prompts: list[engine_pb2.PromptScores] = field(default_factory=list)
-    token_ids: dict[int, list[int]] = field(default_factory=dict)  # by sample
-    logprobs: dict[int, list[decoding_pb2.TokenLogprobs]] = field(default_factory=dict)
-    ends: dict[int, engine_pb2.SampleEnd] = field(default_factory=dict)
+    tokens: dict[int, engine_pb2.SampleTokens] = field(default_factory=dict)  # by sample
     finished: engine_pb2.RequestFinished | None = None
     refused: engine_pb2.RequestRefused | None = None
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> "EventBatch":
-        """Group events by kind."""
+        """Group events by kind. The stream has merged the tokens of each sample."""
         batch = cls()
         for event in events:
             match event:
+                case engine_pb2.SampleTokens():
+                    batch.tokens[event.sample] = event
                 case engine_pb2.RequestStarted():
                     batch.started = event
                 case engine_pb2.PromptScores():
                     batch.prompts.append(event)
-                case engine_pb2.SampleTokens():
-                    batch.token_ids.setdefault(event.sample, []).extend(event.token_ids)
-                    batch.logprobs.setdefault(event.sample, []).extend(event.logprobs)
-                    if event.HasField("end"):
-                        batch.ends[event.sample] = event.end
                 case engine_pb2.RequestFinished():
                     batch.finished = event
                 case engine_pb2.RequestRefused():

@@ -29,10 +29,10 @@ def test_tokens_with_log_probabilities_round_trip(tokens: list[Sampled]) -> None
     add_output(written, Tokens("request", tokens, sample=2), attempt=3)
     read = engine_pb2.StepOutput.FromString(written.SerializeToString())
     assert [(one.request_id, one.attempt) for one in read.tokens] == [("request", 3)]
-    batch = EventBatch.of(read.tokens)
-    tops = [tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)) for one in batch.logprobs[2]]
-    logprobs = [one.logprob for one in batch.logprobs[2]]
-    assert list(map(Sampled, batch.token_ids[2], logprobs, tops)) == tokens
+    received = EventBatch.of(read.tokens).tokens[2]
+    tops = [tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)) for one in received.logprobs]
+    logprobs = [one.logprob for one in received.logprobs]
+    assert list(map(Sampled, received.token_ids, logprobs, tops)) == tokens
 
 
 @given(st.lists(SAMPLED, max_size=4), TOKENS, st.booleans())
