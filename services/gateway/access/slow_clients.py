@@ -29,12 +29,13 @@ class ClientStream:
         self._producer = producer
         self._on_slow = on_slow
         self._clock = clock
+        self._loop = asyncio.get_running_loop()  # current_task() would look it up for each write
         self._writer: asyncio.Task[Any] | None = None
         self._write_started: float | None = None
 
     def begin_write(self) -> None:
         """Mark the start of a write by the current task."""
-        self._writer = asyncio.current_task()
+        self._writer = asyncio.current_task(self._loop)
         self._write_started = self._clock()
 
     def end_write(self) -> None:

@@ -22,9 +22,9 @@ def _forwarding(kind: Kind) -> Kind:
     return kind
 
 
-def _forwarded(name: str) -> Callable[..., None]:
+def _forwarded(name: str, receivers: str = "observers") -> Callable[..., None]:
     def forward(self: "GatewayObservers | RequestObservers", *arguments: Any, **named: Any) -> None:
-        for observer in self.observers:
+        for observer in getattr(self, receivers):
             try:
                 getattr(observer, name)(*arguments, **named)
             except Exception as error:
@@ -48,6 +48,10 @@ class ObserverFailures:
             log.error("an observer failed (logged once): %.*s", _MAX_LOGGED_CHARACTERS, what)
 
 
+def _ignores_tokens(observer: RequestObserver) -> bool:
+    return getattr(observer.on_tokens, "__func__", None) is RequestObserver.on_tokens
+
+
 @_forwarding
 class RequestObservers(RequestObserver):
     """The observers of one request."""
@@ -55,6 +59,9 @@ class RequestObservers(RequestObserver):
     def __init__(self, observers: Sequence[RequestObserver], failures: ObserverFailures) -> None:
         self.observers = observers
         self.failures = failures
+        self.token_observers = [one for one in observers if not _ignores_tokens(one)]
+
+    on_tokens = _forwarded("on_tokens", "token_observers")  # only to those, because it is called for every token
 
 
 @_forwarding
