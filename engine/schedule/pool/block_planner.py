@@ -5,6 +5,7 @@ detected in advance, and the victim's free is in the same Step as the extension 
 """
 
 from collections.abc import Collection, Iterable
+from math import inf
 
 from blocks import Commit, Fork, FreeReason, Length, Refusal, Step, StepItem, StepResult
 from engine.errors import BlockManagerBroken
@@ -16,8 +17,11 @@ from engine.schedule.pool.preemption import PreemptionCosts, Victims
 from engine.schedule.pool.releases import Releases
 from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.request_queue import RequestQueue
-from engine.schedule.sequence_group import Sequence
+from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import Copies, StepPlan
+
+# Lengths, and keys of blocks of generated tokens, wait this long for a Step that has other items.
+_REPORT_SECONDS = 1.0
 
 # Items that may be refused; any other refusal contradicts the engine's tables.
 _MAY_BE_REFUSED = (StepItem.PIN, StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE)
@@ -49,6 +53,7 @@ class BlockPlanner:
         self._copies: list[Copies] = []  # of results, to run before the next step
         self._pending: Step | None = None
         self._last_step = 0
+        self._reported_at = -inf
 
     @property
     def in_flight(self) -> bool:
@@ -110,8 +115,11 @@ class BlockPlanner:
     # Steps.
 
     def build_step(self, plan: StepPlan | None, now: float) -> Step | None:
-        """Build the Step needed after `plan`; None if one is in flight or nothing is needed."""
-        if self._pending is not None:
+        """Build the Step needed after `plan`; None if one is in flight or nothing is needed.
+
+        Lengths, and commits of generated tokens, wait for a Step with other items, for at most a second.
+        """
+        if self._pending is not None or self._can_wait(now):
             return None
         building = StepBuilder()
         self._commit(building)
@@ -120,24 +128,42 @@ class BlockPlanner:
         self._releases.write(building)
         preempted = self._extensions.write(building, plan, now)
         self._admissions.write(building, now, preempted=preempted)
-        self._send_lengths(building)
+        if not building.empty or now >= self._reported_at + _REPORT_SECONDS:
+            self._send_lengths(building, now)
         self._pending = building.build(self._last_step + 1)
         if self._pending is not None:
             self._last_step = self._pending.step
         return self._pending
 
+    def _can_wait(self, now: float) -> bool:
+        """Return whether the next Step would have nothing but lengths and commits of generated tokens."""
+        if self._releases.any_pending or self._queue.waiting or self._pins.has_changes:
+            return False
+        return now < self._reported_at + _REPORT_SECONDS and not any(map(self._needs_step, self._queue.running))
+
+    def _needs_step(self, group: Group) -> bool:
+        if group.beams or not group.forked or self._extensions.may_need(group):
+            return True
+        size, prompt = self._view.block_size, len(group.request.prompt)
+        return any((member.committed + 1) * size <= min(member.computed, prompt) for member in group.members)
+
     def _commit(self, step: StepBuilder) -> None:
         """Commit keys of whole blocks that are computed."""
         size = self._view.block_size
-        members = (member for group in self._queue.running for member in group.members)
-        holders = [member for member in members if member.table and not member.release_pending]
-        leaving = (sequence for sequence in self._releases.pending if not sequence.swapped)
-        for sequence in [*holders, *leaving]:
-            done, first = sequence.computed // size, sequence.committed
-            if done > first:
-                step.commits.append(Commit(sequence.id, first, sequence.tokens[first * size : done * size]))
-                sequence.commit(done)
-                self._view.claims.release(sequence.group, done)
+        for group in self._queue.running:
+            for member in group.members:
+                if member.table and not member.release_pending:
+                    self._commit_blocks(step, member, member.computed // size)
+        for sequence in self._releases.pending:
+            if not sequence.swapped:
+                self._commit_blocks(step, sequence, sequence.computed // size)
+
+    def _commit_blocks(self, step: StepBuilder, sequence: Sequence, done: int) -> None:
+        if done > (first := sequence.committed):
+            size = self._view.block_size
+            step.commits.append(Commit(sequence.id, first, sequence.tokens[first * size : done * size]))
+            sequence.commit(done)
+            self._view.claims.release(sequence.group, done)
 
     def _fork(self, step: StepBuilder) -> None:
         """Fork samples when their trunk has computed the common tokens; fork beams at each step."""
@@ -151,7 +177,8 @@ class BlockPlanner:
             if trunk_done and group.trunk.finish is not None:
                 self._releases.release([group.trunk], FreeReason.FINISHED)
 
-    def _send_lengths(self, step: StepBuilder) -> None:
+    def _send_lengths(self, step: StepBuilder, now: float) -> None:
+        self._reported_at = now
         for group in self._queue.running:
             for sequence in group.members:
                 if sequence.table and sequence.computed != sequence.sent:

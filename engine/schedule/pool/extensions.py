@@ -1,6 +1,6 @@
 """Extends the room of running sequences."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from blocks import Extend
 from engine.schedule.pool.pool_view import PoolView
@@ -29,13 +29,25 @@ class Extensions:
         """Return whether the latest Step requested room for a sequence."""
         return sequence.id in self._rooms
 
+    def may_need(self, group: Group) -> bool:
+        """Return whether a live sequence of a group may need room for its next step or the lookahead."""
+        ahead = self._lookahead_tokens
+        for sequence in group.members:
+            if sequence.room <= len(sequence.tokens) + ahead and sequence.finish is None:
+                return True
+        return False
+
     def write(self, step: StepBuilder, plan: StepPlan | None, now: float) -> bool:
         """Add extensions to the Step needed after `plan`; return whether a group was preempted."""
-        running = self._queue.running
         self._rooms = {}
+        running = [group for group in self._queue.running if self.may_need(group)]
+        if not running:
+            return False
         self._work = {work.sequence: work for work in plan.work} if plan else _NO_WORK
-        preempted = self._extend_all(step, now)
+        preempted = self._extend_all(running, step, now)
         sequences = self._queue.running_sequences
+        if preempted:
+            running = [group for group in running if group in self._queue.running]
         for group in running:
             for sequence in group.active:
                 self._look_ahead(sequence, self._lookahead_tokens if self._view.available >= sequences else 0)
@@ -45,11 +57,11 @@ class Extensions:
                 step.extends.append(Extend(group.id, pairs))
         return preempted
 
-    def _extend_all(self, step: StepBuilder, now: float) -> bool:
+    def _extend_all(self, groups: Iterable[Group], step: StepBuilder, now: float) -> bool:
         """Reserve the minimum for the next step."""
         queue, view = self._queue, self._view
         preempted = False
-        for group in list(queue.running):
+        for group in groups:
             needs = self._needs(group)
             if not needs or group not in queue.running:
                 continue

@@ -22,6 +22,11 @@ class Releases:
         """The sequences that the next Step frees."""
         return [sequence for sequence, _ in self._pending]
 
+    @property
+    def any_pending(self) -> bool:
+        """Whether the next Step frees sequences."""
+        return bool(self._pending)
+
     def release(self, sequences: Iterable[Sequence], reason: FreeReason) -> None:
         """Free the blocks of sequences with the next Step; drop ended sequences without blocks."""
         for sequence in list(sequences):

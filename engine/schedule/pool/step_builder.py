@@ -19,6 +19,11 @@ class StepBuilder:
     allocates: list[Allocate] = field(default_factory=list)
     lengths: list[Length] = field(default_factory=list)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it has no items."""
+        return not any(vars(self).values())
+
     def build(self, number: int) -> Step | None:
         """Return the Step of this number, None if it has no items."""
         lists = {name: tuple(items) for name, items in vars(self).items() if items}
