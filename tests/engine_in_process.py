@@ -84,8 +84,9 @@ class EngineInProcess:
     ) -> None:
         self.blocks = FickleBlocks(capacity, observe)
         self.scheduler = scheduler or Scheduler(capacity, limits or Limits(), ahead=ahead)
-        self.engine = Engine(self.scheduler, runner, self.blocks, lambda: float(self.turns))
+        self.engine = Engine(self.scheduler, runner, self.blocks, lambda: self.turns * self.turn_seconds)
         self.turns = 0
+        self.turn_seconds = 1.0
         self.tokens: dict[str, list[int]] = {}  # of the first sample
         self.samples: dict[str, list[list[int]]] = {}
         self.drawn: dict[str, list[list[Sampled]]] = {}

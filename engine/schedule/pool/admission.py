@@ -68,7 +68,9 @@ class Admissions:
         """Request blocks as far as the token budget and the pool allow, unless groups are preempted."""
         queue, view, limits = self._queue, self._view, self._queue.limits
         self.deferred = 0
-        if not queue.waiting or preempted or (self._available_at_refusal is not None and view.available <= self._available_at_refusal):
+        if not queue.waiting or preempted:
+            return
+        if self._available_at_refusal is not None and view.available <= self._available_at_refusal:
             return
         budget = limits.token_budget
         places = limits.max_sequences - queue.running_sequences

@@ -10,6 +10,9 @@ from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import StepPlan, Work
 
+# Available blocks for each running sequence from which on room is requested half a block earlier.
+_ROOMY_BLOCKS = 8
+
 _NO_WORK: Mapping[int, Work] = {}
 
 
@@ -40,9 +43,9 @@ class Extensions:
     def write(self, step: StepBuilder, plan: StepPlan | None, now: float) -> bool:
         """Add extensions to the Step needed after `plan`; return whether a group was preempted."""
         self._rooms = {}
-        running = [group for group in self._queue.running if self.may_need(group)]
-        if not running:
+        if not any(map(self.may_need, self._queue.running)):
             return False
+        running = list(self._queue.running)
         self._work = {work.sequence: work for work in plan.work} if plan else _NO_WORK
         preempted = self._extend_all(running, step, now)
         sequences = self._queue.running_sequences
@@ -50,7 +53,7 @@ class Extensions:
             running = [group for group in running if group in self._queue.running]
         for group in running:
             for sequence in group.active:
-                self._look_ahead(sequence, self._lookahead_tokens if self._view.available >= sequences else 0)
+                self._look_ahead(sequence, self._lookahead(sequences))
         rooms = self._rooms
         for group in running:
             if pairs := [(member.id, rooms[member.id]) for member in group.members if member.id in rooms]:
@@ -88,6 +91,15 @@ class Extensions:
         if extra > 0:
             view.reserve(extra)
             rooms[sequence.id] = min(wish, (held + extra) * view.block_size)
+
+    def _lookahead(self, sequences: int) -> int:
+        """Return the tokens of room that a decoding sequence requests ahead; `sequences` hold blocks.
+
+        In a pool with many free blocks more is requested, so that one Step extends many sequences.
+        """
+        if self._view.available >= _ROOMY_BLOCKS * sequences:
+            return self._lookahead_tokens + self._view.block_size // 2
+        return self._lookahead_tokens if self._view.available >= sequences else 0
 
     def _needs(self, group: Group) -> list[tuple[Sequence, int]]:
         """Return the sequences of a group that lack room for their next step, with the room that each needs."""

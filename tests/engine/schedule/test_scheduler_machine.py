@@ -41,6 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         preemption=st.sampled_from(Preemption),
         policy=st.tuples(*map(st.sampled_from, ([0.0, 0.1, 0.5], [0.0, 2.0], [3.0, 1000.0]))),
         ahead=st.booleans(),
+        turn_seconds=st.sampled_from([0.05, 1.0]),  # in short turns, reports wait for other items
     )
     def begin(
         self,
@@ -49,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         preemption: Preemption,
         policy: tuple[float, float, float],
         ahead: bool,
+        turn_seconds: float,
     ) -> None:
         self.block_size = blocks[0]
         capacity = Capacity(CONTEXT, VOCABULARY, *blocks)
@@ -57,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
         self.runner = FakeRunner(self.block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
+        self.engine.turn_seconds = turn_seconds
         self.scheduler.pool = lambda: self.engine.blocks.pool
         self.submitted: dict[str, _Submitted] = {}
         self.disconnected_turns = 0
