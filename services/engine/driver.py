@@ -9,10 +9,10 @@ import queue
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from engine.run.loop import Engine, StepTimes
 from engine.schedule.request import Failure
+from engine.schedule.stats import SchedulerTotals
 from quire.v1 import engine_pb2
 from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
@@ -162,7 +162,7 @@ class EngineDriver:
         return EngineStats(
             scheduler.running,
             scheduler.waiting,
-            replace(scheduler.totals),
+            SchedulerTotals(**vars(scheduler.totals)),
             scheduler.uncomputed_tokens,
             scheduler.available_blocks,
             deferred=scheduler.deferred if self._engine.blocks.ready else scheduler.waiting,

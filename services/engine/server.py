@@ -1,6 +1,7 @@
 """The engine's server, without health service and signals."""
 
 import asyncio
+import gc
 import socket
 import threading
 import time
@@ -81,6 +82,7 @@ class EngineService:
         folder = Path(self._settings.model)
         self._constraints = Constraints(folder, loaded.vocabulary_size, loaded.eos_token_ids, bounds)
         driver, link = self._connect(parts, self._constraints, engine_id)
+        gc.freeze()  # otherwise each full collection would traverse the objects of torch and of the model
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         thread = threading.Thread(target=self._drive, args=(driver, failed), name="engine", daemon=True)
         async with asyncio.TaskGroup() as tasks:

@@ -66,12 +66,13 @@ class EngineServicer(pb_grpc.EngineServicer):
             (driver, constraints), link = self._loaded(), GatewayLink()
             parser = RequestParser(driver, link, constraints)
             reader = asyncio.create_task(self._read(parser, requests))
+            reader.add_done_callback(lambda _: link.wake())
             self._add(link)
             try:
                 with link.cancel_on_overrun():
                     await context.write(self._response(driver))  # at once: it shows the gateway that the link is up
                     while not (reader.done() or link.closed):
-                        await context.write(await self._next_response(driver, link, reader))
+                        await context.write(await self._next_response(driver, link))
                 if reader.done():
                     await reader
             finally:
@@ -119,20 +120,14 @@ class EngineServicer(pb_grpc.EngineServicer):
             raise Unavailable("the engine is loading its model")
         return self._engine
 
-    async def _next_response(
-        self, driver: EngineDriver, link: GatewayLink, reader: "asyncio.Task[None]"
-    ) -> pb.ServeResponse:
-        output = asyncio.create_task(link.get())
+    async def _next_response(self, driver: EngineDriver, link: GatewayLink) -> pb.ServeResponse:
+        """Wait for output, at most until the next heartbeat is due or the link is woken."""
+        heartbeat = asyncio.get_running_loop().call_later(self._heartbeat_seconds, link.wake)
         try:
-            await asyncio.wait({output, reader}, timeout=self._heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if output.done():
-                return self._response(driver, output.result())
+            output = await link.get()
         finally:
-            if not output.done():
-                output.cancel()
-                with suppress(asyncio.CancelledError):
-                    await output
-        return self._response(driver)
+            heartbeat.cancel()
+        return self._response(driver, output)
 
     def _response(self, driver: EngineDriver, step: pb.StepOutput | None = None) -> pb.ServeResponse:
         """Return a message with output, or a heartbeat; both describe the engine's state."""

@@ -1,5 +1,7 @@
 """Outputs of requests, written by the engine for its gateways."""
 
+from typing import Any
+
 from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
@@ -41,20 +43,27 @@ def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) 
 
 def add_output(message: engine_pb2.StepOutput, output: Started | Scored | Tokens, attempt: int) -> None:
     """Add a live request's output in one step."""
+    if isinstance(output, Tokens):
+        _add_tokens(message, output, attempt)
+        return
     names = {"request_id": output.request_id, "attempt": attempt}
     match output:
         case Started():
             message.started.add(**names, cached_tokens=output.cached_tokens, isolated=output.isolated)
         case Scored():
             message.prompts.add(**names, first_position=output.position, logprobs=_token_logprobs(output.tokens))
-        case Tokens():
-            message.tokens.add(
-                **names,
-                sample=output.sample,
-                token_ids=output.token_ids,
-                logprobs=_token_logprobs(output.tokens),
-                end=output.end and _sample_end(output.end),
-            )
+
+
+def _add_tokens(message: engine_pb2.StepOutput, output: Tokens, attempt: int) -> None:
+    """Add tokens, all or nothing: an exception leaves the message as it was."""
+    request_id, tokens, sample, end = output
+    fields: dict[str, Any] = {}
+    if tokens and tokens[0].logprob is not None:
+        fields["logprobs"] = _token_logprobs(tokens)
+    if end is not None:
+        fields["end"] = _sample_end(end)
+    token_ids = [token.token_id for token in tokens]
+    message.tokens.add(request_id=request_id, attempt=attempt, sample=sample, token_ids=token_ids, **fields)
 
 
 def _token_logprobs(tokens: list[Sampled]) -> list[decoding_pb2.TokenLogprobs]:

@@ -2,7 +2,7 @@
 
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
-from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import NO_RULES, BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import MAX_SECONDS, seconds_of
 
@@ -76,10 +76,11 @@ def _stopping(given: decoding_pb2.Stopping, eos_token_ids: frozenset[int]) -> St
 
 
 def _logit_rules(given: decoding_pb2.LogitRules) -> LogitRules:
-    return LogitRules(
+    rules = LogitRules(
         repetition_penalty=given.repetition_penalty if given.HasField("repetition_penalty") else 1.0,
         frequency_penalty=given.frequency_penalty,
         presence_penalty=given.presence_penalty,
         logit_bias=tuple(given.logit_bias.items()),
         allowed_token_ids=tuple(dict.fromkeys(given.allowed_token_ids)),
     )
+    return NO_RULES if rules == NO_RULES else rules  # one object, because every token compares them
