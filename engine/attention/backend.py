@@ -62,16 +62,16 @@ class PagedBatch:
     @classmethod
     def of(cls, work: Sequence[Work], block_size: int, device: torch.device) -> "PagedBatch":
         """Build the batch of a plan's work, in its order."""
-        fed = tuple(len(item.token_ids) for item in work)
-        tables = np.zeros((len(work), max((len(item.block_table) for item in work), default=0)), dtype=np.int32)
+        fed = tuple([len(item.token_ids) for item in work])
+        tables = np.zeros((len(work), max([len(item.block_table) for item in work], default=0)), dtype=np.int32)
         for row, item in zip(tables, work, strict=True):
             row[: len(item.block_table)] = item.block_table
         return cls(
             block_size=block_size,
             fed=fed,
-            slots=upload(_slots(work, tables, block_size), torch.int64, device),
-            first=upload([0, *accumulate(fed)], torch.int32, device),
-            ends=upload([item.end for item in work], torch.int32, device),
+            slots=upload(_slots(work, fed, tables, block_size), torch.int64, device),
+            first=upload(np.array([0, *accumulate(fed)], dtype=np.int32), torch.int32, device),
+            ends=upload(np.array([item.end for item in work], dtype=np.int32), torch.int32, device),
             tables=upload(tables, torch.int32, device),
         )
 
@@ -122,9 +122,9 @@ class AttentionBackend(Protocol):
         """
 
 
-def _slots(work: Sequence[Work], tables: Integers, block_size: int) -> Integers:
+def _slots(work: Sequence[Work], fed: Sequence[int], tables: Integers, block_size: int) -> Integers:
     """Return `[tokens]` int64 slots of the fed tokens."""
-    if all(len(item.token_ids) == 1 for item in work):  # vectorized, because most steps only decode
+    if max(fed, default=1) == 1:  # vectorized, because most steps only decode
         positions = np.array([item.start for item in work], dtype=np.int64)
         blocks = tables[np.arange(len(work)), positions // block_size] if len(work) else positions
         return blocks.astype(np.int64) * block_size + positions % block_size

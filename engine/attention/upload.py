@@ -17,9 +17,11 @@ def upload(
     values: Sequence[int] | Sequence[float] | Integers, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return the values as a tensor on the device; on a GPU the copy is queued on the current stream."""
-    on_host = (
-        torch.from_numpy(values).to(dtype) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
-    )
+    on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
+    if on_host.dtype != dtype:
+        on_host = on_host.to(dtype)
+    if device.type == "cpu":
+        return on_host
     return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
 
 
@@ -40,4 +42,5 @@ class Download:
         """Wait for the copy and return the values; work queued later continues meanwhile."""
         if self._event is not None:
             self._event.synchronize()
-        return [int(value) for value in self._values.tolist()]
+        token_ids: list[int] = self._values.tolist()
+        return token_ids

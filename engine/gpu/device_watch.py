@@ -5,8 +5,8 @@ memory error every later call returns the same error. Error types do not show it
 have their own. So after any failure the device is checked: a device out of memory passes, a lost device fails.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,16 +26,23 @@ def check_of(device: torch.device) -> Check:
     return partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
 
-@contextmanager
-def watched(check: Check) -> Iterator[None]:
+class _Watch:
+    # No generator, because a step enters three of them.
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, failure: BaseException | None, __: object) -> None:
+        if isinstance(failure, Exception) and not isinstance(failure, EngineBroken):
+            _check_device(self._check, failure)
+
+
+def watched(check: Check) -> AbstractContextManager[None]:
     """Reraise exceptions, as DeviceLost if the check fails too."""
-    try:
-        yield
-    except EngineBroken:
-        raise
-    except Exception as failure:
-        _check_device(check, failure)
-        raise
+    return _Watch(check)
 
 
 def _check_device(check: Check, failure: Exception) -> None:

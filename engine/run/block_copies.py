@@ -45,8 +45,10 @@ class BlockCopies:
         """Number of copy lists in flight at the latest `make`."""
         return len(self._in_flight)
 
-    def make(self, answers: Iterable[Copies]) -> None:
+    def make(self, answers: Sequence[Copies]) -> None:
         """Run the copies of each result, list by list. Copies between the tiers may still be in flight afterwards."""
+        if not answers and not self._in_flight:
+            return
         with _failures():
             self._prune_finished()
             for copies in answers:

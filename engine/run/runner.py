@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
@@ -41,7 +42,7 @@ class ModelRunner:
         self._decoder = decoder or ModulesDecoder(loaded, backend)
         self._block_size = block_size
         self._device: torch.device = loaded.device
-        self._latest = _LatestTokens({})
+        self._latest = _LatestTokens(())
         self._timer = SampleTimer(self._device, clock)
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
 
@@ -59,37 +60,40 @@ class ModelRunner:
         logits = self.forward(plan.work)
         started = self._timer.mark()
         if not all(map(_is_plain, plan.work)):
-            self._latest = _LatestTokens({})
+            self._latest = _LatestTokens(())
             results = _results_of(logits, plan.work)
             return _HostTokens(started, self._timer.mark(), results)
-        rows = [row for work in plan.work for row in _rows(work)]
         try:
-            tokens = sample_on_device(logits, [row.draw for row in rows if row.draw])
+            tokens = sample_on_device(logits, [draw for work in plan.work for draw in _draws(work)])
         except Exception as failure:
             results = sample_separately(logits, plan.work, outcomes, failure)
-            self._remember_sampled(plan.work, upload([one.token_id for one in results], torch.int64, self._device))
+            tokens = upload([one.token_id for one in results], torch.int64, self._device)
+            self._latest = _LatestTokens(plan.work, tokens)
             return _HostTokens(started, self._timer.mark(), results)
-        self._remember_sampled(plan.work, tokens)
+        self._latest = _LatestTokens(plan.work, tokens)
         return _DeviceTokens(started, self._timer.mark(), Download(tokens))
-
-    def _remember_sampled(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
-        """Keep the sampled tokens of each sequence on the device, as input of a step launched ahead."""
-        sampling = [item for item in work if item.samples]
-        places = accumulate((len(item.sample_indices) for item in sampling), initial=0)
-        self._latest = _LatestTokens(
-            {item.sequence: place for item, place in zip(sampling, places, strict=False)}, tokens
-        )
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
         token_ids = [token for item in work for token in item.token_ids]
         positions = [position for item in work for position in range(item.start, item.end)]
-        return self._decoder.logits(
-            self._input_ids(token_ids, work),
-            upload(positions, torch.int64, self._device),
-            upload(self._logit_indices(work), torch.int64, self._device),
-            PagedBatch.of(work, self._block_size, self._device),
-        )
+        inputs = self._upload_columns(token_ids, positions, self._logit_indices(work))
+        self._insert_pending(inputs[0], token_ids, work)
+        return self._decoder.logits(*inputs, PagedBatch.of(work, self._block_size, self._device))
+
+    def _upload_columns(
+        self, token_ids: list[int], positions: list[int], places: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return three int64 tensors. On a CPU they share memory, because making a tensor costs more than its contents.
+
+        On a GPU they do not, because Triton compiles kernels again for tensors that are not aligned.
+        """
+        if self._device.type != "cpu":
+            known, placed, chosen = (upload(one, torch.int64, self._device) for one in (token_ids, positions, places))
+            return known, placed, chosen
+        together = torch.from_numpy(np.array([*token_ids, *positions, *places], dtype=np.int64))
+        known, placed, chosen = torch.split(together, [len(token_ids), len(positions), len(places)])
+        return known, placed, chosen
 
     def _logit_indices(self, work: tuple[Work, ...]) -> list[int]:
         """Return the indices in the flattened batch whose logits are needed."""
@@ -104,22 +108,27 @@ class ModelRunner:
                 places += [fed - 1] * len(item.sample_indices)
         return places
 
-    def _input_ids(self, token_ids: list[int], work: tuple[Work, ...]) -> torch.Tensor:
-        """Return the input token ids; pending ones are copied on the device from the latest step."""
-        known = upload(token_ids, torch.int64, self._device)
+    def _insert_pending(self, known: torch.Tensor, token_ids: list[int], work: tuple[Work, ...]) -> None:
+        """Copy the pending ones of the input token ids from the latest step, on the device."""
         pending = [item.sequence for item in work if item.token_ids == (PENDING,)]
         if pending:
-            drawn = self._latest.tokens[upload([self._latest.rows[one] for one in pending], torch.int64, self._device)]
+            rows = self._latest.rows()
+            drawn = self._latest.tokens[upload([rows[one] for one in pending], torch.int64, self._device)]
             places = [place for place, token in enumerate(token_ids) if token == PENDING]
             known[upload(places, torch.int64, self._device)] = drawn
-        return known
 
 
 class _LatestTokens(NamedTuple):
-    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and each sequence's first row."""
+    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and the step's work."""
 
-    rows: dict[int, int]
+    work: Sequence[Work]
     tokens: torch.Tensor = torch.empty(0, dtype=torch.int64)
+
+    def rows(self) -> dict[int, int]:
+        """Return the first row of each sequence. Only a step launched ahead needs them."""
+        sampling = [item for item in self.work if item.samples]
+        places = accumulate((len(item.sample_indices) for item in sampling), initial=0)
+        return {item.sequence: place for item, place in zip(sampling, places, strict=False)}
 
 
 @dataclass(frozen=True)
@@ -214,9 +223,15 @@ def _rows(work: Work) -> list[_Row]:
     if work.samples and work.candidates:
         rows.append(_Row(beam=work))
     elif work.samples:
-        draws = [Draw(work.sampling, index, work.end, work.rules) for index in work.sample_indices]
-        rows += [_Row(draw, 0, work.logprobs) for draw in draws]
+        rows += [_Row(draw, 0, work.logprobs) for draw in _draws(work)]
     return rows
+
+
+def _draws(work: Work) -> list[Draw]:
+    if not work.samples:
+        return []
+    end = work.end
+    return [Draw(work.sampling, index, end, work.rules) for index in work.sample_indices]
 
 
 def _select(logits: torch.Tensor, chosen: list[bool]) -> torch.Tensor:

@@ -6,7 +6,7 @@ result depends neither on the rest of the batch nor on earlier samples, and a st
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ _MAX_TEMPERATURE = 1e30
 _MAX_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1; at 1 the noise would be -inf
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """How one row is sampled: parameters, the counters of its random numbers, and the rules for its logits."""
 
     sampling: Sampling
@@ -44,7 +43,9 @@ def sample_on_device(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tenso
 
     Does not synchronize with the device unless rules change the logits.
     """
-    logits = apply_rules(logits.float(), [draw.rules for draw in draws])
+    logits = logits.float()
+    if any(draw.rules is not None for draw in draws):
+        logits = apply_rules(logits, [draw.rules for draw in draws])
     chosen = _likeliest(logits)
     random_rows = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if random_rows:

@@ -1,6 +1,7 @@
 """Processes the results of a step: lengths, scores, tokens and ended requests."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 from blocks import FreeReason
 from engine.schedule.endings import RequestEndings
@@ -36,14 +37,16 @@ class Publisher:
         found: dict[Group, list[Sampled]] = {}
         recomputed = 0
         for work in plan.work:
-            scores = [next(sampled) for _ in work.to_score.token_ids] if work.to_score else []
-            tokens = [next(sampled) for _ in work.sample_indices] if work.samples else []
+            scores = list(islice(sampled, len(work.to_score.token_ids))) if work.to_score else []
+            tokens = list(islice(sampled, len(work.sample_indices))) if work.samples else []
             sequence = self._queue.sequence(work.sequence)
-            recomputed += _count_recomputed(sequence, work)
+            if sequence.lost_tokens:
+                recomputed += _count_recomputed(sequence, work)
             sequence.mark_computed(work.end)
             group = sequence.group
             try:
-                self._take_scores(group, scores)
+                if scores:
+                    self._take_scores(group, scores)
                 if not group.beams:
                     self._take_tokens(group, zip(work.sample_indices, tokens, strict=False), now)
                 elif tokens:
@@ -59,10 +62,9 @@ class Publisher:
         self._endings.fail_faulty()
 
     def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
-        if scores:
-            _check_faults(scores)
-            self._outputs.emit(Scored(group.request.request_id, group.scored, scores))
-            group.count_scored(len(scores))
+        _check_faults(scores)
+        self._outputs.emit(Scored(group.request.request_id, group.scored, scores))
+        group.count_scored(len(scores))
 
     def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, Sampled]], now: float) -> None:
         for index, token in tokens:
@@ -73,7 +75,8 @@ class Publisher:
             member.append(token.token_id)
             end = None if member.finish is None else member
             self._outputs.emit(Tokens(group.request.request_id, [token], index, end))
-            self._endings.release_sample(member)
+            if end is not None:
+                self._endings.release_sample(end)
         if group.ended:
             self._endings.close(group)
         elif not any(member.table for member in group.members):

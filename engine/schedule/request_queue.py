@@ -127,7 +127,7 @@ class RequestQueue:
         groups.
         """
         busy = (*self.running, *self.admitting.values())
-        return self._all_queued_tokens + sum(group.uncomputed_tokens for group in busy)
+        return self._all_queued_tokens + sum([group.uncomputed_tokens for group in busy])
 
 
 def _key(group: Group) -> OrderKey:

@@ -73,13 +73,9 @@ class Sequence:
 
         Beams compute their last tokens together, so a beam that prefills leaves its last token.
         """
-        behind = (
-            self.group.beams is not None
-            and len(self.group.live) > 1
-            and self.group.forked
-            and self.uncomputed_tokens > 1
-        )
-        return self.uncomputed_tokens - behind
+        group, uncomputed = self.group, self.uncomputed_tokens
+        behind = group.beams is not None and len(group.live) > 1 and group.forked and uncomputed > 1
+        return uncomputed - behind
 
     @property
     def max_slots(self) -> int:
@@ -94,6 +90,8 @@ class Sequence:
         rules, banned = request.logit_rules, request.stopping.banned_after(end - length)
         if self.mask and banned and not allows_any(self.mask, banned):
             banned = frozenset()  # only banned tokens are left; the constraint has precedence
+        if rules is NO_RULES and not banned and not self.mask:
+            return None
         if rules.penalizes:
             return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), banned, self.mask)
         if banned or self.mask or rules != NO_RULES:
@@ -257,7 +255,7 @@ class Group:
     @property
     def ended(self) -> bool:
         """Whether all samples have ended."""
-        return all(member.finish is not None for member in self.members)
+        return None not in [member.finish for member in self.members]
 
     @property
     def width(self) -> int:
@@ -295,8 +293,12 @@ class Group:
     def uncomputed_tokens(self) -> int:
         """Known tokens to compute before all sequences decode; common tokens count once."""
         if self.forked:
-            behind = (len(member.tokens) - 1 - member.computed for member in self.members if member.finish is None)
-            return sum(tokens for tokens in behind if tokens > 0)
+            uncomputed = 0
+            for member in self.members:  # a plain loop, because it runs for every group after every step
+                behind = len(member.tokens) - 1 - member.computed
+                if behind > 0 and member.finish is None:
+                    uncomputed += behind
+            return uncomputed
         own = sum(len(member.tokens) - self.common for member in self.live)
         return self.common - self.trunk.computed + own
 

@@ -7,7 +7,6 @@ it samples is pending.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from blocks import blocks_for
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import PENDING, PromptPart, Work
 
@@ -48,6 +47,10 @@ def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[
 
 def token_counts(gang: list[Cursor], budget: int) -> list[int]:
     """Return the number of tokens scheduled for each cursor of a gang, empty if not all fit."""
+    if len(gang) == 1:  # nearly all gangs
+        sequence, start, remaining, _ = gang[0]
+        most = min(budget, remaining, sequence.room - start)
+        return [most] if most > 0 else []
     found = [min(budget, cursor.remaining, cursor.sequence.room - cursor.start) for cursor in gang]
     return found if budget >= len(gang) and min(found) > 0 else []
 
@@ -59,17 +62,18 @@ def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
     indices = (sequence.index,) if cursor.pending else _sampled_by(sequence, end)
     # All these samples have the same tokens up to `end`; the trunk may have more.
     sampled = group.members[indices[0]] if indices and not cursor.pending else sequence
+    request = group.request
     return Work(
         sequence=sequence.id,
         token_ids=(PENDING,) if cursor.pending else tuple(sequence.tokens[cursor.start : end]),
         start=cursor.start,
-        block_table=tuple(sequence.table[: blocks_for(end, block_size)]),
+        block_table=tuple(sequence.table[: -(-end // block_size)]),
         samples=bool(indices),
-        sampling=sequence.request.sampling,
+        sampling=request.sampling,
         sample_indices=indices,
         rules=sampled.rules_at(end) if indices else None,
-        logprobs=sequence.request.logprobs,
-        to_score=_to_score(group, end),
+        logprobs=request.logprobs,
+        to_score=None if request.prompt_logprobs is None else _to_score(group, end),
         candidates=group.beams.candidates if group.beams else 0,
     )
 
@@ -100,7 +104,7 @@ def _sampled_by(sequence: Sequence, end: int) -> tuple[int, ...]:
 
 
 def _cursors(group: Group, in_flight: Mapping[int, Work]) -> list[Cursor]:
-    cursors = (_cursor(sequence, in_flight.get(sequence.id)) for sequence in group.active)
+    cursors = [_cursor(sequence, in_flight.get(sequence.id)) for sequence in group.active]
     return [cursor for cursor in cursors if cursor is not None and cursor.remaining > 0]
 
 
