@@ -124,10 +124,9 @@ class AttentionBackend(Protocol):
 
 def _slots(work: Sequence[Work], fed: Sequence[int], tables: Integers, block_size: int) -> Integers:
     """Return `[tokens]` int64 slots of the fed tokens."""
-    if max(fed, default=1) == 1:  # vectorized, because most steps only decode
-        positions = np.array([item.start for item in work], dtype=np.int64)
-        blocks = tables[np.arange(len(work)), positions // block_size] if len(work) else positions
-        return blocks.astype(np.int64) * block_size + positions % block_size
+    if max(fed, default=1) == 1:  # most steps only decode
+        slots = [item.block_table[item.start // block_size] * block_size + item.start % block_size for item in work]
+        return np.array(slots, dtype=np.int64)
     parts = []
     for item, table in zip(work, tables, strict=True):
         positions = np.arange(item.start, item.end)

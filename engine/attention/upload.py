@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int32] | NDArray[np.int64]
+IntegerType = type[np.int32] | type[np.int64]
 
 
 def upload(

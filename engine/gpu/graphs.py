@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from engine.attention.backend import PagedBatch
+from engine.attention.upload import IntegerType
 from engine.model.decoder import Decoder
 
 _WARMUP_RUNS = 2  # so that kernels are compiled, and libraries choose theirs, before the capture
@@ -128,6 +130,8 @@ class _Buffers:
 
 class RecordedDecoder:
     """Replays steps in which each sequence feeds one token; other steps run on the captured decoder."""
+
+    integers: IntegerType = np.int64
 
     def __init__(
         self,

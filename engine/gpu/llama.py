@@ -7,11 +7,13 @@ weights, as in transformers.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import embedding, linear
 
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.llama_shape import head_size, rotations, window_of
+from engine.attention.upload import IntegerType
 from engine.gpu.triton_backend import TritonBackend
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
@@ -35,6 +37,8 @@ class _Layer:
 
 class LlamaDecoder:
     """Runs the steps of one model over the cache of one backend."""
+
+    integers: IntegerType = np.int64
 
     def __init__(self, model: Any, backend: TritonBackend, context_tokens: int) -> None:
         """Take over a model's weights: its modules share the fused tensors. Positions are below `context_tokens`."""

@@ -2,27 +2,34 @@
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.attention.backend import AttentionBackend, PagedBatch
 from engine.attention.paged_context import PagedContext
+from engine.attention.upload import IntegerType
 from engine.model.loaded import LoadedModel
 
 
 class Decoder(Protocol):
     """Runs the steps of one model over the blocks of one attention backend."""
 
+    integers: IntegerType
+    """Type of the integers that it takes on a CPU."""
+
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """Return `[places, vocabulary]` logits of a flattened batch, at these indices.
 
-        `token_ids` and `positions`: `[tokens]` int64. `places`: int64; an index may occur more than once.
+        `token_ids` and `positions`: `[tokens]`. `places`: an index may occur more than once. All int64, or `integers`.
         """
 
 
 class ModulesDecoder:
     """Runs the modules that transformers loaded."""
+
+    integers: IntegerType = np.int64
 
     def __init__(self, loaded: LoadedModel, backend: AttentionBackend) -> None:
         self._model = loaded.model

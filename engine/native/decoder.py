@@ -6,10 +6,12 @@ Activations are float32; weights, K and V are bfloat16.
 from ctypes import POINTER, cast
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.attention.backend import PagedBatch
 from engine.attention.llama_shape import LlamaShape, head_size, is_llama_shaped
+from engine.attention.upload import IntegerType
 from engine.errors import ModelUnsupported
 from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels, NativeLayer, NativeModel, packed_size
 from engine.native.llama_weights import EMBEDDING, HEAD, FileWeights, LlamaWeights
@@ -28,6 +30,8 @@ def runs(model: Any) -> bool:
 
 class NativeDecoder:
     """Runs the steps of one model over one cache."""
+
+    integers: IntegerType = np.int32
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class NativeDecoder:
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """Return `[places, vocabulary]` logits of a flattened batch, at these indices."""
-        tokens = (token_ids.to(torch.int32), positions.to(torch.int32), places.to(torch.int32))
+        tokens = tuple(one if one.dtype == torch.int32 else one.int() for one in (token_ids, positions, places))
         return self._kernels.step(self._model, self._view, batch, tokens, self._threads)
 
     def _native_model(self, shape: LlamaShape, context_tokens: int) -> NativeModel:

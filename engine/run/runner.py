@@ -84,16 +84,17 @@ class ModelRunner:
     def _upload_columns(
         self, token_ids: list[int], positions: list[int], places: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return three int64 tensors. On a CPU they share memory, because making a tensor costs more than its contents.
+        """Return three tensors of the decoder's integers. On a CPU they are parts of one array, which costs less.
 
-        On a GPU they do not, because Triton compiles kernels again for tensors that are not aligned.
+        On a GPU they are not, because Triton compiles kernels again for tensors that are not aligned.
         """
         if self._device.type != "cpu":
             known, placed, chosen = (upload(one, torch.int64, self._device) for one in (token_ids, positions, places))
             return known, placed, chosen
-        together = torch.from_numpy(np.array([*token_ids, *positions, *places], dtype=np.int64))
-        known, placed, chosen = torch.split(together, [len(token_ids), len(positions), len(places)])
-        return known, placed, chosen
+        values = np.array([*token_ids, *positions, *places], dtype=self._decoder.integers)
+        fed = len(token_ids)
+        parts = values[:fed], values[fed : 2 * fed], values[2 * fed :]
+        return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
 
     def _logit_indices(self, work: tuple[Work, ...]) -> list[int]:
         """Return the indices in the flattened batch whose logits are needed."""
@@ -115,7 +116,7 @@ class ModelRunner:
             rows = self._latest.rows()
             drawn = self._latest.tokens[upload([rows[one] for one in pending], torch.int64, self._device)]
             places = [place for place, token in enumerate(token_ids) if token == PENDING]
-            known[upload(places, torch.int64, self._device)] = drawn
+            known[upload(places, torch.int64, self._device)] = drawn.to(known.dtype)
 
 
 class _LatestTokens(NamedTuple):

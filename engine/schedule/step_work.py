@@ -73,7 +73,7 @@ def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
         sample_indices=indices,
         rules=sampled.rules_at(end) if indices else None,
         logprobs=request.logprobs,
-        to_score=None if request.prompt_logprobs is None else _to_score(group, end),
+        to_score=_to_score(group, end),
         candidates=group.beams.candidates if group.beams else 0,
     )
 
