@@ -6,7 +6,7 @@
     ORG/NAME        a model on the Hugging Face hub, kept in the hub's own cache
 
 `python -m services.models.model_store NAME` prints the folder. This module imports neither torch nor transformers;
-a child process runs the code that needs them.
+a child process runs the code that needs them. The hub's client is imported for models of the hub only.
 """
 
 import fcntl
@@ -23,19 +23,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO
-
-from huggingface_hub import DryRunFileInfo, constants, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from typing import IO, TYPE_CHECKING
 
 from services.models.stage_display import StageDisplay, StageProgress
 from services.runtime.child_process import python_command
+
+if TYPE_CHECKING:
+    from huggingface_hub import DryRunFileInfo
 
 DEMO = "demo"
 DEMO_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
@@ -171,6 +165,9 @@ def _convert(gguf: Path, name: str, workshop: Path, progress: StageProgress) -> 
 
 
 def _local_snapshot(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
     try:
         folder = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
@@ -180,6 +177,8 @@ def _local_snapshot(name: str) -> Path | None:
 
 
 def _download_snapshot(name: str, progress: StageProgress) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
     files = _hub_files(name)
     if not any(file.filename.endswith(".safetensors") for file in files):
         raise ModelUnavailable(f"{name} cannot be used: it has no safetensors weights on the hub.")
@@ -195,12 +194,16 @@ def _download_snapshot(name: str, progress: StageProgress) -> Path:
 
 
 def _hub_configuration(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
     with _hub_faults(name):
         folder = snapshot_download(name, allow_patterns=["config.json"])
     return _checked(Path(folder), name)
 
 
-def _hub_files(name: str) -> list[DryRunFileInfo]:
+def _hub_files(name: str) -> "list[DryRunFileInfo]":
+    from huggingface_hub import snapshot_download
+
     with _hub_faults(name):
         return snapshot_download(name, allow_patterns=HUB_FILES, dry_run=True)
 
@@ -208,6 +211,8 @@ def _hub_files(name: str) -> list[DryRunFileInfo]:
 @contextmanager
 def _hub_faults(name: str) -> Iterator[None]:
     """Convert the exceptions of the hub's client to ModelUnavailable."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     try:
         with disable_progress_bars():
             yield
@@ -216,6 +221,8 @@ def _hub_faults(name: str) -> Iterator[None]:
 
 
 def _hub_verdict(problem: Exception) -> str:
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
     said = (problem, problem.__cause__)
     if any(isinstance(one, GatedRepoError) for one in said):
         return "the hub requires that you accept the model's terms and set HF_TOKEN"

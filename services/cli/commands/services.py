@@ -141,13 +141,9 @@ def engine(metrics_listen: str, **values: Any) -> None:
         # Compute threads that spin while they wait take cores from the other services of a small machine, and
         # then wait for each other. The OpenMP runtime reads this when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from transformers.utils import logging as transformers_logging
-
         from services.engine.server import EngineService
         from services.engine.startup.assembly import assemble
 
-        transformers_logging.disable_default_handler()
-        transformers_logging.enable_propagation()
         return lambda: EngineService(local, metrics, assemble)
 
     exposition = Exposition(metrics.registry, metrics_listen, compat=settings.metrics_compat)

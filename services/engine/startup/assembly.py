@@ -81,11 +81,13 @@ def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | Non
         verified = VerifiedModels(Path(settings.kernels_folder)).find(folder, kernels)
         if verified:
             return verified.loaded(folder)
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils import logging as transformers_logging
 
     from engine.model.loading import load_model
 
-    disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_default_handler()  # its lines go to the service's log
+    transformers_logging.enable_propagation()
     return load_model(folder, dtype, device)
 
 
