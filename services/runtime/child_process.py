@@ -1,10 +1,18 @@
-"""Children of this process that run Python: they import nothing from the current folder."""
+"""Children of this process that run Python: they import nothing from the current folder.
+
+Services that are children read the environment variables.
+"""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Environment variable: the service stops when its standard input is closed by the parent process.
+STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
+# Environment variable: a file descriptor that receives the address once the service is ready. Logs can be too late
+# or filtered.
+READY_DESCRIPTOR = "QUIRE_READY_DESCRIPTOR"
 # Environment variable of Python: children inherit it.
 _SAFE_PATH = "PYTHONSAFEPATH"
 

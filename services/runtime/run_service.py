@@ -19,6 +19,7 @@ from prometheus_client import Metric, PlatformCollector, ProcessCollector, disab
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from services.runtime.child_process import READY_DESCRIPTOR, STOP_WITH_STDIN
 from services.runtime.health import HealthServicer
 from services.runtime.logs import LogWriter, logging_to_stderr
 from services.runtime.metrics.certificates import show_certificates
@@ -30,11 +31,6 @@ _LAST_SECONDS = 1.0
 _SIGNAL_BYTES = 4096
 # Twice the maximum of gRPC's connections; the default limit is often lower.
 _OPEN_FILES = 8192
-# Environment variable: the service stops when its standard input is closed by the parent process.
-STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
-# Environment variable: a file descriptor that receives the address once the service is ready. Logs can be too late
-# or filtered.
-READY_DESCRIPTOR = "QUIRE_READY_DESCRIPTOR"
 
 _OWN_PACKAGES = ("services", "engine", "kvmanager", "blocks")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -12,8 +12,7 @@ from services.cli.options import arguments_of
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
-from services.runtime.child_process import python_command
-from services.runtime.run_service import READY_DESCRIPTOR, STOP_WITH_STDIN
+from services.runtime.child_process import READY_DESCRIPTOR, STOP_WITH_STDIN, python_command
 
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0
