@@ -2,8 +2,9 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_size_t, c_void_p
 from math import prod
+from mmap import mmap
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +19,8 @@ MAX_HEAD_SIZE = 256
 # Attention is fast if block size and head size are multiples of it.
 PACKED_SIZE = 16
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_LINE = 64  # bytes of a cache line, loaded at once
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
+_POPULATED_BYTES = 64 << 20  # of one call
 
 
 class _Cache(Structure):
@@ -107,6 +109,20 @@ class CacheView(NamedTuple):
         return cls(cache, described)
 
 
+def populate(mapped: torch.Tensor) -> None:
+    """Allocate all pages of zeros that `Kernels.zeros` has mapped, without changing them.
+
+    Can run on a thread beside their use, because it does not hold the interpreter's lock. Does nothing on a system
+    without this call: pages are allocated at their first use then.
+    """
+    advise = ctypes.CDLL(None).madvise
+    end = mapped.data_ptr() + mapped.nbytes
+    for start in range(mapped.data_ptr(), end, _POPULATED_BYTES):
+        size = min(_POPULATED_BYTES, end - start)
+        if advise(c_void_p(start), c_size_t(size), _POPULATE_WRITE):
+            return
+
+
 class Kernels:
     """The kernels of one shared library. `name` identifies their sources, flags, compiler and class."""
 
@@ -118,12 +134,14 @@ class Kernels:
         self.tiles = bool(self._library.quire_enable_tiles())
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate zeros aligned to cache lines, in large pages if the system has them."""
-        count = prod(shape) * dtype.itemsize
-        plain = torch.empty(count + _LINE, dtype=torch.uint8)
-        self._library.quire_prefer_large_pages(c_void_p(plain.data_ptr()), c_int64(plain.nbytes))
-        start = -plain.data_ptr() % _LINE
-        return plain.zero_()[start : start + count].view(dtype).view(tuple(shape))
+        """Map zeros aligned to pages, in large pages if the system has them. Each page is allocated at its first use.
+
+        Raises OSError without enough memory.
+        """
+        memory = mmap(-1, prod(shape) * dtype.itemsize)
+        mapped = torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(tuple(shape))
+        self._library.quire_prefer_large_pages(c_void_p(mapped.data_ptr()), c_int64(mapped.nbytes))
+        return mapped
 
     def pack(self, weights: torch.Tensor, packed: torch.Tensor) -> None:
         """Convert `[outputs, inputs]` weights to bfloat16 in the layout of products, into `packed_size` zeros."""

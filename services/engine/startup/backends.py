@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
+from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from engine.gpu.device_watch import check_of, watched
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
-from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels
+from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
 from services.engine.startup.decoder_check import matches, warm_up
 from services.engine.startup.native_kernels import decoder_for
@@ -107,6 +108,8 @@ def _cpu(options: BackendOptions) -> BackendChoice:
     loaded, capacity, threads = options.loaded, options.capacity, torch.get_num_threads()
     sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, threads)
     backend = CpuBackend(options.kernels, loaded.geometry, *sizes)
+    # Beside the loading of the weights: the system takes up to a second for a gigabyte.
+    Thread(target=populate, args=(backend.cache,), name="populate", daemon=True).start()
     decoder = decoder_for(options.kernels, loaded, backend, threads)
     return (
         BackendChoice(backend, decoder, "the CPU's kernels")
