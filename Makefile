@@ -86,7 +86,7 @@ alerts-check: .venv/installed model ## make each alert fire on running services,
 	$(BIN)/pytest tests/deployment/test_alerts_fire.py -v $(ARGS)
 
 bench-%: .venv/installed model
-	$(BIN)/python -m bench $*
+	$(BIN)/python -m bench $* $(ARGS)
 
 readme: .venv/installed ## write the results into README.md and docs/performance.md
 	$(BIN)/python -m bench.report.readme

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench.report.picture import GREY, OTHER, PEER, QUIRE, TARGET, Picture, Result, target_of
+from bench.report.picture import GREY, MILLI, OTHER, PEER, QUIRE, TARGET, Picture, Result, target_of
 
 
 def _system(panels: Sequence[Any], result: Result) -> None:
@@ -41,6 +41,31 @@ def _system(panels: Sequence[Any], result: Result) -> None:
     right.set_xlabel("CPU seconds for 32 streams")
     right.set_title("CPU time; the lower four are the whole system")
     right.grid(axis="y", visible=False)
+
+
+def _servers(panels: Sequence[Any], result: Result) -> None:
+    """Throughput and mean times of both servers under each load, with the ratios."""
+    values = {one["metric"]: one["value"] for one in result["rows"]}
+    loads = {"rate_1": "1/s", "rate_2": "2/s", "rate_4": "4/s", "closed_32": "32 at a time"}
+    shown = (
+        ("tokens_per_second", "throughput", "Throughput", "output tokens per second", 1.0),
+        ("end_to_end_ms", "end_to_end", "End to end", "seconds, mean", MILLI),
+        ("first_token_ms", "first_token", "First token", "seconds, mean", MILLI),
+    )
+    for axes, (metric, ratio, title, unit, scale) in zip(panels, shown, strict=True):
+        tops = [0.0] * len(loads)
+        for server, label, color, beside in (("quire", "Quire", QUIRE, -0.19), ("vllm", "vLLM", PEER, 0.19)):
+            heights = [(values[f"{load}_{server}_{metric}"] or 0.0) * scale for load in loads]
+            tops = [max(pair) for pair in zip(tops, heights, strict=True)]
+            axes.bar([place + beside for place in range(len(loads))], heights, 0.36, color=color, label=label)
+        for place, load in enumerate(loads):
+            if over := values[f"{load}_{ratio}_over_vllm"]:
+                axes.text(place, tops[place], f"{over:.2f}", ha="center", va="bottom", fontweight="bold")
+        axes.set_xticks(range(len(loads)), loads.values())
+        axes.set_ylabel(unit)
+        axes.set_title(f"{title}; above: Quire over vLLM")
+        axes.set_ylim(0, 1.3 * max(*tops, MILLI))
+        axes.legend(loc="upper left", ncols=2)
 
 
 def _streams(panels: Sequence[Any], result: Result) -> None:
@@ -135,6 +160,13 @@ PICTURES = {
         (10, 3.8),
         "32 streams, 128 tokens in and 64 out, demo model on the CPU",
         "Bars of tokens per second of the engine in process and the whole system, and CPU seconds of each process",
+    ),
+    "servers": Picture(
+        _servers,
+        3,
+        (13, 3.8),
+        "Quire and vLLM's server under one client: ShareGPT lengths, answers cut at 128 tokens, demo model on the CPU",
+        "Bars of throughput, mean end to end and mean time to the first token of both servers, by load",
     ),
     "streams": Picture(
         _streams,

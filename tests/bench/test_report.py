@@ -44,7 +44,7 @@ def test_an_unmeasured_target_is_not_met_and_a_row_without_target_is_neither() -
 
 
 def test_a_row_has_the_target_of_the_file() -> None:
-    assert row("demo", "first_token_seconds", 3.0, "s").target == 15.0
+    assert row("demo", "first_token_seconds", 3.0, "s").target == 4.0
     assert row("demo", "first_token_seconds", 30.0, "s").met is False
     assert row("demo", "a_metric_without_target", 1.0, "s").target is None
 
