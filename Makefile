@@ -5,7 +5,10 @@ BIN := .venv/bin
 PROTOS := $(wildcard protos/quire/v1/*.proto)
 # Tests often wait for processes, so three workers fill two cores. What the tests of a file share is started once.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
-EXTRAS := serve,tracing,bench,dev
+SERVING := serve,tracing
+EXTRAS := $(SERVING),bench,dev
+# `make demo` and `make serve` install what they need; all other targets install everything.
+SERVICES := $(if $(wildcard .venv/installed),.venv/installed,.venv/serving)
 DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 # Tests start hundreds of processes, which would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,10 +27,10 @@ help: ## list the targets
 	echo '  make bench-NAME    run a benchmark; NAME is one of:'
 	echo '    $(BENCHMARKS)' | fold -s -w 96 | sed '2,$$s/^/    /'
 
-demo: .venv/installed ## start all services on the demo model and show them at work
+demo: $(SERVICES) ## start all services on the demo model and show them at work
 	$(BIN)/quire demo $(ARGS)
 
-serve: .venv/installed ## serve a model; options go into ARGS
+serve: $(SERVICES) ## serve a model; options go into ARGS
 	$(BIN)/quire serve $(ARGS)
 
 check: lint test ## lint, then test
@@ -150,14 +153,24 @@ endef
 model: .venv/installed
 	$(call tried,$(BIN)/python -m services.models.model_store demo >/dev/null)
 
+# installed EXTRAS, OPTIONS: installs Quire with these extras into .venv.
+define installed
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo 'Quire needs Python 3.11 or newer: name one with make PYTHON=...' >&2; exit 1; }; \
+$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	{ echo 'Python cannot make a virtual environment: install the Debian package python3-venv.' >&2; exit 1; }; \
+echo 'Installing into .venv; the first time this takes minutes.'; \
+[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv || exit 1; \
+if [ -t 1 ] && [ -z "$$CI" ]; then quiet=; else quiet='-q --progress-bar off'; fi; \
+$(call tried,$(BIN)/pip install $$quiet $(2) --disable-pip-version-check --timeout 60 -c constraints.txt \
+	$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[$(1)]')
+endef
+
+# Modules are compiled at their first import, because most are never imported.
+.venv/serving: pyproject.toml constraints.txt
+	$(call installed,$(SERVING),--no-compile)
+	touch $@
+
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo 'Quire needs Python 3.11 or newer: name one with make PYTHON=...' >&2; exit 1; }
-	$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
-		{ echo 'Python cannot make a virtual environment: install the Debian package python3-venv.' >&2; exit 1; }
-	echo 'Installing into .venv; the first time this takes minutes.'
-	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
-	if [ -t 1 ] && [ -z "$$CI" ]; then quiet=; else quiet='-q --progress-bar off'; fi; \
-	$(call tried,$(BIN)/pip install $$quiet --disable-pip-version-check --timeout 60 -c constraints.txt \
-		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') -e '.[$(EXTRAS)]')
+	$(call installed,$(EXTRAS))
 	touch $@
