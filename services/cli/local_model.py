@@ -1,11 +1,15 @@
 """Fetches models before a service starts: services take folders only."""
 
 import logging
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
+from engine.native import build, cpu_class
 from services.engine.settings import EngineSettings
 from services.models.model_store import configuration, default_cache, resolve
 from services.models.stage_display import StageDisplay, StageLog, StageProgress
@@ -44,5 +48,22 @@ def engine_with_folder(settings: EngineSettings) -> EngineSettings:
     The default folder of compiled kernels is next to the models. Raises as `fetch` does.
     """
     kernels = settings.kernels_folder or str(default_cache().parent / "kernels")
+    compilation = _first_compilation(settings, Path(kernels))
     folder = str(fetch(settings.model, logged=settings.log_format == "json"))
+    if compilation:
+        compilation.join()
     return replace(settings, model=folder, model_name=settings.served_name(), kernels_folder=kernels)
+
+
+def _first_compilation(settings: EngineSettings, folder: Path) -> Thread | None:
+    """Compile the CPU kernels while the model is fetched, if none were compiled before and the engine may need them."""
+    if folder.exists() or settings.device == "cuda" or settings.attention_backend not in ("auto", "cpu"):
+        return None
+    thread = Thread(target=_compile, args=(folder,), name="compilation", daemon=True)
+    thread.start()
+    return thread
+
+
+def _compile(folder: Path) -> None:
+    with suppress(cpu_class.KernelsUnavailable, OSError):  # the engine reports it
+        build.build(folder, cpu_class.select(os.environ.get(cpu_class.VARIABLE) or "auto"))
