@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_size_t, c_void_p
 from math import prod
-from mmap import mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -138,7 +138,8 @@ class Kernels:
 
         Raises OSError without enough memory.
         """
-        memory = mmap(-1, prod(shape) * dtype.itemsize)
+        # Private, because systems seldom have large pages for shared memory.
+        memory = mmap(-1, prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         mapped = torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(tuple(shape))
         self._library.quire_prefer_large_pages(c_void_p(mapped.data_ptr()), c_int64(mapped.nbytes))
         return mapped
