@@ -11,9 +11,15 @@ from types import TracebackType
 from typing import Any
 
 from bench.report.results import Row, row
-from bench.report.targets import ROOT
+from bench.report.targets import ROOT, device_of
 
 PEERS = ROOT / "bench" / "peers"
+# The switches with which the libraries of peers do without the instructions of faster classes of CPUs. Kernels that
+# openvino selects without oneDNN keep those of the CPU.
+_CLASS_LIMITS = {
+    "avx512-bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+}
 
 Figures = Mapping[str, float]
 
@@ -24,11 +30,16 @@ class Worker:
     Between requests it is stopped with all its children, because some peers keep a core busy when idle.
     """
 
-    def __init__(self, label: str, command: Sequence[str | Path]) -> None:
+    def __init__(self, label: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
         """Start it and wait for its name. Raises RuntimeError if it ends instead."""
         self.label = label
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self.name = self._line()
         self._signal(signal.SIGSTOP)
@@ -69,7 +80,8 @@ class Worker:
 class Peer:
     """The running script of a peer.
 
-    It runs if the environment names an interpreter for it; otherwise it has no name and measures nothing.
+    It runs if the environment names an interpreter for it; otherwise it has no name and measures nothing. It is kept to
+    the class of CPUs that Quire's kernels use.
     """
 
     def __init__(self, script: Path, variable: str, workload: Mapping[str, Any]) -> None:
@@ -79,7 +91,8 @@ class Peer:
         self._variable = variable
         self._worker: Worker | None = None
         if python := os.environ.get(variable):
-            self._worker = Worker(self.label, [python, script, json.dumps(workload)])
+            limits = _CLASS_LIMITS.get(device_of(self.label))
+            self._worker = Worker(self.label, [python, script, json.dumps(workload)], limits)
             self.name = self._worker.name
 
     def __enter__(self) -> "Peer":

@@ -14,6 +14,11 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import torch
+
+if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":  # vLLM selects its own build by this function
+    torch.cpu._is_avx512_supported = lambda: False
+
 import vllm
 
 

@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from bench.loads.peer import Peer, Worker
+from engine.native import cpu_class
 from tests.faults import wait_until
 
 SCRIPT = """
@@ -52,6 +53,16 @@ def test_a_peer_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.
     script.write_text("import sys; sys.exit(3)")
     with pytest.raises(RuntimeError, match="other ended with 3"):
         Peer(script, "OTHER_PYTHON", {})
+
+
+@pytest.mark.skipif("avx2" not in {one.name for one in cpu_class.supported()}, reason="this CPU has no AVX2")
+def test_a_peer_is_kept_to_the_selected_class_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_PYTHON", sys.executable)
+    monkeypatch.setenv(cpu_class.VARIABLE, "avx2")
+    script = tmp_path / "other_blocks.py"
+    script.write_text("import os, sys; print(os.environ['ONEDNN_MAX_CPU_ISA'], flush=True); sys.stdin.read()")
+    with Peer(script, "OTHER_PYTHON", {}) as peer:
+        assert peer.name == "AVX2"
 
 
 def test_a_worker_is_stopped_between_its_turns(tmp_path: Path) -> None:
