@@ -47,11 +47,11 @@ async def main():
         EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, dtype="float32", device_blocks=16)),
         GatewayService(GatewaySettings(listen=gateway, engines=engine, http_listen="")),
     ]
-    for service in services:
-        await service.start()
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(service.run()) for service in services]
+        running = []
         for service in services:
+            await service.start()
+            running.append(tasks.create_task(service.run()))
             await service.readiness.wait()
         await generate(gateway)
         for service in reversed(services):

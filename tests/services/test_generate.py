@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
+from tests.engine.native_kernels import device_name
 from tests.faults import wait_until
 from tests.load import SLOW_SEED, prompt_request, slow_request
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
@@ -149,6 +150,7 @@ def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQu
         device_blocks=64,
         dtype="float32",
         engines=1,
+        devices=[device_name()],
     )
 
 

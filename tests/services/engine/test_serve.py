@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
+from tests.engine.native_kernels import device_name
 from tests.faults import wait_until
 from tests.running_quire import RunningQuire
 from tests.services.engine.link import Link, ended
@@ -162,6 +163,7 @@ def test_get_engine_describes_the_registered_pool(tiny_quire: RunningQuire) -> N
         dtype="float32",
         tokenizer_digest=engine.tokenizer_digest,
         max_sequences=16,
+        device=device_name(),
     )
     assert len(engine.tokenizer_digest) == 32
 

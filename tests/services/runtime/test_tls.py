@@ -24,6 +24,7 @@ from services.runtime.settings import InvalidSetting
 from services.runtime.tls import ClientTLS, ServerContext, ServerTLS, TLSFiles
 from tests.api_keys import write_keys
 from tests.certificates import Authority
+from tests.engine.native_kernels import device_name
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.services.runtime.test_transport import serving
@@ -328,7 +329,8 @@ def test_a_request_passes_mutual_tls_on_every_link(encrypted: Encrypted) -> None
 def test_an_engine_found_by_name_needs_that_name_in_its_certificate_not_its_address(encrypted: Encrypted) -> None:
     command = ("health", encrypted.engine.address, "--service", "quire.v1.Engine", *TIMEOUT)
     assert "UNAVAILABLE" in encrypted.command(*command).stderr
-    assert encrypted.command(*command, "--server-name", "localhost").stdout == "SERVING\n"
+    healthy = encrypted.command(*command, "--server-name", "localhost").stdout
+    assert healthy == f"SERVING\ntiny-llama: float32 on {device_name()}\n"
 
 
 @pytest.mark.parametrize("which", ["gateway", "kvmanager"])
