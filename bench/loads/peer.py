@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -52,7 +53,8 @@ class Worker:
 
     def close(self) -> None:
         """Close its input, and wait until it exits."""
-        self._signal(signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            self._signal(signal.SIGCONT)
         self._process.communicate()
 
     def measure(self, line: str) -> Figures:
