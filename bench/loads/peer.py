@@ -31,8 +31,14 @@ class Worker:
     Between requests it is stopped with all its children, because some peers keep a core busy when idle.
     """
 
-    def __init__(self, label: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
-        """Start it and wait for its name. Raises RuntimeError if it ends instead."""
+    def __init__(
+        self,
+        label: str,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str] | None = None,
+        first: str = "",
+    ) -> None:
+        """Start it, write it the first input, and wait for its name. Raises RuntimeError if it ends instead."""
         self.label = label
         self._process = subprocess.Popen(
             command,
@@ -42,6 +48,10 @@ class Worker:
             text=True,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended by itself
+            self._process.stdin.write(first)
+            self._process.stdin.flush()
         self.name = self._line()
         self._signal(signal.SIGSTOP)
 
@@ -94,7 +104,8 @@ class Peer:
         self._worker: Worker | None = None
         if python := os.environ.get(variable):
             limits = _CLASS_LIMITS.get(device_of(self.label))
-            self._worker = Worker(self.label, [python, script, json.dumps(workload)], limits)
+            # In its input, because an argument of a process has at most 128 KiB.
+            self._worker = Worker(self.label, [python, script], limits, json.dumps(workload) + "\n")
             self.name = self._worker.name
 
     def __enter__(self) -> "Peer":

@@ -1,8 +1,8 @@
 """Tokens per second of openvino-genai's continuous batching on the CPU, without prefix caching.
 
 In bfloat16, or in float32 if it is kept to AVX2. Runs in a Python interpreter with openvino-genai and without Quire;
-its argument is the workloads of `bench cpu` as JSON. OPENVINO_MODEL names a folder with the model as exported by
-optimum-cli. Prints its name, then figures for each line of input.
+its first line of input is the workloads of `bench cpu` as JSON. OPENVINO_MODEL names a folder with the model as
+exported by optimum-cli. Prints its name, then figures for each further line.
 """
 
 import json
@@ -16,7 +16,7 @@ import openvino_genai as genai
 
 
 def main():
-    workloads = json.loads(sys.argv[1])
+    workloads = json.loads(sys.stdin.readline())
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.enable_prefix_caching = 4, 2048, False
     # It has no products in bfloat16 for AVX2.

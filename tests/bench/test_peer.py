@@ -12,7 +12,7 @@ from tests.faults import wait_until
 
 SCRIPT = """
 import json, sys
-factor = json.loads(sys.argv[1])["factor"]
+factor = json.loads(sys.stdin.readline())["factor"]
 print("Other 1.0", flush=True)
 for number, _ in enumerate(sys.stdin, 1):
     print(json.dumps({"free_us": factor * number}), flush=True)
