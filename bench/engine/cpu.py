@@ -2,24 +2,20 @@
 
 Peers run if QUIRE_OPENVINO_PYTHON and QUIRE_VLLM_PYTHON name Python interpreters with them; OPENVINO_MODEL and
 VLLM_MODEL name folders with the model in their formats. All alternate in each repetition; prefix caching is off. In
-each repetition the machine's own limits are measured too: its memory bandwidth, and its products without loads.
+each repetition the machine's own limits are measured too: its memory bandwidth, and its products without loads. The
+ceiling of a workload follows from them, and from what its matrices, keys and values cost.
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from math import ceil
-from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
 
-import torch
 from rich.progress import Progress
 
+from bench.loads.ceiling import MachineLimits, ModelCosts, measurement
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
-from engine.native.kernels import Kernels
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
@@ -48,18 +44,8 @@ WORKLOADS: dict[str, tuple[tuple[int, ...], int]] = {
 # Compared with torch's operators in float32 too, which CPUs without kernels use.
 PLAIN = "b8"
 PEER_GOAL, CEILING_GOAL = 1.2, 0.85
-READ_MIB = 512
-READS = 5
-ROUNDS = 1 << 19  # of products, some milliseconds
 
 Work = list[dict[str, object]]
-
-
-class MachineLimits(NamedTuple):
-    """Limits of the machine: bytes read and operations of bfloat16 products a second."""
-
-    bandwidth: float
-    operations: float
 
 
 def main() -> None:
@@ -70,8 +56,8 @@ def main() -> None:
     parts = assemble(settings)
     plain = assemble(replace(settings, dtype="float32", attention_backend="torch"))
     works = {name: _work(parts.loaded.vocabulary_size, *lengths) for name, lengths in WORKLOADS.items()}
-    limits_of = _limits(load_kernels(kernels_folder))
-    matrices = _matrices(folder)
+    assert parts.loaded.shape is not None
+    costs, measure = ModelCosts.of(parts.loaded.shape), measurement(load_kernels(kernels_folder))
     seconds: dict[str, dict[str, list[float]]] = {}
     steps: list[float] = []
     limits: list[MachineLimits] = []
@@ -82,7 +68,7 @@ def main() -> None:
     ):
         task = progress.add_task("cpu", total=(REPETITIONS + 1) * len(works))
         for repetition in range(REPETITIONS + 1):  # the first warms up
-            limits.append(limits_of())
+            limits.append(measure())
             for name, work in works.items():
                 figures = {"quire": _seconds(parts, work, steps if name == "b1" else [])}
                 if name == PLAIN:
@@ -90,7 +76,7 @@ def main() -> None:
                 for peer in (openvino, vllm):
                     if found := peer.measure(name):
                         figures[peer.label] = found["seconds"]
-                figures["ceiling"] = _least_seconds(*WORKLOADS[name], matrices, limits[-1])
+                figures["ceiling"] = costs.least_seconds(*WORKLOADS[name], TOKEN_BUDGET, limits[-1])
                 if repetition:
                     for label, spent in figures.items():
                         seconds.setdefault(name, {}).setdefault(label, []).append(spent)
@@ -105,7 +91,7 @@ def main() -> None:
         row(
             "cpu",
             "b1_of_the_bandwidth_roofline",
-            round(matrices.all_bytes / bandwidth / median(steps), 3),
+            round(costs.matrices / bandwidth / median(steps), 3),
             "ratio",
             "memory",
         ),
@@ -164,71 +150,6 @@ def _seconds(parts: EngineParts, work: Work, steps: list[float]) -> float:
         if 0 < before < scheduler.totals.generated_tokens:
             steps.append(perf_counter() - turned)
     return perf_counter() - begun
-
-
-def _limits(kernels: Kernels) -> Callable[[], MachineLimits]:
-    """Return a measurement of the machine's limits, with as many threads as the engine has.
-
-    The memory has pages like those of weights and cache. The fastest of several measurements counts.
-    """
-    memory = kernels.zeros((READ_MIB << 20,), torch.uint8).fill_(1)
-    threads = torch.get_num_threads()
-
-    def rate(amount: Callable[[], int]) -> float:
-        begun = perf_counter()
-        return amount() / (perf_counter() - begun)
-
-    def read() -> int:
-        kernels.read(memory, threads)
-        return memory.nbytes
-
-    def measure() -> MachineLimits:
-        operations = max(rate(lambda: kernels.multiply(ROUNDS, threads)) for _ in range(READS))
-        return MachineLimits(max(rate(read) for _ in range(READS)), operations)
-
-    return measure
-
-
-class _Matrices(NamedTuple):
-    """Bytes of the matrices of the layers, and of the head, in bfloat16."""
-
-    layers: int
-    head: int
-
-    @property
-    def all_bytes(self) -> int:
-        return self.layers + self.head
-
-
-def _matrices(folder: Path) -> _Matrices:
-    """Return the sizes of the matrices that a step reads; the embedding table is also the head."""
-    from safetensors import safe_open
-
-    layers = head = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - not a dict
-        for name, shape in shapes.items():
-            if len(shape) == 2:
-                size = 2 * shape[0] * shape[1]
-                layers, head = (layers, head + size) if "layers" not in name else (layers + size, head)
-    return _Matrices(layers, head)
-
-
-def _least_seconds(lengths: tuple[int, ...], tokens: int, matrices: _Matrices, limits: MachineLimits) -> float:
-    """Return the time in which the machine can read and multiply the matrices of a workload, without attention.
-
-    A step takes at least the longer of both times. Each element of a matrix is a multiplication and an addition for
-    each row, that is one operation for each of its bytes.
-    """
-    prompts, rows = sum(lengths), len(lengths)
-    count = ceil(prompts / TOKEN_BUDGET)
-    prefill = max(
-        (count * matrices.layers + matrices.head) / limits.bandwidth,
-        (prompts * matrices.layers + rows * matrices.head) / limits.operations,
-    )
-    decode = max(matrices.all_bytes / limits.bandwidth, rows * matrices.all_bytes / limits.operations)
-    return prefill + (tokens - 1) * decode
 
 
 if __name__ == "__main__":
