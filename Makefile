@@ -20,7 +20,7 @@ HELM_TESTS := tests/deployment/helm
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,10 @@ mutants: .venv/installed model ## seed faults in the product and count those tha
 
 fuzz-http: .venv/installed ## run schemathesis against the HTTP API for some minutes
 	QUIRE_FUZZ=1 $(BIN)/pytest tests/services/gateway/http/test_openapi.py --timeout=1200 $(ARGS)
+
+wheel: .venv/installed ## build a wheel into build/wheel, with the CPU kernels of each class
+	$(BIN)/python -m engine.native.prebuilt
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
 
 npm-clients: .venv/installed ## install the Node client for tests of the HTTP API
 	$(BIN)/python -m tests.services.gateway.http.clients.node_client

@@ -19,6 +19,7 @@ from services.loadgen.report import machine
 
 _PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf")
 _COLUMNS = ("metric", "value", "unit", "peer", "target", "met")
+_NOT_CODE = (":!bench/results", ":!docs/images")
 
 # The import of this module is the start of a benchmark.
 _STARTED = datetime.now(UTC)
@@ -126,8 +127,15 @@ def _draw(benchmark: str) -> None:
 
 
 def _commit() -> str | None:
-    """Return the commit; for a copy of the tree without its history, that of QUIRE_COMMIT."""
-    return os.environ.get("QUIRE_COMMIT") or machine.output_of(["git", "describe", "--always", "--dirty"], ROOT)
+    """Return the commit; for a copy of the tree without its history, that of QUIRE_COMMIT.
+
+    It ends with `-dirty` if other files than results and their pictures have changed.
+    """
+    if given := os.environ.get("QUIRE_COMMIT"):
+        return given
+    commit = machine.output_of(["git", "describe", "--always"], ROOT)
+    changed = machine.output_of(["git", "status", "--porcelain", "--", ".", *_NOT_CODE], ROOT)
+    return f"{commit}-dirty" if commit and changed else commit
 
 
 def _rounded(load: tuple[float, float, float]) -> list[float]:

@@ -1,5 +1,9 @@
 """Kernels compiled in advance, as in the image."""
 
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from engine.native.build import compile_for
 from engine.native.cpu_class import CLASSES, CpuClass, KernelsUnavailable, select
 from services.engine.startup.native_kernels import kernels_for
 
+ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
@@ -61,3 +66,25 @@ def test_without_a_compiler_prebuilt_kernels_are_used(
     found = kernels_for("cpu", CPU, folder_of_builds)
     assert found is not None
     assert found.cpu == cpu
+
+
+def test_a_wheel_contains_the_libraries_that_were_compiled_before(tmp_path: Path) -> None:
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    ignored = shutil.ignore_patterns("__pycache__", "prebuilt", "*.egg-info")
+    for name in ("blocks", "engine", "kvmanager", "protos", "services"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    libraries = {f"engine/native/prebuilt/{one.name}-0.so" for one in CLASSES}
+    for library in libraries:
+        path = source / library
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", wheels, source]
+    subprocess.run(command, check=True)
+    (wheel,) = wheels.glob("quire-*.whl")
+    assert set(zipfile.ZipFile(wheel).namelist()) >= {
+        *libraries,
+        "engine/native/x86/kernels.cpp",
+        "engine/native/x86/attention/layer.h",
+    }
