@@ -42,7 +42,7 @@ class Worker:
         self.label = label
         self._process = subprocess.Popen(
             command,
-            env={**os.environ, **(environment or {})},
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -103,9 +103,9 @@ class Peer:
         self._variable = variable
         self._worker: Worker | None = None
         if python := os.environ.get(variable):
-            limits = _CLASS_LIMITS.get(device_of(self.label))
             # In its input, because an argument of a process has at most 128 KiB.
-            self._worker = Worker(self.label, [python, script], limits, json.dumps(workload) + "\n")
+            first = json.dumps(workload) + "\n"
+            self._worker = Worker(self.label, [python, script], _environment(device_of(self.label)), first)
             self.name = self._worker.name
 
     def __enter__(self) -> "Peer":
@@ -132,6 +132,12 @@ class Peer:
             rows.append(row(benchmark, f"{self.label}_{metric}", _median(theirs), "us", peer))
             rows.append(row(benchmark, f"{metric}_over_{self.label}", _median(ratios), "ratio", peer))
         return rows
+
+
+def _environment(device: str) -> dict[str, str]:
+    """Return a peer's environment: its own defaults for threads, and the limits of a class of CPUs."""
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    return inherited | _CLASS_LIMITS.get(device, {})
 
 
 def _median(values: Sequence[float]) -> float | None:
