@@ -2,7 +2,7 @@
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
 targets and their measured values, `headlines` the table of those with a `headline`, `missed` a list of missed targets,
-and `picture NAME` the picture of a benchmark.
+`classes` the speeds of programs by class of CPU, and `picture NAME` the picture of a benchmark.
 """
 
 import re
@@ -15,10 +15,23 @@ from typing import Any, NamedTuple
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.targets import RESULTS, ROOT, met, results_of, targets
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "measurements.md")
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
 _SIDES = {"less": "less than", "at most": "at most", "more": "at least"}
 NOT_MEASURED = "not measured"
+# Workloads, programs and ratios of `bench cpu`, by the parts of metrics' names.
+_WORKLOADS = {
+    "b1": "1 request, 32/64 tokens",
+    "b8": "8, 128/64",
+    "b32": "32, 128/64",
+    "b32_short": "32, 16/128",
+    "ragged": "16, 16 to 2,000/64",
+    "first_token_128": "first token, 128",
+    "first_token_1024": "1,024",
+    "first_token_4096": "4,096",
+}
+_PROGRAMS = ("quire", "openvino", "vllm")
+_RATIOS = {"Quire over the better": "over_the_better_peer", "Quire over the ceiling": "of_the_ceiling"}
 _COMMANDS = {"gpu": "make gpu-check"}
 
 
@@ -66,7 +79,8 @@ class Pages:
         """Return the text of a block. Raises KeyError for an unknown name."""
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
-        return {"performance": self._table, "headlines": self._headlines, "missed": self._missed}[name]()
+        blocks = {"performance": self._table, "headlines": self._headlines, "missed": self._missed}
+        return {**blocks, "classes": self._classes}[name]()
 
     def lines(self) -> Iterator[Line]:
         """Yield every target, in the order of the file."""
@@ -120,12 +134,40 @@ class Pages:
             if line.met == "no"
         )
 
+    def _classes(self) -> str:
+        text = [f"| class | program | {' | '.join(_WORKLOADS.values())} |", "|---|---" + "|---" * len(_WORKLOADS) + "|"]
+        for device, result in self._results["cpu"].items():
+            rows = {row["metric"]: row for row in result["rows"] if row["value"] is not None}
+            speeds = {program: [_speed(rows, one, program) for one in _WORKLOADS] for program in _PROGRAMS}
+            ratios = {name: [_ratio(rows, f"{one}_{metric}") for one in _WORKLOADS] for name, metric in _RATIOS.items()}
+            lines = {**{_name_of(rows, program): cells for program, cells in speeds.items()}, **ratios}
+            text += [
+                f"| {device} | {name} | {' | '.join(cells)} |" for name, cells in lines.items() if set(cells) != {"-"}
+            ]
+        return "\n".join(text)
+
     def _picture(self, benchmark: str) -> str:
         path = self._images / f"bench-{benchmark}.png"
         seen = PICTURES[benchmark].seen
         if not path.exists():
             return f"(Not drawn yet: `{_command(benchmark)}`.)"
         return f"![{seen}](docs/images/{path.name})"
+
+
+def _speed(rows: Mapping[str, Any], workload: str, program: str) -> str:
+    """Return a program's tokens per second, or its milliseconds to the first token."""
+    unit = "ms" if workload.startswith("first_token") else "tokens_per_second"
+    row = rows.get(f"{workload}_{program}_{unit}")
+    return f"{row['value']:,.0f}{' ms' if unit == 'ms' else ''}" if row else "-"
+
+
+def _ratio(rows: Mapping[str, Any], metric: str) -> str:
+    return _shown(rows[metric]["value"], "ratio") if metric in rows else "-"
+
+
+def _name_of(rows: Mapping[str, Any], program: str) -> str:
+    row = rows.get(f"b1_{program}_tokens_per_second", {})
+    return row.get("peer") or program.capitalize()
 
 
 def _line(benchmark: str, target: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> Line:

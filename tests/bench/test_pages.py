@@ -120,3 +120,15 @@ def test_the_unmeasured_gpu_benchmark_has_a_picture_as_soon_as_it_has_a_result(t
     picture = draw("gpu", tmp_path, tmp_path)
     assert picture is not None
     assert picture.stat().st_size > 5_000
+
+
+def test_classes_shows_each_program_and_ratio_of_each_class_that_was_measured(tmp_path: Path) -> None:
+    write_result(tmp_path, "cpu", device="avx2", b1_over_the_better_peer=1.25, b8_quire_tokens_per_second=1234.5)
+    write_result(tmp_path, "cpu", device="amx", first_token_128_vllm_ms=39.6)
+    title, _, *lines = Pages(tmp_path).block("classes").splitlines()
+    assert title.startswith("| class | program | 1 request, 32/64 tokens | 8, 128/64 |")
+    assert lines == [
+        "| amx | Vllm | - | - | - | - | - | 40 ms | - | - |",
+        "| avx2 | Quire | - | 1,234 | - | - | - | - | - | - |",
+        "| avx2 | Quire over the better | 1.25 | - | - | - | - | - | - | - |",
+    ]
