@@ -11,7 +11,8 @@ _DEMO_LAYERS = 30
 
 def _cpu(panels: Sequence[Any], result: Result) -> None:
     """Bars of the speed over the better peer's, labelled with tokens per second."""
-    axes, seconds = panels[0], result["seconds"]
+    axes = panels[0]
+    seconds = {name: spent for name, spent in result["seconds"].items() if name in _WORKLOADS}
     who = {"quire": ("Quire", QUIRE)}
     labels = {"openvino": (PEER, "openvino-genai"), "vllm": (OTHER, "vLLM (CPU)")}
     for label in result["peers"]:
@@ -27,15 +28,15 @@ def _cpu(panels: Sequence[Any], result: Result) -> None:
                 xs.append(at + 0.27 * (place - 1))
                 heights.append(median(their / own for their, own in zip(best, spent[label], strict=True)))
         axes.bar(xs, heights, 0.25, color=color, label=shown)
-        rates = [values[f"{name}_{label}_tokens_per_second"] for name in seconds if label in seconds[name]]
-        for x, height, rate in zip(xs, heights, rates, strict=True):
-            axes.text(x, height + 0.015, f"{rate:,.0f}", ha="center", va="bottom", fontsize=8, bbox=ON_WHITE)
+        texts = [_speed(values, name, label) for name in seconds if label in seconds[name]]
+        for x, height, text in zip(xs, heights, texts, strict=True):
+            axes.text(x, height + 0.015, text, ha="center", va="bottom", fontsize=8, bbox=ON_WHITE)
     axes.axhline(1.0, color=TARGET, linestyle="--", linewidth=1.3, zorder=1.5, label="target: the better peer")
-    axes.set_xticks(range(len(seconds)), [_WORKLOADS.get(name, name) for name in seconds])
+    axes.set_xticks(range(len(seconds)), [_WORKLOADS[name] for name in seconds])
     axes.set_ylabel("speed over the better peer's")
     alone = not any(result["peers"].values())
     medians = "medians of repetitions" + ("; no peer ran" if alone else " in which all take turns")
-    axes.set_title(f"Labels: tokens per second; {medians}")
+    axes.set_title(f"Labels: tokens per second, or milliseconds; {medians}")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.12)
     axes.legend(loc="upper right", ncols=4)
 
@@ -46,7 +47,16 @@ _WORKLOADS = {
     "b32": "32 requests\n128 in, 64 out",
     "b32_short": "32 requests\n16 in, 128 out",
     "ragged": "16 requests\n16 to 2,000 in, 64 out",
+    "first_token_128": "ms to first token\n128 in",
+    "first_token_1024": "ms to first token\n1,024 in",
+    "first_token_4096": "ms to first token\n4,096 in",
 }
+
+
+def _speed(values: Mapping[str, float], workload: str, program: str) -> str:
+    if workload.startswith("first_token"):
+        return f"{values[f'{workload}_{program}_ms']:,.0f}"
+    return f"{values[f'{workload}_{program}_tokens_per_second']:,.0f}"
 
 
 def _kernels(panels: Sequence[Any], result: Result) -> None:
@@ -147,9 +157,9 @@ PICTURES = {
     "cpu": Picture(
         _cpu,
         1,
-        (9, 4.2),
-        "Output tokens per second on the CPU, demo model, bfloat16",
-        "Bars of Quire's, openvino-genai's and vLLM's speed over the better peer's, for five workloads",
+        (13, 4.2),
+        "Speed on the CPU, demo model, bfloat16",
+        "Bars of Quire's, openvino-genai's and vLLM's speed over the better peer's by workload, for each class of CPU",
     ),
     "kernels": Picture(
         _kernels,

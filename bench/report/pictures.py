@@ -1,6 +1,6 @@
 """Draws the results of benchmarks: `python -m bench.report.pictures NAME...`, or all with a picture.
 
-Each picture is made from one result alone, that of the fastest class of CPUs, and redrawn whenever a result is written.
+A picture has a row of panels for each class of CPUs with a result. It is redrawn whenever a result is written.
 """
 
 import sys
@@ -26,11 +26,13 @@ def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path
     from matplotlib import pyplot
 
     picture = PICTURES[benchmark]
-    device, result = next(iter(found.items()))
+    width, height = picture.inches
     with mpl.rc_context(STYLE):
-        figure, grid = pyplot.subplots(1, picture.panels, figsize=picture.inches, layout="constrained", squeeze=False)
-        picture.draw(grid[0], result)
-        figure.suptitle(f"{picture.title} ({device})", x=0.01, ha="left", fontweight="bold", fontsize=11)
+        figure = pyplot.figure(figsize=(width, height * len(found)), layout="constrained")
+        parts = figure.subfigures(len(found), 1, squeeze=False)[:, 0]
+        for part, (device, result) in zip(parts, found.items(), strict=True):
+            picture.draw(part.subplots(1, picture.panels, squeeze=False)[0], result)
+            part.suptitle(f"{picture.title} ({device})", x=0.01, ha="left", fontweight="bold", fontsize=11)
         images.mkdir(parents=True, exist_ok=True)
         drawn = images / f"bench-{benchmark}.png"
         figure.savefig(drawn, dpi=130)
