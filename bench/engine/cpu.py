@@ -16,6 +16,7 @@ from rich.progress import Progress
 from bench.loads.ceiling import MachineLimits, ModelCosts, measurement
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
+from engine.attention.llama_shape import LlamaShape
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
@@ -56,8 +57,8 @@ def main() -> None:
     parts = assemble(settings)
     plain = assemble(replace(settings, dtype="float32", attention_backend="torch"))
     works = {name: _work(parts.loaded.vocabulary_size, *lengths) for name, lengths in WORKLOADS.items()}
-    assert parts.loaded.shape is not None
-    costs, measure = ModelCosts.of(parts.loaded.shape), measurement(load_kernels(kernels_folder))
+    shape = parts.loaded.shape or LlamaShape.of(parts.loaded.model)  # the first start of a class has no shape yet
+    costs, measure = ModelCosts.of(shape), measurement(load_kernels(kernels_folder))
     seconds: dict[str, dict[str, list[float]]] = {}
     steps: list[float] = []
     limits: list[MachineLimits] = []
