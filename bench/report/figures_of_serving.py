@@ -153,7 +153,37 @@ def _routing(panels: Sequence[Any], result: Result) -> None:
         axes.legend(loc="upper left", ncols=2)
 
 
+def _overhead(panels: Sequence[Any], result: Result) -> None:
+    """Stacked bars of each process's microseconds a token, of this commit and an earlier one."""
+    who = {"earlier": "before", "quire": f"{result['commit'][:7]}"}
+    for axes, streams in zip(panels, ("1", "32"), strict=True):
+        tokens = int(streams) * result["tokens"][streams]
+        for place, name in enumerate(name for name in who if name in result["runs"]):
+            runs, left = result["runs"][name][streams], 0.0
+            for role, color in (("gateway", QUIRE), ("engine", PEER), ("kvmanager", OTHER)):
+                width = median(run[role] for run in runs) / tokens * 1e6
+                axes.barh(place, width, 0.6, left=left, color=color, label=None if place else role)
+                if width > 0.04 * axes.get_xlim()[1]:
+                    ink = "white" if color == QUIRE else "black"
+                    axes.text(left + width / 2, place, f"{width:,.0f}", ha="center", va="center", color=ink)
+                left += width
+        axes.set_yticks(range(len(result["runs"])), [who[name] for name in who if name in result["runs"]])
+        axes.set_title(f"{streams} stream{'s' if streams != '1' else ''}")
+        axes.set_xlabel("microseconds of CPU a token")
+        axes.set_ylim(-0.5, len(result["runs"]) + 0.2)
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", visible=True)
+        axes.legend(loc="upper right", ncols=3)
+
+
 PICTURES = {
+    "overhead": Picture(
+        _overhead,
+        2,
+        (11, 2.8),
+        "The CPU's time outside the kernels, for each token",
+        "Bars of microseconds of gateway, engine and KV manager for each token, before and now",
+    ),
     "system": Picture(
         _system,
         2,
