@@ -81,7 +81,10 @@ async def health(connection: Connection, service: str, timeout: float) -> int:
 
 
 async def _devices(channel: grpc.aio.Channel, service: str, timeout: float, metadata: Metadata) -> list[str]:
-    """Describe the models of a gateway or an engine, and their devices; empty for others, and without permission."""
+    """Describe the models of a gateway or an engine, and their devices; empty for others, and if they do not answer.
+
+    Only the status decides about health: a probe must not fail for a missing permission or a late description.
+    """
     try:
         if service == "quire.v1.Engine":
             engine = await engine_pb2_grpc.EngineStub(channel).GetEngine(engine_pb2.GetEngineRequest(), timeout=timeout)
@@ -90,9 +93,8 @@ async def _devices(channel: grpc.aio.Channel, service: str, timeout: float, meta
             stub = gateway_pb2_grpc.GatewayStub(channel)
             listed = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout, metadata=metadata)
             return [f"{one.model}: {one.dtype} on {', '.join(one.devices)}" for one in listed.models]
-    except grpc.aio.AioRpcError as error:
-        if error.code() not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-            raise
+    except grpc.aio.AioRpcError:
+        return []
     return []
 
 

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 import click.testing
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from quire.v1 import gateway_pb2
 from services.cli.main import ANSWER_TOKENS, cli
@@ -277,6 +280,18 @@ def test_health_prints_the_status_and_exits_with_it(
         assert len(lines) == 1
     else:
         assert re.fullmatch(r"tiny-llama: float32 on (amx|avx512-bf16|avx2|cpu)", "\n".join(lines[1:]))
+
+
+def test_health_depends_on_the_status_alone() -> None:
+    servicer = health.HealthServicer()
+    servicer.set("quire.v1.Engine", health_pb2.HealthCheckResponse.SERVING)
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    done = quire("health", address, "--service", "quire.v1.Engine")  # it cannot describe its model
+    server.stop(None).wait()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "SERVING\n", "")
 
 
 def test_explain_reports_an_unknown_request_in_one_line(tiny_quire: RunningQuire) -> None:
