@@ -110,17 +110,18 @@ class Step {
     x_ = s.hidden.at_least(static_cast<size_t>(tall) * stride_);
     query_ = s.queries.at_least(static_cast<size_t>(tall) * queries_);
     attended_ = {s.attended.at_least(static_cast<size_t>(tall) * outer), outer};
-    band_ = band_rows();
+    bands_ = band_count();
+    const int band = padded((tall / kPiece + bands_ - 1) / bands_ * kPiece, kPiece);
     banded_ = tokens > kMinBand * team_.size();
     const int shared = padded(banded_ ? b.rows : std::max(tokens, static_cast<int>(b.rows)), kPiece);
     normed_ = {s.normed.at_least(static_cast<size_t>(shared) * inputs), inputs};
     if (!banded_) gated_ = {s.gated.at_least(static_cast<size_t>(tall) * inner), inner};
-    const int most = banded_ ? band_ : std::min(tall, kMaxRows);
+    const int most = banded_ ? band : std::min(tall, kMaxRows);
     for (auto& bench : s.benches) {
       bench->head.at_least(static_cast<size_t>(most) * d.head_size);
       if (!banded_) continue;
-      bench->normed.at_least(static_cast<size_t>(band_) * inputs);
-      bench->gated.at_least(static_cast<size_t>(band_) * inner_at_once());
+      bench->normed.at_least(static_cast<size_t>(band) * inputs);
+      bench->gated.at_least(static_cast<size_t>(band) * inner_at_once());
     }
     attention_ = {{nullptr, c.block_stride, c.value_offset, c.block_size, c.heads, c.head_size},
                   {b.sequences, b.first, b.ends, b.tables, b.width},
@@ -161,18 +162,20 @@ class Step {
     return padded(d_.intermediate, 32);
   }
 
-  // As many rows as fit into the L2 cache, such that all threads get the same number of bands.
-  int band_rows() const {
-    const int bytes = 4 * d_.hidden + 2 * d_.hidden + 2 * inner_at_once(), threads = team_.size();
-    const int most = std::clamp(kBandBytes / bytes, kMinBand, kMaxRows);
-    const int bands = padded((b_.tokens + most - 1) / most, threads);
-    return std::min(kMaxRows, padded((b_.tokens + bands - 1) / bands, kPiece));
+  // A band has as many rows as fit into the L2 cache, such that all threads get the same number of bands.
+  int band_count() const {
+    const int bytes = 4 * d_.hidden + 2 * d_.hidden + 2 * inner_at_once();
+    const int most = std::clamp(kBandBytes / bytes, kMinBand, kMaxRows) / kPiece * kPiece;
+    return padded((b_.tokens + most - 1) / most, team_.size());
   }
 
+  // The bands' heights differ by at most one piece: a low last band would leave its thread waiting for the others.
   template <typename Work>
   void each_band(const Work& work) {
-    team_.each((b_.tokens + band_ - 1) / band_, [&](int item) {
-      work(item * band_, std::min(band_, b_.tokens - item * band_));
+    const int pieces = (b_.tokens + kPiece - 1) / kPiece;
+    team_.each(bands_, [&](int item) {
+      const int row = item * pieces / bands_ * kPiece, end = (item + 1) * pieces / bands_ * kPiece;
+      work(row, std::min(end, b_.tokens) - row);
     });
   }
 
@@ -316,7 +319,7 @@ class Step {
   operand* query_;        // [tokens][heads][head size]
   Rows attended_{}, normed_{}, gated_{};
   bool banded_ = false;
-  int band_ = 0;      // rows of one band at most
+  int bands_ = 0;
   int planned_ = -1;  // window that the pieces were planned for
   float* partials_ = nullptr;
 };
