@@ -184,8 +184,10 @@ class Step {
   void each_range(int rows, int columns, int at_once, const Work& work) {
     const int pieces = (columns + at_once - 1) / at_once, blocks = (rows + kMaxRows - 1) / kMaxRows;
     team_.each(pieces * blocks, [&](int item) {
-      const int column = item % pieces * at_once, row = item / pieces * kMaxRows;
-      work(Range{row, std::min(kMaxRows, rows - row), column, std::min(at_once, columns - column)});
+      const int column = item % pieces * at_once, row = item / pieces * kMaxRows, next = item % pieces + team_.size();
+      const int width = std::min(at_once, columns - column), height = std::min(kMaxRows, rows - row);
+      // Most often a thread's next item is the one after those that all threads have now.
+      work(Range{row, height, column, width, 0, 0, next < pieces ? next * at_once : -1});
     });
   }
 
@@ -210,25 +212,27 @@ class Step {
   void enter(const Layer& layer, int row, int rows, int thread, int number) {
     const Rows normed{s_.benches[thread]->normed.at_least(0), padded(d_.hidden, 32), row};
     for (int token = row; token < row + rows; ++token) norm(token, layer.attention_norm, normed, token);
-    for (int head = 0; head < d_.heads + 2 * d_.kv_heads; ++head) project(layer, normed, row, rows, head, thread, number);
+    for (int head = 0, heads = d_.heads + 2 * d_.kv_heads, size = d_.head_size; head < heads; ++head) {
+      const int next = head + 1 < heads ? (head + 1) * size : -1;
+      project(layer, normed, {row, rows, head * size, size, 0, 0, next}, thread, number);
+    }
   }
 
   void enter_together(const Layer& layer, int thread, int number) {
     team_.each(b_.tokens, [&](int token) { norm(token, layer.attention_norm, normed_, token); });
     each_range(b_.tokens, (d_.heads + 2 * d_.kv_heads) * d_.head_size, d_.head_size, [&](const Range& range) {
-      project(layer, normed_, range.row, range.rows, range.column / d_.head_size, thread, number);
+      project(layer, normed_, range, thread, number);
     });
   }
 
   // One head of q, k or v, rotated, with all rows of a range.
-  void project(const Layer& layer, const Rows& normed, int row, int rows, int head, int thread, int number) {
-    const int size = d_.head_size, column = head * size, kv_head = head - d_.heads;
-    const Sums sums{s_.benches[thread]->head.at_least(0), size, row, column};
-    product_to({layer.projections, padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.inputs}, normed,
-               {row, rows, column, size}, sums, false);
+  void project(const Layer& layer, const Rows& normed, const Range& range, int thread, int number) {
+    const int size = d_.head_size, column = range.column, kv_head = column / size - d_.heads;
+    const Sums sums{s_.benches[thread]->head.at_least(0), size, range.row, column};
+    product_to({layer.projections, padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.inputs}, normed, range, sums, false);
     Cache cache = attention_.cache;
     cache.data = data_ + number * layer_stride_;
-    for (int token = row; token < row + rows; ++token) {
+    for (int token = range.row; token < range.row + range.rows; ++token) {
       float* line = sums.at(token, column);
       if (layer.projection_bias) {
         for (int i = 0; i < size; ++i) line[i] += layer.projection_bias[column + i];

@@ -48,25 +48,36 @@ struct Left {
   size_t jump = 0;
 };
 
-// Prefetches a share of right operands: 256 elements, number `share` of them.
+// Cache lines of 256 elements, of which a panel prefetches those from `first` to `last`: all panels of the same columns
+// together prefetch each once, in even shares. Bursts of prefetches would leave the memory idle between them.
 template <typename E>
-inline void prefetch(const E* from, int share) {
-  const char* line = reinterpret_cast<const char*>(from + share * 256);
-  for (size_t i = 0; i < 256 * sizeof(E); i += 64) _mm_prefetch(line + i, _MM_HINT_T0);
-}
+struct AheadLines {
+  int first = 0, last = 256 * sizeof(E) / 64;
+
+  // The lines of one of `count` panels.
+  AheadLines share(int number, int count) const {
+    return {first + (last - first) * number / count, first + (last - first) * (number + 1) / count};
+  }
+  // Prefetches the lines of 256 elements, number `place` of them.
+  void prefetch(const E* from, int place) const {
+    const char* line = reinterpret_cast<const char*>(from + place * 256);
+    for (int i = first; i < last; ++i) _mm_prefetch(line + i * 64, _MM_HINT_T0);
+  }
+};
 
 // Right operands. at(block, k) points to 16 columns, at their inputs from k on, a multiple of 16; `step` is the distance
-// from one step of inputs to the next. Unless it is null, `ahead` is prefetched meanwhile in even shares: then loads from
-// memory overlap with products, which the CPU's own prefetching of a few KiB does not achieve.
+// from one step of inputs to the next. Unless it is null, `ahead` is prefetched meanwhile: then loads from memory overlap
+// with products, which the CPU's own prefetching of a few KiB does not achieve.
 template <typename E>
 struct PackedColumns {
   const E* data;
   size_t block_stride;
   const E* ahead;
+  AheadLines<E> lines = {};
   static constexpr size_t step() { return kInputs<E> * kColumns; }
   const E* at(int block, int k) const {
     const size_t place = block * block_stride + static_cast<size_t>(k) * kColumns;
-    if (ahead) prefetch(ahead + place, 0);
+    if (ahead) lines.prefetch(ahead + place, 0);
     return data + place;
   }
 };
@@ -76,9 +87,10 @@ template <typename E>
 struct KeyColumns {
   const E* const* groups;
   const E* const* ahead;
+  AheadLines<E> lines = {};
   static constexpr size_t step() { return kInputs<E> * kColumns; }
   const E* at(int block, int k) const {
-    if (ahead) prefetch(ahead[block], k / kColumns);
+    if (ahead) lines.prefetch(ahead[block], k / kColumns);
     return groups[block] + static_cast<size_t>(k) * kColumns;
   }
 };
@@ -90,9 +102,10 @@ struct ValueColumns {
   const E* const* ahead;
   int first;
   size_t size;
+  AheadLines<E> lines = {};
   size_t step() const { return kInputs<E> * size; }
   const E* at(int block, int k) const {
-    if (ahead) prefetch(ahead[k / kColumns], first / kColumns + block);
+    if (ahead) lines.prefetch(ahead[k / kColumns], first / kColumns + block);
     return groups[k / kColumns] + (first + block * kColumns) * kInputs<E>;
   }
 };
@@ -173,8 +186,11 @@ void panel(const Left<LeftOf<E>>& a, const Right& b, int inputs, float* to, size
 // The same for any number of rows, in panels of similar heights.
 template <typename E, int blocks, typename Right>
 void panels(Left<LeftOf<E>> a, Right b, int rows, int inputs, float* to, size_t stride, bool add) {
-  for (int count = (rows + kPanelRows - 1) / kPanelRows; count > 0; --count) {
+  const int all = (rows + kPanelRows - 1) / kPanelRows;
+  const auto lines = b.lines;
+  for (int count = all; count > 0; --count) {
     const int height = (rows + count - 1) / count;
+    b.lines = lines.share(all - count, all);
     switch (height) {
       case 1: panel<E, 1, blocks>(a, b, inputs, to, stride, add); break;
       case 2: panel<E, 2, blocks>(a, b, inputs, to, stride, add); break;
@@ -183,7 +199,6 @@ void panels(Left<LeftOf<E>> a, Right b, int rows, int inputs, float* to, size_t 
       case 5: panel<E, 5, blocks>(a, b, inputs, to, stride, add); break;
       default: panel<E, 6, blocks>(a, b, inputs, to, stride, add);
     }
-    b.ahead = nullptr;
     rows -= height;
     a.data += height * a.row_stride;
     to += height * stride;
