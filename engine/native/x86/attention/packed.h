@@ -28,13 +28,23 @@ struct Chunk {
 #ifdef QUIRE_AMX
 constexpr int kValues = 32;  // slots whose V is multiplied at once: those of a tile
 
+// Prefetches `count` parts of 256 elements, from number `place` on, of each of `groups` groups of 16 slots: into the L2
+// cache, because tiles are loaded soon after.
+inline void prefetch_groups(const bf16* const* keys_or_values, int groups, int place, int count) {
+  for (int group = 0; group < groups; ++group) {
+    const char* line = reinterpret_cast<const char*>(keys_or_values[group] + place * 256);
+    for (int i = 0; i < count * 8; ++i) _mm_prefetch(line + i * 64, _MM_HINT_T1);
+  }
+}
+
 template <int row_tiles, int column_tiles>
-void score_tiles(const bf16* query, int size, const bf16* keys, const bf16* more_keys) {
+void score_tiles(const bf16* query, int size, const bf16* const* keys, const bf16* const* ahead) {
   for (int d = 0; d < size; d += 32) {
+    if (ahead) prefetch_groups(ahead, column_tiles, d / kColumns, 2);
     _tile_loadd(4, query + d, size * 2);
-    _tile_loadd(6, keys + d * kSlots, 64);
+    _tile_loadd(6, keys[0] + d * kSlots, 64);
     if constexpr (row_tiles > 1) _tile_loadd(5, query + 16 * size + d, size * 2);
-    if constexpr (column_tiles > 1) _tile_loadd(7, more_keys + d * kSlots, 64);
+    if constexpr (column_tiles > 1) _tile_loadd(7, keys[1] + d * kSlots, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (row_tiles > 1) _tile_dpbf16ps(1, 5, 6);
     if constexpr (column_tiles > 1) _tile_dpbf16ps(2, 4, 7);
@@ -45,10 +55,11 @@ void score_tiles(const bf16* query, int size, const bf16* keys, const bf16* more
 inline void score_with_tiles(const bf16* query, int rows, int size, const Chunk<bf16>& chunk, float* scores) {
   for (int slot = 0; slot < chunk.slots; slot += 2 * kSlots) {
     const bf16* const* keys = chunk.keys + slot / kSlots;
+    const bf16* const* values = chunk.values + slot / kSlots;
     for (int row = 0; row < rows; row += kPiece) {
       with_tiles(rows - row, chunk.slots - slot, [&](auto row_tiles, auto column_tiles) {
         zero_tiles();
-        score_tiles<row_tiles, column_tiles>(query + row * size, size, keys[0], column_tiles > 1 ? keys[1] : nullptr);
+        score_tiles<row_tiles, column_tiles>(query + row * size, size, keys, row ? nullptr : values);
         store_tiles<row_tiles, column_tiles>(scores + row * kChunk + slot, kChunk);
       });
     }
@@ -71,8 +82,9 @@ inline const bf16* tile_of_values(const Chunk<bf16>& chunk, int slot, int size, 
 }
 
 template <int row_tiles, int column_tiles>
-void weigh_tiles(const bf16* weights, int size, const bf16* const* values, int slots, int d) {
+void weigh_tiles(const bf16* weights, int size, const bf16* const* values, int slots, int d, const bf16* const* ahead) {
   for (int slot = 0; slot < slots; slot += kValues) {
+    if (ahead) prefetch_groups(ahead + slot / kSlots, slot + kSlots < slots ? 2 : 1, d / kColumns, column_tiles);
     const bf16* v = values[slot / kValues] + d * 2;
     _tile_loadd(4, weights + slot, kChunk * 2);
     _tile_loadd(6, v, size * 4);
@@ -85,8 +97,8 @@ void weigh_tiles(const bf16* weights, int size, const bf16* const* values, int s
   }
 }
 
-inline void add_values_with_tiles(const bf16* weights, int rows, int size, const Chunk<bf16>& chunk, Scratch& s,
-                                  float* sums) {
+inline void add_values_with_tiles(const bf16* weights, int rows, int size, const Chunk<bf16>& chunk,
+                                  const bf16* const* ahead, Scratch& s, float* sums) {
   const bf16* values[kChunk / kValues];
   for (int slot = 0; slot < chunk.slots; slot += kValues) {
     bf16* copy = s.values + static_cast<size_t>(slot) * size;
@@ -96,7 +108,7 @@ inline void add_values_with_tiles(const bf16* weights, int rows, int size, const
     for (int row = 0; row < rows; row += kPiece) {
       with_tiles(rows - row, size - d, [&](auto row_tiles, auto column_tiles) {
         load_tiles<row_tiles, column_tiles>(sums + row * size + d, size);
-        weigh_tiles<row_tiles, column_tiles>(weights + row * kChunk, size, values, chunk.slots, d);
+        weigh_tiles<row_tiles, column_tiles>(weights + row * kChunk, size, values, chunk.slots, d, row ? nullptr : ahead);
         store_tiles<row_tiles, column_tiles>(sums + row * size + d, size);
       });
     }
@@ -125,16 +137,17 @@ void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chu
 template <typename E>
 void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& chunk, const Chunk<E>& next, Scratch& s,
                 float* sums) {
+  const E* const* ahead = next.slots < chunk.slots ? nullptr : next.keys;
 #ifdef QUIRE_AMX
   if constexpr (std::is_same_v<E, bf16>) {
-    if (use_amx) return add_values_with_tiles(weights, rows, size, chunk, s, sums);
+    if (use_amx) return add_values_with_tiles(weights, rows, size, chunk, ahead, s, sums);
   }
 #endif
   (void)s;
   const Left<LeftOf<E>> left{weights, kChunk};
   const int at_once = columns_at_once(rows);
   for (int d = 0; d < size; d += at_once) {
-    const ValueColumns<E> right{chunk.values, next.slots < chunk.slots ? nullptr : next.keys, d, static_cast<size_t>(size)};
+    const ValueColumns<E> right{chunk.values, ahead, d, static_cast<size_t>(size)};
     any_panels<E>(left, right, rows, std::min(at_once, size - d), chunk.slots, sums + d, size, true);
   }
 }
