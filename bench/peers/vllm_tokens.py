@@ -16,8 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":  # vLLM selects its own build by this function
+if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":  # vLLM selects its own build, and its products, by these functions
     torch.cpu._is_avx512_supported = lambda: False
+    torch.cpu._is_amx_tile_supported = lambda: False
 
 import vllm
 
