@@ -1,8 +1,12 @@
 """Runs a benchmark by its name: `python -m bench NAME [ARGUMENTS...]`."""
 
+import os
 import runpy
 import sys
 from importlib.util import find_spec
+
+from bench.loads.class_limits import limits_of
+from engine.native.cpu_class import VARIABLE
 
 _ROOMS = ("blocks", "engine", "serving")
 
@@ -21,6 +25,7 @@ def main(name: str = "", *arguments: str) -> None:
         module = module_of(name)
     except LookupError as error:
         sys.exit(str(error))
+    os.environ.update(limits_of(os.environ.get(VARIABLE, "")))  # before torch is imported
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -11,16 +11,11 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
+from bench.loads.class_limits import limits_of
 from bench.report.results import Row, row
 from bench.report.targets import ROOT, device_of
 
 PEERS = ROOT / "bench" / "peers"
-# The switches with which the libraries of peers do without the instructions of faster classes of CPUs. Kernels that
-# openvino selects without oneDNN keep those of the CPU.
-_CLASS_LIMITS = {
-    "avx512-bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
-    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
-}
 
 Figures = Mapping[str, float]
 
@@ -137,7 +132,7 @@ class Peer:
 def _environment(device: str) -> dict[str, str]:
     """Return a peer's environment: its own defaults for threads, and the limits of a class of CPUs."""
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    return inherited | _CLASS_LIMITS.get(device, {})
+    return inherited | limits_of(device)
 
 
 def _median(values: Sequence[float]) -> float | None:
