@@ -1,7 +1,7 @@
-"""Keeps libraries to the instructions of a class of CPUs, so that one machine also measures the classes below its own."""
+"""Keeps libraries to the instructions of a class of CPUs, so that a machine measures the classes below its own too."""
 
-# Switches of oneDNN, of torch, and of MKL, with which torch multiplies. Kernels that openvino selects without oneDNN keep
-# those of the CPU.
+# Switches of oneDNN, of torch, and of MKL, with which torch multiplies. Kernels that openvino selects without oneDNN
+# keep those of the CPU.
 _LIMITS = {
     "avx512-bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3"},
     "avx2": {

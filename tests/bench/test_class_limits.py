@@ -8,7 +8,7 @@ import torch
 
 from bench.report.targets import ROOT
 
-HIGHEST = "import torch; print(torch.backends.cpu.get_capability())"
+HIGHEST = "import torch; print(torch.backends.cpu.get_cpu_capability())"
 
 
 @pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="the CPU has no AVX512")
