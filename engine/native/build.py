@@ -16,15 +16,16 @@ _FLAGS = (
     *("-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
 )
 _SECONDS = 120
+_DIGEST_BYTES = 32
 
 
 def build(folder: Path, cpu: CpuClass) -> Path:
-    """Return the shared library of a class, compiling it into `folder` if it is missing (some seconds).
+    """Return the shared library of a class, compiling it into `folder` if it is missing or damaged (some seconds).
 
     Raises KernelsUnavailable.
     """
     library = folder / f"{cpu.name}-{_key(_compiler())}.so"
-    if not library.exists():
+    if not is_intact(library):
         folder.mkdir(parents=True, exist_ok=True)
         compile_for(cpu, library)
     return library
@@ -35,7 +36,22 @@ def compile_for(cpu: CpuClass, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as unfinished:
         output = Path(unfinished) / library.name
         _run([_compiler(), *_FLAGS, *cpu.flags, str(_SOURCE), "-o", str(output)])
+        output.write_bytes(sealed(output.read_bytes()))
         output.replace(library)  # atomic, so that no process loads an incomplete file
+
+
+def sealed(content: bytes) -> bytes:
+    """Return a library's content with its digest at the end, which the system's loader ignores."""
+    return content + hashlib.sha256(content).digest()
+
+
+def is_intact(library: Path) -> bool:
+    """Return whether a library exists and ends with its digest: code of a truncated file would end the process."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return content == sealed(content[:-_DIGEST_BYTES])
 
 
 def source_digest() -> "hashlib._Hash":

@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from engine.native.build import compile_for, source_digest
+from engine.native.build import compile_for, is_intact, source_digest
 from engine.native.cpu_class import CLASSES, CpuClass, KernelsUnavailable
 
 FOLDER = Path(__file__).with_name("prebuilt")
@@ -20,10 +20,12 @@ def compile_all(folder: Path = FOLDER) -> list[Path]:
 
 
 def find(cpu: CpuClass, folder: Path = FOLDER) -> Path:
-    """Return the library of a class. Raises KernelsUnavailable if there is none, or only one of another version."""
+    """Return the library of a class. Raises KernelsUnavailable if there is none of this version, or a damaged one."""
     library = folder / _library_of(cpu)
     if not library.exists():
         raise KernelsUnavailable(f"no kernels were compiled in advance for class {cpu.name}")
+    if not is_intact(library):
+        raise KernelsUnavailable(f"{library.name}, compiled in advance, is damaged")
     return library
 
 

@@ -52,7 +52,7 @@ def _requested_class() -> str:
     name = os.environ.get(VARIABLE) or "auto"
     known = [one.name for one in supported()]
     if name not in ("auto", *known):
-        raise InvalidSetting(f"{VARIABLE} must be one of {', '.join(known)} on this CPU, not {name!r}")
+        raise InvalidSetting(f"{VARIABLE} must be auto or one of {', '.join(known)} on this CPU, not {name!r}")
     return name
 
 

@@ -74,5 +74,5 @@ def test_the_environment_selects_a_slower_class(monkeypatch: pytest.MonkeyPatch)
 def test_a_class_that_this_cpu_cannot_run_is_an_invalid_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_cpu_with(CLASSES[-1].needs, monkeypatch)
     monkeypatch.setenv("QUIRE_CPU_CLASS", name)
-    with pytest.raises(InvalidSetting, match=f"QUIRE_CPU_CLASS must be one of avx2 on this CPU, not '{name}'"):
+    with pytest.raises(InvalidSetting, match=f"QUIRE_CPU_CLASS must be auto or one of avx2 on this CPU, not '{name}'"):
         load_kernels("")

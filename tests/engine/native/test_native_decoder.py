@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.model.loading import load_model
-from engine.native.build import build
+from engine.native.build import build, sealed
 from engine.native.cpu_backend import CpuBackend
 from engine.native.cpu_class import CLASSES, NAMES, CpuClass, KernelsUnavailable
 from engine.native.decoder import runs
@@ -100,12 +100,27 @@ def test_kernels_are_compiled_once_and_found_again(
 
     def compile_for(cpu: CpuClass, library: Path) -> None:
         assert cpu == kernels.cpu
-        library.touch()
+        library.write_bytes(sealed(b"code"))
         compiled.append(library)
 
     monkeypatch.setattr(native_build, "compile_for", compile_for)
     assert build(tmp_path / "new", kernels.cpu) == build(tmp_path / "new", kernels.cpu) == compiled[0]
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"code", sealed(b"code")[:-1], sealed(b"code")[1:]])
+def test_damaged_kernels_are_compiled_again(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    """The system's loader ends the process if a library is truncated."""
+
+    def compile_for(_cpu: CpuClass, library: Path) -> None:
+        library.write_bytes(sealed(b"code"))
+
+    monkeypatch.setattr(native_build, "compile_for", compile_for)
+    library = build(tmp_path, kernels.cpu)
+    library.write_bytes(damage)
+    assert build(tmp_path, kernels.cpu).read_bytes() == sealed(b"code")
 
 
 def test_without_a_compiler_torch_is_the_default_backend(

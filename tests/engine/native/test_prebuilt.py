@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.native import prebuilt
-from engine.native.build import compile_for
+from engine.native.build import compile_for, sealed
 from engine.native.cpu_class import CLASSES, CpuClass, KernelsUnavailable, select
 from services.engine.startup.native_kernels import kernels_for
 
@@ -32,7 +32,7 @@ def folder(cpu: CpuClass, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("prebuilt") / "made"
 
     def compile_own(one: CpuClass, library: Path) -> None:
-        compile_for(one, library) if one == cpu else library.touch()
+        compile_for(one, library) if one == cpu else library.write_bytes(sealed(b""))
 
     try:
         with pytest.MonkeyPatch.context() as patched:
@@ -52,6 +52,13 @@ def test_a_library_of_other_sources_is_not_used(folder: Path, tmp_path: Path, cp
     library = prebuilt.find(cpu, folder)
     (tmp_path / library.name.replace(library.stem.rpartition("-")[2], "0" * 20)).write_bytes(library.read_bytes())
     with pytest.raises(KernelsUnavailable, match=f"no kernels were compiled in advance for class {cpu.name}"):
+        prebuilt.find(cpu, tmp_path)
+
+
+def test_a_damaged_library_is_not_used(folder: Path, tmp_path: Path, cpu: CpuClass) -> None:
+    library = prebuilt.find(cpu, folder)
+    (tmp_path / library.name).write_bytes(library.read_bytes()[:-1])
+    with pytest.raises(KernelsUnavailable, match=f"{library.name}, compiled in advance, is damaged"):
         prebuilt.find(cpu, tmp_path)
 
 
