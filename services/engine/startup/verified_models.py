@@ -63,7 +63,10 @@ class VerifiedModels:
         """Return the description of a model folder, None if it was not verified with these kernels."""
         path = self._path(model, kernels)
         try:
-            read = json.loads(path.read_text())
+            text, _, digest = path.read_text().partition("\n")
+            if _digest(text) != digest:  # the decoder relies on the sizes
+                raise ValueError("it is damaged")
+            read = json.loads(text)
             return VerifiedModel(_shape(read["shape"]), read["context_tokens"], tuple(read["eos_token_ids"]))
         except FileNotFoundError:
             return None
@@ -77,7 +80,8 @@ class VerifiedModels:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(asdict(verified)))
+            text = json.dumps(asdict(verified))
+            unfinished.write_text(f"{text}\n{_digest(text)}")
             unfinished.replace(path)
         except OSError as error:
             log.warning("%s cannot be written, so later starts take longer: %s", path, error)
@@ -87,6 +91,10 @@ class VerifiedModels:
         for file in (model / "generation_config.json", *_SOURCES):
             digest.update(file.read_bytes() if file.exists() else b"")
         return self._folder / f"verified-{digest.hexdigest()[:20]}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _shape(read: dict[str, Any]) -> LlamaShape:
