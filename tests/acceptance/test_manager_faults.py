@@ -136,7 +136,7 @@ def test_a_fault_does_not_change_the_order_of_free_blocks(
     for number in range(ROUNDS):
         draw = random.Random(f"twins {fault.__name__} {number}")
         length, max_tokens, moment = draw.randint(1, 600), draw.randint(40, 120), draw.random()
-        request = prompt(draw.randrange(12), length, max_tokens)
+        request = prompt(draw.randrange(12), length, max_tokens, slow=True)  # so that it runs during the fault
         shown = []
         for services, disturb in ((twin, False), (disturbed, True)):
             stream = services.run([request])
