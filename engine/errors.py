@@ -21,7 +21,8 @@ EngineError
 └── EngineBroken             the engine cannot continue
     ├── BlockManagerBroken   a result of the block manager contradicts the engine's tables
     ├── CopyFailed           a copy of blocks failed, so their contents are unknown
-    └── DeviceLost           the device fails every call until the process ends
+    ├── DeviceLost           the device fails every call until the process ends
+    └── RankFailed           a rank of the model has ended, failed or stopped
 """
 
 
@@ -122,3 +123,7 @@ class CopyFailed(EngineBroken):
 
 class DeviceLost(EngineBroken):
     """The device fails every call, including calls unrelated to the original error."""
+
+
+class RankFailed(EngineBroken):
+    """A rank of the model has ended, failed or stopped, so the others cannot continue; the message names it."""

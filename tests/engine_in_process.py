@@ -227,9 +227,12 @@ class ModelEngine(EngineInProcess):
         sizes = (self.loaded.context_tokens, self.loaded.vocabulary_size, block_size, device_blocks, host_blocks)
         capacity = Capacity(*sizes)
         self.backend = self.make_backend(block_size, device_blocks, host_blocks)
-        runner = ModelRunner(self.loaded, self.backend, block_size)
+        runner = self.make_runner(block_size, ahead)
         limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
         super().__init__(runner, capacity, limits, observe, ahead=ahead)
+
+    def make_runner(self, block_size: int, _ahead: bool) -> Runner:
+        return ModelRunner(self.loaded, self.backend, block_size)
 
     def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> AttentionBackend:
         return TorchBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)

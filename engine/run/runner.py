@@ -2,24 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from engine.attention.backend import AttentionBackend, PagedBatch
+from engine.attention.backend import AttentionBackend
 from engine.attention.upload import Download, upload
-from engine.gpu.copy_stream import CopyStream, copy_stream_for
+from engine.gpu.copy_stream import CopyStream
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
-from engine.run.block_copies import BlockCopies
 from engine.run.continuations import continuations
+from engine.run.forward import ForwardPass
 from engine.run.isolation import sample_separately
 from engine.run.logprobs import score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
 from engine.run.sampling import Draw, sample, sample_on_device
-from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
+from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan, Work
 
 
 class ModelRunner:
@@ -33,18 +31,18 @@ class ModelRunner:
         copy_stream: CopyStream | None = None,
         decoder: Decoder | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        share: Callable[[torch.Tensor], object] = lambda tokens: None,
     ) -> None:
         """Combine the parts. `copy_stream` defaults to the one for the model's device.
 
         A `decoder` replaces the model's modules; it uses the cache of the same backend. On a CPU, `clock` (seconds)
-        measures the sampling.
+        measures the sampling. `share` receives the tokens of each step of plain work: `[samples]` int64, on the device.
         """
-        self._decoder = decoder or ModulesDecoder(loaded, backend)
-        self._block_size = block_size
+        decoder = decoder or ModulesDecoder(loaded, backend)
         self._device: torch.device = loaded.device
-        self._latest = _LatestTokens(())
+        self._pass = ForwardPass(decoder, backend, block_size, self._device, copy_stream)
         self._timer = SampleTimer(self._device, clock)
-        self._copies = BlockCopies(backend, copy_stream or copy_stream_for(self._device), block_size)
+        self._share = share
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -53,83 +51,30 @@ class ModelRunner:
         On a GPU all work is queued on the current stream, where only plain tokens are sampled; other steps have ended
         when this returns.
         """
-        self._copies.make(plan.copies)
-        if not plan.work:
+        logits = self._pass.run(plan)
+        if logits is None:
             return Done([])
-        self._copies.wait_for(plan.work)
-        logits = self.forward(plan.work)
         started = self._timer.mark()
-        if not all(map(_is_plain, plan.work)):
-            self._latest = _LatestTokens(())
+        if not all(map(is_plain, plan.work)):
+            self._pass.forget()
             results = _results_of(logits, plan.work)
             return _HostTokens(started, self._timer.mark(), results)
         try:
             tokens = sample_on_device(logits, [draw for work in plan.work for draw in _draws(work)])
         except Exception as failure:
             results = sample_separately(logits, plan.work, outcomes, failure)
-            tokens = upload([one.token_id for one in results], torch.int64, self._device)
-            self._latest = _LatestTokens(plan.work, tokens)
+            self._keep(plan.work, upload([one.token_id for one in results], torch.int64, self._device))
             return _HostTokens(started, self._timer.mark(), results)
-        self._latest = _LatestTokens(plan.work, tokens)
+        self._keep(plan.work, tokens)
         return _DeviceTokens(started, self._timer.mark(), Download(tokens))
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
-        token_ids = [token for item in work for token in item.token_ids]
-        positions = [position for item in work for position in range(item.start, item.end)]
-        inputs = self._upload_columns(token_ids, positions, self._logit_indices(work))
-        self._insert_pending(inputs[0], token_ids, work)
-        return self._decoder.logits(*inputs, PagedBatch.of(work, self._block_size, self._device))
+        return self._pass.logits(work)
 
-    def _upload_columns(
-        self, token_ids: list[int], positions: list[int], places: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return three tensors of the decoder's integers. On a CPU they are parts of one array, which costs less.
-
-        On a GPU they are not, because Triton compiles kernels again for tensors that are not aligned.
-        """
-        if self._device.type != "cpu":
-            known, placed, chosen = (upload(one, torch.int64, self._device) for one in (token_ids, positions, places))
-            return known, placed, chosen
-        values = np.array([*token_ids, *positions, *places], dtype=self._decoder.integers)
-        fed = len(token_ids)
-        parts = values[:fed], values[fed : 2 * fed], values[2 * fed :]
-        return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
-
-    def _logit_indices(self, work: tuple[Work, ...]) -> list[int]:
-        """Return the indices in the flattened batch whose logits are needed."""
-        places: list[int] = []
-        fed = 0
-        for item in work:
-            if part := item.to_score:
-                first = fed + part.position - 1 - item.start
-                places += range(first, first + len(part.token_ids))
-            fed += len(item.token_ids)
-            if item.samples:
-                places += [fed - 1] * len(item.sample_indices)
-        return places
-
-    def _insert_pending(self, known: torch.Tensor, token_ids: list[int], work: tuple[Work, ...]) -> None:
-        """Copy the pending ones of the input token ids from the latest step, on the device."""
-        pending = [item.sequence for item in work if item.token_ids == (PENDING,)]
-        if pending:
-            rows = self._latest.rows()
-            drawn = self._latest.tokens[upload([rows[one] for one in pending], torch.int64, self._device)]
-            places = [place for place, token in enumerate(token_ids) if token == PENDING]
-            known[upload(places, torch.int64, self._device)] = drawn.to(known.dtype)
-
-
-class _LatestTokens(NamedTuple):
-    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and the step's work."""
-
-    work: Sequence[Work]
-    tokens: torch.Tensor = torch.empty(0, dtype=torch.int64)
-
-    def rows(self) -> dict[int, int]:
-        """Return the first row of each sequence. Only a step launched ahead needs them."""
-        sampling = [item for item in self.work if item.samples]
-        places = accumulate((len(item.sample_indices) for item in sampling), initial=0)
-        return {item.sequence: place for item, place in zip(sampling, places, strict=False)}
+    def _keep(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
+        self._pass.keep(work, tokens)
+        self._share(tokens)
 
 
 @dataclass(frozen=True)
@@ -213,7 +158,7 @@ def _tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Sampled]:
     return [Sampled(token) if row.logprobs is None else next(scores) for token, row in zip(tokens, rows, strict=True)]
 
 
-def _is_plain(work: Work) -> bool:
+def is_plain(work: Work) -> bool:
     """Return whether the results are sampled tokens only, without scores or candidates."""
     return work.to_score is None and not work.candidates and (work.logprobs is None or not work.samples)
 

@@ -1,0 +1,119 @@
+"""The ranks of one model, and what they exchange while a step runs."""
+
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as distributed
+
+
+class Ranks(Protocol):
+    """All ranks, as one of them sees them. Every method is called by all ranks, in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank; 0 plans and samples."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks, in place of `values`."""
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the `[rows, columns]` values of all ranks side by side at rank 0, and this rank's at the others."""
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's values, in place of `values`."""
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """Return rank 0's bytes; those of other ranks are ignored."""
+
+    def minimum(self, value: int) -> int:
+        """Return the smallest value of all ranks."""
+
+
+class OneRank:
+    """A model that one process computes."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values."""
+        return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values."""
+        return values
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values."""
+        return values
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """Return the bytes."""
+        return data
+
+    def minimum(self, value: int) -> int:
+        """Return the value."""
+        return value
+
+
+class TorchRanks:
+    """Ranks connected by torch.distributed: NCCL between GPUs, gloo between CPUs."""
+
+    def __init__(self, rank: int, size: int, store: distributed.Store, device: torch.device, seconds: float) -> None:
+        """Connect; returns when all ranks have. A collective that lasts `seconds` fails.
+
+        Raises torch.distributed.DistError if they do not connect in time.
+        """
+        self.rank = rank
+        self.size = size
+        self._device = device
+        distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=seconds),
+        )
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks, in place of `values`. On a CPU, float32 only."""
+        distributed.all_reduce(values)
+        return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the `[rows, columns]` values of all ranks side by side at rank 0, and this rank's at the others."""
+        values = values.contiguous()
+        if self.rank:
+            distributed.gather(values)
+            return values
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        distributed.gather(values, parts)
+        return torch.cat(parts, dim=1)
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's values, in place of `values`."""
+        distributed.broadcast(values, src=0)
+        return values
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """Return rank 0's bytes; those of other ranks are ignored."""
+        length = self.broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self._device))
+        if self.rank:
+            data = bytes(int(length))
+        content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return bytes(self.broadcast(content.to(self._device)).cpu().numpy())
+
+    def minimum(self, value: int) -> int:
+        """Return the smallest value of all ranks."""
+        smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
+        distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
+        return int(smallest)
+
+    def close(self) -> None:
+        """Disconnect from the other ranks."""
+        distributed.destroy_process_group()

@@ -1,0 +1,26 @@
+"""Every head and every row belongs to exactly one rank."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ModelUnsupported
+from engine.parallel.shard import Shard, check
+
+
+@given(st.integers(1, 9), st.integers(0, 40))
+def test_the_parts_of_all_ranks_are_the_whole(size: int, count: int) -> None:
+    rows = [row for rank in range(size) for row in range(count)[Shard(rank, size).part(count)]]
+    assert rows == list(range(count))
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_the_heads_of_all_ranks_are_the_whole(size: int, each: int) -> None:
+    heads = [head for rank in range(size) for head in range(size * each)[Shard(rank, size).heads(size * each)]]
+    assert heads == list(range(size * each))
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_do() -> None:
+    with pytest.raises(ModelUnsupported, match="tensor_parallel is 2, .* 9 attention heads and 3 KV heads: .* 1, 3$"):
+        check(2, 9, 3)
+    check(3, 9, 3)
