@@ -1,10 +1,14 @@
 """The ranks of one model, and what they exchange while a step runs."""
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from functools import wraps
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as distributed
+
+from engine.errors import RankFailed
 
 
 class Ranks(Protocol):
@@ -61,8 +65,28 @@ class OneRank:
         return value
 
 
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+def _collective(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Reraise the errors of a collective, which other ranks cause, as RankFailed."""
+
+    @wraps(method)
+    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        try:
+            return method(*arguments, **named)
+        except RuntimeError as error:
+            raise RankFailed(str(error).strip().split("\n", 1)[0]) from error
+
+    return run
+
+
 class TorchRanks:
-    """Ranks connected by torch.distributed: NCCL between GPUs, gloo between CPUs."""
+    """Ranks connected by torch.distributed: NCCL between GPUs, gloo between CPUs.
+
+    The collectives raise RankFailed if another rank has ended or does not respond.
+    """
 
     def __init__(self, rank: int, size: int, store: distributed.Store, device: torch.device, seconds: float) -> None:
         """Connect; returns when all ranks have. A collective that lasts `seconds` fails.
@@ -80,11 +104,13 @@ class TorchRanks:
             timeout=timedelta(seconds=seconds),
         )
 
+    @_collective
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, in place of `values`. On a CPU, float32 only."""
         distributed.all_reduce(values)
         return values
 
+    @_collective
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the `[rows, columns]` values of all ranks side by side at rank 0, and this rank's at the others."""
         values = values.contiguous()
@@ -95,6 +121,7 @@ class TorchRanks:
         distributed.gather(values, parts)
         return torch.cat(parts, dim=1)
 
+    @_collective
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
         """Return rank 0's values, in place of `values`."""
         distributed.broadcast(values, src=0)
@@ -108,6 +135,7 @@ class TorchRanks:
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         return bytes(self.broadcast(content.to(self._device)).cpu().numpy())
 
+    @_collective
     def minimum(self, value: int) -> int:
         """Return the smallest value of all ranks."""
         smallest = torch.tensor([value], dtype=torch.int64, device=self._device)

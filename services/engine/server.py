@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from engine.run.loop import Engine
@@ -20,7 +21,7 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
-from services.engine.startup.parts import Assembly, Parts
+from services.engine.startup.parts import Assembly, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
 from services.runtime.service import Readiness
@@ -49,7 +50,7 @@ class EngineService:
         """
         settings.check_exposure()
         if assembly is None:
-            from services.engine.startup.assembly import assemble  # imports torch and transformers, which takes seconds
+            from services.engine.assembly import assemble
 
             assembly = assemble
         self._settings = settings
@@ -63,6 +64,7 @@ class EngineService:
         self._driver: EngineDriver | None = None
         self._link: BlockClient | None = None
         self._constraints: Constraints | None = None
+        self._ranks: OtherRanks | None = None
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
@@ -77,6 +79,7 @@ class EngineService:
     async def run(self) -> None:
         """Load the model, and run until cancelled. Raises the error that stopped the engine."""
         parts = await asyncio.to_thread(self._assembly, self._settings)
+        self._ranks = parts.ranks
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         loaded, bounds = parts.loaded, self._settings.json_bounds()
         folder = Path(self._settings.model)
@@ -84,6 +87,8 @@ class EngineService:
         driver, link = self._connect(parts, self._constraints, engine_id)
         gc.freeze()  # otherwise each full collection would traverse the objects of torch and of the model
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if parts.ranks:
+            parts.ranks.watch(partial(_fail, failed))
         thread = threading.Thread(target=self._drive, args=(driver, failed), name="engine", daemon=True)
         async with asyncio.TaskGroup() as tasks:
             thread.start()
@@ -137,8 +142,10 @@ class EngineService:
         """Body of the engine's thread; an exception of the loop ends the service."""
         try:
             driver.run()
+        except Exception as error:
+            _fail(failed, self._ranks.reason(error) if self._ranks else error)
         except BaseException as error:
-            failed.get_loop().call_soon_threadsafe(failed.set_exception, error)
+            _fail(failed, error)
 
     async def _follow(self, link: BlockClient) -> None:
         """Be ready while the pool is attached."""
@@ -180,6 +187,18 @@ class EngineService:
                 await asyncio.wait_for(self._driver.abandon(), _LAST_SECONDS)
         if self._constraints:
             self._constraints.close()
+        if self._ranks:
+            await asyncio.to_thread(self._ranks.close)
         await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._tracing.close)
+
+
+def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:
+    """Set the exception of a future from any thread, unless it has one."""
+
+    def set_exception() -> None:
+        if not failed.done():
+            failed.set_exception(error)
+
+    failed.get_loop().call_soon_threadsafe(set_exception)

@@ -12,6 +12,8 @@ from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import InvalidSetting, check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
 
+MAX_RANKS = 64
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -94,6 +96,16 @@ class EngineSettings:
         2, "Maximum digits of the exponent of a number in guided JSON.", least=1, most=4
     )
     threads: int = setting(0, "Threads of the compute kernels. 0: torch's default.", least=0)
+    tensor_parallel: int = setting(
+        1,
+        "Ranks that compute the model together, each with a slice of its weights and KV cache; one process, and one GPU, "
+        "each.",
+        least=1,
+        most=MAX_RANKS,
+    )
+    rank_seconds: float = setting(
+        10.0, "Seconds without a response from a rank until all ranks of the engine end.", least=0.5, most=3600
+    )
     seconds_without_kvmanager: float = setting(
         30.0, "Seconds without the KV manager until requests fail and gateways send no new ones.", least=0
     )

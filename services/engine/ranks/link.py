@@ -27,6 +27,7 @@ class Kind(IntEnum):
     LAUNCHED = auto()  # the oldest plan that was not
     ALIVE = auto()  # in answer to a heartbeat
     FAILED = auto()  # the reason, as text
+    LOST = auto()  # a collective failed, so another rank has: the error, as text
 
 
 class Message(NamedTuple):

@@ -2,15 +2,18 @@
 
 import json
 import logging
+import queue
 import socket
 import subprocess
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
 from engine.errors import RankFailed
-from services.engine.ranks.link import Kind, RankLink
+from services.engine.ranks.link import Kind, Message, RankLink
 from services.engine.settings import EngineSettings
 from services.runtime.child_process import python_command
 
@@ -18,8 +21,8 @@ _WORKER = "services.engine.ranks.worker_process"
 # Heartbeats within the time after which a rank counts as stopped.
 _HEARTBEATS = 4
 _SECONDS_TO_END = 5.0
-# For the reason of a failed rank, after a collective with it has failed.
-_SECONDS_FOR_REASON = 2.0
+# The failure of one rank ends the collectives of all: for the cause to arrive, when a consequence came first.
+_SECONDS_FOR_CAUSE = 1.0
 
 log = logging.getLogger("quire.engine")
 
@@ -30,85 +33,134 @@ class RankGroup:
     def __init__(self, settings: EngineSettings) -> None:
         """Start the processes. They read the model's configuration, and are `ready` then."""
         self._seconds = settings.rank_seconds
+        self._failed: Callable[[RankFailed], None] = lambda failure: None
         self._failure: RankFailed | None = None
         self._has_failed = threading.Event()
         self._closed = threading.Event()
-        self._links: list[RankLink] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(1, settings.tensor_parallel):
-            self._start(rank, settings)
+        self._ranks = [_OtherRank(rank, settings) for rank in range(1, settings.tensor_parallel)]
+        for one in self._ranks:
+            threading.Thread(target=self._receive, args=(one,), name=one.link.peer, daemon=True).start()
 
     def wait_until_ready(self) -> None:
         """Return when every rank is ready for the next message. Raises RankFailed with a rank's reason."""
-        for rank, link in enumerate(self._links, 1):
-            message = link.receive()
-            if message is None:
-                raise RankFailed(f"{link.peer} ended with status {self._processes[rank - 1].wait()} before it was ready")
-            if message.kind is Kind.FAILED:
-                raise RankFailed(f"{link.peer} cannot start: {message.body.decode()}")
+        for one in self._ranks:
+            if not one.ready.get():
+                raise self.reason(RankFailed(f"{one.link.peer} cannot start"))
 
     def connect(self, port: int) -> None:
-        """Tell all ranks the port of the store, so that they connect to each other."""
-        for link in self._links:
-            link.send(Kind.CONNECT, str(port).encode())
+        """Send all ranks the port of the store, so that they connect to each other."""
+        for one in self._ranks:
+            one.link.send(Kind.CONNECT, str(port).encode())
 
     def send_plan(self, message: bytes) -> None:
         """Send a plan to all ranks. Raises RankFailed."""
-        for link in self._links:
-            link.send(Kind.PLAN, message)
+        for one in self._ranks:
+            one.sent.append(time.monotonic())
+            one.link.send(Kind.PLAN, message)
 
     def watch(self, failed: Callable[[RankFailed], None]) -> None:
-        """Watch all ranks from now on; the first failure is passed to `failed`, on another thread."""
-        for link in self._links:
-            link.limit(self._seconds)
-            threading.Thread(target=self._receive_all, args=(link, failed), name=link.peer, daemon=True).start()
+        """Expect a response to every heartbeat from now on. `failed` receives the first failure, on another thread."""
+        self._failed = failed
+        for one in self._ranks:
+            one.received = time.monotonic()
+            one.link.limit(self._seconds)
         threading.Thread(target=self._send_heartbeats, name="heartbeats", daemon=True).start()
+        if self._failure:
+            failed(self._failure)
 
-    def reason(self, failure: Exception) -> RankFailed:
-        """Return the failure of another rank that explains a failure of rank 0, or that of rank 0."""
-        self._has_failed.wait(_SECONDS_FOR_REASON)
-        return self._failure or RankFailed(f"rank 0 failed: {failure}")
+    def reason(self, failure: Exception) -> Exception:
+        """Return the failure of another rank if there is one: it explains a failure of rank 0."""
+        self._has_failed.wait(2 * _SECONDS_FOR_CAUSE)
+        return self._failure or failure
+
+    def seconds_behind(self) -> dict[int, float]:
+        """Return for each rank the seconds from sending the latest launched plan to its launch there."""
+        return {one.rank: one.seconds_behind for one in self._ranks}
 
     def close(self) -> None:
         """End all ranks; those that do not end by themselves are killed."""
         self._closed.set()
-        for link in self._links:
-            link.close()
-        for process in self._processes:
+        for one in self._ranks:
+            one.link.close()
+        for one in self._ranks:
             try:
-                process.wait(_SECONDS_TO_END)
+                one.process.wait(_SECONDS_TO_END)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                one.process.kill()
+                one.process.wait()
 
-    def _start(self, rank: int, settings: EngineSettings) -> None:
+    def _receive(self, one: "_OtherRank") -> None:
+        """Body of a rank's thread."""
+        try:
+            while (message := one.link.receive()) is not None:
+                one.take(message)
+            status = one.end()
+            raise RankFailed(f"{one.link.peer} ended {status}")
+        except _RankLost as consequence:
+            self._has_failed.wait(_SECONDS_FOR_CAUSE)
+            self._record(consequence)
+        except RankFailed as failure:
+            self._record(failure)
+        finally:
+            one.ready.put(False)
+
+    def _record(self, failure: RankFailed) -> None:
+        if self._closed.is_set() or self._has_failed.is_set():
+            return
+        self._failure = failure
+        self._has_failed.set()
+        self._failed(failure)
+
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(self._seconds / _HEARTBEATS):
+            for one in self._ranks:
+                if time.monotonic() - one.received > self._seconds:
+                    self._record(RankFailed(f"{one.link.peer} has not responded for {self._seconds:g} s"))
+                    return
+                with suppress(RankFailed):  # its receiving thread reports it
+                    one.link.send(Kind.HEARTBEAT)
+
+
+class _RankLost(RankFailed):
+    """A rank lost its connection to another rank: a consequence of that one's failure."""
+
+
+class _OtherRank:
+    """One process, and its link."""
+
+    def __init__(self, rank: int, settings: EngineSettings) -> None:
+        self.rank = rank
+        self.ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.sent: deque[float] = deque()  # when each plan was sent that is not launched
+        self.seconds_behind = 0.0
+        self.received = 0.0  # when the latest message arrived
         ours, theirs = socket.socketpair()
         command = python_command("-m", _WORKER, str(theirs.fileno()))
         # Ctrl-C reaches the whole terminal's group, but running requests end first.
-        self._processes.append(
-            subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
         )
         theirs.close()
-        link = RankLink(ours, f"rank {rank}")
-        self._links.append(link)
-        link.send(Kind.START, json.dumps({"rank": rank, "settings": asdict(settings)}).encode())
+        self.link = RankLink(ours, f"rank {rank}")
+        self.link.send(Kind.START, json.dumps({"rank": rank, "settings": asdict(settings)}).encode())
 
-    def _receive_all(self, link: RankLink, failed: Callable[[RankFailed], None]) -> None:
-        """Body of a rank's thread."""
+    def take(self, message: Message) -> None:
+        """Take a message of the rank. Raises RankFailed if it reports a failure."""
+        self.received = time.monotonic()
+        match message.kind:
+            case Kind.READY:
+                self.ready.put(True)
+            case Kind.LAUNCHED:
+                self.seconds_behind = time.monotonic() - self.sent.popleft()
+            case Kind.FAILED:
+                raise RankFailed(f"{self.link.peer} failed: {message.body.decode()}")
+            case Kind.LOST:
+                raise _RankLost(f"{self.link.peer} lost the others: {message.body.decode()}")
+
+    def end(self) -> str:
+        """Return how the process ended, whose link has ended."""
         try:
-            while (message := link.receive()) is not None:
-                if message.kind is Kind.FAILED:
-                    raise RankFailed(f"{link.peer} failed: {message.body.decode()}")
-            raise RankFailed(f"{link.peer} has ended")
-        except RankFailed as failure:
-            if self._closed.is_set() or self._has_failed.is_set():
-                return
-            self._failure = failure
-            self._has_failed.set()
-            failed(failure)
-
-    def _send_heartbeats(self) -> None:
-        with suppress(RankFailed):  # its receiving thread reports it
-            while not self._closed.wait(self._seconds / _HEARTBEATS):
-                for link in self._links:
-                    link.send(Kind.HEARTBEAT)
+            status = self.process.wait(_SECONDS_FOR_CAUSE)
+        except subprocess.TimeoutExpired:
+            return "its link"
+        return f"by signal {-status}" if status < 0 else f"with status {status}"

@@ -36,6 +36,9 @@ def main() -> None:
     with logging_to_stderr(f"rank {rank}", settings.log_format, settings.log_level):
         try:
             _run(link, settings, rank)
+        except RankFailed as failure:
+            link.send(Kind.LOST, str(failure).encode())
+            sys.exit(1)
         except Exception as error:
             reason = str(error).strip() or type(error).__name__
             log.error("rank %d failed: %s", rank, reason)
@@ -44,40 +47,41 @@ def main() -> None:
 
 
 def _run(link: RankLink, settings: EngineSettings, rank: int) -> None:
+    messages = _receive(link, settings.rank_seconds)
     loader = SliceLoader(settings, rank)
     link.send(Kind.READY)
-    connect = link.receive()
-    if connect is None:
-        return
-    store = TCPStore(LOOPBACK, int(connect.body), is_master=False, timeout=timedelta(seconds=START_SECONDS))
+    port = int(messages.get())
+    store = TCPStore(LOOPBACK, port, is_master=False, timeout=timedelta(seconds=START_SECONDS))
     mine = loader.connect(store)
-    plans = _receive_plans(link, settings.rank_seconds)
     link.send(Kind.READY)
-    forward = ForwardPass(mine.decoder, mine.backend, settings.block_size, mine.loaded.device)
-    worker = Worker(mine.ranks, forward, mine.loaded.device)
-    worker.run(plans.get, lambda: link.send(Kind.LAUNCHED))
+    forward = ForwardPass(mine.decoder, mine.backend, settings.block_size, loader.device)
+    worker = Worker(mine.ranks, forward, loader.device)
+    worker.run(messages.get, lambda: link.send(Kind.LAUNCHED))
 
 
-def _receive_plans(link: RankLink, seconds: float) -> "queue.SimpleQueue[bytes]":
-    """Receive messages on a thread, because a rank that computes must notice the end of rank 0."""
-    plans: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+def _receive(link: RankLink, seconds: float) -> "queue.SimpleQueue[bytes]":
+    """Receive messages on a thread, because a rank that computes must notice the end of rank 0.
+
+    Returns the bodies of those that the main thread waits for.
+    """
+    bodies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def receive() -> None:
         try:
             while (message := link.receive()) is not None:
-                if message.kind is Kind.PLAN:
-                    plans.put(message.body)
-                else:
+                if message.kind is Kind.HEARTBEAT:
+                    link.limit(seconds)  # rank 0 sends them from its first plan on
                     link.send(Kind.ALIVE)
+                else:
+                    bodies.put(message.body)
         except RankFailed as failure:
             log.error("%s", failure)
             os._exit(1)
         # The main thread may wait for rank 0 in a collective, which nothing else ends.
         os._exit(0)
 
-    link.limit(seconds)
-    threading.Thread(target=receive, name="plans", daemon=True).start()
-    return plans
+    threading.Thread(target=receive, name="messages", daemon=True).start()
+    return bodies
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -67,10 +67,7 @@ def choose_backend(options: BackendOptions) -> BackendChoice:
     Raises InvalidSetting if the requested backend cannot run.
     """
     name = _fastest(options) if options.attention == "auto" else options.attention
-    try:
-        choice = _MAKERS[name](options)
-    except BackendUnavailable as missing:
-        raise InvalidSetting(f"attention_backend is {name!r}, but {missing}") from missing
+    choice = _DECODERS[name](options, _allocate(name, options))
     log.info("attention backend: %s; steps run by %s", name, choice.description)
     return choice
 
@@ -86,51 +83,80 @@ def _fastest(options: BackendOptions) -> str:
     return "cpu" if options.kernels and packed and geometry.head_size <= MAX_HEAD_SIZE else "torch"
 
 
-def _torch(options: BackendOptions) -> BackendChoice:
-    loaded = options.loaded
-    backend = TorchBackend(loaded.geometry, *options.sizes)
-    return BackendChoice(backend, ModulesDecoder(loaded, backend))
+def choose_rank_backend(options: BackendOptions) -> Backend:
+    """Allocate the cache of one of several ranks, whose decoder is the slice of a model.
+
+    Raises InvalidSetting if the requested backend cannot run, or runs whole models only.
+    """
+    name = _fastest(options) if options.attention == "auto" else options.attention
+    if name == "flex":
+        raise InvalidSetting("attention_backend is 'flex', which requires a tensor_parallel of 1")
+    return _allocate(name, options)
 
 
-def _flex(options: BackendOptions) -> BackendChoice:
+def _allocate(name: str, options: BackendOptions) -> Backend:
+    try:
+        return _BACKENDS[name](options)
+    except BackendUnavailable as missing:
+        raise InvalidSetting(f"attention_backend is {name!r}, but {missing}") from missing
+
+
+def _torch_backend(options: BackendOptions) -> TorchBackend:
+    return TorchBackend(options.loaded.geometry, *options.sizes)
+
+
+def _flex_backend(options: BackendOptions) -> "FlexBackend":
     from engine.attention.flex_backend import FlexBackend
 
-    loaded = options.loaded
-    backend = FlexBackend(loaded.geometry, *options.sizes)
-    decoder = ModulesDecoder(loaded, backend)
-    log.info("compiling FlexAttention's kernels, which takes some seconds unless torch has cached them")
-    warm_up(decoder, loaded, backend)
-    return BackendChoice(backend, decoder)
+    return FlexBackend(options.loaded.geometry, *options.sizes)
 
 
-def _cpu(options: BackendOptions) -> BackendChoice:
+def _cpu_backend(options: BackendOptions) -> CpuBackend:
     assert options.kernels is not None, "the cpu backend requires them"
-    loaded, capacity, threads = options.loaded, options.capacity, torch.get_num_threads()
-    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, threads)
+    loaded, capacity = options.loaded, options.capacity
+    sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, torch.get_num_threads())
     backend = CpuBackend(options.kernels, loaded.geometry, *sizes)
     # Beside the loading of the weights: the system takes up to a second for a gigabyte.
     Thread(target=populate, args=(backend.cache,), name="populate", daemon=True).start()
-    decoder = decoder_for(options.kernels, loaded, backend, threads)
-    return (
-        BackendChoice(backend, decoder, "the CPU's kernels")
-        if decoder
-        else BackendChoice(backend, ModulesDecoder(loaded, backend))
-    )
+    return backend
 
 
-def _triton(options: BackendOptions) -> BackendChoice:
+def _triton_backend(options: BackendOptions) -> "TritonBackend":
     if options.device.type != "cuda":
         raise BackendUnavailable(f"the model runs on {options.device.type}")
     if not find_spec("triton"):
         raise BackendUnavailable("the package triton is not installed")
     from engine.gpu.triton_backend import TritonBackend
 
-    loaded = options.loaded
-    backend = TritonBackend(loaded.geometry, *options.sizes)
-    modules = ModulesDecoder(loaded, backend)
-    decoder = gpu_decoder(loaded, backend, modules)
+    return TritonBackend(options.loaded.geometry, *options.sizes)
+
+
+def _torch(options: BackendOptions, backend: Any) -> BackendChoice:
+    return BackendChoice(backend, ModulesDecoder(options.loaded, backend))
+
+
+def _flex(options: BackendOptions, backend: Any) -> BackendChoice:
+    decoder = ModulesDecoder(options.loaded, backend)
+    log.info("compiling FlexAttention's kernels, which takes some seconds unless torch has cached them")
+    warm_up(decoder, options.loaded, backend)
+    return BackendChoice(backend, decoder)
+
+
+def _cpu(options: BackendOptions, backend: Any) -> BackendChoice:
+    assert options.kernels is not None, "the cpu backend requires them"
+    decoder = decoder_for(options.kernels, options.loaded, backend, torch.get_num_threads())
+    return (
+        BackendChoice(backend, decoder, "the CPU's kernels")
+        if decoder
+        else BackendChoice(backend, ModulesDecoder(options.loaded, backend))
+    )
+
+
+def _triton(options: BackendOptions, backend: Any) -> BackendChoice:
+    modules = ModulesDecoder(options.loaded, backend)
+    decoder = gpu_decoder(options.loaded, backend, modules)
     description = "the model's modules" if decoder is modules else "few launches"
-    if recorded := _recorded(decoder, options):
+    if recorded := recorded_decoder(decoder, options):
         return BackendChoice(backend, recorded, f"{description}, recorded for decoding", ahead=True)
     return BackendChoice(backend, decoder, description, ahead=True)
 
@@ -145,7 +171,7 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
     return decoder if matches("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 
-def _recorded(decoder: Decoder, options: BackendOptions) -> Decoder | None:
+def recorded_decoder(decoder: Decoder, options: BackendOptions) -> Decoder | None:
     """Return the decoder with recorded decoding steps, or None if recording fails. Raises DeviceLost."""
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
@@ -163,7 +189,13 @@ def _recorded(decoder: Decoder, options: BackendOptions) -> Decoder | None:
     return recorded
 
 
-_MAKERS: dict[str, Callable[[BackendOptions], BackendChoice]] = {
+_BACKENDS: dict[str, Callable[[BackendOptions], Backend]] = {
+    "torch": _torch_backend,
+    "cpu": _cpu_backend,
+    "flex": _flex_backend,
+    "triton": _triton_backend,
+}
+_DECODERS: dict[str, Callable[[BackendOptions, Any], BackendChoice]] = {
     "torch": _torch,
     "cpu": _cpu,
     "flex": _flex,

@@ -28,6 +28,22 @@ class Model(Protocol):
         """Type of weights and cache; `str` gives its name."""
 
 
+class OtherRanks(Protocol):
+    """The other ranks of a model."""
+
+    def watch(self, failed: Callable[[Exception], None]) -> None:
+        """Watch the ranks from now on; `failed` receives the first failure, on another thread."""
+
+    def reason(self, failure: Exception) -> Exception:
+        """Return the failure of another rank if there is one: it explains a failure of this process."""
+
+    def seconds_behind(self) -> dict[int, float]:
+        """Return for each rank the seconds from sending the latest launched plan to its launch there."""
+
+    def close(self) -> None:
+        """End all ranks."""
+
+
 class Parts(Protocol):
     """A model, the scheduler of its steps, and their runner; ready to be connected to a block manager."""
 
@@ -46,6 +62,10 @@ class Parts(Protocol):
     @property
     def device(self) -> str:
         """Class of the CPU's kernels, `cpu` without them, or the GPU's name."""
+
+    @property
+    def ranks(self) -> OtherRanks | None:
+        """The other ranks of a model that several processes compute."""
 
 
 # Makes the parts, on a thread, because it may take seconds. Raises the error that prevents the engine's start.

@@ -1,0 +1,72 @@
+"""Assembles rank 0: the engine, whose steps are also computed by the processes of the other ranks."""
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore
+
+from engine.gpu.device_watch import WatchedRunner, check_of
+from engine.model.loaded import LoadedModel
+from engine.parallel.leader import LeadingRunner
+from engine.run.runner import ModelRunner
+from engine.schedule.pool.preemption import PreemptionCosts
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.step_plan import Runner
+from services.engine.ranks.rank_group import RankGroup
+from services.engine.ranks.rank_slice import LOOPBACK, START_SECONDS, RankSlice, SliceLoader
+from services.engine.settings import EngineSettings
+from services.engine.startup.assembly import seconds_per_swapped_block
+from services.engine.startup.device import device_name
+
+log = logging.getLogger("quire.engine")
+
+
+@dataclass(frozen=True)
+class ParallelParts:
+    """Rank 0 with its slice of the model, and the processes of the other ranks."""
+
+    loaded: LoadedModel
+    scheduler: Scheduler
+    runner: Runner
+    device: str
+    ranks: RankGroup
+
+
+def assemble_ranks(settings: EngineSettings) -> ParallelParts:
+    """Start the other ranks and load the model's slices. Raises ModelUnsupported, InvalidSetting or RankFailed."""
+    log.info("loading %s on %d ranks", Path(settings.model).name, settings.tensor_parallel)
+    loader = SliceLoader(settings, 0)  # refuses a model before the other processes start
+    group = RankGroup(settings)
+    try:
+        mine = _connect(loader, group)
+    except Exception as failure:
+        reason = group.reason(failure)
+        group.close()
+        raise reason from failure
+    costs = PreemptionCosts(seconds_per_swapped_block(mine.backend))
+    scheduler = Scheduler(mine.capacity, settings.limits(), costs, ahead=mine.ahead)
+    runner = ModelRunner(
+        mine.loaded,
+        mine.backend,
+        mine.capacity.block_size,
+        decoder=mine.decoder,
+        clock=time.monotonic,
+        share=mine.ranks.broadcast if mine.ahead else (lambda tokens: tokens),
+    )
+    leading = LeadingRunner(runner, group.send_plan, ahead=mine.ahead)
+    watched = WatchedRunner(leading, check_of(loader.device))
+    device = f"{settings.tensor_parallel} x {device_name(loader.device, loader.kernels)}"
+    return ParallelParts(mine.loaded, scheduler, watched, device, group)
+
+
+def _connect(loader: SliceLoader, group: RankGroup) -> RankSlice:
+    group.wait_until_ready()
+    seconds = timedelta(seconds=START_SECONDS)
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=seconds)
+    group.connect(store.port)
+    mine = loader.connect(store)
+    group.wait_until_ready()
+    return mine
