@@ -1,0 +1,160 @@
+"""An engine of two ranks as real processes: its tokens, and its end when a rank ends, stops or cannot start."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.faults import Streams, prompt, prompts, wait_until
+from tests.running_quire import Answer, RunningService, launch
+
+RANK_SECONDS = 2.0
+# The service stops in some seconds after it has noticed.
+MAX_SECONDS_TO_END = RANK_SECONDS + 15
+
+
+class Ranks:
+    """A KV manager, an engine of some ranks, and a gateway."""
+
+    def __init__(self, folder: Path, model: Path, size: int) -> None:
+        self.manager = RunningService("kvmanager", "--listen", f"unix:{folder}/kvmanager.sock", "--lease-seconds", "2")
+        self.engine = RunningService(
+            "engine",
+            *("--listen", f"unix:{folder}/engine.sock", "--kvmanager", self.manager.address, "--model", str(model)),
+            *("--tensor-parallel", str(size), "--rank-seconds", str(RANK_SECONDS), "--device-blocks", "256"),
+            *("--device", "cpu", "--attention-backend", "torch", "--heartbeat-seconds", "0.2"),
+        )
+        self.gateway = RunningService(
+            "gateway", "--listen", f"unix:{folder}/gateway.sock", "--engines", self.engine.address
+        )
+        self.gateway.output.wait_for("gateway is ready")
+        self.stub = gateway_pb2_grpc.GatewayStub(self.gateway.channel)
+
+    def workers(self) -> list[int]:
+        return workers_of(self.engine.process.pid)
+
+    def generate(self, request: gateway_pb2.GenerateRequest) -> Answer:
+        return Answer.of(self.stub.Generate(request, timeout=60))
+
+    def close(self) -> None:
+        for service in (self.gateway, self.engine, self.manager):
+            service.close()
+
+
+def workers_of(pid: int) -> list[int]:
+    """Process ids of the other ranks."""
+    children = subprocess.run(
+        ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True
+    ).stdout.splitlines()
+    return [int(line.split()[0]) for line in children if "worker_process" in line]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs that is no child of this one."""
+    with suppress(OSError):
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return False
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def start(tmp_path: Path, model: Path) -> Iterator[Callable[[int], Ranks]]:
+    started: list[Ranks] = []
+
+    def start(size: int) -> Ranks:
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        started.append(Ranks(folder, model, size))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.close()
+
+
+@pytest.fixture
+def ranks(start: Callable[[int], Ranks]) -> Ranks:
+    return start(2)
+
+
+def test_two_processes_compute_the_tokens_of_one(start: Callable[[int], Ranks]) -> None:
+    requests = prompts(6, 20)
+    one, two = (Streams(start(size).stub, requests).tokens() for size in (1, 2))
+    assert one == two
+
+
+def test_a_stopped_engine_ends_its_ranks(ranks: Ranks) -> None:
+    (worker,) = ranks.workers()
+    ranks.generate(prompt(1, 20, 4))
+    assert ranks.engine.close() == 0
+    assert not runs(worker)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(signal.SIGKILL, "rank 1 ended by signal 9"), (signal.SIGSTOP, "rank 1 has not responded for 2 s")],
+    ids=["killed", "stopped"],
+)
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a step"])
+def test_an_engine_ends_with_a_rank(ranks: Ranks, fault: signal.Signals, reason: str, busy: bool) -> None:
+    (worker,) = ranks.workers()
+    if busy:
+        Streams(ranks.stub, prompts(4, 1500)).wait_for_tokens(20)
+    begun = time.monotonic()
+    os.kill(worker, fault)
+    assert ranks.engine.ended() == 1
+    assert time.monotonic() - begun < MAX_SECONDS_TO_END
+    assert ranks.engine.output.lines[-1].endswith(f"engine failed: {reason}")
+    assert not [line for line in ranks.engine.output.lines if "Traceback" in line]
+    assert not runs(worker)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_the_ranks_end_with_the_engine(ranks: Ranks, fault: signal.Signals) -> None:
+    (worker,) = ranks.workers()
+    Streams(ranks.stub, prompts(4, 1500)).wait_for_tokens(20)
+    ranks.engine.process.send_signal(fault)
+    wait_until(lambda: not runs(worker), "the rank has ended", MAX_SECONDS_TO_END)
+    ranks.engine.process.send_signal(signal.SIGCONT)
+    ranks.engine.ended()
+
+
+def test_a_rank_that_ends_during_the_start_is_named(tmp_path: Path, model: Path) -> None:
+    engine = launch(
+        *("engine", "--listen", f"unix:{tmp_path}/engine.sock", "--kvmanager", f"unix:{tmp_path}/none.sock"),
+        *("--model", str(model), "--tensor-parallel", "2", "--device", "cpu"),
+    )
+    wait_until(lambda: bool(workers_of(engine.pid)), "the rank has started")
+    os.kill(workers_of(engine.pid)[0], signal.SIGKILL)
+    output, _ = engine.communicate(timeout=MAX_SECONDS_TO_END)
+    assert engine.returncode == 1
+    assert output.splitlines()[-1].endswith("engine failed: rank 1 ended by signal 9")
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "reason"),
+    [
+        ("llama", 3, "tensor_parallel is 3, which does not divide its 4 attention heads and 2 KV heads: possible are 1, 2"),
+        ("gpt2", 2, "models of type 'gpt2' run on one rank only: tensor_parallel must be 1"),
+    ],
+)
+def test_a_model_that_ranks_cannot_share_is_refused(
+    tiny_model: Callable[[str], Path], tmp_path: Path, family: str, size: int, reason: str
+) -> None:
+    engine = launch(
+        *("engine", "--listen", f"unix:{tmp_path}/engine.sock", "--model", str(tiny_model(family))),
+        *("--tensor-parallel", str(size)),
+    )
+    output, _ = engine.communicate(timeout=60)
+    assert engine.returncode == 1
+    assert reason in output.splitlines()[-1]
