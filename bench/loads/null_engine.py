@@ -74,6 +74,7 @@ class NullParts:
     scheduler: Scheduler
     runner: NullRunner
     device: str = "none"
+    ranks: None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from engine.parallel.sliced_weights import ALL, SlicedWeights
 
 @dataclass(frozen=True)
 class _Layer:
-    """This rank's weights of one layer. `projections`: its heads of q, then of k, then of v."""
+    """A rank's weights of one layer. `projections`: its heads of q, then of k, then of v."""
 
     attention_norm: torch.Tensor
     projections: torch.Tensor
@@ -97,7 +97,7 @@ class ParallelLlama:
     ) -> torch.Tensor:
         local = self._local
         heads = linear(normed, layer.projections, layer.biases).view(len(normed), -1, local.head_size)
-        query, key, value = heads.split([local.heads, local.kv_heads, local.kv_heads], dim=1)
+        query, key, value = torch.split(heads, [local.heads, local.kv_heads, local.kv_heads], dim=1)
         if layer.head_norms:
             query, key = self._norm(query, layer.head_norms[0]), self._norm(key, layer.head_norms[1])
         self._backend.write(number, _rotated(key, *rotation), value, batch)
@@ -121,7 +121,9 @@ class ParallelLlama:
     def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Divide by the root of the mean square, as transformers does: in float32, then rounded, then weighted."""
         wide = values.float()
-        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._shape.epsilon)).to(values.dtype)
+        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._shape.epsilon)).to(
+            values.dtype
+        )
 
     def _layer(self, number: int, weights: SlicedWeights) -> _Layer:
         shape, shard = self._shape, self._shard

@@ -1,9 +1,9 @@
 """The binary form of a step plan, as rank 0 sends it to the other ranks.
 
 A rank needs what is computed, not how results are sampled: tokens, positions, block tables, copies, and the rows of
-logits. All numbers are little-endian 32-bit integers. Tables are sent as changes against the plan before: most sequences
-of a step were in that one, with the same table or one block less. So a message of 256 decoding sequences has about
-7 KiB whatever their length.
+logits. All numbers are little-endian 32-bit integers. Tables are sent as changes against the plan before: most
+sequences of a step were in that one, with the same table or one block less. So a message of 256 decoding sequences has
+about 7 KiB whatever their length.
 
     header      number of the message, step (two halves), flags, and the lengths of the parts below
     copies      for each result three counts, then pairs of source and destination
@@ -16,7 +16,7 @@ of a step were in that one, with the same table or one block less. So a message 
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise, starmap
 from sys import byteorder
 from typing import NamedTuple
 
@@ -34,7 +34,13 @@ _SHARES_TOKENS = 1
 _HALF = 32
 _NOT_SAMPLED_HERE = Sampling(0.0)
 
+_MOST = 1 << 24  # of anything in one plan
+
 Table = tuple[int, ...]
+
+
+class _CountWrong(ValueError):
+    """A count in a plan that its numbers contradict."""
 
 
 class PlanEncoder:
@@ -56,14 +62,14 @@ class PlanEncoder:
         ]
         copies = [number for result in plan.copies for number in _numbers_of(result)]
         tokens = [token for work in plan.work for token in work.token_ids]
-        parts = (copies, rows, scored, blocks, tokens)
+        parts: tuple[list[int], ...] = (copies, rows, scored, blocks, tokens)
         flags = _SHARES_TOKENS if shares_tokens else 0
         step = plan.step & 0x7FFFFFFF, plan.step >> 31
         header = [self._number & 0x7FFFFFFF, *step, flags, *map(len, parts)]
         self._number += 1
         message = array("i", header)
-        for part in parts:
-            message.extend(part)
+        for numbers in parts:
+            message.extend(numbers)
         return message.tobytes()
 
     def _encode_rows(self, works: Sequence[Work]) -> tuple[list[int], list[int]]:
@@ -110,14 +116,19 @@ class PlanDecoder:
             raise RankFailed(f"plan {number} is damaged: its parts have {lengths} numbers, it has {len(numbers)}")
         self._number += 1
         copies, rows, scored, blocks, tokens = _parts(numbers[_HEADER:], lengths)
-        work = self._decode_rows(rows, scored, iter(blocks), iter(tokens))
-        plan = StepPlan(high << 31 | low, tuple(_copies_of(iter(copies))), work)
+        try:
+            work = self._decode_rows(rows, scored, iter(blocks), iter(tokens))
+            plan = StepPlan(high << 31 | low, tuple(_copies_of(iter(copies))), work)
+        except _CountWrong as error:
+            raise RankFailed(f"plan {number} is damaged: it has no {error} numbers") from error
         return ReceivedPlan(plan, bool(flags & _SHARES_TOKENS))
 
     def _decode_rows(
         self, rows: Sequence[int], scored: Sequence[int], blocks: Iterator[int], tokens: Iterator[int]
     ) -> tuple[Work, ...]:
-        to_score = {row: PromptPart(position, (0,) * count, 0) for row, position, count in _tuples(scored, _SCORED)}
+        to_score = {
+            row: PromptPart(position, (0,) * _bounded(count), 0) for row, position, count in _tuples(scored, _SCORED)
+        }
         work: list[Work] = []
         for row, (before, kept, added, start, fed, samples) in enumerate(_tuples(rows, _ROW)):
             if before >= len(self._tables) or (before >= 0 and kept > len(self._tables[before])):
@@ -132,7 +143,7 @@ class PlanDecoder:
                     table,
                     samples > 0,
                     _NOT_SAMPLED_HERE,
-                    tuple(range(samples)),
+                    tuple(range(_bounded(samples))),
                     to_score=to_score.get(row),
                 )
             )
@@ -162,8 +173,8 @@ def _numbers_of(copies: Copies) -> Iterator[int]:
 
 def _copies_of(numbers: Iterator[int]) -> Iterator[Copies]:
     for first in numbers:
-        counts = (first, next(numbers), next(numbers))
-        yield Copies(*(tuple(Copy(next(numbers), next(numbers)) for _ in range(count)) for count in counts))
+        counts = (first, *_take(numbers, 2))
+        yield Copies(*(tuple(starmap(Copy, _tuples(_take(numbers, 2 * count), 2))) for count in counts))
 
 
 def _numbers_in(message: bytes) -> list[int]:
@@ -184,4 +195,13 @@ def _tuples(numbers: Sequence[int], width: int) -> Iterator[tuple[int, ...]]:
 
 
 def _take(numbers: Iterator[int], count: int) -> Table:
-    return tuple(next(numbers) for _ in range(count))
+    taken = tuple(islice(numbers, _bounded(count)))
+    if len(taken) != count:
+        raise _CountWrong(count)
+    return taken
+
+
+def _bounded(count: int) -> int:
+    if not 0 <= count <= _MOST:
+        raise _CountWrong(count)
+    return count

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -88,7 +88,7 @@ class TorchRanks:
     The collectives raise RankFailed if another rank has ended or does not respond.
     """
 
-    def __init__(self, rank: int, size: int, store: distributed.Store, device: torch.device, seconds: float) -> None:
+    def __init__(self, rank: int, size: int, store: Any, device: torch.device, seconds: float) -> None:
         """Connect; returns when all ranks have. A collective that lasts `seconds` fails.
 
         Raises torch.distributed.DistError if they do not connect in time.

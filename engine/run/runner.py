@@ -31,7 +31,7 @@ class ModelRunner:
         copy_stream: CopyStream | None = None,
         decoder: Decoder | None = None,
         clock: Callable[[], float] = lambda: 0.0,
-        share: Callable[[torch.Tensor], object] = lambda tokens: None,
+        share: Callable[[torch.Tensor], object] = lambda _: None,
     ) -> None:
         """Combine the parts. `copy_stream` defaults to the one for the model's device.
 

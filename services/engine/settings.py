@@ -98,8 +98,7 @@ class EngineSettings:
     threads: int = setting(0, "Threads of the compute kernels. 0: torch's default.", least=0)
     tensor_parallel: int = setting(
         1,
-        "Ranks that compute the model together, each with a slice of its weights and KV cache; one process, and one GPU, "
-        "each.",
+        "Ranks that compute the model together: processes, each with a GPU and a slice of weights and KV cache.",
         least=1,
         most=MAX_RANKS,
     )

@@ -6,6 +6,7 @@ A message is a length (4 bytes), a kind (1 byte) and a body. The end of the file
 import socket
 import struct
 import threading
+from contextlib import suppress
 from enum import IntEnum, auto
 from typing import NamedTuple
 
@@ -80,10 +81,8 @@ class RankLink:
 
     def close(self) -> None:
         """Close the connection: the other end receives the end of the file."""
-        try:
+        with suppress(OSError):  # the other end may have closed it
             self._socket.shutdown(socket.SHUT_RDWR)  # also wakes a thread that receives
-        except OSError:
-            pass  # the other end has closed it
         self._socket.close()
 
     def _read(self, count: int) -> bytes | None:

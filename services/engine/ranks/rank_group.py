@@ -33,7 +33,7 @@ class RankGroup:
     def __init__(self, settings: EngineSettings) -> None:
         """Start the processes. They read the model's configuration, and are `ready` then."""
         self._seconds = settings.rank_seconds
-        self._failed: Callable[[RankFailed], None] = lambda failure: None
+        self._failed: Callable[[RankFailed], None] = lambda _: None
         self._failure: RankFailed | None = None
         self._has_failed = threading.Event()
         self._closed = threading.Event()
@@ -137,7 +137,7 @@ class _OtherRank:
         ours, theirs = socket.socketpair()
         command = python_command("-m", _WORKER, str(theirs.fileno()))
         # Ctrl-C reaches the whole terminal's group, but running requests end first.
-        self.process = subprocess.Popen(
+        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
         )
         theirs.close()

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from engine.attention import AttentionBackend
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel
 from engine.parallel import Shard, TorchRanks
@@ -16,7 +15,7 @@ from engine.parallel.llama import ParallelLlama
 from engine.parallel.loading import load_slice
 from engine.schedule.request import Capacity
 from services.engine.settings import EngineSettings
-from services.engine.startup.backends import BackendOptions, choose_rank_backend, recorded_decoder
+from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, recorded_decoder
 from services.engine.startup.device import capacity_of, device_of, dtype_of
 from services.engine.startup.native_kernels import kernels_for
 
@@ -37,7 +36,7 @@ class RankSlice:
 
     ranks: TorchRanks
     loaded: LoadedModel
-    backend: AttentionBackend
+    backend: Backend
     decoder: Decoder
     capacity: Capacity
     ahead: bool
@@ -71,7 +70,11 @@ class SliceLoader:
             device_blocks=ranks.minimum(self._own.device_blocks),
             host_blocks=ranks.minimum(self._own.host_blocks),
         )
-        attention, loaded, sequences = self._settings.attention_backend, self._model.loaded, self._settings.max_sequences
+        attention, loaded, sequences = (
+            self._settings.attention_backend,
+            self._model.loaded,
+            self._settings.max_sequences,
+        )
         options = BackendOptions(attention, loaded, capacity, self.kernels, sequences)
         backend = choose_rank_backend(options)
         decoder: Decoder = ParallelLlama(self._model.shape, self._model.weights, backend, ranks, loaded.context_tokens)

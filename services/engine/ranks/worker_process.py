@@ -12,13 +12,13 @@ from datetime import timedelta
 # Before torch is imported, see services.cli.commands.services.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from engine.errors import RankFailed
 from engine.parallel.worker import Worker
 from engine.run.forward import ForwardPass
 from services.engine.ranks.link import Kind, RankLink
-from services.engine.ranks.rank_slice import LOOPBACK, START_SECONDS, RankSlice, SliceLoader
+from services.engine.ranks.rank_slice import LOOPBACK, START_SECONDS, SliceLoader
 from services.engine.settings import EngineSettings
 from services.runtime.logs import logging_to_stderr
 

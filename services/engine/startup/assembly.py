@@ -78,7 +78,7 @@ def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | Non
     return load_model(folder, dtype, device)
 
 
-def seconds_per_swapped_block(backend: AttentionBackend) -> float:
+def seconds_per_swapped_block(backend: Backend) -> float:
     """Measure the time of copying a block to the host tier; 0 without a host tier."""
     if backend.host_cache is None:
         return 0.0

@@ -48,7 +48,9 @@ def test_processes_exchange_their_values(size: int, gloo: Callable[[int], list[R
     summed = torch.tensor(own).sum(dim=0).tolist()
     for rank, result in enumerate(results):
         assert result["reduced"] == summed
-        assert result["gathered"] == (torch.cat([torch.tensor(one) for one in own], 1).tolist() if rank == 0 else own[rank])
+        assert result["gathered"] == (
+            torch.cat([torch.tensor(one) for one in own], 1).tolist() if rank == 0 else own[rank]
+        )
         assert result["broadcast"] == [0, 7]
         assert result["bytes"] == b"\0\xc8"
         assert result["no bytes"] == b""

@@ -21,6 +21,6 @@ def test_the_heads_of_all_ranks_are_the_whole(size: int, each: int) -> None:
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_do() -> None:
-    with pytest.raises(ModelUnsupported, match="tensor_parallel is 2, .* 9 attention heads and 3 KV heads: .* 1, 3$"):
+    with pytest.raises(ModelUnsupported, match=r"tensor_parallel is 2, .* 9 attention heads and 3 KV heads: .* 1, 3$"):
         check(2, 9, 3)
     check(3, 9, 3)

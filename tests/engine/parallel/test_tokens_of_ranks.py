@@ -63,9 +63,7 @@ def test_two_ranks_have_the_tokens_of_one(folder: Path, requests: list[Request],
 
 
 @pytest.mark.parametrize("preemption", Preemption)
-def test_two_ranks_copy_and_swap_the_same_blocks(
-    folder: Path, requests: list[Request], preemption: Preemption
-) -> None:
+def test_two_ranks_copy_and_swap_the_same_blocks(folder: Path, requests: list[Request], preemption: Preemption) -> None:
     blocks = 200
     with other_ranks(folder, 2, Sizes(BLOCK_SIZE, blocks, blocks)) as others:
         sizes = {"device_blocks": blocks, "host_blocks": blocks, "preemption": preemption}

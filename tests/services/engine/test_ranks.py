@@ -144,7 +144,11 @@ def test_a_rank_that_ends_during_the_start_is_named(tmp_path: Path, model: Path)
 @pytest.mark.parametrize(
     ("family", "size", "reason"),
     [
-        ("llama", 3, "tensor_parallel is 3, which does not divide its 4 attention heads and 2 KV heads: possible are 1, 2"),
+        (
+            "llama",
+            3,
+            "tensor_parallel is 3, which does not divide its 4 attention heads and 2 KV heads: possible are 1, 2",
+        ),
         ("gpt2", 2, "models of type 'gpt2' run on one rank only: tensor_parallel must be 1"),
     ],
 )
