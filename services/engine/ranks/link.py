@@ -47,11 +47,13 @@ class RankLink:
         self._socket = connection
         self._sending = threading.Lock()  # plans and heartbeats come from two threads
 
-    def limit(self, seconds: float) -> None:
-        """From now on sending and receiving fail if the other end neither reads nor sends for so long."""
-        value = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1_000_000))
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, value)
+    def limit_sending(self, seconds: float) -> None:
+        """From now on sending fails if the other end does not read for so long."""
+        self._limit(socket.SO_SNDTIMEO, seconds)
+
+    def limit_receiving(self, seconds: float) -> None:
+        """From the next message on receiving fails if the other end sends nothing for so long."""
+        self._limit(socket.SO_RCVTIMEO, seconds)
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
         """Send a message. Raises RankFailed if the other end has ended, or does not read."""
@@ -74,7 +76,7 @@ class RankLink:
                 raise RankFailed(f"{self.peer} sent a damaged message")
             body = self._read(length)
         except BlockingIOError as error:
-            raise RankFailed(f"{self.peer} does not respond") from error
+            raise RankFailed(f"{self.peer} has sent nothing for too long") from error
         except OSError:
             return None
         return None if body is None else Message(Kind(kind), body)
@@ -84,6 +86,9 @@ class RankLink:
         with suppress(OSError):  # the other end may have closed it
             self._socket.shutdown(socket.SHUT_RDWR)  # also wakes a thread that receives
         self._socket.close()
+
+    def _limit(self, option: int, seconds: float) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1_000_000)))
 
     def _read(self, count: int) -> bytes | None:
         parts = bytearray()

@@ -63,7 +63,7 @@ class RankGroup:
         self._failed = failed
         for one in self._ranks:
             one.received = time.monotonic()
-            one.link.limit(self._seconds)
+            one.link.limit_sending(self._seconds)
         threading.Thread(target=self._send_heartbeats, name="heartbeats", daemon=True).start()
         if self._failure:
             failed(self._failure)

@@ -70,7 +70,7 @@ def _receive(link: RankLink, seconds: float) -> "queue.SimpleQueue[bytes]":
         try:
             while (message := link.receive()) is not None:
                 if message.kind is Kind.HEARTBEAT:
-                    link.limit(seconds)  # rank 0 sends them from its first plan on
+                    link.limit_receiving(seconds)  # rank 0 sends them until the engine ends
                     link.send(Kind.ALIVE)
                 else:
                     bodies.put(message.body)
