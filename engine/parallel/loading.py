@@ -1,69 +1,119 @@
-"""Reads one rank's slice of a model from its folder."""
+"""Reads one rank's slice of a model from its folder.
 
-from dataclasses import dataclass
+Llama-shaped models run on our own decoder, which reads its slices from the files. Other families run on transformers'
+modules, sliced by transformers' own tensor-parallel plan.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.distributed import DistributedConfig
 
+from engine.attention.backend import AttentionBackend
 from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.attention.llama_shape import LlamaShape, is_llama_shaped
 from engine.errors import ModelUnsupported
+from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel, fingerprint
-from engine.model.loading import context_tokens
+from engine.model.loading import context_tokens, take
+from engine.parallel.llama import ParallelLlama
+from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard, check
 from engine.parallel.sliced_weights import SlicedWeights
 
 
 @dataclass(frozen=True)
-class ParallelModel:
-    """A model of which every rank has a slice. The geometry of `loaded` is that of this rank's cache."""
+class ModelSlice:
+    """One rank's slice. The geometry of `loaded` is that of this rank's cache; `decoder` reads the weights."""
 
     loaded: LoadedModel
-    shape: LlamaShape
-    weights: SlicedWeights
+    decoder: Callable[[AttentionBackend], Decoder]
 
 
-def load_slice(folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device) -> ParallelModel:
-    """Read the configuration, and open the weights. Raises ModelUnsupported if ranks cannot share the model."""
+class ModelFolder:
+    """A model that `size` ranks can share; its weights are not read yet."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        """Read the configuration. Raises ModelUnsupported if the ranks cannot share the model."""
+        self._folder = folder
+        with _named(folder):
+            self._config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+            register()
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(self._config, attn_implementation=ATTENTION_NAME)
+            text = self._config.get_text_config()
+            heads = text.num_attention_heads
+            kv_heads = getattr(text, "num_key_value_heads", None) or heads
+            self._shape = _llama_shape(model) if is_llama_shaped(model) else None
+            if self._shape is None and not model.tp_plan:
+                raise ModelUnsupported(f"models of type {text.model_type!r} have no plan for several ranks")
+            check(size, heads, kv_heads)
+
+    def load(self, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> ModelSlice:
+        """Load this rank's slice. Raises ModelUnsupported if a tensor is missing, or if heads stay together."""
+        with _named(self._folder):
+            if self._shape:
+                return self._llama(self._shape, ranks, dtype, device)
+            return self._modules(ranks, dtype)
+
+    def _llama(self, shape: LlamaShape, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> ModelSlice:
+        shard = Shard(ranks.rank, ranks.size)
+        weights = SlicedWeights(self._folder, dtype, device)
+        loaded = LoadedModel(
+            model=None,
+            device=device,
+            geometry=shard.local_geometry(CacheGeometry(shape.layers, shape.kv_heads, shape.head_size)),
+            context_tokens=context_tokens(self._config),
+            vocabulary_size=shape.vocabulary,
+            eos_token_ids=_eos_token_ids(self._folder, self._config),
+            fingerprint=self._fingerprint(dtype),
+            dtype=dtype,
+            folder=self._folder,
+            shape=shape,
+        )
+        context = loaded.context_tokens
+        return ModelSlice(loaded, lambda backend: ParallelLlama(shape, weights, backend, ranks, context))
+
+    def _modules(self, ranks: Ranks, dtype: torch.dtype) -> ModelSlice:
+        model = AutoModelForCausalLM.from_pretrained(
+            self._folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            distributed_config=DistributedConfig(tp_plan="auto", tp_size=ranks.size),
+        )
+        loaded = replace(take(model.eval(), self._fingerprint(dtype)), folder=self._folder)
+        text = self._config.get_text_config()
+        kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        if loaded.geometry.kv_heads * ranks.size != kv_heads:
+            raise ModelUnsupported(
+                f"the plan of models of type {text.model_type!r} keeps {loaded.geometry.kv_heads} of {kv_heads} KV "
+                f"heads on each of {ranks.size} ranks: tensor_parallel must be 1"
+            )
+        return ModelSlice(loaded, lambda backend: ModulesDecoder(loaded, backend))
+
+    def _fingerprint(self, dtype: torch.dtype) -> str:
+        return f"{fingerprint(self._folder)}-{str(dtype).removeprefix('torch.')}"
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Reraise errors as ModelUnsupported with the model's name."""
     try:
-        return _load(folder, shard, dtype, device)
+        yield
     except (ModelUnsupported, ValueError, OSError, ImportError) as error:
-        first = str(error).strip().split("\n", 1)[0]
-        raise ModelUnsupported(first if first.startswith(f"{folder.name}: ") else f"{folder.name}: {first}") from error
+        raise ModelUnsupported(f"{folder.name}: {str(error).strip().split(chr(10), 1)[0]}") from error
 
 
-def _load(folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device) -> ParallelModel:
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    shape = _shape(config)
-    check(shard.size, shape.heads, shape.kv_heads)
-    geometry = CacheGeometry(shape.layers, shape.kv_heads, shape.head_size)
-    loaded = LoadedModel(
-        model=None,
-        device=device,
-        geometry=shard.local_geometry(geometry),
-        context_tokens=context_tokens(config),
-        vocabulary_size=shape.vocabulary,
-        eos_token_ids=_eos_token_ids(folder, config),
-        fingerprint=f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}",
-        dtype=dtype,
-        folder=folder,
-        shape=shape,
-    )
-    return ParallelModel(loaded, shape, SlicedWeights(folder, dtype, device))
-
-
-def _shape(config: Any) -> LlamaShape:
-    """Return the shape of a Llama-shaped model, from modules without weights."""
-    register()
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
-    if not is_llama_shaped(model):
-        raise ModelUnsupported(f"models of type {config.model_type!r} run on one rank only: tensor_parallel must be 1")
+def _llama_shape(model: Any) -> LlamaShape:
     # Its frequencies are computed from the configuration, not read from a file.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     return LlamaShape.of(model)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from engine.errors import RankFailed
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.loaded import LoadedModel
 from engine.parallel.leader import LeadingRunner
@@ -43,7 +44,8 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     try:
         mine = _connect(loader, group)
     except Exception as failure:
-        reason = group.reason(failure)
+        # Of a failure that another rank has caused too, its own reason says more.
+        reason = group.reason(failure) if isinstance(failure, RankFailed) else failure
         group.close()
         raise reason from failure
     costs = PreemptionCosts(seconds_per_swapped_block(mine.backend))

@@ -10,9 +10,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel
-from engine.parallel import Shard, TorchRanks
-from engine.parallel.llama import ParallelLlama
-from engine.parallel.loading import load_slice
+from engine.parallel import TorchRanks
+from engine.parallel.loading import ModelFolder
 from engine.schedule.request import Capacity
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, recorded_decoder
@@ -22,7 +21,6 @@ from services.engine.startup.native_kernels import kernels_for
 LOOPBACK = "127.0.0.1"
 # For all ranks to connect, after each has imported its packages and read the configuration.
 START_SECONDS = 120.0
-_MIB = 1 << 20
 
 log = logging.getLogger("quire.engine")
 
@@ -52,35 +50,29 @@ class SliceLoader:
         self.device = device_of(settings.device, rank)
         self.kernels = kernels_for(settings.attention_backend, self.device, settings.kernels_folder)
         self._settings = settings
-        self._shard = Shard(rank, size)
-        dtype = dtype_of(settings.dtype, self.device, self.kernels)
-        self._model = load_slice(Path(settings.model), self._shard, dtype, self.device)
-        self._own = capacity_of(settings, self._model.loaded)
+        self._rank = rank
+        self._folder = ModelFolder(Path(settings.model), size)
 
     def connect(self, store: Store) -> RankSlice:
         """Connect to the other ranks, allocate a cache of as many blocks as theirs, and read the weights.
 
-        Raises ModelUnsupported, InvalidSetting, and torch.distributed.DistError.
+        Raises ModelUnsupported, InvalidSetting, and RankFailed if another rank has ended.
         """
+        settings = self._settings
         if self.device.type == "cpu":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        ranks = TorchRanks(self._shard.rank, self._shard.size, store, self.device, self._settings.rank_seconds)
+        ranks = TorchRanks(self._rank, settings.tensor_parallel, store, self.device, settings.rank_seconds)
+        mine = self._folder.load(ranks, dtype_of(settings.dtype, self.device, self.kernels), self.device)
+        own = capacity_of(settings, mine.loaded)
         capacity = replace(
-            self._own,
-            device_blocks=ranks.minimum(self._own.device_blocks),
-            host_blocks=ranks.minimum(self._own.host_blocks),
+            own, device_blocks=ranks.minimum(own.device_blocks), host_blocks=ranks.minimum(own.host_blocks)
         )
-        attention, loaded, sequences = (
-            self._settings.attention_backend,
-            self._model.loaded,
-            self._settings.max_sequences,
-        )
-        options = BackendOptions(attention, loaded, capacity, self.kernels, sequences)
+        sequences = settings.max_sequences
+        options = BackendOptions(settings.attention_backend, mine.loaded, capacity, self.kernels, sequences)
         backend = choose_rank_backend(options)
-        decoder: Decoder = ParallelLlama(self._model.shape, self._model.weights, backend, ranks, loaded.context_tokens)
-        read = self._model.weights.read_bytes / _MIB
-        log.info("rank %d of %d has read %.1f MiB of the weights", ranks.rank, ranks.size, read)
+        decoder = mine.decoder(backend)
         ahead = self.device.type == "cuda"
         if ahead:
             decoder = recorded_decoder(decoder, options) or decoder
-        return RankSlice(ranks, loaded, backend, decoder, capacity, ahead)
+        log.info("rank %d of %d is loaded", ranks.rank, ranks.size)
+        return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead)

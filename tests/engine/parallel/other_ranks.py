@@ -13,9 +13,8 @@ import torch
 from torch.distributed import TCPStore
 
 from engine.attention import TorchBackend
-from engine.parallel import Shard, TorchRanks
-from engine.parallel.llama import ParallelLlama
-from engine.parallel.loading import ParallelModel, load_slice
+from engine.parallel import TorchRanks
+from engine.parallel.loading import ModelFolder
 from engine.parallel.worker import Worker
 from engine.run.forward import ForwardPass
 
@@ -38,11 +37,11 @@ class RankModel:
 
     def __init__(self, folder: Path, ranks: TorchRanks, sizes: Sizes) -> None:
         self.ranks = ranks
-        self.model: ParallelModel = load_slice(folder, Shard(ranks.rank, ranks.size), torch.float32, _CPU)
-        loaded = self.model.loaded
+        mine = ModelFolder(folder, ranks.size).load(ranks, torch.float32, _CPU)
+        self.loaded = loaded = mine.loaded
         blocks, host_blocks = ranks.minimum(sizes.device_blocks), ranks.minimum(sizes.host_blocks)
         self.backend = TorchBackend(loaded.geometry, sizes.block_size, blocks, host_blocks=host_blocks)
-        self.decoder = ParallelLlama(self.model.shape, self.model.weights, self.backend, ranks, loaded.context_tokens)
+        self.decoder = mine.decoder(self.backend)
 
 
 class OtherRanks:

@@ -38,11 +38,11 @@ class ParallelEngine(MixedEngine):
     def make_runner(self, block_size: int, ahead: bool) -> Runner:
         mine = self._others.mine
         share = mine.ranks.broadcast if ahead else (lambda tokens: tokens)
-        runner = ModelRunner(mine.model.loaded, mine.backend, block_size, decoder=mine.decoder, share=share)
+        runner = ModelRunner(mine.loaded, mine.backend, block_size, decoder=mine.decoder, share=share)
         return LeadingRunner(runner, self._others.send, ahead=ahead)
 
 
-@pytest.fixture(params=["llama", "qwen3"])
+@pytest.fixture(params=["llama", "qwen3", "gemma2"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     write_checkpoint(FAMILIES[request.param], tmp_path)
     return tmp_path
