@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -69,15 +69,25 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
-def _collective(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Reraise the errors of a collective, which other ranks cause, as RankFailed."""
+def is_collectives(error: Exception) -> bool:
+    """Return whether a collective has failed, so that another rank is the cause."""
+    return isinstance(error, RankFailed | distributed.DistError) or "gloo" in str(error).lower()
+
+
+def _collective(
+    method: Callable[Concatenate["TorchRanks", Arguments], Result],
+) -> Callable[Concatenate["TorchRanks", Arguments], Result]:
+    """Measure a collective, and reraise its errors, which other ranks cause, as RankFailed."""
 
     @wraps(method)
-    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def run(ranks: "TorchRanks", /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        begun = ranks.clock()
         try:
-            return method(*arguments, **named)
+            return method(ranks, *arguments, **named)
         except RuntimeError as error:
             raise RankFailed(str(error).strip().split("\n", 1)[0]) from error
+        finally:
+            ranks.waited += ranks.clock() - begun
 
     return run
 
@@ -88,13 +98,24 @@ class TorchRanks:
     The collectives raise RankFailed if another rank has ended or does not respond.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, device: torch.device, seconds: float) -> None:
-        """Connect; returns when all ranks have. A collective that lasts `seconds` fails.
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Any,
+        device: torch.device,
+        seconds: float,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Connect; returns when all ranks have. A collective that lasts `seconds` fails. `clock` measures `waited`.
 
         Raises torch.distributed.DistError if they do not connect in time.
         """
         self.rank = rank
         self.size = size
+        self.clock = clock
+        self.waited = 0.0
+        """Seconds in collectives; of those on a GPU, which are queued, only the queueing."""
         self._device = device
         distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",

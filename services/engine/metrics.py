@@ -32,6 +32,14 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         ("reason",),
         lambda stats: {("capacity",): stats.waiting - stats.deferred, ("deferred",): stats.deferred},
     ),
+    (
+        "quire_rank_seconds_behind",
+        "Seconds from sending the latest plan to a rank until the rank has launched it.",
+        ("rank",),
+        lambda stats: (
+            {(str(rank),): behind for rank, behind in stats.ranks.seconds_behind.items()} if stats.ranks else {}
+        ),
+    ),
 )
 _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]], ...] = (
     (
@@ -98,6 +106,24 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         "Computed tokens that preemptions moved to host memory instead of recomputing them.",
         (),
         lambda stats: {(): stats.totals.swapped_tokens},
+    ),
+    (
+        "quire_rank_wait_seconds",
+        "Seconds that rank 0 spent in collectives with the other ranks; on a GPU only those of queueing them.",
+        (),
+        lambda stats: {(): stats.ranks.wait_seconds} if stats.ranks else {},
+    ),
+    (
+        "quire_rank_plans",
+        "Step plans sent to each of the other ranks.",
+        (),
+        lambda stats: {(): stats.ranks.plans} if stats.ranks else {},
+    ),
+    (
+        "quire_rank_plan_bytes",
+        "Bytes of the step plans sent to each of the other ranks.",
+        (),
+        lambda stats: {(): stats.ranks.plan_bytes} if stats.ranks else {},
     ),
 )
 

@@ -1,10 +1,24 @@
 """Observer of an engine: the start, and each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.schedule.stats import SchedulerTotals
+
+
+class RankStats(NamedTuple):
+    """The ranks of an engine: what rank 0 sends to the others, and how long it waits for them.
+
+    `wait_seconds` is the time of rank 0 in collectives; on a GPU only that of queueing them. `plans` and `plan_bytes`
+    count the plans that each other rank has received. `seconds_behind` is, for each rank, the time from sending the
+    latest launched plan to its launch there.
+    """
+
+    wait_seconds: float
+    plans: int
+    plan_bytes: int
+    seconds_behind: Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -22,6 +36,7 @@ class EngineStats:
     available_blocks: int = 0
     sessions: int = 0
     deferred: int = 0
+    ranks: RankStats | None = None
 
 
 class StepStats(NamedTuple):

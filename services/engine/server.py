@@ -50,7 +50,7 @@ class EngineService:
         """
         settings.check_exposure()
         if assembly is None:
-            from services.engine.assembly import assemble
+            from services.engine.ranks.start import assemble
 
             assembly = assemble
         self._settings = settings
@@ -115,8 +115,11 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
+        ranks = parts.ranks
         self._observer.on_start(
-            self._settings.served_name(), engine_id, lambda: replace(driver.stats, sessions=link.sessions)
+            self._settings.served_name(),
+            engine_id,
+            lambda: replace(driver.stats, sessions=link.sessions, ranks=ranks.stats() if ranks else None),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
         self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)

@@ -141,7 +141,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
         # Compute threads that spin while they wait take cores from the other services of a small machine, and
         # then wait for each other. The OpenMP runtime reads this when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from services.engine.assembly import assemble
+        from services.engine.ranks.start import assemble
         from services.engine.server import EngineService
 
         return lambda: EngineService(local, metrics, assemble)

@@ -48,6 +48,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
         reason = group.reason(failure) if isinstance(failure, RankFailed) else failure
         group.close()
         raise reason from failure
+    group.waited = lambda: mine.ranks.waited
     costs = PreemptionCosts(seconds_per_swapped_block(mine.backend))
     scheduler = Scheduler(mine.capacity, settings.limits(), costs, ahead=mine.ahead)
     runner = ModelRunner(

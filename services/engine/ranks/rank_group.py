@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from engine.errors import RankFailed
+from services.engine.observer import RankStats
 from services.engine.ranks.link import Kind, Message, RankLink
 from services.engine.settings import EngineSettings
 from services.runtime.child_process import python_command
@@ -32,6 +33,9 @@ class RankGroup:
 
     def __init__(self, settings: EngineSettings) -> None:
         """Start the processes. They read the model's configuration, and are `ready` then."""
+        self.waited: Callable[[], float] = lambda: 0.0
+        """Returns the seconds of rank 0 in collectives."""
+        self._plans = self._plan_bytes = 0
         self._seconds = settings.rank_seconds
         self._failed: Callable[[RankFailed], None] = lambda _: None
         self._failure: RankFailed | None = None
@@ -54,6 +58,8 @@ class RankGroup:
 
     def send_plan(self, message: bytes) -> None:
         """Send a plan to all ranks. Raises RankFailed."""
+        self._plans += 1
+        self._plan_bytes += len(message)
         for one in self._ranks:
             one.sent.append(time.monotonic())
             one.link.send(Kind.PLAN, message)
@@ -73,9 +79,10 @@ class RankGroup:
         self._has_failed.wait(2 * _SECONDS_FOR_CAUSE)
         return self._failure or failure
 
-    def seconds_behind(self) -> dict[int, float]:
-        """Return for each rank the seconds from sending the latest launched plan to its launch there."""
-        return {one.rank: one.seconds_behind for one in self._ranks}
+    def stats(self) -> RankStats:
+        """Return what was sent to the ranks, and how long this process waited for them."""
+        behind = {one.rank: one.seconds_behind for one in self._ranks}
+        return RankStats(self.waited(), self._plans, self._plan_bytes, behind)
 
     def close(self) -> None:
         """End all ranks; those that do not end by themselves are killed."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,7 +62,9 @@ class SliceLoader:
         settings = self._settings
         if self.device.type == "cpu":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        ranks = TorchRanks(self._rank, settings.tensor_parallel, store, self.device, settings.rank_seconds)
+        ranks = TorchRanks(
+            self._rank, settings.tensor_parallel, store, self.device, settings.rank_seconds, time.monotonic
+        )
         mine = self._folder.load(ranks, dtype_of(settings.dtype, self.device, self.kernels), self.device)
         own = capacity_of(settings, mine.loaded)
         capacity = replace(

@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from engine.errors import RankFailed
+from engine.parallel.ranks import is_collectives
 from engine.parallel.worker import Worker
 from engine.run.forward import ForwardPass
 from services.engine.ranks.link import Kind, RankLink
@@ -36,13 +37,10 @@ def main() -> None:
     with logging_to_stderr(f"rank {rank}", settings.log_format, settings.log_level):
         try:
             _run(link, settings, rank)
-        except RankFailed as failure:
-            link.send(Kind.LOST, str(failure).encode())
-            sys.exit(1)
         except Exception as error:
-            reason = str(error).strip() or type(error).__name__
+            reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
             log.error("rank %d failed: %s", rank, reason)
-            link.send(Kind.FAILED, reason.encode())
+            link.send(Kind.LOST if is_collectives(error) else Kind.FAILED, reason.encode())
             sys.exit(1)
 
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
+from services.engine.observer import RankStats
 from services.engine.settings import EngineSettings
 
 
@@ -37,8 +38,8 @@ class OtherRanks(Protocol):
     def reason(self, failure: Exception) -> Exception:
         """Return the failure of another rank if there is one: it explains a failure of this process."""
 
-    def seconds_behind(self) -> dict[int, float]:
-        """Return for each rank the seconds from sending the latest launched plan to its launch there."""
+    def stats(self) -> RankStats:
+        """Return what was sent to the ranks, and how long this process waited for them."""
 
     def close(self) -> None:
         """End all ranks."""
