@@ -3,43 +3,20 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from engine.attention import AttentionBackend
-from engine.parallel.leader import LeadingRunner
-from engine.run.runner import ModelRunner
 from engine.schedule.limits import Preemption
 from engine.schedule.request import Request
-from engine.schedule.step_plan import Runner
 from tests.engine.families import FAMILIES, write_checkpoint
 from tests.engine.mixed_batch import COUNT, GREEDIER, SEQUENCES, MixedEngine, check, mixed_batch, run
-from tests.engine.parallel.other_ranks import OtherRanks, Sizes, other_ranks
+from tests.engine.parallel.engine_of_ranks import ParallelEngine, compare_contents
+from tests.engine.parallel.other_ranks import Sizes, other_ranks
 
 Tiny = Callable[[str], Path]
-TOLERANCE = 1e-4  # relative to the largest number: sums over ranks have another order
 MAX_TOKENS = 8
 BLOCK_SIZE = 4
 LARGE = 1000
-
-
-class ParallelEngine(MixedEngine):
-    """Rank 0 of several ranks."""
-
-    def __init__(self, folder: Path, others: OtherRanks, **sizes: Any) -> None:
-        self._others = others
-        super().__init__(folder, **sizes)
-
-    def make_backend(self, _block_size: int, _device_blocks: int, _host_blocks: int) -> AttentionBackend:
-        return self._others.mine.backend
-
-    def make_runner(self, block_size: int, ahead: bool) -> Runner:
-        mine = self._others.mine
-        share = mine.ranks.broadcast if ahead else (lambda tokens: tokens)
-        runner = ModelRunner(mine.loaded, mine.backend, block_size, decoder=mine.decoder, share=share)
-        return LeadingRunner(runner, self._others.send, ahead=ahead)
 
 
 @pytest.fixture(params=["llama", "qwen3", "gemma2"])
@@ -90,15 +67,7 @@ def test_each_rank_has_its_heads_of_every_block(folder: Path, requests: list[Req
             assert parallel.blocks.pool.sequences == alone.blocks.pool.sequences
             if draw.random() < 0.2:
                 compared += 1
-                _compare_contents(others, alone.backend.cache)
+                compare_contents(others, alone.backend.cache)
         assert parallel.scheduler.empty
     assert compared > 1
     assert parallel.samples == alone.samples
-
-
-def _compare_contents(others: OtherRanks, whole: torch.Tensor) -> None:
-    """Compare all blocks: heads are the last but one dimension."""
-    size = others.mine.ranks.size
-    for rank, heads in enumerate(whole.chunk(size, dim=-2)):
-        worst = (others.contents(rank) - heads).abs().max()
-        assert worst <= TOLERANCE * whole.abs().max(), f"rank {rank}"

@@ -1,0 +1,40 @@
+"""An engine whose steps several ranks compute, and a comparison of their caches with one rank's."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.attention import AttentionBackend
+from engine.parallel.leader import LeadingRunner
+from engine.run.runner import ModelRunner
+from engine.schedule.step_plan import Runner
+from tests.engine.mixed_batch import MixedEngine
+from tests.engine.parallel.other_ranks import OtherRanks
+
+TOLERANCE = 1e-4  # relative to the largest number: sums over ranks have another order
+
+
+class ParallelEngine(MixedEngine):
+    """Rank 0 of several ranks."""
+
+    def __init__(self, folder: Path, others: OtherRanks, **sizes: Any) -> None:
+        self._others = others
+        super().__init__(folder, **sizes)
+
+    def make_backend(self, _block_size: int, _device_blocks: int, _host_blocks: int) -> AttentionBackend:
+        return self._others.mine.backend
+
+    def make_runner(self, block_size: int, ahead: bool) -> Runner:
+        mine = self._others.mine
+        share = mine.ranks.broadcast if ahead else (lambda tokens: tokens)
+        runner = ModelRunner(mine.loaded, mine.backend, block_size, decoder=mine.decoder, share=share)
+        return LeadingRunner(runner, self._others.send, ahead=ahead)
+
+
+def compare_contents(others: OtherRanks, whole: torch.Tensor) -> None:
+    """Compare all blocks: heads are the last but one dimension."""
+    size = others.mine.ranks.size
+    for rank, heads in enumerate(whole.chunk(size, dim=-2)):
+        worst = (others.contents(rank) - heads).abs().max()
+        assert worst <= TOLERANCE * whole.abs().max(), f"rank {rank}"
