@@ -35,12 +35,19 @@ Fault = Callable[["Failing", random.Random], None]
 class Failing:
     """A KV manager, engines of one model, and a gateway before them, each a process."""
 
-    def __init__(self, folder: Path, model: str, keep: Callable[[RunningService], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        keep: Callable[[RunningService], None] = lambda _: None,
+        engine_options: Sequence[str] = ("--device-blocks", "1024"),
+    ) -> None:
         """Start them and wait until each engine is linked. `keep` receives each process that is started."""
         self._folder = folder
+        self._engine_options = engine_options
         self._keep = keep
         self._model = model
-        self.manager = self._start("kvmanager", "--listen", f"unix:{folder}/kvmanager.sock", "--lease-seconds", "2")
+        self.manager = self._start_manager()
         self.engines = {name: self._start_engine(name) for name in NAMES}
         self.forwarders = {name: Forwarder(folder / f"{name}.sock") for name in NAMES}
         self.gateway = self._start(
@@ -68,6 +75,12 @@ class Failing:
                 self._wait_for_link(name, after)
         for name in NAMES:
             wait_until(lambda name=name: self._is_linked(name), f"engine {name} has its link")  # type: ignore[misc]
+
+    def restart_manager(self) -> None:
+        """Kill the KV manager, and start an empty one."""
+        self.manager.kill()
+        self.manager.channel.close()
+        self.manager = self._start_manager()
 
     def restart_while_streams_run(self) -> int:
         """Restart engines that have ended, as a supervisor would, until no stream runs; return the count of ends."""
@@ -123,12 +136,16 @@ class Failing:
     def _wait_for_link(self, name: str, after: int) -> None:
         self.gateway.output.wait_for(f"engine at {self.forwarders[name].address} serves", after=after)
 
+    def _start_manager(self) -> RunningService:
+        return self._start("kvmanager", "--listen", f"unix:{self._folder}/kvmanager.sock", "--lease-seconds", "2")
+
     def _start_engine(self, name: str) -> RunningService:
         return self._start(
             "engine",
             *("--listen", f"unix:{self._folder}/{name}.sock", "--engine-id", name),
             *("--kvmanager", self.manager.address, "--model", self._model),
-            *("--device-blocks", "1024", "--max-sequences", "80", "--device", "cpu", "--threads", "1"),
+            *self._engine_options,
+            *("--max-sequences", "80", "--device", "cpu", "--threads", "1"),
             *("--heartbeat-seconds", "0.2", "--grace-seconds", str(_GRACE_SECONDS)),
             module="tests.running.deadly_engine",
         )

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,6 +11,7 @@ import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.faults import Streams, prompt, prompts, wait_until
+from tests.running.ranks import workers_of
 from tests.running_quire import Answer, RunningService, launch
 
 RANK_SECONDS = 2.0
@@ -45,14 +45,6 @@ class Ranks:
     def close(self) -> None:
         for service in (self.gateway, self.engine, self.manager):
             service.close()
-
-
-def workers_of(pid: int) -> list[int]:
-    """Process ids of the other ranks."""
-    children = subprocess.run(
-        ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True
-    ).stdout.splitlines()
-    return [int(line.split()[0]) for line in children if "worker_process" in line]
 
 
 def runs(pid: int) -> bool:
