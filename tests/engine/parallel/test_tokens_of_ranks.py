@@ -19,9 +19,10 @@ BLOCK_SIZE = 4
 LARGE = 1000
 
 
-@pytest.fixture(params=["llama", "qwen3", "gemma2"])
+@pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    write_checkpoint(FAMILIES[request.param], tmp_path)
+    """A model of the family that the test names, or a Llama."""
+    write_checkpoint(FAMILIES[getattr(request, "param", "llama")], tmp_path)
     return tmp_path
 
 
@@ -30,7 +31,12 @@ def requests(random_prompt: Callable[[int], list[int]]) -> list[Request]:
     return mixed_batch([random_prompt(4 + 11 * number % 17) for number in range(COUNT)], MAX_TOKENS)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize(
+    ("folder", "ahead"),
+    [("llama", False), ("llama", True), ("qwen3", False), ("gemma2", False)],
+    ids=["llama", "llama, launched ahead", "qwen3", "gemma2, by transformers' plan"],
+    indirect=["folder"],
+)
 def test_two_ranks_have_the_tokens_of_one(folder: Path, requests: list[Request], ahead: bool) -> None:
     with other_ranks(folder, 2, Sizes(BLOCK_SIZE, LARGE)) as others:
         engine = ParallelEngine(folder, others, device_blocks=LARGE, ahead=ahead)
@@ -39,7 +45,7 @@ def test_two_ranks_have_the_tokens_of_one(folder: Path, requests: list[Request],
     assert engine.most_running == COUNT
 
 
-@pytest.mark.parametrize("preemption", Preemption)
+@pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
 def test_two_ranks_copy_and_swap_the_same_blocks(folder: Path, requests: list[Request], preemption: Preemption) -> None:
     blocks = 200
     with other_ranks(folder, 2, Sizes(BLOCK_SIZE, blocks, blocks)) as others:

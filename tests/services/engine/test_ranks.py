@@ -97,11 +97,9 @@ def test_a_stopped_engine_ends_its_ranks(ranks: Ranks) -> None:
     [(signal.SIGKILL, "rank 1 ended by signal 9"), (signal.SIGSTOP, "rank 1 has not responded for 2 s")],
     ids=["killed", "stopped"],
 )
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a step"])
-def test_an_engine_ends_with_a_rank(ranks: Ranks, fault: signal.Signals, reason: str, busy: bool) -> None:
+def test_an_engine_ends_with_a_rank(ranks: Ranks, fault: signal.Signals, reason: str) -> None:
     (worker,) = ranks.workers()
-    if busy:
-        Streams(ranks.stub, prompts(4, 1500)).wait_for_tokens(20)
+    Streams(ranks.stub, prompts(4, 1500)).wait_for_tokens(20)
     begun = time.monotonic()
     os.kill(worker, fault)
     assert ranks.engine.ended() == 1
