@@ -1,6 +1,7 @@
 """Memory needs of a model, from its configuration alone: no weights are read."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.attention.cache import CacheGeometry
-from engine.attention.llama_shape import head_size
+from engine.attention.llama_shape import head_size, is_llama_shaped
 from engine.errors import ModelUnsupported
 from engine.model.loading import context_tokens
-from engine.model.sizing import StepSizes
+from engine.model.sizing import StepSizes, check_ranks
 from engine.native.decoder import runs
 
 
@@ -20,7 +21,8 @@ class ModelShape:
     """Sizes of a model for one dtype of weights.
 
     `packing_bytes` is the size of the CPU kernels' packed weights, which exist beside the loaded ones; 0 if the kernels
-    do not run the model. `inner_size` as in StepSizes.
+    do not run the model. `inner_size` as in StepSizes. `whole_bytes` are the weights that each of several ranks has
+    whole.
     """
 
     geometry: CacheGeometry
@@ -31,6 +33,22 @@ class ModelShape:
     vocabulary_size: int
     hidden_size: int
     inner_size: int
+    heads: int
+    element_bytes: int
+    whole_bytes: int
+
+    def of_rank(self, ranks: int) -> "ModelShape":
+        """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
+        if ranks == 1:
+            return self
+        check_ranks(ranks, self.heads, self.geometry.kv_heads)
+        return replace(
+            self,
+            geometry=replace(self.geometry, kv_heads=self.geometry.kv_heads // ranks),
+            weights_bytes=self.whole_bytes + (self.weights_bytes - self.whole_bytes) // ranks,
+            packing_bytes=0,
+            inner_size=self.inner_size // ranks,
+        )
 
     def step_sizes(self, token_budget: int, max_sequences: int) -> StepSizes:
         """Return what the memory of a step within these bounds depends on."""
@@ -66,6 +84,9 @@ def shape_of(configuration: Any, dtype: torch.dtype) -> ModelShape:
         vocabulary_size=config.vocab_size,
         hidden_size=config.hidden_size,
         inner_size=_inner_size(config),
+        heads=config.num_attention_heads,
+        element_bytes=dtype.itemsize,
+        whole_bytes=_whole_bytes(model),
     )
 
 
@@ -90,6 +111,15 @@ def _inner_size(config: Any) -> int:
     plain = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
     experts = getattr(config, "num_experts_per_tok", None) or 1
     return int(max(plain, (getattr(config, "moe_intermediate_size", None) or plain) * experts))
+
+
+def _whole_bytes(model: Any) -> int:
+    """Return the bytes of the weights that are not sliced: norms, or what transformers' plan does not name."""
+    if is_llama_shaped(model):
+        return sum(weights.nbytes for weights in model.parameters() if weights.dim() == 1)
+    names = [re.sub(r"\\\*", r"[0-9]+", re.escape(name)) for name in model.tp_plan]
+    sliced = re.compile(rf"(.*\.)?({'|'.join(names)})(\.weight|\.bias)?") if names else None
+    return sum(weights.nbytes for name, weights in model.named_parameters() if not (sliced and sliced.fullmatch(name)))
 
 
 def _packing_bytes(model: Any) -> int:

@@ -4,8 +4,10 @@ Used by the engine to size its pool, and by `quire plan` to predict it.
 """
 
 from dataclasses import dataclass
+from math import gcd
 
-from blocks import blocks_for
+from blocks import blocks_for, counted
+from engine.errors import ModelUnsupported
 
 # Per token of the vocabulary and sampled row: logits, their float32 copies, order, probabilities and noise.
 _SAMPLING_BYTES = 48
@@ -73,3 +75,15 @@ class PoolSize:
     def last_block_waste(self) -> float:
         """Return the mean number of empty slots in a sequence's last block, for uniformly distributed lengths."""
         return (self.block_size - 1) / 2
+
+
+def check_ranks(size: int, heads: int, kv_heads: int) -> None:
+    """Raise ModelUnsupported unless `size` ranks can divide the heads; the message has the sizes that can."""
+    if heads % size == 0 and kv_heads % size == 0:
+        return
+    common = gcd(heads, kv_heads)
+    sizes = [number for number in range(1, common + 1) if common % number == 0]
+    raise ModelUnsupported(
+        f"tensor_parallel is {size}, which does not divide its {counted(heads, 'attention head')} and "
+        f"{counted(kv_heads, 'KV head')}: possible are {', '.join(map(str, sizes))}"
+    )

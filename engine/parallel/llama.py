@@ -59,7 +59,8 @@ class ParallelLlama:
         self._local = shard.local_shape(shape)
         self._rows = shard.part(shape.vocabulary)
         self._embedding = weights.tensor(EMBEDDING, self._rows)
-        self._head = weights.tensor(HEAD, self._rows)
+        head = weights.optional(HEAD, self._rows)
+        self._head = self._embedding if head is None else head  # tied
         self._final_norm = weights.tensor("model.norm.weight")
         self._layers = [self._layer(number, weights) for number in range(shape.layers)]
         device = self._embedding.device

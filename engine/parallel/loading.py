@@ -22,9 +22,10 @@ from engine.errors import ModelUnsupported
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.loading import context_tokens, take
+from engine.model.sizing import check_ranks
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
-from engine.parallel.shard import Shard, check
+from engine.parallel.shard import Shard
 from engine.parallel.sliced_weights import SlicedWeights
 
 
@@ -53,7 +54,7 @@ class ModelFolder:
             self._shape = _llama_shape(model) if is_llama_shaped(model) else None
             if self._shape is None and not model.tp_plan:
                 raise ModelUnsupported(f"models of type {text.model_type!r} have no plan for several ranks")
-            check(size, heads, kv_heads)
+            check_ranks(size, heads, kv_heads)
 
     def load(self, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> ModelSlice:
         """Load this rank's slice. Raises ModelUnsupported if a tensor is missing, or if heads stay together."""

@@ -1,12 +1,10 @@
 """The slice of a model that one rank holds."""
 
 from dataclasses import dataclass, replace
-from math import gcd
 
-from blocks import blocks_for, counted
+from blocks import blocks_for
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
-from engine.errors import ModelUnsupported
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Shard:
     size: int
 
     def heads(self, count: int) -> slice:
-        """Return the slice of attention heads, which `check` has found to divide."""
+        """Return the slice of attention heads, which `check_ranks` has found to divide."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -43,15 +41,3 @@ class Shard:
     def local_geometry(self, geometry: CacheGeometry) -> CacheGeometry:
         """Return the dimensions of this rank's slice of the cache."""
         return replace(geometry, kv_heads=geometry.kv_heads // self.size)
-
-
-def check(size: int, heads: int, kv_heads: int) -> None:
-    """Raise ModelUnsupported unless `size` ranks can divide the heads; the message has the sizes that can."""
-    if heads % size == 0 and kv_heads % size == 0:
-        return
-    common = gcd(heads, kv_heads)
-    sizes = [number for number in range(1, common + 1) if common % number == 0]
-    raise ModelUnsupported(
-        f"tensor_parallel is {size}, which does not divide its {counted(heads, 'attention head')} and "
-        f"{counted(kv_heads, 'KV head')}: possible are {', '.join(map(str, sizes))}"
-    )

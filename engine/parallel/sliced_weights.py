@@ -7,13 +7,12 @@ import torch
 from safetensors import safe_open
 
 from engine.errors import ModelUnsupported
-from engine.native.llama_weights import EMBEDDING, HEAD
 
 ALL = slice(None)
 
 
 class SlicedWeights:
-    """The weights in the files of a folder, on one device in one type. A tied head is the embedding."""
+    """The weights in the files of a folder, on one device in one type."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Open the files of a folder. Raises ModelUnsupported if there are none."""
@@ -36,7 +35,7 @@ class SlicedWeights:
         """Read rows and columns of a tensor; None if no file has it."""
         file = self._files.get(name)
         if file is None:
-            return self.optional(EMBEDDING, rows, columns) if name == HEAD else None
+            return None
         stored = file.get_slice(name)
         part: torch.Tensor = stored[rows] if columns is None else stored[rows, columns]
         self.read_bytes += part.nbytes

@@ -115,6 +115,13 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     type=_Lengths(),
     help="Tokens of the usual request, prompt and answer, such as 161,338. Default: those of the longest.",
 )
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(1, _MOST["tensor_parallel"]),
+    default=1,
+    show_default=True,
+    help="Ranks that share the model. All figures of memory are those of each rank.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, in bytes.")
 def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     """Print the number of KV blocks that fit, and their capacity.
@@ -132,7 +139,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         )
     on_gpu = given[0] == "gpu_memory" or (given[0] != "memory" and values["device"] != "cpu")
     type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
-    shape = _shape(model, type_name)
+    shape = _shape(model, type_name, values["tensor_parallel"])
     found = _found(given[0], shape, type_name, values, on_gpu=on_gpu)
     if found.max_sequences > _MOST["max_sequences"]:
         limited = values | {"max_sequences": _MOST["max_sequences"]}
@@ -142,10 +149,10 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         return
     from services.cli.commands.plan_table import show
 
-    show(model, type_name, shape, found)
+    show(model, type_name, shape, found, values["tensor_parallel"])
 
 
-def _shape(model: str, type_name: str) -> "ModelShape":
+def _shape(model: str, type_name: str, ranks: int) -> "ModelShape":
     import torch
     from transformers.utils import logging
 
@@ -159,7 +166,7 @@ def _shape(model: str, type_name: str) -> "ModelShape":
     logging.set_verbosity_error()
     try:
         source: Path = fetch_configuration(model)
-        return read_shape(source, getattr(torch, type_name))
+        return read_shape(source, getattr(torch, type_name)).of_rank(ranks)
     except (ModelUnavailable, ModelUnsupported) as error:
         raise click.UsageError(f"--model {model}: {error}") from error
 

@@ -10,27 +10,27 @@ from engine.model.sizing import cache_bytes
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def show(model: str, type_name: str, shape: ModelShape, plan: MemoryPlan) -> None:
-    """Print a plan, and the options that make it so."""
-    table = Table(
-        box=None, show_header=False, padding=(0, 2, 0, 0), title=f"{model} in {type_name}", title_justify="left"
-    )
+def show(model: str, type_name: str, shape: ModelShape, plan: MemoryPlan, ranks: int = 1) -> None:
+    """Print a plan, of each of several ranks, and the options that make it so."""
+    title = f"{model} in {type_name}" + (f", on each of {ranks} ranks" if ranks > 1 else "")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for row in (*_memory(shape, plan), *_requests(plan), *_host(plan)):
+    for row in (*_memory(shape, plan, ranks), *_requests(plan), *_host(plan)):
         table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"\nquire engine --dtype {type_name} {_engine_options(plan)}", soft_wrap=True)
+    parallel = f" --tensor-parallel {ranks}" if ranks > 1 else ""
+    console.print(f"\nquire engine --dtype {type_name} {_engine_options(plan)}{parallel}", soft_wrap=True)
     console.print(f"quire gateway --max-requests {plan.max_requests}   # for one such engine", soft_wrap=True)
 
 
-def _memory(shape: ModelShape, plan: MemoryPlan) -> list[tuple[str, str, str]]:
-    geometry, element = shape.geometry, shape.weights_bytes // shape.parameters
+def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, str, str]]:
+    geometry, element = shape.geometry, shape.element_bytes
     rows = [
         ("memory", _size(plan.memory_bytes), f"{plan.memory_utilization:.0%} of it is planned with"),
-        ("weights", _size(plan.weights_bytes), _weights(shape, plan, element)),
+        ("weights", _size(plan.weights_bytes), _weights(shape, plan, ranks)),
         ("one step", _size(plan.step_bytes), f"at most, with {plan.max_sequences:,} sequences sampled"),
         (
             "one token",
@@ -48,8 +48,10 @@ def _memory(shape: ModelShape, plan: MemoryPlan) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _weights(shape: ModelShape, plan: MemoryPlan, element: int) -> str:
-    words = f"{shape.parameters:,} x {element} bytes"
+def _weights(shape: ModelShape, plan: MemoryPlan, ranks: int) -> str:
+    words = f"{shape.parameters:,} x {shape.element_bytes} bytes"
+    if ranks > 1:
+        return f"{words}, shared by {ranks} ranks; what is not sliced is whole on each"
     if plan.weights_bytes > shape.weights_bytes:
         return f"{words}, and a second copy while the CPU's kernels pack them"
     return words

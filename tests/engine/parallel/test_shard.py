@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelUnsupported
-from engine.parallel.shard import Shard, check
+from engine.model.sizing import check_ranks
+from engine.parallel.shard import Shard
 
 
 @given(st.integers(1, 9), st.integers(0, 40))
@@ -22,5 +23,5 @@ def test_the_heads_of_all_ranks_are_the_whole(size: int, each: int) -> None:
 
 def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_do() -> None:
     with pytest.raises(ModelUnsupported, match=r"tensor_parallel is 2, .* 9 attention heads and 3 KV heads: .* 1, 3$"):
-        check(2, 9, 3)
-    check(3, 9, 3)
+        check_ranks(2, 9, 3)
+    check_ranks(3, 9, 3)

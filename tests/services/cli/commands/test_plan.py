@@ -66,6 +66,20 @@ def test_memory_gives_blocks_and_those_blocks_need_that_memory(tiny_model: Tiny)
     assert 0 <= forward["memory_bytes"] - back["memory_bytes"] < 2 * forward["block_bytes"]
 
 
+def test_ranks_share_blocks_and_weights(tiny_model: Tiny) -> None:
+    common = ("--model", tiny_model("llama"), "--device-blocks", "100")
+    one, two = figures(*common), figures(*common, "--tensor-parallel", "2")
+    assert two["block_bytes"] * 2 == one["block_bytes"]
+    assert one["weights_bytes"] / 2 <= two["weights_bytes"] < 0.51 * one["weights_bytes"]
+    assert "--tensor-parallel 2" in run(*common, "--tensor-parallel", "2").stdout
+
+
+def test_ranks_that_cannot_share_a_model_are_refused(tiny_model: Tiny) -> None:
+    done = run("--model", tiny_model("llama"), "--requests", "1", "--tensor-parallel", "3")
+    assert done.exit_code == 2
+    assert "3, which does not divide its 6 attention heads and 2 KV heads: possible are 1, 2" in done.output
+
+
 def test_requests_are_converted_to_blocks(tiny_model: Tiny) -> None:
     planned = figures("--model", tiny_model("gpt2"), "--requests", "10", "--tokens-per-request", "16,17")
     assert planned["device_blocks"] == 20
