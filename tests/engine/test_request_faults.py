@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
-from engine.run import continuations, logit_rules, logprobs, runner, sampling
+from engine.run import continuations, forward, logit_rules, logprobs, runner, sampling
 from engine.run.runner import outcomes
 from engine.schedule import beams, sequence_group, step_work
 from engine.schedule.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
@@ -249,7 +249,7 @@ def test_a_failure_of_the_whole_step_ends_all_of_its_requests(make: Make, monkey
     engine.turn_times(4)
     live = [name for name in names if name not in engine.finished]
     with monkeypatch.context() as patch:
-        patch.setattr(runner.ModelRunner, "forward", broken)
+        patch.setattr(forward.ForwardPass, "logits", broken)
         engine.turn()
     engine.run()
     assert {engine.finished[name].failure for name in live} == {Failure.STEP}
@@ -264,7 +264,7 @@ def test_a_fault_of_the_block_manager_is_raised(make: Make, monkeypatch: pytest.
         raise error
 
     if isinstance(error, CopyFailed):
-        monkeypatch.setattr(runner.BlockCopies, "make", broken)
+        monkeypatch.setattr(forward.BlockCopies, "make", broken)
     else:
         monkeypatch.setattr(sequence_group.Sequence, "append", broken)
     with pytest.raises(type(error)):

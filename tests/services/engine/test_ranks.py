@@ -137,9 +137,9 @@ def test_a_rank_that_ends_during_the_start_is_named(tmp_path: Path, model: Path)
         (
             "llama",
             3,
-            "tensor_parallel is 3, which does not divide its 4 attention heads and 2 KV heads: possible are 1, 2",
+            "tensor_parallel is 3, which does not divide its 6 attention heads and 2 KV heads: possible are 1, 2",
         ),
-        ("gpt2", 2, "models of type 'gpt2' run on one rank only: tensor_parallel must be 1"),
+        ("gpt2", 2, "models of type 'gpt2' have no plan for several ranks"),
     ],
 )
 def test_a_model_that_ranks_cannot_share_is_refused(

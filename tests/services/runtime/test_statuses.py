@@ -48,6 +48,7 @@ INTERNAL = {
     *(engine_errors.PinFailed, engine_errors.PinUnavailable),
     *(engine_errors.ModelUnsupported, engine_errors.BackendUnavailable),
     *(engine_errors.BlockManagerBroken, engine_errors.CopyFailed, engine_errors.DeviceLost),
+    engine_errors.RankFailed,
 }
 
 
