@@ -4,7 +4,6 @@ import atexit
 import json
 import os
 import queue
-import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.v1 import (
@@ -302,11 +302,15 @@ def metrics_url(output: Output, label: str) -> str:
 
 def children_of(pid: int) -> dict[str, int]:
     """Process ids of the services of a `quire serve` by name; of several engines, one."""
-    rows = subprocess.run(
-        ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    found = [re.match(r"\s*(\d+) .*-m [\w.]+ (\w+)", row) for row in rows]
-    return {match[2]: int(match[1]) for match in found if match}
+    commands = [(child.pid, _command_of(child)) for child in psutil.Process(pid).children()]
+    return {command[command.index("-m") + 2]: child for child, command in commands if "-m" in command[:-2]}
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # it has ended; psutil's ZombieProcess is one
+        return []
 
 
 def open_channel(address: str) -> grpc.Channel:

@@ -1,11 +1,15 @@
 """The processes of an engine's ranks."""
 
-import subprocess
+import psutil
 
 
 def workers_of(pid: int) -> list[int]:
     """Process ids of the other ranks."""
-    children = subprocess.run(
-        ["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True
-    ).stdout.splitlines()
-    return [int(line.split()[0]) for line in children if "worker_process" in line]
+    return [child.pid for child in psutil.Process(pid).children() if _is_worker(child)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "services.engine.ranks.worker_process" in process.cmdline()
+    except psutil.NoSuchProcess:  # psutil's ZombieProcess is one
+        return False

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
@@ -99,14 +99,8 @@ def slow(number: int) -> dict[str, str]:
 def sandbox_of(quire: RunningQuire) -> int:
     """Return the process that compiles constraints; the first constraint starts it."""
     quire.generate(request(1, regex="any"))
-    listed = subprocess.run(
-        ["ps", "--no-headers", "-o", "pid", "--ppid", str(quire.children()["engine"])],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (sandbox,) = map(int, listed.stdout.split())
-    return sandbox
+    (sandbox,) = psutil.Process(quire.children()["engine"]).children()
+    return sandbox.pid
 
 
 def test_other_requests_continue_while_a_constraint_is_compiled(tiny_quire: RunningQuire) -> None:
