@@ -56,6 +56,11 @@ class ModelFolder:
                 raise ModelUnsupported(f"models of type {text.model_type!r} have no plan for several ranks")
             check_ranks(size, heads, kv_heads)
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the configuration and of parts of the weights."""
+        return fingerprint(self._folder)
+
     def load(self, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> ModelSlice:
         """Load this rank's slice. Raises ModelUnsupported if a tensor is missing, or if heads stay together."""
         with _named(self._folder):
@@ -73,7 +78,7 @@ class ModelFolder:
             context_tokens=context_tokens(self._config),
             vocabulary_size=shape.vocabulary,
             eos_token_ids=_eos_token_ids(self._folder, self._config),
-            fingerprint=self._fingerprint(dtype),
+            fingerprint=self._fingerprint_of(dtype),
             dtype=dtype,
             folder=self._folder,
             shape=shape,
@@ -89,7 +94,7 @@ class ModelFolder:
             local_files_only=True,
             distributed_config=DistributedConfig(tp_plan="auto", tp_size=ranks.size),
         )
-        loaded = replace(take(model.eval(), self._fingerprint(dtype)), folder=self._folder)
+        loaded = replace(take(model.eval(), self._fingerprint_of(dtype)), folder=self._folder)
         text = self._config.get_text_config()
         kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         if loaded.geometry.kv_heads * ranks.size != kv_heads:
@@ -99,8 +104,8 @@ class ModelFolder:
             )
         return ModelSlice(loaded, lambda backend: ModulesDecoder(loaded, backend))
 
-    def _fingerprint(self, dtype: torch.dtype) -> str:
-        return f"{fingerprint(self._folder)}-{str(dtype).removeprefix('torch.')}"
+    def _fingerprint_of(self, dtype: torch.dtype) -> str:
+        return f"{self.fingerprint}-{str(dtype).removeprefix('torch.')}"
 
 
 @contextmanager

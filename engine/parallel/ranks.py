@@ -7,6 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as distributed
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from engine.errors import RankFailed
 
@@ -162,6 +163,10 @@ class TorchRanks:
         smallest = torch.tensor([value], dtype=torch.int64, device=self._device)
         distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
         return int(smallest)
+
+    def limit(self, seconds: float) -> None:
+        """Let collectives fail that last `seconds`, from now on."""
+        _set_pg_timeout(timedelta(seconds=seconds))
 
     def close(self) -> None:
         """Disconnect from the other ranks."""

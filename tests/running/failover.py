@@ -85,7 +85,7 @@ class Failing:
     def restart_while_streams_run(self) -> int:
         """Restart engines that have ended, as a supervisor would, until no stream runs; return the count of ends."""
         deaths = 0
-        while self._any_stream_runs():
+        while self.any_stream_runs():
             for name, engine in self.engines.items():
                 if engine.process.poll() is not None:
                     deaths += 1
@@ -93,6 +93,9 @@ class Failing:
                     self.engines[name] = self._start_engine(name)
             time.sleep(0.02)
         return deaths + sum(engine.process.poll() is not None for engine in self.engines.values())
+
+    def any_stream_runs(self) -> bool:
+        return self._streams is not None and self._streams.running() > 0
 
     def wait_for_loss(self, name: str, after: int) -> None:
         """Wait until a request fails over from an engine, in the gateway's output from line `after` on.
@@ -102,7 +105,7 @@ class Failing:
 
         def lost() -> bool:
             lines = self.gateway.output.lines[after:]
-            return any(f"fails over from engine {name}" in line for line in lines) or not self._any_stream_runs()
+            return any(f"fails over from engine {name}" in line for line in lines) or not self.any_stream_runs()
 
         wait_until(lost, f"a request fails over from engine {name}")
 
@@ -124,9 +127,6 @@ class Failing:
         for forwarder in self.forwarders.values():
             forwarder.close()
         return [gateway, self.manager.close()]
-
-    def _any_stream_runs(self) -> bool:
-        return self._streams is not None and self._streams.running() > 0
 
     def _is_linked(self, name: str) -> bool:
         address = self.forwarders[name].address

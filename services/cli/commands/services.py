@@ -17,6 +17,7 @@ from services.runtime.addresses import check_http_listen_address
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
+    from services.engine.ranks.placement import Placement
     from services.runtime.service import Service
 
 # In `quire serve` engines and KV manager listen on Unix sockets.
@@ -86,6 +87,10 @@ def serve(metrics_listen: str, **values: Any) -> None:
     from services.cli.local.engines import split_engine
     from services.cli.local.supervisor import metrics_addresses
 
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise click.UsageError(
+            "WORLD_SIZE is given, but quire serve starts its ranks itself: torchrun starts quire engine"
+        )
     local = settings_from(LocalSettings, values)
     del values["engines"]  # the gateway's setting of that name has their addresses
     engine_values = {name: value for name, value in values.items() if name not in NOT_OF_SERVES_ENGINE}
@@ -126,7 +131,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 def engine(metrics_listen: str, **values: Any) -> None:
     """Start an engine: one model with its KV cache.
 
-    It needs a KV manager, and waits until one is available.
+    It needs a KV manager, and waits until one is available. Started by torchrun, it is one of --tensor-parallel ranks.
     """
     from services.cli.local_model import engine_with_folder
     from services.engine.metrics import EngineMetrics
@@ -134,13 +139,14 @@ def engine(metrics_listen: str, **values: Any) -> None:
     from services.runtime.run_service import run_service
 
     settings = _closed(settings_from(EngineSettings, values))
+    place = _placement(settings)
+    if place and place.rank:
+        sys.exit(_run_rank(settings, place))
     metrics = EngineMetrics()
 
     def prepare() -> "Callable[[], Service]":
         local = engine_with_folder(settings)
-        # Compute threads that spin while they wait take cores from the other services of a small machine, and
-        # then wait for each other. The OpenMP runtime reads this when torch is imported.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        _let_threads_sleep()
         from services.engine.ranks.start import assemble
         from services.engine.server import EngineService
 
@@ -172,3 +178,29 @@ def gateway(metrics_listen: str, **values: Any) -> None:
 
     exposition = Exposition(metrics.registry, metrics_listen, compat=settings.metrics_compat)
     sys.exit(run_service("gateway", settings, exposition, prepare))
+
+
+def _placement(settings: EngineSettings) -> "Placement | None":
+    from services.engine.ranks.placement import placement
+
+    try:
+        return placement(settings.tensor_parallel, os.environ)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _run_rank(settings: EngineSettings, place: "Placement") -> int:
+    from services.cli.local_model import engine_with_folder
+
+    _let_threads_sleep()
+    from services.engine.ranks.worker_process import run_rank
+
+    return run_rank(settings, place, engine_with_folder)
+
+
+def _let_threads_sleep() -> None:
+    """Let compute threads sleep while they wait; must be called before torch is imported.
+
+    Threads that spin take cores from the other services of a small machine, and then wait for each other.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

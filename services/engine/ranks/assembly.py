@@ -1,12 +1,13 @@
 """Assembles rank 0: the engine, whose steps are also computed by the processes of the other ranks."""
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from engine.errors import RankFailed
 from engine.gpu.device_watch import WatchedRunner, check_of
@@ -16,8 +17,11 @@ from engine.run.runner import ModelRunner
 from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
+from services.engine.ranks.meeting import accept_ranks, meet
+from services.engine.ranks.other_rank import LocalRank
+from services.engine.ranks.placement import LOOPBACK, Placement, placement
 from services.engine.ranks.rank_group import RankGroup
-from services.engine.ranks.rank_slice import LOOPBACK, START_SECONDS, RankSlice, SliceLoader
+from services.engine.ranks.rank_slice import SECONDS_TO_LOAD, RankSlice, SliceLoader
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import seconds_per_swapped_block
 from services.engine.startup.device import device_name
@@ -39,10 +43,12 @@ class ParallelParts:
 def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     """Start the other ranks and load the model's slices. Raises ModelUnsupported, InvalidSetting or RankFailed."""
     log.info("loading %s on %d ranks", Path(settings.model).name, settings.tensor_parallel)
-    loader = SliceLoader(settings, 0)  # refuses a model before the other processes start
-    group = RankGroup(settings)
+    given = placement(settings.tensor_parallel, os.environ)
+    # It refuses a model before others start.
+    loader = SliceLoader(settings, given or Placement.local(0, settings.tensor_parallel, 0))
+    store, group = _meet(settings, given) if given else _start(settings)
     try:
-        mine = _connect(loader, group)
+        mine = _connect(loader, group, store)
     except Exception as failure:
         # Of a failure that another rank has caused too, its own reason says more.
         reason = group.reason(failure) if isinstance(failure, RankFailed) else failure
@@ -65,11 +71,22 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     return ParallelParts(mine.loaded, scheduler, watched, device, group)
 
 
-def _connect(loader: SliceLoader, group: RankGroup) -> RankSlice:
-    group.wait_until_ready()
-    seconds = timedelta(seconds=START_SECONDS)
-    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=seconds)
-    group.connect(store.port)
+def _start(settings: EngineSettings) -> tuple[Store, RankGroup]:
+    """Start the other ranks on this machine."""
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS_TO_LOAD))
+    ranks = [LocalRank(rank, settings, store.port) for rank in range(1, settings.tensor_parallel)]
+    return store, RankGroup(ranks, settings.rank_seconds)
+
+
+def _meet(settings: EngineSettings, place: Placement) -> tuple[Store, RankGroup]:
+    """Connect to the other ranks, which torchrun has started."""
+    store = meet(place)
+    return store, RankGroup(accept_ranks(settings, place, store), settings.rank_seconds)
+
+
+def _connect(loader: SliceLoader, group: RankGroup, store: Store) -> RankSlice:
+    group.wait_until_ready(loader.identity)
+    group.connect()
     mine = loader.connect(store)
     group.wait_until_ready()
     return mine

@@ -20,11 +20,11 @@ _TIMEVAL = struct.Struct("ll")
 class Kind(IntEnum):
     """What a message says. Rank 0 sends the first four, the other rank the others."""
 
-    START = auto()  # settings and number of the rank, as JSON
-    CONNECT = auto()  # port of the store with the ranks' addresses
+    START = auto()  # settings, number of the rank and port of the store, as JSON
+    CONNECT = auto()  # all ranks are ready to load their slices
     PLAN = auto()
     HEARTBEAT = auto()
-    READY = auto()  # for the next message
+    READY = auto()  # for the next message; the first has what must be the same on all ranks, as JSON
     LAUNCHED = auto()  # the oldest plan that was not
     ALIVE = auto()  # in answer to a heartbeat
     FAILED = auto()  # the reason, as text

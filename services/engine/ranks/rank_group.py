@@ -1,60 +1,62 @@
-"""The other ranks of an engine, as seen by rank 0: it starts them, watches them, and ends them."""
+"""The other ranks of an engine, as seen by rank 0: it sends them the plans, watches them, and ends them."""
 
 import json
 import logging
-import queue
-import socket
-import subprocess
+import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from typing import Any
 
 from engine.errors import RankFailed
 from services.engine.observer import RankStats
-from services.engine.ranks.link import Kind, Message, RankLink
-from services.engine.settings import EngineSettings
-from services.runtime.child_process import python_command
+from services.engine.ranks.link import Kind
+from services.engine.ranks.other_rank import OtherRank, RankLost
 
-_WORKER = "services.engine.ranks.worker_process"
 # Heartbeats within the time after which a rank counts as stopped.
 _HEARTBEATS = 4
-_SECONDS_TO_END = 5.0
 # The failure of one rank ends the collectives of all: for the cause to arrive, when a consequence came first.
 _SECONDS_FOR_CAUSE = 1.0
+# For a start to end by itself after the failure of a rank; on GPUs its thread may wait for that rank.
+_SECONDS_TO_END_START = 10.0
 
 log = logging.getLogger("quire.engine")
 
 
 class RankGroup:
-    """The processes of ranks 1 and up. If one of them ends, fails or stops, all do."""
+    """Ranks 1 and up. If one of them ends, fails or stops, all do."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        """Start the processes. They read the model's configuration, and are `ready` then."""
+    def __init__(self, ranks: Sequence[OtherRank], seconds: float) -> None:
+        """Receive their messages. They read the model's configuration, and are `ready` then."""
         self.waited: Callable[[], float] = lambda: 0.0
         """Returns the seconds of rank 0 in collectives."""
         self._plans = self._plan_bytes = 0
-        self._seconds = settings.rank_seconds
-        self._failed: Callable[[RankFailed], None] = lambda _: None
+        self._seconds = seconds
+        self._failed: Callable[[RankFailed], None] = self._end_start
         self._failure: RankFailed | None = None
         self._has_failed = threading.Event()
         self._closed = threading.Event()
-        self._ranks = [_OtherRank(rank, settings) for rank in range(1, settings.tensor_parallel)]
+        self._ranks = ranks
         for one in self._ranks:
             threading.Thread(target=self._receive, args=(one,), name=one.link.peer, daemon=True).start()
 
-    def wait_until_ready(self) -> None:
-        """Return when every rank is ready for the next message. Raises RankFailed with a rank's reason."""
-        for one in self._ranks:
-            if not one.ready.get():
-                raise self.reason(RankFailed(f"{one.link.peer} cannot start"))
+    def wait_until_ready(self, mine: dict[str, str] | None = None) -> None:
+        """Return when every rank is ready for the next message. Raises RankFailed with a rank's reason.
 
-    def connect(self, port: int) -> None:
-        """Send all ranks the port of the store, so that they connect to each other."""
+        `mine` has what must be the same on all ranks, by name; another value of a rank raises RankFailed.
+        """
         for one in self._ranks:
-            one.link.send(Kind.CONNECT, str(port).encode())
+            message = one.ready.get()
+            if message is None:
+                raise self.reason(RankFailed(f"{one.link.peer} cannot start"))
+            if mine is not None:
+                _check_equal(one.link.peer, mine, json.loads(message.body))
+
+    def connect(self) -> None:
+        """Let all ranks connect to each other, and load their slices."""
+        for one in self._ranks:
+            one.link.send(Kind.CONNECT)
 
     def send_plan(self, message: bytes) -> None:
         """Send a plan to all ranks. Raises RankFailed."""
@@ -85,38 +87,39 @@ class RankGroup:
         return RankStats(self.waited(), self._plans, self._plan_bytes, behind)
 
     def close(self) -> None:
-        """End all ranks; those that do not end by themselves are killed."""
+        """End all ranks."""
         self._closed.set()
         for one in self._ranks:
             one.link.close()
         for one in self._ranks:
-            try:
-                one.process.wait(_SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                one.process.kill()
-                one.process.wait()
+            one.wait()
 
-    def _receive(self, one: "_OtherRank") -> None:
+    def _receive(self, one: OtherRank) -> None:
         """Body of a rank's thread."""
         try:
             while (message := one.link.receive()) is not None:
                 one.take(message)
             status = one.end()
             raise RankFailed(f"{one.link.peer} ended {status}")
-        except _RankLost as consequence:
+        except RankLost as consequence:
             self._has_failed.wait(_SECONDS_FOR_CAUSE)
             self._record(consequence)
         except RankFailed as failure:
             self._record(failure)
-        finally:
-            one.ready.put(False)
 
     def _record(self, failure: RankFailed) -> None:
         if self._closed.is_set() or self._has_failed.is_set():
             return
         self._failure = failure
         self._has_failed.set()
+        for one in self._ranks:  # the others may wait for this one
+            one.ready.put(None)
         self._failed(failure)
+
+    def _end_start(self, failure: RankFailed) -> None:
+        if not self._closed.wait(_SECONDS_TO_END_START) and self._failed == self._end_start:
+            log.error("engine failed: %s", failure)
+            os._exit(1)
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(self._seconds / _HEARTBEATS):
@@ -128,46 +131,7 @@ class RankGroup:
                     one.link.send(Kind.HEARTBEAT)
 
 
-class _RankLost(RankFailed):
-    """A rank lost its connection to another rank: a consequence of that one's failure."""
-
-
-class _OtherRank:
-    """One process, and its link."""
-
-    def __init__(self, rank: int, settings: EngineSettings) -> None:
-        self.rank = rank
-        self.ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.sent: deque[float] = deque()  # when each plan was sent that is not launched
-        self.seconds_behind = 0.0
-        self.received = 0.0  # when the latest message arrived
-        ours, theirs = socket.socketpair()
-        command = python_command("-m", _WORKER, str(theirs.fileno()))
-        # Ctrl-C reaches the whole terminal's group, but running requests end first.
-        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        theirs.close()
-        self.link = RankLink(ours, f"rank {rank}")
-        self.link.send(Kind.START, json.dumps({"rank": rank, "settings": asdict(settings)}).encode())
-
-    def take(self, message: Message) -> None:
-        """Take a message of the rank. Raises RankFailed if it reports a failure."""
-        self.received = time.monotonic()
-        match message.kind:
-            case Kind.READY:
-                self.ready.put(True)
-            case Kind.LAUNCHED:
-                self.seconds_behind = time.monotonic() - self.sent.popleft()
-            case Kind.FAILED:
-                raise RankFailed(f"{self.link.peer} failed: {message.body.decode()}")
-            case Kind.LOST:
-                raise _RankLost(f"{self.link.peer} lost the others: {message.body.decode()}")
-
-    def end(self) -> str:
-        """Return how the process ended, whose link has ended."""
-        try:
-            status = self.process.wait(_SECONDS_FOR_CAUSE)
-        except subprocess.TimeoutExpired:
-            return "its link"
-        return f"by signal {-status}" if status < 0 else f"with status {status}"
+def _check_equal(peer: str, mine: dict[str, str], theirs: dict[str, Any]) -> None:
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            raise RankFailed(f"{peer} has another {name} than rank 0: {theirs.get(name)}, not {value}")

@@ -14,14 +14,14 @@ from engine.model.loaded import LoadedModel
 from engine.parallel import TorchRanks
 from engine.parallel.loading import ModelFolder
 from engine.schedule.request import Capacity
+from services.engine.ranks.placement import LOOPBACK, Placement
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, recorded_decoder
 from services.engine.startup.device import capacity_of, device_of, dtype_of
 from services.engine.startup.native_kernels import kernels_for
 
-LOOPBACK = "127.0.0.1"
-# For all ranks to connect, after each has imported its packages and read the configuration.
-START_SECONDS = 120.0
+# For all ranks to connect and to read their weights: one may have to wait for a slower one.
+SECONDS_TO_LOAD = 1800.0
 
 log = logging.getLogger("quire.engine")
 
@@ -44,15 +44,21 @@ class RankSlice:
 class SliceLoader:
     """Loads one rank's slice. What can be refused is refused before the ranks connect."""
 
-    def __init__(self, settings: EngineSettings, rank: int) -> None:
+    def __init__(self, settings: EngineSettings, place: Placement) -> None:
         """Read the configuration. Raises ModelUnsupported or InvalidSetting."""
-        size = settings.tensor_parallel
-        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // size))
-        self.device = device_of(settings.device, rank)
+        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_size))
+        self.device = device_of(settings.device, place.local_rank)
         self.kernels = kernels_for(settings.attention_backend, self.device, settings.kernels_folder)
         self._settings = settings
-        self._rank = rank
-        self._folder = ModelFolder(Path(settings.model), size)
+        self._place = place
+        self._dtype = dtype_of(settings.dtype, self.device, self.kernels)
+        self._folder = ModelFolder(Path(settings.model), settings.tensor_parallel)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What must be the same on all ranks: ranks on several machines have their own files and devices."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        return {"model": self._folder.fingerprint, "device": self.device.type, "dtype": dtype}
 
     def connect(self, store: Store) -> RankSlice:
         """Connect to the other ranks, allocate a cache of as many blocks as theirs, and read the weights.
@@ -60,12 +66,11 @@ class SliceLoader:
         Raises ModelUnsupported, InvalidSetting, and RankFailed if another rank has ended.
         """
         settings = self._settings
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self._place.address == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        ranks = TorchRanks(
-            self._rank, settings.tensor_parallel, store, self.device, settings.rank_seconds, time.monotonic
-        )
-        mine = self._folder.load(ranks, dtype_of(settings.dtype, self.device, self.kernels), self.device)
+        rank, size = self._place.rank, settings.tensor_parallel
+        ranks = TorchRanks(rank, size, store, self.device, SECONDS_TO_LOAD, time.monotonic)
+        mine = self._folder.load(ranks, self._dtype, self.device)
         own = capacity_of(settings, mine.loaded)
         capacity = replace(
             own, device_blocks=ranks.minimum(own.device_blocks), host_blocks=ranks.minimum(own.host_blocks)
@@ -77,5 +82,6 @@ class SliceLoader:
         ahead = self.device.type == "cuda"
         if ahead:
             decoder = recorded_decoder(decoder, options) or decoder
+        ranks.limit(settings.rank_seconds)
         log.info("rank %d of %d is loaded", ranks.rank, ranks.size)
         return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead)

@@ -17,8 +17,8 @@ _MIB = 1024 * 1024
 MAX_CONTEXT_TOKENS = limits.MAX_PROMPT_TOKENS // 2
 
 
-def device_of(name: str, rank: int | None = None) -> torch.device:
-    """Return the device that the setting names; one of several ranks on a machine has the GPU of its number.
+def device_of(name: str, local_rank: int | None = None) -> torch.device:
+    """Return the device that the setting names; one of several ranks on a machine has the GPU of its number there.
 
     Raises InvalidSetting if there is no such GPU.
     """
@@ -26,12 +26,12 @@ def device_of(name: str, rank: int | None = None) -> torch.device:
         raise InvalidSetting("device is 'cuda', but torch found no GPU")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if rank is None or name == "cpu":
+    if local_rank is None or name == "cpu":
         return torch.device(name)
-    if rank >= torch.cuda.device_count():
-        raise InvalidSetting(f"rank {rank} requires GPU {rank}, but torch found {torch.cuda.device_count()}")
-    torch.cuda.set_device(rank)
-    return torch.device(name, rank)
+    if local_rank >= (found := torch.cuda.device_count()):
+        raise InvalidSetting(f"rank {local_rank} of this machine requires GPU {local_rank}, but torch found {found}")
+    torch.cuda.set_device(local_rank)
+    return torch.device(name, local_rank)
 
 
 def device_name(device: torch.device, kernels: Kernels | None) -> str:
