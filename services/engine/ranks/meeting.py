@@ -51,7 +51,10 @@ def accept_ranks(
     with _listener(place) as listener:
         store.set(_ADDRESS, f"{listener.getsockname()[1]} {token}")
         while missing := set(range(1, settings.tensor_parallel)) - set(ranks):
-            connection = _accept(listener, deadline, missing)
+            try:
+                connection = _accept(listener, deadline)
+            except TimeoutError as error:
+                raise RankFailed(f"no connection from rank {min(missing)} within {seconds:g} s") from error
             rank = _rank_of(connection, token)
             if rank in missing:
                 ranks[rank] = OtherRank(rank, settings, connection)
@@ -81,13 +84,9 @@ def _listener(place: Placement) -> socket.socket:
         raise RankFailed(f"rank 0 cannot listen at MASTER_ADDR {place.address}: {_line(error)}") from error
 
 
-def _accept(listener: socket.socket, deadline: float, missing: set[int]) -> socket.socket:
+def _accept(listener: socket.socket, deadline: float) -> socket.socket:
     listener.settimeout(max(0.001, deadline - time.monotonic()))
-    try:
-        connection, _ = listener.accept()
-    except TimeoutError as error:
-        raise RankFailed(f"no connection from rank {min(missing)}") from error
-    return connection
+    return listener.accept()[0]
 
 
 def _rank_of(connection: socket.socket, token: str) -> int | None:

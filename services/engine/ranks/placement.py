@@ -52,7 +52,7 @@ def _number(
     if not text and default is not None:
         return default
     text = _given(environment, name)
-    if text.isdecimal() and least <= int(text) and (most is None or int(text) <= most):
+    if text.isascii() and text.isdecimal() and least <= int(text) and (most is None or int(text) <= most):
         return int(text)
     bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
     raise InvalidSetting(f"{name} must be a whole number {bounds}, not {text!r}")
