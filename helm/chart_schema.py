@@ -91,6 +91,8 @@ BOUNDS: dict[str, Schema] = {
     "autoscaling.cpuPercent": _AT_LEAST_1,
     "keda.pollingSeconds": _AT_LEAST_1,
     "keda.prometheusAddress": {"type": "string", "pattern": "^(https?://.+)?$"},
+    "ranks.pods": _AT_LEAST_1,
+    "ranks.port": {"type": "integer", "minimum": 1, "maximum": 65535},
     "shmSize": _QUANTITY,
     "service.type": {"type": "string", "enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "ingress.hosts": _TEXTS,

@@ -6,6 +6,7 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{ include "quire.drainFaults" . }}
 {{ include "quire.replicaFaults" . }}
 {{ include "quire.modelFaults" . }}
+{{ include "quire.rankFaults" . }}
 {{ include "quire.tlsFaults" . }}
 {{ include "quire.exposureFaults" . }}
 {{- end }}
@@ -98,6 +99,26 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- ceil (divf (mulf (trimSuffix "%" .count | float64) .replicas) 100) | int }}
 {{- else }}
 {{- int .count }}
+{{- end }}
+{{- end }}
+
+{{/* Ranks in several pods. */}}
+{{- define "quire.rankFaults" -}}
+{{- range include "quire.engines" . | fromJsonArray }}
+{{- $key := include "quire.engineKey" . }}
+{{- $pods := int .values.ranks.pods }}
+{{- $ranks := dig "tensor_parallel" 1 .values.settings | int }}
+{{- if gt $pods 1 }}
+{{- if mod $ranks $pods }}
+{{ $key }}.settings.tensor_parallel is {{ $ranks }}, but {{ $key }}.ranks.pods is {{ $pods }}: each pod needs the same number of ranks
+{{- end }}
+{{- if gt (float64 .values.settings.grace_seconds) 25.0 }}
+{{ $key }}.settings.grace_seconds is {{ .values.settings.grace_seconds }}, but {{ $key }}.ranks.pods is {{ $pods }}: at most 25, because torchrun kills its processes after 30 s
+{{- end }}
+{{- if .values.podDisruptionBudget.enabled }}
+{{ $key }}.podDisruptionBudget is enabled, but {{ $key }}.ranks.pods is {{ $pods }}: it would not count the pods of other ranks, which end the engine too
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 

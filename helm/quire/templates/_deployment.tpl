@@ -1,12 +1,13 @@
 {{/*
-The Deployment of a component, from its parameters:
+The Deployment of a component, or the LeaderWorkerSet of an engine whose ranks are in several pods, from its parameters:
 
   root        the context of the chart
   component   kvmanager, engine or gateway: its key in values.yaml, its subcommand of `quire`
-  name        of the Deployment
+  name        of the Deployment or LeaderWorkerSet
   values      of the component
   settings    what the chart itself decides of its settings; the others come from its values
-  labels      additional labels that distinguish its pods from other Deployments'
+  otherRank   true in the pods without rank 0, which serve nothing
+  labels      additional labels that distinguish its pods from those of other models
   strategy    how pods are replaced
 */}}
 {{- define "quire.deployment" -}}
@@ -37,24 +38,30 @@ spec:
       {{- toYaml . | nindent 6 }}
       {{- end }}
   template:
-    metadata:
-      {{- if or $values.podAnnotations $values.pinnedPrompts }}
-      annotations:
-        {{- with $values.podAnnotations }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $values.pinnedPrompts }}
-        # A pod reads the file when it starts, so changed prompts need new pods.
-        checksum/pinned-prompts: {{ toJson . | sha256sum }}
-        {{- end }}
-      {{- end }}
-      labels:
-        {{- $labels := deepCopy $values.podLabels }}
-        {{- $_ := include "quire.overlay" (dict "base" $labels "over" (include "quire.componentLabels" . | fromYaml)) }}
-        {{- $_ := include "quire.overlay" (dict "base" $labels "over" .labels) }}
-        {{- toYaml $labels | nindent 8 }}
-    spec:
-      {{- include "quire.podSpec" . | trim | nindent 6 }}
+    {{- include "quire.podTemplate" . | trim | nindent 4 }}
+{{- end }}
+
+{{/* The pod template, from the same parameters. */}}
+{{- define "quire.podTemplate" -}}
+{{- $values := .values }}
+metadata:
+  {{- if or $values.podAnnotations $values.pinnedPrompts }}
+  annotations:
+    {{- with $values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with $values.pinnedPrompts }}
+    # A pod reads the file when it starts, so changed prompts need new pods.
+    checksum/pinned-prompts: {{ toJson . | sha256sum }}
+    {{- end }}
+  {{- end }}
+  labels:
+    {{- $labels := deepCopy $values.podLabels }}
+    {{- $_ := include "quire.overlay" (dict "base" $labels "over" (include "quire.podLabels" . | fromYaml)) }}
+    {{- $_ := include "quire.overlay" (dict "base" $labels "over" .labels) }}
+    {{- toYaml $labels | nindent 4 }}
+spec:
+  {{- include "quire.podSpec" . | trim | nindent 2 }}
 {{- end }}
 
 {{/* The pod's spec, from the same parameters. */}}
@@ -107,9 +114,23 @@ securityContext:
 {{- $root := .root }}
 {{- $component := .component }}
 {{- $values := .values }}
+{{- $pods := dig "ranks" "pods" 1 $values | int }}
 image: {{ include "quire.image" $root | quote }}
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+{{- if gt $pods 1 }}
+# It starts the ranks of this pod, which meet at the first pod of the group.
+command: [torchrun]
 args:
+  - --nnodes={{ $pods }}
+  - --nproc-per-node={{ div (dig "tensor_parallel" 1 $values.settings) $pods }}
+  - --node-rank=$(LWS_WORKER_INDEX)
+  - --master-addr=$(LWS_LEADER_ADDRESS)
+  - --master-port={{ int $values.ranks.port }}
+  - --no-python
+  - quire
+{{- else }}
+args:
+{{- end }}
   - {{ $component }}
   {{- with $values.extraArgs }}
   {{- toYaml . | nindent 2 }}
@@ -136,12 +157,14 @@ env:
 envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- if not .otherRank }}
 ports:
   {{- range $name, $port := get (include "quire.ports" $root | fromJson) $component }}
   - name: {{ $name }}
     containerPort: {{ $port }}
   {{- end }}
 {{ include "quire.probes" . | trim }}
+{{- end }}
 {{- with $values.preStopSeconds }}
 # The pod serves until load balancers have removed it, which takes a while after its deletion.
 lifecycle:

@@ -53,13 +53,14 @@ def test_hpas_scale_engines_by_requests_and_gateways_by_cpu() -> None:
     assert scalers["engine"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 300
 
 
-def test_an_autoscaler_scales_an_existing_deployment_without_replicas() -> None:
+def test_an_autoscaler_scales_an_existing_workload_without_replicas() -> None:
     for name in CI_VALUES:
         objects = render_ci(name)
         scalers = [*of_kind(objects, "HorizontalPodAutoscaler"), *of_kind(objects, "ScaledObject")]
         targets = [item["spec"]["scaleTargetRef"]["name"].removeprefix("blue-quire-") for item in scalers]
         assert len(targets) == len(set(targets))
-        without = {found for found, item in deployments(objects).items() if "replicas" not in item["spec"]}
+        scalable = {**deployments(objects), **by_name(objects, "LeaderWorkerSet")}
+        without = {found for found, item in scalable.items() if "replicas" not in item["spec"]}
         assert set(targets) == without
 
 

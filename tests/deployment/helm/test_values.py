@@ -187,6 +187,11 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "extraObjects": ([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}}], {}),
     "kvmanager.map.open": (True, {}),
     "engine.shmSize": ("2Gi", {}),
+    "engine.ranks.pods": (2, {"engine": {"settings": {"tensor_parallel": 2, "grace_seconds": 20}}}),
+    "engine.ranks.port": (
+        29600,
+        {"engine": {"settings": {"tensor_parallel": 2, "grace_seconds": 20}, "ranks": {"pods": 2}}},
+    ),
     "engine.runtimeClassName": ("other", {}),
     "engine.writableRootFilesystem": (True, {}),
     "engine.autoscaling.waitingRequests": (9, ENGINE_HPA),
