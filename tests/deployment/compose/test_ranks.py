@@ -1,0 +1,55 @@
+"""The profile `ranks`: one engine of three processes, in one container."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from quire.v1 import gateway_pb2_grpc
+from tests.deployment.compose.stack import START_SECONDS, Stack, inspect
+from tests.faults import wait_until
+from tests.load import prompt_request
+from tests.running_quire import CALL_SECONDS, Answer, open_channel
+
+ENGINE = "engine-ranks"
+SERVICES = ("kvmanager", ENGINE, "gateway")
+# Kill one process of a rank other than 0.
+KILL = 'for p in /proc/[0-9]*; do if grep -q worker_process $p/cmdline; then kill -9 "${p#/proc/}"; exit; fi; done'
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("stack"), COMPOSE_PROFILES="ranks")
+    stack.succeed("up", "--detach", "--no-build", *SERVICES, seconds=START_SECONDS)
+    for service in SERVICES:
+        stack.wait_until_healthy(service)
+    yield stack
+    stack.down()
+
+
+def answer(tokens: int) -> Answer:
+    with open_channel("127.0.0.1:50051") as channel:
+        request = prompt_request("The first thing a sailor learns is", tokens)
+        return Answer.of(gateway_pb2_grpc.GatewayStub(channel).Generate(request, timeout=CALL_SECONDS))
+
+
+def test_three_ranks_answer_a_request_from_outside(stack: Stack) -> None:
+    assert answer(24).finished.usage.generated_tokens == 24
+    done = stack.run_inside(ENGINE, "sh", "-c", "grep -l worker_process /proc/[0-9]*/cmdline")
+    assert len([line for line in done.stdout.splitlines() if "self" not in line]) >= 2
+
+
+def test_the_block_map_shows_one_pool(stack: Stack) -> None:
+    with urllib.request.urlopen("http://127.0.0.1:8053/api/pools", timeout=CALL_SECONDS) as response:
+        assert len(json.load(response)["pools"]) == 1
+
+
+def test_the_container_restarts_when_a_rank_is_killed(stack: Stack) -> None:
+    before = inspect(stack.container(ENGINE))["RestartCount"]
+    stack.run_inside(ENGINE, "sh", "-c", KILL)
+    wait_until(lambda: inspect(stack.container(ENGINE))["RestartCount"] > before, "the engine restarts")
+    stack.wait_until_healthy(ENGINE)
+    wait_until(lambda: answer(4).finished.usage.generated_tokens == 4, "the gateway is linked again")
