@@ -10,7 +10,7 @@ from bench.gpu_check.notes import Notes
 from bench.report.targets import ROOT
 
 TABLE = "tests/engine/attention/test_backends.py"
-OTHERS = ("tests/engine/gpu/test_gpu_decoder.py", "tests/engine/gpu/test_copy_stream.py")
+OTHERS = tuple(f"tests/engine/gpu/test_{name}.py" for name in ("gpu_decoder", "copy_stream", "gpu_ranks"))
 # Files and tests that run at the same time, since the compilation of kernels takes most of the time.
 SUITE: list[tuple[tuple[str, ...], str]] = [
     *(

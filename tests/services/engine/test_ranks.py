@@ -14,7 +14,7 @@ from tests.faults import Streams, prompt, prompts, wait_until
 from tests.running.ranks import workers_of
 from tests.running_quire import Answer, RunningService, launch
 
-RANK_SECONDS = 2.0
+RANK_SECONDS = 4.0
 # The service stops in some seconds after it has noticed.
 MAX_SECONDS_TO_END = RANK_SECONDS + 15
 
@@ -94,7 +94,7 @@ def test_a_stopped_engine_ends_its_ranks(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [(signal.SIGKILL, "rank 1 ended by signal 9"), (signal.SIGSTOP, "rank 1 has not responded for 2 s")],
+    [(signal.SIGKILL, "rank 1 ended by signal 9"), (signal.SIGSTOP, "rank 1 has not responded for 4 s")],
     ids=["killed", "stopped"],
 )
 def test_an_engine_ends_with_a_rank(ranks: Ranks, fault: signal.Signals, reason: str) -> None:
