@@ -199,6 +199,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         module = "-m services.cli.main " if name == "quire" else ""
         script.write_text(f'#!/bin/sh\nexec {sys.executable} {module}"$@"\n')
         script.chmod(0o755)
+    (folder / ".venv" / "installed").touch()  # else `make` installs what services need
     (folder / "system_prompt.txt").write_text("You are a fox.")
     return folder
 
@@ -234,6 +235,7 @@ def shell(clone: Path, tiny_model: Callable[[str], Path]) -> Shell:
         "QUIRE_SERVE_MAP_LISTEN": "127.0.0.1:0",
         "QUIRE_SERVE_METRICS_LISTEN": "127.0.0.1:0",
         "QUIRE_SERVE_DEVICE_BLOCKS": "256",
+        "QUIRE_SERVE_ATTENTION_BACKEND": "torch",  # the others are compiled first
         **EXACT,
     }
 

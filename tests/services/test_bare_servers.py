@@ -44,7 +44,11 @@ async def main():
     manager, engine, gateway = (f"unix:{folder}/{name}.sock" for name in ("kvmanager", "engine", "gateway"))
     services = [
         KVManagerService(KVManagerSettings(listen=manager, map_listen="", grace_seconds=0)),
-        EngineService(EngineSettings(listen=engine, kvmanager=manager, model=model, dtype="float32", device_blocks=16)),
+        EngineService(
+            EngineSettings(
+                listen=engine, kvmanager=manager, model=model, attention_backend="torch", device_blocks=16
+            )
+        ),
         GatewayService(GatewaySettings(listen=gateway, engines=engine, http_listen="")),
     ]
     async with asyncio.TaskGroup() as tasks:

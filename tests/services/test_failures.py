@@ -68,7 +68,8 @@ def test_an_engine_without_its_gpu_does_not_start(tiny_model: Callable[[str], Pa
 
 @usual_size
 def test_a_cache_too_small_for_one_block_is_refused_naming_both_sizes(tiny_model: Callable[[str], Path]) -> None:
-    settings = EngineSettings(model=str(tiny_model("llama")), dtype="float32", cache_mib=1, block_size=4096)
+    model = str(tiny_model("llama"))
+    settings = EngineSettings(model=model, attention_backend="torch", cache_mib=1, block_size=4096)
     with pytest.raises(InvalidSetting, match=r"cache_mib is 1, but one block takes 3\.0 MiB"):
         assemble(settings)
 

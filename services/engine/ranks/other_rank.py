@@ -18,10 +18,6 @@ _SECONDS_TO_END = 5.0
 _SECONDS_TO_EXIT = 1.0
 
 
-class RankLost(RankFailed):
-    """A rank lost its connection to another rank: a consequence of that one's failure."""
-
-
 class OtherRank:
     """The link to a rank, which receives the settings of rank 0."""
 
@@ -33,6 +29,8 @@ class OtherRank:
         self.sent: deque[float] = deque()  # when each plan was sent that is not launched
         self.seconds_behind = 0.0
         self.received = 0.0  # when the latest message arrived
+        self.lost = False
+        """Whether its failure is that it lost its connection to another rank: a consequence of that one's failure."""
         self.link = RankLink(connection, f"rank {rank}")
         self.link.send(Kind.START, json.dumps({"rank": rank, "port": port, "settings": asdict(settings)}).encode())
 
@@ -47,7 +45,8 @@ class OtherRank:
             case Kind.FAILED:
                 raise RankFailed(f"{self.link.peer} failed: {message.body.decode()}")
             case Kind.LOST:
-                raise RankLost(f"{self.link.peer} lost the others: {message.body.decode()}")
+                self.lost = True
+                raise RankFailed(f"{self.link.peer} lost the others: {message.body.decode()}")
 
     def end(self) -> str:
         """Return how the rank ended, whose link has ended."""

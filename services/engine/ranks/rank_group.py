@@ -12,7 +12,7 @@ from typing import Any
 from engine.errors import RankFailed
 from services.engine.observer import RankStats
 from services.engine.ranks.link import Kind
-from services.engine.ranks.other_rank import OtherRank, RankLost
+from services.engine.ranks.other_rank import OtherRank
 
 # Heartbeats within the time after which a rank counts as stopped.
 _HEARTBEATS = 4
@@ -101,10 +101,9 @@ class RankGroup:
                 one.take(message)
             status = one.end()
             raise RankFailed(f"{one.link.peer} ended {status}")
-        except RankLost as consequence:
-            self._has_failed.wait(_SECONDS_FOR_CAUSE)
-            self._record(consequence)
         except RankFailed as failure:
+            if one.lost:
+                self._has_failed.wait(_SECONDS_FOR_CAUSE)
             self._record(failure)
 
     def _record(self, failure: RankFailed) -> None:

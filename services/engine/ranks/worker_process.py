@@ -9,9 +9,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 # Before torch is imported, see services.cli.commands.services.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -64,7 +66,8 @@ def run_rank(
             link = connect(place, store)
             start = link.receive()
             if start is None:
-                raise RankFailed("rank 0 has ended")
+                raise RankFailed(f"rank 0 has ended, or has another rank {place.rank}")
+            ours = _shared(json.loads(start.body)["settings"], own)
         except KeyboardInterrupt:
             return 0
         except Exception as error:
@@ -73,9 +76,14 @@ def run_rank(
         # torchrun ends all processes of a machine, but running requests end first.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        shared = EngineSettings(**json.loads(start.body)["settings"])
-        ours = replace(shared, **{name: getattr(own, name) for name in _OF_MACHINE})
         return _run(link, lambda: store, ours, place)
+
+
+def _shared(settings: dict[str, Any], own: EngineSettings) -> EngineSettings:
+    """Return rank 0's settings, with those that a machine has of its own."""
+    if settings.keys() != asdict(own).keys():
+        raise RankFailed("rank 0 runs another version of Quire")
+    return replace(EngineSettings(**settings), **{name: getattr(own, name) for name in _OF_MACHINE})
 
 
 def _run(link: RankLink, store: Callable[[], Store], settings: EngineSettings, place: Placement) -> int:
@@ -93,7 +101,8 @@ def _run(link: RankLink, store: Callable[[], Store], settings: EngineSettings, p
     except Exception as error:
         reason = _line(error)
         log.error("rank %d failed: %s", place.rank, reason)
-        link.send(Kind.LOST if is_collectives(error) else Kind.FAILED, reason.encode())
+        with suppress(RankFailed):  # rank 0 may have ended
+            link.send(Kind.LOST if is_collectives(error) else Kind.FAILED, reason.encode())
         return 1
     return 0
 

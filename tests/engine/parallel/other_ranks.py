@@ -22,6 +22,9 @@ LOOPBACK = "127.0.0.1"
 SECONDS = 60.0
 _CONTENTS = b"contents"
 _CPU = torch.device("cpu")
+# A server imports torch once, and forks each rank.
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["tests.engine.parallel.other_ranks"])
 
 
 class Sizes(NamedTuple):
@@ -70,10 +73,9 @@ def other_ranks(folder: Path, size: int, sizes: Sizes) -> Iterator[OtherRanks]:
     """Start `size` - 1 processes; they end with the context."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
-    spawning = multiprocessing.get_context("spawn")
-    pairs = [spawning.Pipe() for _ in range(1, size)]
+    pairs = [FORKING.Pipe() for _ in range(1, size)]
     processes = [
-        spawning.Process(target=run_rank, args=(folder, rank, size, store.port, theirs, sizes), daemon=True)
+        FORKING.Process(target=run_rank, args=(folder, rank, size, store.port, theirs, sizes), daemon=True)
         for rank, (_, theirs) in enumerate(pairs, 1)
     ]
     for process, (_, theirs) in zip(processes, pairs, strict=True):

@@ -1,6 +1,5 @@
 """The contract of Ranks: one rank alone, and gloo between processes."""
 
-import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -10,7 +9,7 @@ import torch
 from torch.distributed import TCPStore
 
 from engine.parallel import OneRank, Ranks, TorchRanks
-from tests.engine.parallel.other_ranks import LOOPBACK, SECONDS
+from tests.engine.parallel.other_ranks import FORKING, LOOPBACK, SECONDS
 
 CPU = torch.device("cpu")
 Results = dict[str, object]
@@ -64,10 +63,9 @@ def gloo(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Results]]:
 
     def run(size: int) -> list[Results]:
         store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
-        spawning = multiprocessing.get_context("spawn")
-        ends = [spawning.Pipe(duplex=False) for _ in range(size)]
+        ends = [FORKING.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            spawning.Process(target=in_process, args=(rank, size, store.port, theirs), daemon=True)
+            FORKING.Process(target=in_process, args=(rank, size, store.port, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(ends)
         ]
         for process in processes:

@@ -51,7 +51,7 @@ def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_mode
     from services.engine.startup.assembly import assemble
 
     folder = str(tiny_model("llama"))
-    parts = assemble(EngineSettings(model=folder, dtype="float32", cache_mib=8, device="cpu"))
+    parts = assemble(EngineSettings(model=folder, attention_backend="torch", cache_mib=8, device="cpu"))
     blocks = parts.scheduler.capacity.device_blocks
     planned = figures("--model", folder, "--device-blocks", blocks, "--device", "cpu")
     assert planned["cache_bytes"] <= 8 * MIB < planned["cache_bytes"] + planned["block_bytes"]
