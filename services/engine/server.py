@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import logging
+import os
 import socket
 import threading
 import time
@@ -32,6 +34,8 @@ from services.runtime.tracing.export import create_tracing
 _LAST_SECONDS = 2.0
 # For the last writes to leave the process. A longer grace would only wait for health watchers.
 _FLUSH_SECONDS = 0.1
+
+log = logging.getLogger("quire.engine")
 
 
 class EngineService:
@@ -65,6 +69,7 @@ class EngineService:
         self._link: BlockClient | None = None
         self._constraints: Constraints | None = None
         self._ranks: OtherRanks | None = None
+        self._stopped_early = False
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
@@ -78,7 +83,11 @@ class EngineService:
 
     async def run(self) -> None:
         """Load the model, and run until cancelled. Raises the error that stopped the engine."""
-        parts = await asyncio.to_thread(self._assembly, self._settings)
+        try:
+            parts = await asyncio.to_thread(self._assembly, self._settings)
+        except asyncio.CancelledError:
+            self._stopped_early = True
+            raise
         self._ranks = parts.ranks
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         loaded, bounds = parts.loaded, self._settings.json_bounds()
@@ -195,6 +204,11 @@ class EngineService:
         await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._tracing.close)
+        if self._stopped_early and self._settings.tensor_parallel > 1:
+            log.info("engine was stopped before its ranks were loaded")
+            await asyncio.sleep(_FLUSH_SECONDS)
+            # Its thread may wait for other ranks for half an hour. The ranks that it has started end with it.
+            os._exit(0)
 
 
 def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:

@@ -12,7 +12,7 @@ import pytest
 from quire.v1 import gateway_pb2_grpc
 from tests.faults import Streams, prompts, wait_until
 from tests.running.ranks import workers_of
-from tests.running_quire import RunningService, launch
+from tests.running_quire import Output, RunningService, launch
 
 RANK_SECONDS = 4.0
 # The service stops in some seconds after it has noticed.
@@ -117,6 +117,22 @@ def test_a_rank_that_ends_during_the_start_is_named(tmp_path: Path, model: Path)
     output, _ = engine.communicate(timeout=MAX_SECONDS_TO_END)
     assert engine.returncode == 1
     assert output.splitlines()[-1].endswith("engine failed: rank 1 ended by signal 9")
+
+
+def test_an_engine_that_waits_for_other_machines_can_be_stopped(tmp_path: Path, model: Path) -> None:
+    engine = launch(
+        *("engine", "--listen", f"unix:{tmp_path}/engine.sock", "--kvmanager", f"unix:{tmp_path}/none.sock"),
+        *("--model", str(model), "--tensor-parallel", "2", "--device", "cpu", "--attention-backend", "torch"),
+        WORLD_SIZE="2",
+        RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29731",
+    )
+    output = Output(engine)
+    output.wait_for("rank 0 waits for the others at 127.0.0.1:29731")
+    engine.terminate()
+    assert engine.wait(MAX_SECONDS_TO_END) == 0
+    output.finish()
 
 
 def test_a_model_that_ranks_cannot_share_is_refused(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
