@@ -1,0 +1,25 @@
+"""A figure of a paper, as `make papers` remakes it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bench.papers.case import Case, Values
+from bench.papers.rows import PaperRow
+
+
+class Figure(NamedTuple):
+    """A figure: its cases, and the rows and the picture made from their values, by case name.
+
+    `name` is a Python identifier, such as `figure_18a`, and begins the names of its cases and rows. `cases` receives
+    whether it is a quick run. `panels` and `inches` (width, height) are those of the picture, `seen` its alternative
+    text. A figure of several rows of panels has them in reading order.
+    """
+
+    name: str
+    title: str
+    cases: Callable[[bool], list[Case]]
+    rows: Callable[[Mapping[str, Values]], list[PaperRow]]
+    draw: Callable[[Sequence[Any], Mapping[str, Values]], None]
+    panels: tuple[int, int]  # rows, columns
+    inches: tuple[float, float]
+    seen: str
