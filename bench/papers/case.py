@@ -10,8 +10,8 @@ Values = Mapping[str, Any]
 class Case(NamedTuple):
     """One call `run(**arguments)`, whose values are kept under `name`.
 
-    `run` is a function of a module, and its arguments are plain JSON, so that it can run in another process. Timed cases
-    run alone, after all others.
+    `run` is a function of a module, and its arguments are plain JSON, so that it can run in another process. Timed
+    cases run alone, after all others.
     """
 
     name: str
