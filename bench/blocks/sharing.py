@@ -83,7 +83,7 @@ def _samples(mixes: dict[str, list[Lengths]], progress: Progress) -> list[Row]:
 def _beams(mixes: dict[str, list[Lengths]], progress: Progress) -> list[Row]:
     folder = resolve("demo", default_cache(), lambda *_: None)
     parts = assemble(EngineSettings(model=str(folder), block_size=BLOCK_SIZE, device_blocks=BLOCKS))
-    text = _text(folder)
+    text = text_of(folder)
     rows = []
     for name, lengths in mixes.items():
         for width in WIDTHS:
@@ -101,7 +101,8 @@ def _rows(metric: str, saved: float, paper: float | None) -> list[Row]:
     return rows
 
 
-def _text(folder: Path) -> list[int]:
+def text_of(folder: Path) -> list[int]:
+    """Return the tokens of the news file. Raises DataMissing."""
     text = (Path(os.environ[DATA_VARIABLE]) / "newstest2014_en.txt").read_text()
     token_ids: list[int] = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     return token_ids

@@ -1,0 +1,1 @@
+"""Block managers that reserve contiguous memory, as the systems that the PagedAttention paper compares with."""

@@ -1,0 +1,1 @@
+"""Runs of the product's scheduler and block manager on a virtual clock, without a model."""
