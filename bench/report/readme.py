@@ -2,7 +2,8 @@
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
 targets and their measured values, `headlines` the table of those with a `headline`, `missed` a list of missed targets,
-`classes` the speeds of programs by class of CPU, and `picture NAME` the picture of a benchmark.
+`classes` the speeds of programs by class of CPU, `picture NAME` the picture of a benchmark, and `worked examples` the
+papers' examples, computed by the KV manager's core.
 """
 
 import re
@@ -12,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.papers import worked_examples
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.targets import RESULTS, ROOT, met, results_of, targets
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "measurements.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("performance.md", "measurements.md", "papers.md")))
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
 _SIDES = {"less": "less than", "at most": "at most", "more": "at least"}
 NOT_MEASURED = "not measured"
@@ -80,7 +82,7 @@ class Pages:
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
         blocks = {"performance": self._table, "headlines": self._headlines, "missed": self._missed}
-        return {**blocks, "classes": self._classes}[name]()
+        return {**blocks, "classes": self._classes, "worked examples": worked_examples.markdown}[name]()
 
     def lines(self) -> Iterator[Line]:
         """Yield every target, in the order of the file."""
