@@ -66,10 +66,10 @@ def _growth(seconds: Seconds) -> float:
 def _cached(parts: EngineParts, text: tuple[int, ...]) -> Seconds:
     """Return the seconds of each token decoded at the end of each context."""
     seconds: Seconds = {context: [] for context in CONTEXTS}
-    engine = _engine(parts)
+    engine = engine_of(parts)
     for repetition in track(range(REPETITIONS + 1), "with the cache"):  # the first fills it
         for context in CONTEXTS:
-            times = _decode(engine, Request(f"r{context}", text[: context - DECODED], GREEDY, Stopping(DECODED)))
+            times = decoded_at(engine, text[:context])
             seconds[context] += times if repetition else []
     return seconds
 
@@ -79,23 +79,35 @@ def _recomputed(parts: EngineParts, text: tuple[int, ...]) -> Seconds:
     seconds: Seconds = {context: [] for context in RECOMPUTED}
     for repetition in track(range(RECOMPUTATIONS + 1), "without a cache"):  # the first warms up
         for context in RECOMPUTED:
-            engine = _engine(parts)
-            begun = perf_counter()
-            _decode(engine, Request("r", text[:context], GREEDY, Stopping(1)))
+            spent = recomputed_at(parts, text[:context])
             if repetition:
-                seconds[context].append(perf_counter() - begun)
+                seconds[context].append(spent)
     return seconds
+
+
+def decoded_at(engine: Engine, context: tuple[int, ...], decoded: int = DECODED) -> list[float]:
+    """Decode `decoded` tokens up to the length of a context; return the seconds of each but the first."""
+    return decode(engine, Request(f"r{len(context)}", context[: len(context) - decoded], GREEDY, Stopping(decoded)))
+
+
+def recomputed_at(parts: EngineParts, context: tuple[int, ...]) -> float:
+    """Return the seconds of one token after a context that is computed for it."""
+    engine = engine_of(parts)
+    begun = perf_counter()
+    decode(engine, Request("r", context, GREEDY, Stopping(1)))
+    return perf_counter() - begun
 
 
 GREEDY = Sampling(temperature=0.0)
 
 
-def _engine(parts: EngineParts) -> Engine:
+def engine_of(parts: EngineParts) -> Engine:
+    """Return an engine in process, with an empty cache."""
     scheduler = Scheduler(parts.scheduler.capacity, parts.scheduler.limits)
     return Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), perf_counter)
 
 
-def _decode(engine: Engine, request: Request) -> list[float]:
+def decode(engine: Engine, request: Request) -> list[float]:
     """Run a request to its end; return the seconds of each of its tokens but the first."""
     scheduler = engine.scheduler
     first = scheduler.totals.generated_tokens + 1

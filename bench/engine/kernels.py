@@ -6,7 +6,7 @@ tokens, one layer. All kernels alternate.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -36,22 +36,16 @@ SCORING = Scoring(GEOMETRY.head_size**-0.5)
 DTYPE = torch.bfloat16
 CPU = torch.device("cpu")
 
+Ways = dict[str, Callable[[], object]]
+Seconds = dict[str, list[float]]
+
 
 def main() -> None:
     """Measure everything, and publish it."""
     kernels = load_kernels(str(default_cache().parent / "kernels"))
     query = torch.randn(SEQUENCES, GEOMETRY.kv_heads * GROUP, GEOMETRY.head_size, dtype=DTYPE)
     ways = _ways(kernels, query)
-    names = list(ways)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    with torch.inference_mode():
-        for repetition in track(range(REPETITIONS + 1), "kernels"):  # the first warms up
-            # The order rotates too, because the first kernel after torch's operators is some per cent slower.
-            for name in names if repetition % 2 else reversed(names):
-                begun = perf_counter()
-                ways[name]()
-                if repetition:
-                    seconds[name].append(perf_counter() - begun)
+    seconds = take_turns(ways, track(range(REPETITIONS + 1), "kernels"))
     kv_bytes = GEOMETRY.layers * 2 * SEQUENCES * CONTEXT * GEOMETRY.kv_heads * GEOMETRY.head_size * DTYPE.itemsize
     rows = [
         row("kernels", "decode_gigabytes_per_second", round(kv_bytes / median(seconds["paged"]) / 1e9, 2), "GB/s"),
@@ -68,12 +62,29 @@ def main() -> None:
     publish("kernels", rows, REPETITIONS, prompts=prompts, seconds=seconds, kv_bytes=kv_bytes, layers=GEOMETRY.layers)
 
 
-def _ratio(seconds: dict[str, list[float]], peer: str, ours: str) -> float:
+def take_turns(ways: Ways, rounds: Iterable[int]) -> Seconds:
+    """Run all ways in each round; return the seconds of each. Round 0 warms up.
+
+    The order alternates, because the first kernel after torch's operators is some per cent slower.
+    """
+    names = list(ways)
+    seconds: Seconds = {name: [] for name in names}
+    with torch.inference_mode():
+        for number in rounds:
+            for name in names if number % 2 else reversed(names):
+                begun = perf_counter()
+                ways[name]()
+                if number:
+                    seconds[name].append(perf_counter() - begun)
+    return seconds
+
+
+def _ratio(seconds: Mapping[str, Sequence[float]], peer: str, ours: str) -> float:
     """Return our speed over the peer's: the median over repetitions."""
     return round(median(their / our for their, our in zip(seconds[peer], seconds[ours], strict=True)), 3)
 
 
-def _ways(kernels: Kernels, query: torch.Tensor) -> dict[str, Callable[[], object]]:
+def _ways(kernels: Kernels, query: torch.Tensor) -> Ways:
     threads = torch.get_num_threads()
     native = CpuBackend(kernels, GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE, threads=threads)
     native.cache.normal_()
@@ -85,7 +96,7 @@ def _ways(kernels: Kernels, query: torch.Tensor) -> dict[str, Callable[[], objec
     packed = query.view(SEQUENCES, GEOMETRY.kv_heads, GROUP, GEOMETRY.head_size)
     ordered = list(range(1, BLOCKS + 1))
     shuffled = random.Random(1).sample(ordered, BLOCKS)
-    identity, scattered = _batch(ordered), _batch(shuffled)
+    identity, scattered = (decoding_step(blocks, SEQUENCES, CONTEXT, BLOCK_SIZE) for blocks in (ordered, shuffled))
     layers = range(GEOMETRY.layers)
     whole = native.cache.view(torch.uint8).flatten()[: native.cache.nbytes >> 20 << 20]
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -98,24 +109,17 @@ def _ways(kernels: Kernels, query: torch.Tensor) -> dict[str, Callable[[], objec
     }
 
 
-def _prompts(kernels: Kernels) -> dict[str, dict[str, list[float]]]:
+def _prompts(kernels: Kernels) -> dict[str, Seconds]:
     """Return the seconds of attention to the ends of prompts, by length and type."""
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, Seconds] = {}
     cases = [(length, dtype) for length in PROMPTS for dtype in (torch.bfloat16, torch.float32)]
-    with torch.inference_mode():
-        for length, dtype in track(cases, "prompts"):
-            times = found.setdefault(f"{length}_{str(dtype).removeprefix('torch.')}", {"paged": [], "contiguous": []})
-            ways = _prompt_ways(kernels, length, dtype)
-            for repetition in range(PROMPT_REPETITIONS + 1):  # the first warms up
-                for name, way in ways.items():
-                    begun = perf_counter()
-                    way()
-                    if repetition:
-                        times[name].append(perf_counter() - begun)
+    for length, dtype in track(cases, "prompts"):
+        ways = _prompt_ways(kernels, length, dtype)
+        found[f"{length}_{str(dtype).removeprefix('torch.')}"] = take_turns(ways, range(PROMPT_REPETITIONS + 1))
     return found
 
 
-def _prompt_ways(kernels: Kernels, length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+def _prompt_ways(kernels: Kernels, length: int, dtype: torch.dtype) -> Ways:
     """Return the attention of the last tokens of a prompt, over blocks and over contiguous memory."""
     geometry, heads, size = CacheGeometry(1, GEOMETRY.kv_heads, GEOMETRY.head_size), GEOMETRY.kv_heads * GROUP, 64
     blocks = blocks_for(length, BLOCK_SIZE)
@@ -133,12 +137,12 @@ def _prompt_ways(kernels: Kernels, length: int, dtype: torch.dtype) -> dict[str,
     }
 
 
-def _batch(blocks: list[int]) -> PagedBatch:
-    """Lay out one decoding step of all sequences, with blocks in this order."""
-    each = CONTEXT // BLOCK_SIZE
-    tables = [tuple(blocks[number * each : (number + 1) * each]) for number in range(SEQUENCES)]
-    work = [Work(number, (0,), CONTEXT - 1, table, True, Sampling()) for number, table in enumerate(tables)]
-    return PagedBatch.of(work, BLOCK_SIZE, CPU)
+def decoding_step(blocks: Sequence[int], sequences: int, context: int, block_size: int) -> PagedBatch:
+    """Lay out one decoding step of sequences of equal length, with blocks in this order."""
+    each = blocks_for(context, block_size)
+    tables = [tuple(blocks[number * each : (number + 1) * each]) for number in range(sequences)]
+    work = [Work(number, (0,), context - 1, table, True, Sampling()) for number, table in enumerate(tables)]
+    return PagedBatch.of(work, block_size, CPU)
 
 
 if __name__ == "__main__":

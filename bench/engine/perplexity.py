@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,36 +28,44 @@ TOKEN_BUDGET = 192  # each window is prefilled in several chunks
 
 def main() -> None:
     """Measure both, and publish their difference."""
-    folder = resolve("demo", default_cache(), lambda *_: None)
-    windows = _windows(folder)
-    settings = EngineSettings(model=str(folder), dtype="float32", device_blocks=128, token_budget=TOKEN_BUDGET)
-    parts = assemble(settings)
-    paged = [_paged(parts, window) for window in track(windows, "In blocks")]
-    plain = [_plain(folder, window) for window in track(windows, "transformers")]
-    tokens = WINDOWS * (WINDOW_TOKENS - 1)
-    ours, theirs = math.exp(-sum(paged) / tokens), math.exp(-sum(plain) / tokens)
+    logprobs = logprobs_of_windows(WINDOWS, WINDOW_TOKENS)
+    ours, theirs = (perplexity(logprobs[way], WINDOW_TOKENS) for way in ("in_blocks", "transformers"))
     rows = [
         row("perplexity", "perplexity_in_blocks", round(ours, 6), "1"),
         row("perplexity", "perplexity_of_transformers_without_cache", round(theirs, 6), "1"),
         row("perplexity", "relative_difference", abs(ours / theirs - 1), "ratio", "transformers"),
     ]
-    publish(
-        "perplexity",
-        rows,
-        1,
-        tokens=tokens,
-        window_tokens=WINDOW_TOKENS,
-        logprobs_of_windows={"in_blocks": paged, "transformers": plain},
-    )
+    tokens = WINDOWS * (WINDOW_TOKENS - 1)
+    publish("perplexity", rows, 1, tokens=tokens, window_tokens=WINDOW_TOKENS, logprobs_of_windows=logprobs)
 
 
-def _windows(folder: Path) -> list[list[int]]:
+def logprobs_of_windows(count: int, window_tokens: int) -> dict[str, list[float]]:
+    """Return for each way, and each window of WikiText, the sum of its tokens' log-probabilities but the first's.
+
+    Raises DataMissing.
+    """
+    folder = resolve("demo", default_cache(), lambda *_: None)
+    windows = _windows(folder, count, window_tokens)
+    settings = EngineSettings(model=str(folder), dtype="float32", device_blocks=128, token_budget=TOKEN_BUDGET)
+    parts = assemble(settings)
+    return {
+        "in_blocks": [_paged(parts, window) for window in track(windows, "In blocks")],
+        "transformers": [_plain(folder, window) for window in track(windows, "transformers")],
+    }
+
+
+def perplexity(logprobs: Sequence[float], window_tokens: int) -> float:
+    """Return the perplexity of windows from the sums of their log-probabilities."""
+    return math.exp(-sum(logprobs) / (len(logprobs) * (window_tokens - 1)))
+
+
+def _windows(folder: Path, count: int, window_tokens: int) -> list[list[int]]:
     data = os.environ.get(DATA_VARIABLE, "")
     if not data:
         raise DataMissing(f"{DATA_VARIABLE} names no folder with wikitext2_valid.txt")
     text = (Path(data) / "wikitext2_valid.txt").read_text()
     ids = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    starts = range(0, (WINDOWS + 1) * WINDOW_TOKENS, WINDOW_TOKENS)
+    starts = range(0, (count + 1) * window_tokens, window_tokens)
     return [ids[start:end] for start, end in pairwise(starts)]
 
 

@@ -25,11 +25,13 @@ from tests.in_process import InProcessBlocks
 Item = dict[str, Any]
 
 
-def demo_parts(device_blocks: int) -> EngineParts:
-    """Return an engine of the demo model as in `quire serve` with default settings."""
+def demo_parts(device_blocks: int, **settings: Any) -> EngineParts:
+    """Return an engine of the demo model as in `quire serve`, with default settings but for these."""
     folder = resolve("demo", default_cache(), lambda *_: None)
     kernels_folder = default_cache().parent / "kernels"
-    return assemble(EngineSettings(model=str(folder), device_blocks=device_blocks, kernels_folder=str(kernels_folder)))
+    return assemble(
+        EngineSettings(model=str(folder), device_blocks=device_blocks, kernels_folder=str(kernels_folder), **settings)
+    )
 
 
 def run(parts: EngineParts, work: list[Item]) -> dict[str, float]:
