@@ -35,7 +35,7 @@ class Demand(NamedTuple):
     sequences: int = 1
 
 
-class SlotShares(NamedTuple):
+class MemoryShares(NamedTuple):
     """Shares of all slots, as in Figure 2 of the paper.
 
     `tokens` are filled, `reserved` will be, `internal` ones never will; `external` are all slots that no sequence has
@@ -119,7 +119,7 @@ class ContiguousBlocks:
         """Return the next result."""
         return self._answers.popleft() if self._answers else None
 
-    def shares(self, computed: Mapping[int, int]) -> SlotShares:
+    def shares(self, computed: Mapping[int, int]) -> MemoryShares:
         """Return the breakdown of all slots; `computed` has the tokens with K and V of each sequence."""
         tokens = reserved = internal = 0
         for sequence, group in self._group_of.items():
@@ -128,8 +128,8 @@ class ContiguousBlocks:
             reserved += sum(group.demand.lengths) - filled
             internal += self._reserved_tokens(group) - sum(group.demand.lengths)
         slots = self._blocks * self._block_size
-        shares = [one / slots for one in (tokens, reserved, internal)]
-        return SlotShares(*shares, 1 - sum(shares))
+        external = slots - tokens - reserved - internal
+        return MemoryShares(tokens / slots, reserved / slots, internal / slots, external / slots)
 
     # Verbs.
 

@@ -23,9 +23,10 @@ class Simulated(NamedTuple):
     """The results of a run.
 
     `normalized_latency` is in seconds per token: a lower bound if the run was `cut`, None without a limit. `batched` is
-    the mean number of running requests over time. `shares` are means over steps: `tokens`, `reserved`, `internal` and
-    `external` of all slots, for the paged system `tokens` of granted slots, `saved` of the blocks that would be needed
-    without sharing, and `held` of all blocks.
+    the mean number of running requests over time. `shares` are means over steps, `full_shares` over the steps while
+    requests waited for memory: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and
+    `external` ones; for the paged system `granted_tokens`, tokens of granted slots, `held` of all blocks, and `saved`
+    of the blocks that would be needed without sharing.
     """
 
     normalized_latency: float | None
@@ -34,6 +35,7 @@ class Simulated(NamedTuple):
     finished: int
     batched: float
     shares: Mapping[str, float]
+    full_shares: Mapping[str, float]
     steps: int
     tokens: int
     preemptions: int
@@ -105,7 +107,8 @@ class Simulation:
         if self._averages.open(now):
             self._averages.add_step(self._scheduler.running, now - begun)
             if steps % _LOOKED_AT == 0:
-                self._averages.add_shares(self._system.shares(self._runner.computed))
+                shares = self._system.shares(self._runner.computed)
+                self._averages.add_shares(shares, full=self._scheduler.waiting > 0)
         if self._limit is not None and steps % _BOUNDED == 0:
             self._cut = self._latencies.mean(self._submitted, now) > self._limit
 
@@ -119,6 +122,7 @@ class Simulation:
             finished=self._latencies.ended,
             batched=self._averages.batched,
             shares=self._averages.shares,
+            full_shares=self._averages.full_shares,
             steps=totals.steps,
             tokens=totals.generated_tokens,
             preemptions=totals.preemptions,

@@ -33,8 +33,8 @@ class Scenario:
 
     `blocks` of `block_size` tokens hold K and V; as many on the host hold preempted requests if they are swapped.
     Requests arrive at `rate` a second for `seconds` seconds; each has `samples` samples or `beams` beams, and a prompt
-    that begins with `prefix_tokens` common tokens. `cost` is `fit`, or `low`, `middle` or `high` for a roofline. Swapped
-    blocks are one piece (`one_piece`), or two for each layer.
+    that begins with `prefix_tokens` common tokens. `cost` is `fit`, or `low`, `middle` or `high` for a roofline. A
+    swapped block is one piece (`one_piece`), or two for each layer.
 
     With a `latency_limit` (seconds per token) a run ends as soon as its normalized latency is surely above it. Without
     one it ends with the last arrival.

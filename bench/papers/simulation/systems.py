@@ -54,12 +54,14 @@ def _paged(scenario: Scenario) -> System:
     )
 
     alone = scenario.sequences == 1 and not scenario.prefix_tokens
+    slots = scenario.blocks * scenario.block_size
 
     def shares(computed: Mapping[int, int]) -> Mapping[str, float]:
         held, saved = blocks.pool.device.counts.held, blocks.pool.device.saved
         found = {"saved": saved / max(1, held + saved), "held": held / scenario.blocks}
         if alone:
-            found["tokens"] = sum(computed.values()) / max(1, held * scenario.block_size)
+            tokens = sum(computed.values())
+            found |= {"tokens": tokens / slots, "granted_tokens": tokens / max(1, held * scenario.block_size)}
         return found
 
     return System(blocks, capacity, limits, shares)

@@ -1,0 +1,126 @@
+"""Remakes the papers' figures: `make papers`, or `python -m bench.papers figures`; `simulate` runs one scenario."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.loads.memory import DataMissing
+from bench.papers.case import Case, Values
+from bench.papers.execution import run_cases
+from bench.papers.figure import Figure
+from bench.papers.figures import all_figures
+from bench.papers.picture import draw
+from bench.papers.results import publish, summary
+from bench.papers.simulation.cost_model import InvalidCostModel
+from bench.papers.simulation.run import simulate as run_simulation
+from bench.papers.simulation.scenario import InvalidScenario, Scenario
+from bench.papers.simulation.traces import InvalidTrace
+from bench.papers.store import Store
+from bench.report.targets import ROOT
+
+_REFUSALS = (InvalidScenario, InvalidCostModel, InvalidTrace, DataMissing)
+_STORE = ROOT / "build" / "papers"
+
+
+@click.group()
+def main() -> None:
+    """Remake the figures of the papers."""
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="Short traces and small measurements: minutes instead of an hour.")
+@click.option("--only", multiple=True, help="Name of a figure, such as figure_12; may be given several times.")
+@click.option("--again", is_flag=True, help="Compute everything anew.")
+@click.option("--workers", default=os.cpu_count() or 1, show_default=True, help="Simulations at a time.")
+@click.option("--output", type=click.Path(path_type=Path), help="Folder of results and pictures, instead of the tree.")
+def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output: Path | None) -> None:
+    """Compute what is missing, and write rows and pictures. A second call goes on where the first one stopped."""
+    chosen = _chosen(only)
+    store = Store(_STORE / ("quick" if quick else "full"))
+    cases = list({case.name: case for figure in chosen for case in figure.cases(quick)}.values())
+    values = {} if again else {case.name: found for case in cases if (found := store.find(case)) is not None}
+    missing = [case for case in cases if case.name not in values]
+    begun = time.monotonic()
+    failed = _compute(missing, workers, store, values)
+    console = Console()
+    rows = [row for figure in chosen if _complete(figure, quick, values) for row in figure.rows(values)]
+    if only or failed:
+        console.print("Not all figures are complete: results are shown, but not written.")
+    else:
+        folder = output or (_STORE / "quick" if quick else None)
+        publish(rows, folder, quick=quick, seconds=round(time.monotonic() - begun, 1), computed=len(missing))
+    console.print(summary(rows))
+    for figure in chosen:
+        if figure.panels[0] and _complete(figure, quick, values):
+            console.print(f"drawn: {draw(figure, values, (output or _STORE / 'quick') if quick or only else output)}")
+    for name, failure in failed.items():
+        console.print(f"[red]{name}[/red]: {type(failure).__name__}: {failure}")
+    sys.exit(bool(failed))
+
+
+def _chosen(only: Sequence[str]) -> list[Figure]:
+    known = {figure.name: figure for figure in all_figures()}
+    if unknown := [name for name in only if name not in known]:
+        raise click.UsageError(f"no figure {unknown[0]!r}: there are {', '.join(known)}")
+    return [known[name] for name in only] if only else list(known.values())
+
+
+def _complete(figure: Figure, quick: bool, values: Mapping[str, Values]) -> bool:
+    return all(case.name in values for case in figure.cases(quick))
+
+
+def _compute(cases: Sequence[Case], workers: int, store: Store, values: dict[str, Values]) -> dict[str, Exception]:
+    """Run cases with a progress bar; add their values, and return the failures by name."""
+    failed: dict[str, Exception] = {}
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, disable=not cases) as progress:
+        task = progress.add_task("cases", total=len(cases))
+
+        def on_end(case: Case, found: Values | Exception) -> None:
+            if isinstance(found, Exception):
+                failed[case.name] = found
+            else:
+                values[case.name] = found
+                store.put(case, found)
+            progress.update(task, advance=1, description=case.name)
+
+        run_cases(cases, workers, on_end)
+    return failed
+
+
+def _scenario_options(command: Callable[..., None]) -> Callable[..., None]:
+    for field in reversed(fields(Scenario)):
+        required = field.name in ("system", "model", "device", "blocks", "workload", "rate")
+        kinds: dict[Any, Any] = {bool: bool, int: int, float: float, float | None: float}
+        option = click.option(
+            f"--{field.name.replace('_', '-')}",
+            type=kinds.get(field.type, str),
+            required=required,
+            default=None if required else field.default,
+            show_default=not required,
+        )
+        command = option(command)
+    return command
+
+
+@main.command()
+@_scenario_options
+def simulate(**scenario: Any) -> None:
+    """Simulate one scenario, and print its results as JSON. See bench/papers/simulation/scenario.py for the fields."""
+    try:
+        click.echo(json.dumps(run_simulation(**scenario), indent=2))
+    except _REFUSALS as error:
+        raise click.UsageError(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

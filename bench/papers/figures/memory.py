@@ -1,0 +1,260 @@
+"""Figures 2, 13 and 15 and table 1 of the PagedAttention paper: how memory is used."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.papers.case import Case, Values
+from bench.papers.figure import Figure
+from bench.papers.rows import Kind, PaperRow, paper_row, paper_value
+from bench.papers.servers import COLORS, NAMES, OPT_13B, OPT_66B, OPT_175B
+from bench.papers.simulation.run import simulate
+from bench.papers.simulation.scenario import ORCAS, PAGED
+from bench.report.picture import GREY, OTHER, PEER, QUIRE
+
+# An hour of arrivals, as in the paper: the mean of ten minutes varies by 3 % between seeds.
+_SECONDS, _SECONDS_OF_SHARING = 3600, 600
+_QUICK_SECONDS = 60
+_RATES = {"sharegpt": 2.0, "alpaca": 30.0}  # requests a second, of figure 13
+# Requests of several sequences a second in figure 15: below what the pool holds, so that few are preempted.
+_SHARING_RATES = {"alpaca": 24.0, "sharegpt": 1.6}
+_WIDTHS = (2, 4, 6)
+_COSTS = ("fit", "low", "middle", "high")
+_KINDS = {"tokens": "tokens", "reserved": "reserved", "internal": "internal", "external": "external"}
+_GIB = 1 << 30
+
+
+def _scenario(seconds: float, **more: Any) -> dict[str, Any]:
+    return {**OPT_13B.scenario(), "seconds": seconds, **more}
+
+
+def _batches(quick: bool) -> list[Case]:
+    """The runs of figures 2 and 13, and those of Quire with other cost models."""
+    seconds = _QUICK_SECONDS if quick else _SECONDS
+    cases = []
+    for workload, rate in _RATES.items():
+        length = seconds if workload == "sharegpt" else seconds / 6
+        for system in (PAGED, *ORCAS):
+            scenario = _scenario(length, system=system, workload=workload, rate=rate)
+            cases.append(Case(f"figure_13_{workload}_{system}", simulate, scenario))
+    for system in (PAGED, "oracle"):
+        for cost in _COSTS[1:]:
+            scenario = _scenario(seconds, system=system, workload="sharegpt", rate=_RATES["sharegpt"], cost=cost)
+            cases.append(Case(f"figure_13_sharegpt_{system}_{cost}", simulate, scenario))
+    return cases
+
+
+def _row(figure: str, metric: str, value: float, unit: str) -> PaperRow:
+    return paper_row(figure, metric, round(value, 4), unit, Kind.SIMULATED)
+
+
+def shares_2(values: Mapping[str, Values]) -> dict[str, float]:
+    """Return our shares of figure 2 by metric."""
+    shares: dict[str, float] = {}
+    for system in ORCAS:
+        of_system = values[f"figure_13_sharegpt_{system}"]["full_shares"]
+        shares |= {f"{system}_{kind}_share": of_system[kind] for kind in _KINDS}
+    paged = values[f"figure_13_sharegpt_{PAGED}"]
+    granted = paged["shares"]["granted_tokens"]
+    return {**shares, "paged_tokens_share": granted, "paged_other_share": 1 - granted}
+
+
+def _rows_2(values: Mapping[str, Values]) -> list[PaperRow]:
+    shares = shares_2(values)
+    rows = [_row("figure_2", metric, share, "share") for metric, share in shares.items()]
+    distances = {
+        metric: abs(share - paper)
+        for metric, share in shares.items()
+        if (paper := paper_value("figure_2", metric)) is not None
+    }
+    orcas = [one for metric, one in distances.items() if not metric.startswith(PAGED)]
+    rows.append(_row("figure_2", "largest_distance", max(distances.values()), "share"))
+    rows.append(_row("figure_2", "largest_distance_of_orca", max(orcas), "share"))
+    full = values[f"figure_13_sharegpt_{PAGED}"]["full_shares"]["tokens"]
+    rows.append(_row("figure_2", "paged_tokens_of_all_slots_while_requests_wait_share", full, "share"))
+    return rows
+
+
+def _rows_13(values: Mapping[str, Values]) -> list[PaperRow]:
+    rows = []
+    for workload in _RATES:
+        for system in (PAGED, *ORCAS):
+            metric = f"{workload}_{system}_requests"
+            rows.append(_row("figure_13", metric, values[f"figure_13_{workload}_{system}"]["batched"], "requests"))
+    orcas = [_distance(f"sharegpt_{system}_requests", values) for system in ORCAS]
+    rows.append(_row("figure_13", "sharegpt_orca_largest_distance", max(orcas), "ratio"))
+    paged = _distance(f"sharegpt_{PAGED}_requests", values)
+    rows.append(_row("figure_13", "sharegpt_paged_distance", paged, "ratio"))
+    for system in (PAGED, "oracle"):
+        for cost in _COSTS[1:]:
+            batched = values[f"figure_13_sharegpt_{system}_{cost}"]["batched"]
+            rows.append(_row("figure_13", f"sharegpt_{system}_{cost}_roofline_requests", batched, "requests"))
+    return rows
+
+
+def _distance(metric: str, values: Mapping[str, Values]) -> float:
+    paper = paper_value("figure_13", metric)
+    assert paper, f"the paper has {metric}"
+    batched: float = values[f"figure_13_{metric.removesuffix('_requests')}"]["batched"]
+    return abs(batched / paper - 1)
+
+
+def _sharing(quick: bool) -> list[Case]:
+    seconds = _QUICK_SECONDS / 2 if quick else _SECONDS_OF_SHARING
+    cases = []
+    for workload, rate in _SHARING_RATES.items():
+        for kind in ("samples", "beams"):
+            for width in _WIDTHS:
+                sequences = {kind: width, "rate": rate / width, "preemption": "swap"}
+                scenario = _scenario(seconds, system=PAGED, workload=workload, **sequences)
+                cases.append(Case(f"figure_15_{workload}_{kind}_{width}", simulate, scenario))
+    return cases
+
+
+def _rows_15(values: Mapping[str, Values]) -> list[PaperRow]:
+    rows = [
+        _row("figure_15", f"{name}_saved", values[f"figure_15_{name}"]["shares"]["saved"], "share")
+        for name in _sharing_names()
+    ]
+    for workload in _SHARING_RATES:
+        distances = [
+            abs(one.value - one.paper)
+            for one in rows
+            if workload in one.metric and one.value is not None and one.paper is not None
+        ]
+        rows.append(_row("figure_15", f"{workload}_largest_distance", max(distances), "share"))
+    return rows
+
+
+def _sharing_names() -> list[str]:
+    return [
+        f"{workload}_{kind}_{width}"
+        for workload in _SHARING_RATES
+        for kind in ("samples", "beams")
+        for width in _WIDTHS
+    ]
+
+
+def _rows_of_table_1(_: Mapping[str, Values]) -> list[PaperRow]:
+    """Slots that the printed memory holds, and memory that the printed slots take. The paper rounds both."""
+    rows = []
+    for server in (OPT_13B, OPT_66B, OPT_175B):
+        name = server.model.replace("-", "_")
+        slots = server.kv_gibibytes * _GIB / server.slot_bytes
+        printed = paper_value("table_1", f"{name}_slots_thousands") or 0.0
+        for metric, value, unit in (
+            ("slots_thousands", round(slots / 1000, 1), "thousand"),
+            ("kv_gibibytes", round(1000 * printed * server.slot_bytes / _GIB), "GiB"),
+        ):
+            rows.append(paper_row("table_1", f"{name}_{metric}", value, unit, Kind.ARITHMETIC))
+    for metric, unit in (("slots_thousands", "slots"), ("kv_gibibytes", "gibibytes")):
+        distances = [abs(one.deviation or 0.0) for one in rows if one.metric.endswith(metric)]
+        rows.append(paper_row("table_1", f"largest_deviation_of_{unit}", max(distances), "ratio", Kind.ARITHMETIC))
+    return rows
+
+
+def _draw_2(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
+    """Stacked bars: ours beside the paper's."""
+    (panel,) = axes
+    ours = shares_2(values)
+    colors = {"tokens": QUIRE, "reserved": OTHER, "internal": PEER, "external": GREY, "other": GREY}
+    texts = {"tokens": "tokens", "reserved": "reserved", "internal": "internal", "external": "external and others"}
+    systems = (*reversed(ORCAS), PAGED)
+    for place, system in enumerate(systems):
+        for shift, hatch, of in ((-0.2, None, ours), (0.2, "//", None)):
+            height = 0.0
+            for kind, color in colors.items():
+                metric = f"{system}_{kind}_share"
+                share = ours.get(metric) if of is ours else paper_value("figure_2", metric)
+                if not share:
+                    continue
+                bar = panel.bar(place + shift, share, 0.36, bottom=height, color=color, hatch=hatch, edgecolor="white")
+                if share > 0.03:
+                    ink = "black" if color == OTHER else "white"
+                    panel.bar_label(bar, [f"{100 * share:.1f}"], label_type="center", color=ink, fontsize=7.5)
+                height += share
+    for kind, text in texts.items():
+        panel.bar(0, 0, color=colors[kind], label=text)
+    panel.bar(0, 0, color="white", edgecolor=GREY, hatch="//", label="the paper")
+    panel.set_xticks(range(len(systems)), [NAMES[system] for system in systems])
+    panel.set_ylabel("share of the memory for K and V")
+    panel.set_ylim(0, 1.22)
+    panel.set_yticks((0, 0.25, 0.5, 0.75, 1))
+    panel.legend(loc="upper center", ncols=5, fontsize=7.5)
+
+
+def _draw_13(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
+    """Bars of batched requests, the paper's as marks, and the band of the cost models."""
+    for panel, (workload, rate) in zip(axes, _RATES.items(), strict=True):
+        for place, system in enumerate((*reversed(ORCAS), PAGED)):
+            batched = values[f"figure_13_{workload}_{system}"]["batched"]
+            bar = panel.bar(place, batched, 0.6, color=COLORS[system], zorder=1)
+            panel.bar_label(bar, fmt="%.1f", padding=10, fontsize=8)
+            paper = paper_value("figure_13", f"{workload}_{system}_requests")
+            panel.plot([place - 0.3, place + 0.3], [paper] * 2, color="black", linewidth=2, zorder=3)
+            others = [values.get(f"figure_13_{workload}_{system}_{cost}") for cost in _COSTS[1:]]
+            if found := [one["batched"] for one in others if one]:
+                panel.plot([place] * 2, [min(found), max(found)], color=GREY, linewidth=5, alpha=0.7, zorder=2)
+        panel.plot([], [], color="black", linewidth=2, label="the paper")
+        panel.plot([], [], color=GREY, linewidth=5, alpha=0.7, label="with rooflines for step times")
+        panel.set_xticks(range(4), [NAMES[system].replace(" ", "\n") for system in (*reversed(ORCAS), PAGED)])
+        panel.set_title(f"{'ShareGPT' if workload == 'sharegpt' else 'Alpaca'}, {rate:g} requests/s")
+        panel.set_ylabel("requests in the batch (mean)")
+        panel.margins(y=0.15)
+    axes[0].legend(loc="upper left", fontsize=7.5)
+
+
+def _draw_15(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
+    """Blocks saved over the number of sequences."""
+    for panel, workload in zip(axes, ("alpaca", "sharegpt"), strict=True):
+        for kind, color in (("beams", QUIRE), ("samples", PEER)):
+            metrics = {width: f"{workload}_{kind}_{width}" for width in _WIDTHS}
+            ours = [100 * values[f"figure_15_{metric}"]["shares"]["saved"] for metric in metrics.values()]
+            papers = {width: paper_value("figure_15", f"{metric}_saved") for width, metric in metrics.items()}
+            marks = {width: 100 * value for width, value in papers.items() if value is not None}
+            panel.plot(_WIDTHS, ours, "o-", color=color, label=f"{kind}, Quire")
+            panel.plot(list(marks), list(marks.values()), "s--", mfc="white", color=color, label=f"{kind}, the paper")
+        panel.set_title({"alpaca": "Alpaca", "sharegpt": "ShareGPT"}[workload])
+        panel.set_xticks(_WIDTHS)
+        panel.set_ylim(0, 80)
+        panel.set_xlabel("sequences of one prompt")
+        panel.set_ylabel("per cent of blocks saved")
+    axes[0].legend(loc="upper left", ncols=2, fontsize=7.5)
+
+
+def _draw_nothing(axes: Sequence[Any], _: Mapping[str, Values]) -> None:
+    """A table has no picture."""
+
+
+FIGURES = (
+    Figure("table_1", "Table 1: slots for K and V", lambda _: [], _rows_of_table_1, _draw_nothing, (0, 0), (0, 0), ""),
+    Figure(
+        "figure_2",
+        "Figure 2: use of the memory for K and V, OPT-13B, ShareGPT",
+        _batches,
+        _rows_2,
+        _draw_2,
+        (1, 1),
+        (8, 3.8),
+        "Stacked shares of memory for three Orcas and Quire, beside the paper's",
+    ),
+    Figure(
+        "figure_13",
+        "Figure 13: requests in the batch, OPT-13B",
+        _batches,
+        _rows_13,
+        _draw_13,
+        (1, 2),
+        (9, 3.6),
+        "Bars of batched requests for three Orcas and Quire, with the paper's values and the band of cost models",
+    ),
+    Figure(
+        "figure_15",
+        "Figure 15: blocks saved by sharing, OPT-13B",
+        _sharing,
+        _rows_15,
+        _draw_15,
+        (1, 2),
+        (8, 3.4),
+        "Lines of saved blocks for 2, 4 and 6 samples and beams on Alpaca and ShareGPT, beside the paper's",
+    ),
+)

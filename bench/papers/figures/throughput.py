@@ -1,0 +1,238 @@
+"""Figures 12, 14, 16 and 17 of the PagedAttention paper: normalized latency over the rate of requests.
+
+Each case is one curve: one system in one panel.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bench.papers.case import Case, Values
+from bench.papers.figure import Figure
+from bench.papers.rows import Kind, PaperRow, paper_row, paper_value
+from bench.papers.servers import COLORS, NAMES, OPT_13B, OPT_66B, OPT_175B, Server
+from bench.papers.simulation.capacity import LATENCY_LIMIT, measure_capacity
+from bench.papers.simulation.scenario import FASTER_TRANSFORMER, ORCAS, PAGED, SYSTEMS
+from bench.report.picture import GREY
+
+_QUICK_SECONDS = 40
+_HALVINGS = 3
+
+
+class Panel(NamedTuple):
+    """One panel: a workload on a server, served by `systems`, whose searches begin at `starts` requests a second."""
+
+    name: str
+    title: str
+    server: Server
+    starts: Mapping[str, float]
+    workload: Mapping[str, Any]
+    halvings: int = _HALVINGS
+
+    def case(self, figure: str, system: str, *, quick: bool) -> Case:
+        """Return the case of a system's curve."""
+        more = {"seconds": _QUICK_SECONDS} if quick else {}
+        arguments = {
+            "start": self.starts[system],
+            "halvings": 1 if quick else self.halvings,
+            "system": system,
+            **self.server.scenario(),
+            **self.workload,
+            **more,
+        }
+        return Case(f"{figure}_{self.name}_{system}", measure_capacity, arguments)
+
+
+def _starts(paged: float, oracle: float, pow2: float, longest: float, static: float) -> dict[str, float]:
+    return dict(zip(SYSTEMS, (paged, oracle, pow2, longest, static), strict=True))
+
+
+_SHAREGPT, _ALPACA = {"workload": "sharegpt"}, {"workload": "alpaca"}
+# Searches begin at the rates that the paper's systems sustain, or near them where the paper has none.
+FIGURE_12 = (
+    Panel("a", "OPT-13B, 1 GPU, ShareGPT", OPT_13B, _starts(2.0, 1.5, 0.9, 0.75, 0.2), _SHAREGPT),
+    Panel("b", "OPT-66B, 4 GPUs, ShareGPT", OPT_66B, _starts(1.0, 0.5, 0.35, 0.3, 0.08), _SHAREGPT),
+    Panel("c", "OPT-175B, 8 GPUs, ShareGPT", OPT_175B, _starts(3.0, 1.8, 1.5, 1.25, 0.2), _SHAREGPT),
+    Panel("d", "OPT-13B, 1 GPU, Alpaca", OPT_13B, _starts(31.5, 24.0, 18.0, 5.0, 1.0), _ALPACA),
+    Panel("e", "OPT-66B, 4 GPUs, Alpaca", OPT_66B, _starts(20.0, 12.0, 7.0, 1.0, 0.5), _ALPACA),
+    Panel("f", "OPT-175B, 8 GPUs, Alpaca", OPT_175B, _starts(25.0, 20.0, 18.0, 8.0, 1.0), _ALPACA),
+)
+
+
+def _sequences(kind: str, number: int, paged: float, oracle: float, **more: float) -> Panel:
+    title = f"{number} {'samples' if kind == 'samples' else 'beams'}, OPT-13B, Alpaca"
+    workload = {**_ALPACA, kind: number, "preemption": "swap"}
+    starts = {PAGED: paged, "oracle": oracle, **more}
+    return Panel(f"{kind}_{number}", title, OPT_13B, starts, workload, 2 if kind == "beams" else _HALVINGS)
+
+
+FIGURE_14 = (
+    _sequences("samples", 2, 18.0, 12.0, pow2=8.0, max=2.0),
+    _sequences("samples", 4, 9.0, 6.0, pow2=4.0, max=0.6),
+    _sequences("samples", 6, 6.0, 4.0, pow2=3.0, max=0.5),
+    _sequences("beams", 2, 18.0, 11.0),
+    _sequences("beams", 4, 11.0, 5.0),
+    _sequences("beams", 6, 8.0, 3.5),
+)
+
+
+def _translation(name: str, title: str, prefix: int, paged: float, oracle: float) -> Panel:
+    workload = {"workload": "translation", "prefix_tokens": prefix}
+    return Panel(name, title, OPT_13B, {PAGED: paged, "oracle": oracle}, workload)
+
+
+FIGURE_16 = (
+    _translation("one_shot", "1 example, 80 tokens", 80, 35.0, 22.0),
+    _translation("five_shot", "5 examples, 341 tokens", 341, 35.0, 10.0),
+)
+_CHAT_STARTS = {PAGED: 0.9, "oracle": 0.45, "pow2": 0.45, "max": 0.45}
+FIGURE_17 = (
+    Panel("chat", "Chat: prompts of up to 1,024 tokens, OPT-13B", OPT_13B, _CHAT_STARTS, {"workload": "chat"}),
+)
+
+
+def _make(name: str, title: str, panels: Sequence[Panel], rows: Any, inches: tuple[float, float], seen: str) -> Figure:
+    columns = min(3, len(panels))
+
+    def cases(quick: bool) -> list[Case]:
+        return [panel.case(name, system, quick=quick) for panel in panels for system in panel.starts]
+
+    def draw(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
+        for one, panel in zip(axes, panels, strict=True):
+            _draw_panel(one, name, panel, values)
+        axes[0].legend(fontsize=7)
+
+    return Figure(name, title, cases, rows, draw, (-(-len(panels) // columns), columns), inches, seen)
+
+
+def _capacity(figure: str, panel: Panel, system: str, values: Mapping[str, Values]) -> float:
+    capacity: float = values[f"{figure}_{panel.name}_{system}"]["capacity"]
+    return capacity
+
+
+def _ratio(figure: str, panel: Panel, system: str, values: Mapping[str, Values]) -> float:
+    return _capacity(figure, panel, PAGED, values) / _capacity(figure, panel, system, values)
+
+
+def _row(figure: str, metric: str, value: float, unit: str = "ratio") -> PaperRow:
+    return paper_row(figure, metric, round(value, 4), unit, Kind.SIMULATED)
+
+
+def _capacities(figure: str, panels: Sequence[Panel], values: Mapping[str, Values]) -> list[PaperRow]:
+    return [
+        _row(figure, f"{panel.name}_{system}_capacity", _capacity(figure, panel, system, values), "requests/s")
+        for panel in panels
+        for system in panel.starts
+    ]
+
+
+def outside(value: float, low: float, high: float) -> float:
+    """Return how far a value is outside a range, 0 within it."""
+    return max(0.0, low - value, value - high)
+
+
+# Ratios of sustained rates over Orca (Oracle) and Orca (Max): of the paper's text for ShareGPT, and of the rates read
+# off panels d and e for Alpaca.
+RANGES_12 = {
+    "a": {"oracle": (1.7, 2.7), "max": (2.7, 8.0)},
+    "b": {"oracle": (1.7, 2.7), "max": (2.7, 8.0)},
+    "d": {"oracle": (1.3, 1.67), "max": (6.3, 80.0)},
+    "e": {"oracle": (1.3, 1.67), "max": (6.3, 80.0)},
+}
+
+
+def _rows_12(values: Mapping[str, Values]) -> list[PaperRow]:
+    rows = _capacities("figure_12", FIGURE_12, values)
+    for panel in FIGURE_12:
+        for system in (*ORCAS, FASTER_TRANSFORMER):
+            ratio = _ratio("figure_12", panel, system, values)
+            rows.append(_row("figure_12", f"{panel.name}_paged_over_{system}", ratio))
+            if bounds := RANGES_12.get(panel.name, {}).get(system):
+                metric = f"{panel.name}_paged_over_{system}_outside_range"
+                rows.append(_row("figure_12", metric, outside(ratio, *bounds)))
+    speeds = [speed for system in SYSTEMS for speed in values[f"figure_12_a_{system}"]["speeds"]]
+    rows.append(_row("figure_12", "a_slowest_simulated_over_cpu_seconds", min(speeds)))
+    return rows
+
+
+def _off(figure: str, metric: str, value: float) -> list[PaperRow]:
+    """Return the row of a ratio, and the row of its relative distance from the paper's, if that has one."""
+    row, paper = _row(figure, metric, value), paper_value(figure, metric)
+    return [row] if paper is None else [row, _row(figure, f"{metric}_distance", abs(value / paper - 1))]
+
+
+def _rows_14(values: Mapping[str, Values]) -> list[PaperRow]:
+    rows = _capacities("figure_14", FIGURE_14, values)
+    basic = next(panel for panel in FIGURE_12 if panel.name == "d")
+    if f"figure_12_{basic.name}_{PAGED}" in values:
+        rows += _off("figure_14", "basic_paged_over_oracle", _ratio("figure_12", basic, "oracle", values))
+    for panel in FIGURE_14:
+        rows += _off("figure_14", f"{panel.name}_paged_over_oracle", _ratio("figure_14", panel, "oracle", values))
+    return rows
+
+
+def _rows_16(values: Mapping[str, Values]) -> list[PaperRow]:
+    rows = _capacities("figure_16", FIGURE_16, values)
+    for panel in FIGURE_16:
+        rows += _off("figure_16", f"{panel.name}_paged_over_oracle", _ratio("figure_16", panel, "oracle", values))
+    return rows
+
+
+def _rows_17(values: Mapping[str, Values]) -> list[PaperRow]:
+    (panel,) = FIGURE_17
+    rows = _capacities("figure_17", FIGURE_17, values)
+    for system in ORCAS:
+        rows += _off("figure_17", f"paged_over_{system}", _ratio("figure_17", panel, system, values))
+    return rows
+
+
+def _draw_panel(axes: Any, figure: str, panel: Panel, values: Mapping[str, Values]) -> None:
+    """Draw the curves; triangles on the limit are the rates that the paper's systems sustain."""
+    for system in panel.starts:
+        points = [
+            (rate, latency) for rate, latency, cut in values[f"{figure}_{panel.name}_{system}"]["points"] if not cut
+        ]
+        axes.plot(*zip(*points, strict=True), ".-", color=COLORS[system], label=NAMES[system], linewidth=1.2)
+        if (paper := paper_value(figure, f"{panel.name}_{system}_capacity")) is not None:
+            axes.plot([paper], [LATENCY_LIMIT], "v", color=COLORS[system], markersize=7, mec="black", mew=0.6)
+    axes.axhline(LATENCY_LIMIT, color=GREY, linestyle=":", linewidth=1)
+    axes.set_ylim(0, 1.15 * LATENCY_LIMIT)
+    axes.set_xlim(left=0)
+    axes.set_title(f"({panel.name}) {panel.title}" if len(panel.name) == 1 else panel.title)
+    axes.set_xlabel("requests per second")
+    axes.set_ylabel("normalized latency (s/token)")
+
+
+FIGURES = (
+    _make(
+        "figure_12",
+        "Figure 12: single sequences (triangles: the paper)",
+        FIGURE_12,
+        _rows_12,
+        (11, 6.4),
+        "Six panels of normalized latency over the rate: Quire sustains higher rates than all three Orcas",
+    ),
+    _make(
+        "figure_14",
+        "Figure 14: parallel sampling and beam search",
+        FIGURE_14,
+        _rows_14,
+        (11, 6.4),
+        "Six panels of normalized latency over the rate, for 2, 4 and 6 samples and beams",
+    ),
+    _make(
+        "figure_16",
+        "Figure 16: translation with a shared prefix",
+        FIGURE_16,
+        _rows_16,
+        (8, 3.2),
+        "Two panels of normalized latency over the rate, with prefixes of 80 and 341 tokens",
+    ),
+    _make(
+        "figure_17",
+        "Figure 17: chat",
+        FIGURE_17,
+        _rows_17,
+        (5.5, 3.4),
+        "Normalized latency over the rate of chats, for Quire and three Orcas",
+    ),
+)

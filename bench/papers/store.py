@@ -1,0 +1,78 @@
+"""Values of cases that were computed already, so that `make papers` goes on where it stopped.
+
+A value is valid for its arguments and for the code that computed it: a change of more than comments and docstrings
+computes it anew.
+"""
+
+import ast
+import json
+from collections.abc import Iterable, Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from bench.papers.case import Case, Values
+from bench.report.targets import ROOT
+
+# The code and the coefficients that values depend on, besides the module of the case.
+_SOURCES = ("blocks", "kvmanager", "engine", "bench/papers/simulation", "bench/papers/baselines")
+
+
+class Store:
+    """A folder with a file for each case."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, case: Case) -> Values | None:
+        """Return the values of a case, None if they were not computed by this code."""
+        try:
+            found = json.loads(self._path(case).read_text())
+        except (OSError, ValueError):
+            return None
+        values: Values | None = found.get("values") if found.get("key") == _key(case) else None
+        return values
+
+    def put(self, case: Case, values: Values) -> None:
+        """Keep the values of a case."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path(case).with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({"key": _key(case), "values": values}))
+        unfinished.replace(self._path(case))
+
+    def _path(self, case: Case) -> Path:
+        return self._folder / f"{case.name}.json"
+
+
+def _key(case: Case) -> str:
+    code = [code_digest(ROOT / source) for source in _SOURCES]
+    own = code_digest(ROOT / f"{case.run.__module__.replace('.', '/')}.py")
+    return sha256(json.dumps([case.arguments, case.run.__qualname__, code, own], sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code_digest(path: Path) -> str:
+    """Return a digest of a file, or of a folder's modules and coefficients, without comments and docstrings."""
+    digest = sha256()
+    for file in sorted(_files(path)):
+        text = file.read_text()
+        digest.update(f"{file.name}\0{_without_words(text) if file.suffix == '.py' else text}\0".encode())
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> Iterable[Path]:
+    return [one for kind in ("py", "toml", "json") for one in path.rglob(f"*.{kind}")] if path.is_dir() else [path]
+
+
+def _without_words(source: str) -> str:
+    tree = ast.parse(source)
+    for node in _documented(tree):
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def _documented(tree: ast.Module) -> Iterator[Any]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return (node for node in ast.walk(tree) if isinstance(node, kinds))
