@@ -62,7 +62,7 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes a tiny random checkpoint with a tokenizer: `llama` (grouped heads), `gpt2` or `opt`."""
+    """Makes a tiny random checkpoint with a tokenizer: `llama` (grouped heads), `gpt2`, `opt` or `long-llama`."""
     folders: dict[str, Path] = {}
 
     def make(family: str) -> Path:

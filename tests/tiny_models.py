@@ -18,6 +18,7 @@ usual_size = pytest.mark.skipif(LAYERS != 3, reason="its figures are those of th
 
 VOCABULARY = 384
 CONTEXT = 2048
+LONG_CONTEXT = 131_072
 
 # Weights this wide make greedy choices clear: with the usual 0.02 a random model's logits are nearly equal.
 _SPREAD = 0.3
@@ -39,7 +40,7 @@ _TRAINING_LINES = [
 
 
 def make_tiny_model(family: str, folder: Path) -> Path:
-    """Write a checkpoint of `llama`, `gpt2` or `opt`, always the same weights, and return its folder."""
+    """Write a checkpoint of `llama`, `gpt2`, `opt` or `long-llama`, always the same weights, and return its folder."""
     torch.manual_seed(7)
     model = _MODELS[family]()
     model.generation_config.eos_token_id = 0
@@ -62,6 +63,32 @@ def _llama() -> LlamaForCausalLM:
             initializer_range=_SPREAD,
             bos_token_id=1,
             eos_token_id=0,
+        )
+    )
+
+
+def _long_llama() -> LlamaForCausalLM:
+    """Make a model with the context and the scaled rotations of Llama 3.1; small, because attention is quadratic."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=LONG_CONTEXT,
+            initializer_range=_SPREAD,
+            bos_token_id=1,
+            eos_token_id=0,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 500_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
         )
     )
 
@@ -98,7 +125,7 @@ def _opt() -> OPTForCausalLM:
     )
 
 
-_MODELS = {"llama": _llama, "gpt2": _gpt2, "opt": _opt}
+_MODELS = {"llama": _llama, "gpt2": _gpt2, "opt": _opt, "long-llama": _long_llama}
 
 
 def _write_tokenizer(folder: Path) -> None:
