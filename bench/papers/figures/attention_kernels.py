@@ -7,7 +7,7 @@ from typing import Any
 from bench.papers.case import Case, Values
 from bench.papers.figure import Figure
 from bench.papers.measured import kernel_times
-from bench.papers.measured.ratios import MICRO, medians, times_as_long
+from bench.papers.measured.ratios import MICRO, times_as_long
 from bench.papers.rows import Kind, PaperRow, paper_row, paper_value
 from bench.report.picture import GREY, OTHER, PEER, QUIRE, TARGET
 
@@ -118,9 +118,9 @@ def _draw_18b(panels: Sequence[Any], values: Mapping[str, Values]) -> None:
     """Lines of the kernel's time over that of blocks of 16, with the paper's best block sizes as bars."""
     axes = panels[0]
     for place, (mix, (_, _, text, color, best)) in enumerate(_MIXES.items()):
-        case = values[_CASE_18B + mix]
-        whole = medians(case["seconds"], MICRO)
-        axes.plot(list(whole), [time / whole[16] for time in whole.values()], "o-", color=color, label=text)
+        seconds = values[_CASE_18B + mix]["seconds"]
+        relative = [times_as_long(times, seconds["16"]) for times in seconds.values()]
+        axes.plot([int(size) for size in seconds], relative, "o-", color=color, label=text)
         height = 0.5 - 0.12 * place
         axes.plot(best, [height] * 2, color=color, linewidth=4, alpha=0.5, solid_capstyle="butt")
         axes.text(best[1] * 1.08, height, f"paper's best, {mix}", va="center", color=TARGET, fontsize=8)

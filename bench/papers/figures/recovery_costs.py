@@ -24,7 +24,7 @@ Seconds = Mapping[str, Sequence[float]]
 
 
 def _cases(quick: bool) -> list[Case]:
-    sizes, tokens, repetitions = ((1, 16, 256), 256, 1) if quick else (_BLOCK_SIZES, 1024, 7)
+    sizes, tokens, repetitions = ((1, 16, 256), 256, 1) if quick else (_BLOCK_SIZES, 1024, 4)
     arguments = {"block_sizes": list(sizes), "tokens": tokens, "repetitions": repetitions}
     return [Case(_CASE, recovery.recovery_seconds, arguments, timed=True)]
 
@@ -90,7 +90,7 @@ def _label(axes: Any) -> None:
     axes.set_xlabel("tokens per block")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.45)
-    axes.legend(loc="upper right", ncols=2)
+    axes.legend(loc="upper left", fontsize=7.5)
 
 
 FIGURES = (
