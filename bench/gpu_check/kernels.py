@@ -38,6 +38,8 @@ class KernelSizes:
     layers: int
     repetitions: int
     copied_blocks: int
+    short: Sequence[tuple[int, int]]  # sequences, and tokens of each, as in Figure 18a of PagedAttention
+    short_layers: int
 
 
 FULL = KernelSizes(
@@ -47,13 +49,24 @@ FULL = KernelSizes(
     layers=2,
     repetitions=REPETITIONS,
     copied_blocks=512,
+    short=tuple((batch, context) for batch in (8, 32) for context in (64, 128, 256)),
+    short_layers=32,
 )
-SMALL = KernelSizes(lengths=(40, 40), ragged=(60, 20, 3), prompt=20, layers=1, repetitions=1, copied_blocks=4)
+SMALL = KernelSizes(
+    lengths=(40, 40),
+    ragged=(60, 20, 3),
+    prompt=20,
+    layers=1,
+    repetitions=1,
+    copied_blocks=4,
+    short=((2, 32),),
+    short_layers=1,
+)
 
 
 def part(name: str, device: torch.device, *, small: bool) -> Callable[[Notes], None]:
     """Return the measurement of one part."""
-    found = {"uniform": _uniform, "ragged": _ragged, "prefill": _prefill, "copies": _copies}[name]
+    found = {"uniform": _uniform, "ragged": _ragged, "prefill": _prefill, "copies": _copies, "short": _short}[name]
     return partial(found, SMALL if small else FULL, device)
 
 
@@ -89,6 +102,22 @@ def _uniform(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
     notes.row("decode_over_contiguous_cudnn_sdpa", times_as_fast(seconds, "paged", "cudnn"), "ratio", "torch")
     notes.row("decode_over_flex_attention", times_as_fast(seconds, "paged", "flex"), "ratio", "FlexAttention")
     notes.row("random_over_identity_table", times_as_fast(seconds, "paged", "identity"), "ratio", "identity table")
+
+
+def _short(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:
+    """Decode short contexts: blocks at random, and a block of the context's length for each sequence."""
+    sizes = replace(sizes, layers=sizes.short_layers)
+    for batch, context in sizes.short:
+        query = torch.randn(batch, KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE, device=device)
+        runs = {}
+        for name, block_size in (("paged", BLOCK_SIZE), ("one_block", context)):
+            backend = _backend(TritonBackend, batch * blocks_for(context, block_size), block_size, sizes, device)
+            step = _batch((context,) * batch, block_size, device, mixed=name == "paged")
+            runs[name] = recorded(_decoding(backend, query, step, sizes), device)
+        seconds = take_turns(runs, sizes.repetitions, device, f"{batch} sequences of {context} tokens")
+        notes.raw(f"short_b{batch}_c{context}", seconds)
+        speed = times_as_fast(seconds, "paged", "one_block")
+        notes.row(f"decode_b{batch}_c{context}_over_one_block", speed, "ratio", "one block for each sequence")
 
 
 def _ragged(sizes: KernelSizes, device: torch.device, notes: Notes) -> None:

@@ -53,6 +53,7 @@ PARTS = {
     "tests": Limited(150, _suite),
     "uniform": Limited(60, _kernels("uniform")),
     "ragged": Limited(45, _kernels("ragged")),
+    "short": Limited(30, _kernels("short")),
     "prefill": Limited(45, _kernels("prefill")),
     "copies": Limited(45, _kernels("copies")),
     "llama": Limited(150, _llama),
