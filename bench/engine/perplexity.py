@@ -10,14 +10,14 @@ import tokenizers
 import torch
 from rich.progress import track
 
+from bench.loads.engine_worker import demo_parts
 from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.report.results import publish, row
 from engine.run.loop import Engine
 from engine.schedule.outputs import Scored
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
-from services.engine.settings import EngineSettings
-from services.engine.startup.assembly import EngineParts, assemble
+from services.engine.startup.assembly import EngineParts
 from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 from tests.reference import reference_model
@@ -46,8 +46,7 @@ def logprobs_of_windows(count: int, window_tokens: int) -> dict[str, list[float]
     """
     folder = resolve("demo", default_cache(), lambda *_: None)
     windows = _windows(folder, count, window_tokens)
-    settings = EngineSettings(model=str(folder), dtype="float32", device_blocks=128, token_budget=TOKEN_BUDGET)
-    parts = assemble(settings)
+    parts = demo_parts(128, dtype="float32", token_budget=TOKEN_BUDGET)
     return {
         "in_blocks": [_paged(parts, window) for window in track(windows, "In blocks")],
         "transformers": [_plain(folder, window) for window in track(windows, "transformers")],
