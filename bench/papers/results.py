@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from bench.papers.rows import BENCHMARK, PaperRow
 from bench.report.results import write
@@ -28,7 +28,9 @@ def read(folder: Path = RESULTS) -> dict[str, Any]:
 
 def summary(rows: Sequence[PaperRow]) -> Table:
     """Return the rows that have a value in a paper, or a target, as a table."""
-    table = Table("metric", "ours", "paper", "deviation", "kind", "target", "met", title=BENCHMARK)
+    table = Table(
+        Column("metric", no_wrap=True), "ours", "paper", "deviation", "kind", "target", "met", title=BENCHMARK
+    )
     for row in rows:
         if row.paper is None and row.target is None:
             continue

@@ -14,8 +14,10 @@ from bench.papers.simulation.capacity import LATENCY_LIMIT, measure_capacity
 from bench.papers.simulation.scenario import FASTER_TRANSFORMER, ORCAS, PAGED, SYSTEMS
 from bench.report.picture import GREY
 
-_QUICK_SECONDS = 40
-_HALVINGS = 3
+# A quick run has these panels only, of short traces, in which capacities are higher: queues have no time to grow.
+_QUICK = {"figure_12_a": 100.0, "figure_16_five_shot": 20.0, "figure_17_chat": 100.0}
+_HALVINGS, _HALVINGS_OF_MANY = 3, 2  # many: runs of 10,000 requests and more
+_FIVE_MINUTES = 300.0  # of figure 14, whose traces have 1,300 to 11,000 requests
 
 
 class Panel(NamedTuple):
@@ -30,10 +32,10 @@ class Panel(NamedTuple):
 
     def case(self, figure: str, system: str, *, quick: bool) -> Case:
         """Return the case of a system's curve."""
-        more = {"seconds": _QUICK_SECONDS} if quick else {}
+        more = {"seconds": _QUICK[f"{figure}_{self.name}"]} if quick else {}
         arguments = {
             "start": self.starts[system],
-            "halvings": 1 if quick else self.halvings,
+            "halvings": 0 if quick else self.halvings,
             "system": system,
             **self.server.scenario(),
             **self.workload,
@@ -47,61 +49,64 @@ def _starts(paged: float, oracle: float, pow2: float, longest: float, static: fl
 
 
 _SHAREGPT, _ALPACA = {"workload": "sharegpt"}, {"workload": "alpaca"}
-# Searches begin at the rates that the paper's systems sustain, or near them where the paper has none.
+# Searches begin near the rates that are sustained, to be short; the results do not depend on where they begin.
 FIGURE_12 = (
     Panel("a", "OPT-13B, 1 GPU, ShareGPT", OPT_13B, _starts(2.0, 1.5, 0.9, 0.75, 0.2), _SHAREGPT),
     Panel("b", "OPT-66B, 4 GPUs, ShareGPT", OPT_66B, _starts(1.0, 0.5, 0.35, 0.3, 0.08), _SHAREGPT),
     Panel("c", "OPT-175B, 8 GPUs, ShareGPT", OPT_175B, _starts(3.0, 1.8, 1.5, 1.25, 0.2), _SHAREGPT),
-    Panel("d", "OPT-13B, 1 GPU, Alpaca", OPT_13B, _starts(31.5, 24.0, 18.0, 5.0, 1.0), _ALPACA),
-    Panel("e", "OPT-66B, 4 GPUs, Alpaca", OPT_66B, _starts(20.0, 12.0, 7.0, 1.0, 0.5), _ALPACA),
-    Panel("f", "OPT-175B, 8 GPUs, Alpaca", OPT_175B, _starts(25.0, 20.0, 18.0, 8.0, 1.0), _ALPACA),
+    Panel("d", "OPT-13B, 1 GPU, Alpaca", OPT_13B, _starts(50, 29, 22, 4.8, 1.0), _ALPACA, _HALVINGS_OF_MANY),
+    Panel("e", "OPT-66B, 4 GPUs, Alpaca", OPT_66B, _starts(26, 13, 8.6, 1.8, 0.4), _ALPACA, _HALVINGS_OF_MANY),
+    Panel("f", "OPT-175B, 8 GPUs, Alpaca", OPT_175B, _starts(50, 27, 27, 12.5, 0.7), _ALPACA, _HALVINGS_OF_MANY),
 )
 
 
 def _sequences(kind: str, number: int, paged: float, oracle: float, **more: float) -> Panel:
-    title = f"{number} {'samples' if kind == 'samples' else 'beams'}, OPT-13B, Alpaca"
-    workload = {**_ALPACA, kind: number, "preemption": "swap"}
-    starts = {PAGED: paged, "oracle": oracle, **more}
-    return Panel(f"{kind}_{number}", title, OPT_13B, starts, workload, 2 if kind == "beams" else _HALVINGS)
+    title = f"{number} {kind}, OPT-13B, Alpaca"
+    workload = {**_ALPACA, kind: number, "preemption": "swap", "seconds": _FIVE_MINUTES}
+    return Panel(f"{kind}_{number}", title, OPT_13B, {PAGED: paged, "oracle": oracle, **more}, workload, 2)
 
 
 FIGURE_14 = (
-    _sequences("samples", 2, 18.0, 12.0, pow2=8.0, max=2.0),
-    _sequences("samples", 4, 9.0, 6.0, pow2=4.0, max=0.6),
-    _sequences("samples", 6, 6.0, 4.0, pow2=3.0, max=0.5),
-    _sequences("beams", 2, 18.0, 11.0),
-    _sequences("beams", 4, 11.0, 5.0),
-    _sequences("beams", 6, 8.0, 3.5),
+    _sequences("samples", 2, 29, 17, pow2=13, max=2.0),
+    _sequences("samples", 4, 15, 9.5, pow2=6.5, max=0.65),
+    _sequences("samples", 6, 11, 7.0, pow2=4.3, max=0.6),
+    _sequences("beams", 2, 29, 13.5),
+    _sequences("beams", 4, 17, 6.3),
+    _sequences("beams", 6, 12.5, 3.9),
 )
 
 
 def _translation(name: str, title: str, prefix: int, paged: float, oracle: float) -> Panel:
     workload = {"workload": "translation", "prefix_tokens": prefix}
-    return Panel(name, title, OPT_13B, {PAGED: paged, "oracle": oracle}, workload)
+    return Panel(name, title, OPT_13B, {PAGED: paged, "oracle": oracle}, workload, _HALVINGS_OF_MANY)
 
 
 FIGURE_16 = (
-    _translation("one_shot", "1 example, 80 tokens", 80, 35.0, 22.0),
-    _translation("five_shot", "5 examples, 341 tokens", 341, 35.0, 10.0),
+    _translation("one_shot", "1 example, 80 tokens", 80, 36, 20),
+    _translation("five_shot", "5 examples, 341 tokens", 341, 32, 10),
 )
 _CHAT_STARTS = {PAGED: 0.9, "oracle": 0.45, "pow2": 0.45, "max": 0.45}
-FIGURE_17 = (
-    Panel("chat", "Chat: prompts of up to 1,024 tokens, OPT-13B", OPT_13B, _CHAT_STARTS, {"workload": "chat"}),
-)
+FIGURE_17 = (Panel("chat", "Prompts of up to 1,024 tokens, OPT-13B", OPT_13B, _CHAT_STARTS, {"workload": "chat"}),)
 
 
 def _make(name: str, title: str, panels: Sequence[Panel], rows: Any, inches: tuple[float, float], seen: str) -> Figure:
     columns = min(3, len(panels))
 
     def cases(quick: bool) -> list[Case]:
-        return [panel.case(name, system, quick=quick) for panel in panels for system in panel.starts]
+        chosen = [panel for panel in panels if not quick or f"{name}_{panel.name}" in _QUICK]
+        return [panel.case(name, system, quick=quick) for panel in chosen for system in panel.starts]
 
     def draw(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
-        for one, panel in zip(axes, panels, strict=True):
-            _draw_panel(one, name, panel, values)
+        for one, panel in zip(axes, panels, strict=False):
+            if panel in _computed(name, panels, values):
+                _draw_panel(one, name, panel, values)
         axes[0].legend(fontsize=7)
 
     return Figure(name, title, cases, rows, draw, (-(-len(panels) // columns), columns), inches, seen)
+
+
+def _computed(figure: str, panels: Sequence[Panel], values: Mapping[str, Values]) -> list[Panel]:
+    return [panel for panel in panels if all(f"{figure}_{panel.name}_{system}" in values for system in panel.starts)]
 
 
 def _capacity(figure: str, panel: Panel, system: str, values: Mapping[str, Values]) -> float:
@@ -120,7 +125,7 @@ def _row(figure: str, metric: str, value: float, unit: str = "ratio") -> PaperRo
 def _capacities(figure: str, panels: Sequence[Panel], values: Mapping[str, Values]) -> list[PaperRow]:
     return [
         _row(figure, f"{panel.name}_{system}_capacity", _capacity(figure, panel, system, values), "requests/s")
-        for panel in panels
+        for panel in _computed(figure, panels, values)
         for system in panel.starts
     ]
 
@@ -142,7 +147,7 @@ RANGES_12 = {
 
 def _rows_12(values: Mapping[str, Values]) -> list[PaperRow]:
     rows = _capacities("figure_12", FIGURE_12, values)
-    for panel in FIGURE_12:
+    for panel in _computed("figure_12", FIGURE_12, values):
         for system in (*ORCAS, FASTER_TRANSFORMER):
             ratio = _ratio("figure_12", panel, system, values)
             rows.append(_row("figure_12", f"{panel.name}_paged_over_{system}", ratio))
@@ -165,14 +170,14 @@ def _rows_14(values: Mapping[str, Values]) -> list[PaperRow]:
     basic = next(panel for panel in FIGURE_12 if panel.name == "d")
     if f"figure_12_{basic.name}_{PAGED}" in values:
         rows += _off("figure_14", "basic_paged_over_oracle", _ratio("figure_12", basic, "oracle", values))
-    for panel in FIGURE_14:
+    for panel in _computed("figure_14", FIGURE_14, values):
         rows += _off("figure_14", f"{panel.name}_paged_over_oracle", _ratio("figure_14", panel, "oracle", values))
     return rows
 
 
 def _rows_16(values: Mapping[str, Values]) -> list[PaperRow]:
     rows = _capacities("figure_16", FIGURE_16, values)
-    for panel in FIGURE_16:
+    for panel in _computed("figure_16", FIGURE_16, values):
         rows += _off("figure_16", f"{panel.name}_paged_over_oracle", _ratio("figure_16", panel, "oracle", values))
     return rows
 

@@ -11,7 +11,7 @@ from bench.papers.simulation.run import simulate
 LATENCY_LIMIT = 0.5
 _FACTOR = 1.3  # of the rates tried until one is sustained and the next is not
 _MOST_TRIED = 10  # rates in each direction
-_BELOW = (0.25, 0.5, 0.75)  # of the capacity: further points of the curve
+_BELOW = (0.25, 0.6)  # of the capacity: further points of the curve
 
 # The normalized latency at a rate, and whether it is only a lower bound.
 Latency = tuple[float, bool]

@@ -13,6 +13,7 @@ ORCAS = ("oracle", "pow2", "max")
 SYSTEMS = (PAGED, *ORCAS, FASTER_TRANSFORMER)
 VOCABULARY = 50_000
 _FIT = "fit"
+_DISTINCT = VOCABULARY - 1  # token ids other than that of a common prefix
 _PREEMPTIONS = tuple(one.value for one in Preemption)
 _BOUNDS = {
     "blocks": (1, 1 << 20),
@@ -94,7 +95,7 @@ class Scenario:
     def request(self, number: int, arrival: Arrival) -> Request:
         """Return an arrival as a request of the engine. Behind the common prefix, no two prompts are equal."""
         rest = arrival.lengths.prompt - self.prefix_tokens
-        prompt = (0,) * self.prefix_tokens + (1 + number % (VOCABULARY - 1), 1 + number // VOCABULARY)
+        prompt = (0,) * self.prefix_tokens + (1 + number % _DISTINCT, 1 + number // _DISTINCT)
         return Request(
             request_id=f"r{number}",
             prompt=(prompt + (0,) * rest)[: arrival.lengths.prompt],
