@@ -23,7 +23,7 @@ _MIXES = {
 
 
 def _cases_18a(quick: bool) -> list[Case]:
-    contexts, repetitions = ((64, 256), 4) if quick else (_CONTEXTS, 100)
+    contexts, repetitions = ((64, 128), 3) if quick else (_CONTEXTS, 100)
     arguments = {"sequences": list(_BATCHES), "contexts": list(contexts), "repetitions": repetitions}
     return [Case(_CASE_18A, kernel_times.paged_and_contiguous, arguments, timed=True)]
 

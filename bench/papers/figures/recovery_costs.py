@@ -24,7 +24,7 @@ Seconds = Mapping[str, Sequence[float]]
 
 
 def _cases(quick: bool) -> list[Case]:
-    sizes, tokens, repetitions = ((1, 16, 256), 256, 1) if quick else (_BLOCK_SIZES, 1024, 4)
+    sizes, tokens, repetitions = ((1, 16, 256), 64, 1) if quick else (_BLOCK_SIZES, 1024, 4)
     arguments = {"block_sizes": list(sizes), "tokens": tokens, "repetitions": repetitions}
     return [Case(_CASE, recovery.recovery_seconds, arguments, timed=True)]
 

@@ -18,7 +18,7 @@ from blocks import blocks_for
 
 BLOCK_SIZE = 16
 MOST_DECODED = 256
-_WARM = 32  # tokens of a first sequence, which loads what the model uses
+_WARM = 20  # tokens of a first sequence, which loads what the model uses
 _KIB = 1024
 
 
@@ -48,7 +48,7 @@ def default_peak(length: int, dtype: str) -> Values:
 
     model, decoded = ContiguousModel(dtype), decoded_of(length)
     text = _text(length)
-    ContiguousSequence(model, text[:_WARM]).decode(_WARM)
+    ContiguousSequence(model, text[:_WARM]).decode(2)
     model_bytes = _resident_bytes("VmRSS")
     kept: list[ContiguousSequence] = []
 
