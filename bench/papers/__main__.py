@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from bench.papers.store import Store
 from bench.report.targets import ROOT
 
 _REFUSALS = (InvalidScenario, InvalidCostModel, InvalidTrace, DataMissing)
-_STORE = ROOT / "build" / "papers"
+_BUILD = ROOT / "build" / "papers"
 
 
 @click.group()
@@ -41,27 +41,30 @@ def main() -> None:
 @click.option("--only", multiple=True, help="Name of a figure, such as figure_12; may be given several times.")
 @click.option("--again", is_flag=True, help="Compute everything anew.")
 @click.option("--workers", default=os.cpu_count() or 1, show_default=True, help="Simulations at a time.")
-@click.option("--output", type=click.Path(path_type=Path), help="Folder of results and pictures, instead of the tree.")
+@click.option("--output", type=click.Path(path_type=Path), help="Folder of results, pictures and computed cases.")
 def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output: Path | None) -> None:
-    """Compute what is missing, and write rows and pictures. A second call goes on where the first one stopped."""
+    """Compute what is missing, and write rows and pictures. A second call goes on where the first one stopped.
+
+    Results of a full run go to bench/results and docs/images, others to build/papers.
+    """
     chosen = [figure for figure in _chosen(only) if not quick or figure.cases(True) or not figure.cases(False)]
-    store = Store(_STORE / ("quick" if quick else "full"))
+    folder = output or (_BUILD / "quick" if quick or only else None)
+    store = Store((output or _BUILD) / ("quick" if quick else "full"))
     cases = list({case.name: case for figure in chosen for case in figure.cases(quick)}.values())
     values = {} if again else {case.name: found for case in cases if (found := store.find(case)) is not None}
     missing = [case for case in cases if case.name not in values]
     begun = time.monotonic()
     failed = _compute(missing, workers, store, values)
+    complete = [figure for figure in chosen if all(case.name in values for case in figure.cases(quick))]
+    rows = [row for figure in complete for row in figure.rows(values)]
     console = Console()
-    rows = [row for figure in chosen if _complete(figure, quick, values) for row in figure.rows(values)]
-    if only or failed:
-        console.print("Not all figures are complete: results are shown, but not written.")
-    else:
-        folder = output or (_STORE / "quick" if quick else None)
-        publish(rows, folder, quick=quick, seconds=round(time.monotonic() - begun, 1), computed=len(missing))
     console.print(summary(rows))
-    for figure in chosen:
-        if figure.panels[0] and _complete(figure, quick, values):
-            console.print(f"drawn: {draw(figure, values, (output or _STORE / 'quick') if quick or only else output)}")
+    if complete == chosen:
+        seconds = round(time.monotonic() - begun, 1)
+        publish(rows, folder, quick=quick, computed_cases=len(missing), seconds=seconds)
+    for figure in complete:
+        if figure.panels[0]:
+            console.print(f"drawn: {draw(figure, values, folder)}")
     for name, failure in failed.items():
         console.print(f"[red]{name}[/red]: {type(failure).__name__}: {failure}")
     sys.exit(bool(failed))
@@ -72,10 +75,6 @@ def _chosen(only: Sequence[str]) -> list[Figure]:
     if unknown := [name for name in only if name not in known]:
         raise click.UsageError(f"no figure {unknown[0]!r}: there are {', '.join(known)}")
     return [known[name] for name in only] if only else list(known.values())
-
-
-def _complete(figure: Figure, quick: bool, values: Mapping[str, Values]) -> bool:
-    return all(case.name in values for case in figure.cases(quick))
 
 
 def _compute(cases: Sequence[Case], workers: int, store: Store, values: dict[str, Values]) -> dict[str, Exception]:

@@ -1,22 +1,25 @@
 """Values of cases that were computed already, so that `make papers` goes on where it stopped.
 
-A value is valid for its arguments and for the code that computed it: a change of more than comments and docstrings
-computes it anew.
+A value is valid for its arguments, for the traces, and for the code that computed it: a change of more than comments
+and docstrings computes it anew.
 """
 
 import ast
 import json
+import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from bench.loads.memory import DATA_VARIABLE
 from bench.papers.case import Case, Values
 from bench.report.targets import ROOT
 
 # The code and the coefficients that values depend on, besides the module of the case.
 _SOURCES = ("blocks", "kvmanager", "engine", "bench/papers/simulation", "bench/papers/baselines")
+_TRACES = (".csv", ".txt")
 
 
 class Store:
@@ -31,7 +34,9 @@ class Store:
             found = json.loads(self._path(case).read_text())
         except (OSError, ValueError):
             return None
-        values: Values | None = found.get("values") if found.get("key") == _key(case) else None
+        if not isinstance(found, dict) or found.get("key") != _key(case):
+            return None
+        values: Values | None = found.get("values")
         return values
 
     def put(self, case: Case, values: Values) -> None:
@@ -48,7 +53,17 @@ class Store:
 def _key(case: Case) -> str:
     code = [code_digest(ROOT / source) for source in _SOURCES]
     own = code_digest(ROOT / f"{case.run.__module__.replace('.', '/')}.py")
-    return sha256(json.dumps([case.arguments, case.run.__qualname__, code, own], sort_keys=True).encode()).hexdigest()
+    parts = [case.arguments, case.run.__qualname__, code, own, _traces_digest(os.environ.get(DATA_VARIABLE, ""))]
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _traces_digest(folder: str) -> str:
+    digest = sha256()
+    for file in sorted(Path(folder).glob("*.*")) if folder else ():
+        if file.suffix in _TRACES:
+            digest.update(file.name.encode() + sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 @cache

@@ -2,8 +2,8 @@
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
 targets and their measured values, `headlines` the table of those with a `headline`, `missed` a list of missed targets,
-`classes` the speeds of programs by class of CPU, `picture NAME` the picture of a benchmark, and `worked examples` the
-papers' examples, computed by the KV manager's core.
+`classes` the speeds of programs by class of CPU, and `picture NAME` the picture of a benchmark. `papers` and `papers
+pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core.
 """
 
 import re
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.papers import worked_examples
+from bench.papers import page, worked_examples
 from bench.report.pictures import IMAGES, PICTURES
-from bench.report.targets import RESULTS, ROOT, met, results_of, targets
+from bench.report.targets import RESULTS, ROOT, met, path_of, results_of, targets
 
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("performance.md", "measurements.md", "papers.md")))
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
@@ -34,7 +34,7 @@ _WORKLOADS = {
 }
 _PROGRAMS = ("quire", "openvino", "vllm")
 _RATIOS = {"Quire over the better": "over_the_better_peer", "Quire over the ceiling": "of_the_ceiling"}
-_COMMANDS = {"gpu": "make gpu-check"}
+_COMMANDS = {"gpu": "make gpu-check", "papers": "make papers"}
 
 
 def _command(benchmark: str) -> str:
@@ -82,7 +82,8 @@ class Pages:
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
         blocks = {"performance": self._table, "headlines": self._headlines, "missed": self._missed}
-        return {**blocks, "classes": self._classes, "worked examples": worked_examples.markdown}[name]()
+        blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown}
+        return {**blocks, "papers": page.table, "papers pictures": page.pictures}[name]()
 
     def lines(self) -> Iterator[Line]:
         """Yield every target, in the order of the file."""
@@ -125,7 +126,7 @@ class Pages:
 
     def _source(self, line: Line) -> str:
         name = line.benchmark
-        links = [f"[{device}](bench/results/{device}/{name}.json)" for device in self._results[name]]
+        links = [f"[{device}]({path_of(name, device).relative_to(ROOT)})" for device in self._results[name]]
         return ", ".join(links) or f"`{_command(name)}`"
 
     def _missed(self) -> str:
@@ -220,12 +221,12 @@ def filled(page: Path, pages: Pages) -> str:
 def main(check: bool) -> int:
     """Write the pages, or only report stale ones; return the exit status."""
     pages = Pages()
-    stale = [page for page in PAGES if filled(page, pages) != page.read_text()]
-    for page in stale:
+    stale = [path for path in PAGES if filled(path, pages) != path.read_text()]
+    for path in stale:
         if check:
-            print(f"{page.relative_to(ROOT)} is stale: run make readme", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)} is stale: run make readme", file=sys.stderr)
         else:
-            page.write_text(filled(page, pages))
+            path.write_text(filled(path, pages))
     return int(check and bool(stale))
 
 

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 # Folders of results: each class of CPUs has its own, so that none overwrites another's.
 DEVICES = (*cpu_class.NAMES, "other-cpu", "gpu")
+# Results of simulations stand beside these folders.
+SIMULATED = "simulated"
 _MEETS: dict[str, Callable[[float, float], bool]] = {"less": lt, "at most": le, "more": ge}
 
 
@@ -28,9 +30,14 @@ def device_of(benchmark: str) -> str:
 
 
 def results_of(benchmark: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Return a benchmark's results by device, in the order of DEVICES."""
-    paths = {device: folder / device / f"{benchmark}.json" for device in DEVICES}
+    """Return a benchmark's results by device, in the order of DEVICES. Those of no device are `simulated`."""
+    paths = {device: path_of(benchmark, device, folder) for device in (*DEVICES, SIMULATED)}
     return {device: json.loads(path.read_text()) for device, path in paths.items() if path.exists()}
+
+
+def path_of(benchmark: str, device: str, folder: Path = RESULTS) -> Path:
+    """Return the file of a benchmark's results."""
+    return (folder if device == SIMULATED else folder / device) / f"{benchmark}.json"
 
 
 def targets() -> dict[str, dict[str, Any]]:

@@ -4,7 +4,15 @@ from bench.papers.figure import Figure
 
 
 def all_figures() -> tuple[Figure, ...]:
-    """Return the figures of both papers, in their order."""
-    from bench.papers.figures import block_sizes, memory, throughput
+    """Return the figures of both papers."""
+    from bench.papers.figures import (
+        attention_kernels,
+        block_sizes,
+        long_contexts,
+        memory,
+        recovery_costs,
+        throughput,
+    )
 
-    return (*memory.FIGURES, *throughput.FIGURES, *block_sizes.FIGURES)
+    modules = (memory, throughput, attention_kernels, block_sizes, recovery_costs, long_contexts)
+    return tuple(figure for module in modules for figure in module.FIGURES)

@@ -1,0 +1,206 @@
+"""The commands of `make papers` as processes, on traces of our own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.loads.memory import DATA_VARIABLE
+from bench.papers.case import Case
+from bench.papers.execution import run_cases
+from bench.papers.figures import all_figures
+from bench.papers.page import large_deviations, name_of, table
+from bench.papers.rows import Kind, paper_row
+from bench.papers.simulation.run import simulate
+from bench.papers.store import Store, code_digest
+from bench.report.targets import ROOT, targets
+from tests.bench.papers.papers_data import write_traces
+
+SCENARIO = {
+    "system": "paged",
+    "model": "opt-13b",
+    "device": "a100-40g",
+    "blocks": 300,
+    "workload": "sharegpt",
+    "rate": 2.0,
+    "seconds": 5.0,
+}
+
+
+def papers(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, DATA_VARIABLE: str(data), "COLUMNS": "160"}
+    command = [sys.executable, "-m", "bench.papers", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def options(**scenario: Any) -> list[str]:
+    pairs = {**SCENARIO, **scenario}.items()
+    return [text for name, value in pairs for text in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def test_a_quick_figure_is_computed_once_and_drawn(tmp_path: Path) -> None:
+    data, output = write_traces(tmp_path), tmp_path / "output"
+    arguments = ("figures", "--quick", "--only", "figure_2", "--only", "table_1", "--output", str(output))
+    first = papers(data, *arguments)
+    assert first.returncode == 0, first.stderr
+    result = json.loads((output / "papers.json").read_text())
+    rows = {row["metric"]: row for row in result["rows"]}
+    assert result["computed_cases"] == 14
+    orca = [rows[f"figure_2_max_{kind}_share"]["value"] for kind in ("tokens", "reserved", "internal", "external")]
+    assert sum(orca) == pytest.approx(1.0, abs=1e-3)
+    assert orca[3] == pytest.approx(0.0885, abs=1e-3)  # seven slabs of 2,048 of 15,728 slots, whatever the trace
+    assert rows["figure_2_paged_tokens_share"]["kind"] == "simulated"
+    assert rows["table_1_opt_13b_slots_thousands"]["deviation"] == 0
+    assert (output / "papers-figure_2.png").stat().st_size > 10_000
+    assert papers(data, *arguments).returncode == 0
+    assert json.loads((output / "papers.json").read_text())["computed_cases"] == 0
+
+
+def test_a_scenario_is_simulated_by_its_options(tmp_path: Path) -> None:
+    done = papers(write_traces(tmp_path), "simulate", *options(latency_limit=1e6))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["finished"] == result["requests"] > 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        ({"device": "tpu"}, "no devices entry 'tpu'"),
+        ({"model": "opt-66b"}, "weights take 132 GB"),
+        ({"workload": "none"}, "no workload 'none'"),
+        ({"system": "none"}, "system must be one of"),
+        ({"rate": 0}, "rate and seconds must be finite and above 0"),
+        ({"ranks": 7, "cost": "middle"}, "ranks must be a divisor"),
+    ],
+)
+def test_a_wrong_scenario_is_refused_by_name(tmp_path: Path, scenario: dict[str, Any], message: str) -> None:
+    done = papers(write_traces(tmp_path), "simulate", *options(**scenario))
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_figure_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    done = papers(tmp_path, "figures", "--only", "figure_99")
+    assert done.returncode == 2
+    assert "no figure 'figure_99': there are table_1, figure_2" in done.stderr
+
+
+def test_a_case_without_its_trace_fails_by_name_and_the_others_are_kept(tmp_path: Path) -> None:
+    data, output = write_traces(tmp_path), tmp_path / "output"
+    (data / "alpaca_lengths.csv").write_text("prompt_tokens,output_tokens\n1,x\n")
+    done = papers(data, "figures", "--quick", "--only", "figure_18b", "--output", str(output))
+    assert done.returncode == 1
+    assert "figure_18b_alpaca_16: InvalidTrace" in done.stdout
+    assert "line 2" in done.stdout
+    assert not (output / "papers.json").exists()
+    assert (output / "quick" / "figure_18b_sharegpt_16.json").exists()
+
+
+# Parts.
+
+
+def double(number: int) -> dict[str, int]:
+    return {"pid": os.getpid(), "twice": 2 * number}
+
+
+def fail(number: int) -> dict[str, int]:
+    raise ValueError(f"no {number}")
+
+
+def test_cases_run_in_processes_of_their_own_and_timed_ones_last() -> None:
+    ended: list[tuple[str, Any]] = []
+    cases = [
+        Case("timed", double, {"number": 1}, timed=True),
+        Case("a", double, {"number": 2}),
+        Case("b", fail, {"number": 3}),
+    ]
+    run_cases(cases, 2, lambda case, found: ended.append((case.name, found)))
+    assert ended[-1][0] == "timed"
+    found = dict(ended)
+    assert (found["timed"]["twice"], found["a"]["twice"]) == (2, 4)
+    assert os.getpid() != found["a"]["pid"] != found["timed"]["pid"]
+    assert str(found["b"]) == "no 3"
+
+
+def test_values_are_kept_for_the_same_arguments_and_traces_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, case = Store(tmp_path / "store"), Case("one", simulate, {"rate": 1.0})
+    store.put(case, {"steps": 3})
+    assert Store(tmp_path / "store").find(case) == {"steps": 3}
+    assert store.find(case._replace(arguments={"rate": 2.0})) is None
+    assert store.find(case._replace(name="other")) is None
+    monkeypatch.setenv(DATA_VARIABLE, str(write_traces(tmp_path)))
+    assert store.find(case) is None
+
+
+def test_a_broken_file_of_values_is_computed_again(tmp_path: Path) -> None:
+    store, case = Store(tmp_path), Case("one", simulate, {})
+    for text in ("", "{", "[]", "{}"):
+        (tmp_path / "one.json").write_text(text)
+        assert store.find(case) is None
+
+
+def test_comments_and_docstrings_do_not_change_the_digest_of_code(tmp_path: Path) -> None:
+    sources = {
+        "plain": "def f():\n    return 1\n",
+        "documented": '"""Module."""\n\n\ndef f():\n    """Return 1."""\n    return 1  # as it is\n',
+        "other": "def f():\n    return 2\n",
+    }
+    digests = {}
+    for name, source in sources.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "module.py").write_text(source)
+        digests[name] = code_digest(tmp_path / name)
+    assert digests["plain"] == digests["documented"] != digests["other"]
+
+
+# Figures and rows.
+
+
+def test_names_of_figures_and_cases_are_unique() -> None:
+    figures = all_figures()
+    assert len({figure.name for figure in figures}) == len(figures)
+    for quick in (False, True):
+        cases = [case for figure in figures for case in figure.cases(quick)]
+        assert len({case.name for case in cases}) == len({(case.name, json.dumps(case.arguments)) for case in cases})
+
+
+def test_every_target_of_the_papers_is_the_row_of_a_figure() -> None:
+    names = tuple(f"{figure.name}_" for figure in all_figures())
+    assert [metric for metric in targets()["papers"] if metric != "title" and not metric.startswith(names)] == []
+
+
+def test_a_row_has_the_papers_value_its_deviation_and_its_target() -> None:
+    row = paper_row("figure_13", "sharegpt_paged_requests", 33.462, "requests", Kind.SIMULATED)
+    assert (row.paper, row.deviation, row.peer) == (30.42, 0.1, "paper")
+    missed = paper_row("figure_13", "sharegpt_paged_distance", 0.2, "ratio", Kind.SIMULATED)
+    assert (missed.target, missed.met, missed.paper, missed.deviation) == (0.1, False, None, None)
+    absent = paper_row("figure_13", "sharegpt_paged_requests", None, "requests", Kind.SIMULATED)
+    assert absent.deviation is None
+
+
+def test_the_table_of_the_page_shows_large_deviations_in_bold(tmp_path: Path) -> None:
+    assert "make papers" in table(tmp_path)
+    rows = [
+        {"figure": "figure_13", "metric": f"figure_13_{name}", "value": value, "unit": "1", "paper": 10.0,
+         "deviation": value / 10 - 1, "kind": "simulated"}
+        for name, value in (("near", 10.5), ("far", 12.0))
+    ]  # fmt: skip
+    hardware = {"cores": 2, "cpu": "Some CPU", "device": "amx"}
+    found = {"rows": rows, "hardware": hardware, "commit": "abc", "started": "2026-01-01T00:00:00"}
+    (tmp_path / "papers.json").write_text(json.dumps(found))
+    line = table(tmp_path).splitlines()[-1]
+    assert line == "| 13 | near 10.5 / 10 (+5.0%); far **12 / 10 (+20.0%)** | simulated |"
+    assert large_deviations(rows) == {"figure_13": ["figure_13_far"]}
+    assert [name_of(name) for name in ("figure_18b_kernels", "flex_figure_3", "table_1")] == [
+        "18b kernels",
+        "Flex 3",
+        "Table 1",
+    ]
