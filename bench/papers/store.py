@@ -19,6 +19,7 @@ from bench.report.targets import ROOT
 
 # The code and the coefficients that values depend on, besides the module of the case.
 _SOURCES = ("blocks", "kvmanager", "engine", "bench/papers/simulation", "bench/papers/baselines")
+_MEASURED_SOURCES = ("bench/papers/measured", "bench/engine", "bench/loads")  # of timed cases
 _TRACES = (".csv", ".txt")
 
 
@@ -51,7 +52,8 @@ class Store:
 
 
 def _key(case: Case) -> str:
-    code = [code_digest(ROOT / source) for source in _SOURCES]
+    sources = _SOURCES + (_MEASURED_SOURCES if case.timed else ())
+    code = [code_digest(ROOT / source) for source in sources]
     own = code_digest(ROOT / f"{case.run.__module__.replace('.', '/')}.py")
     parts = [case.arguments, case.run.__qualname__, code, own, _traces_digest(os.environ.get(DATA_VARIABLE, ""))]
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

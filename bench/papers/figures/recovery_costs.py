@@ -13,6 +13,7 @@ from bench.report.picture import GREY, OTHER, PEER, QUIRE, TARGET
 
 _CASE = "figure_19a_recovery"
 _BLOCK_SIZES = tuple(2**power for power in range(9))
+_TOGETHER = 3  # block sizes of one case: each has a model of its own in memory
 _COMPARED = {  # name, style and colour of each line
     "recompute": ("recompute", "o-", QUIRE),
     "swap": ("swap out and in", "o-", PEER),
@@ -25,8 +26,12 @@ Seconds = Mapping[str, Sequence[float]]
 
 def _cases(quick: bool) -> list[Case]:
     sizes, tokens, repetitions = ((1, 16, 256), 64, 1) if quick else (_BLOCK_SIZES, 1024, 4)
-    arguments = {"block_sizes": list(sizes), "tokens": tokens, "repetitions": repetitions}
-    return [Case(_CASE, recovery.recovery_seconds, arguments, timed=True)]
+    groups = [list(sizes[first : first + _TOGETHER]) for first in range(0, len(sizes), _TOGETHER)]
+    more = {"tokens": tokens, "repetitions": repetitions}
+    return [
+        Case(f"{_CASE}_{group[0]}", recovery.recovery_seconds, {"block_sizes": group, **more}, timed=True)
+        for group in groups
+    ]
 
 
 def _rows(values: Mapping[str, Values]) -> list[PaperRow]:
@@ -51,7 +56,16 @@ def _row(metric: str, value: float, unit: str) -> PaperRow:
 
 def _with_sums(values: Mapping[str, Values]) -> dict[str, dict[str, Sequence[float]]]:
     """Return the seconds by block size, with `swap`: out and in of the same repetition."""
-    return {size: {**seconds, "swap": _both(seconds)} for size, seconds in values[_CASE]["seconds"].items()}
+    found: dict[str, Seconds] = {}
+    for name, of_case in values.items():
+        if name.startswith(_CASE):
+            found |= of_case["seconds"]
+    return {size: {**found[size], "swap": _both(found[size])} for size in sorted(found, key=int)}
+
+
+def _tokens(values: Mapping[str, Values]) -> int:
+    tokens: int = next(of_case["tokens"] for name, of_case in values.items() if name.startswith(_CASE))
+    return tokens
 
 
 def _both(seconds: Seconds) -> list[float]:
@@ -76,7 +90,7 @@ def _draw(panels: Sequence[Any], values: Mapping[str, Values]) -> None:
     right.plot(list(known), list(known.values()), "D", color=TARGET, label="paper, over PCIe")
     most = paper_value("figure_19a", "highest_recompute_over_swap_ratio")
     right.axhline(most, color=TARGET, linestyle="--", linewidth=1.3, label=f"paper: never above {most}")
-    left.set_ylabel(f"milliseconds for {values[_CASE]['tokens']:,} tokens")
+    left.set_ylabel(f"milliseconds for {_tokens(values):,} tokens")
     right.set_ylabel("recomputation over swapping")
     for axes in panels:
         _label(axes)
