@@ -73,6 +73,5 @@ def _contiguous(scenario: Scenario, arrivals: Sequence[Arrival]) -> System:
     demands = {f"r{number}": Demand(one.lengths, scenario.sequences) for number, one in enumerate(arrivals)}
     blocks = ContiguousBlocks(scenario.blocks, scenario.block_size, reserve, demands, static_batches=static)
     limits = Limits(_STATIC_TOKEN_BUDGET if static else _TOKEN_BUDGET, _ORCA_SEQUENCES, _UNBOUNDED)
-    return System(
-        blocks, _capacity(scenario), limits, lambda computed: blocks.shares(computed)._asdict(), blocks.batches
-    )
+    batches = blocks.batches if static else ()
+    return System(blocks, _capacity(scenario), limits, lambda computed: blocks.shares(computed)._asdict(), batches)
