@@ -20,7 +20,7 @@ _RATES = {"sharegpt": 2.0, "alpaca": 30.0}  # requests a second, of figure 13
 _SHARING_RATES = {"alpaca": 24.0, "sharegpt": 1.6}
 _WIDTHS = (2, 4, 6)
 _COSTS = ("fit", "low", "middle", "high")
-_KINDS = {"tokens": "tokens", "reserved": "reserved", "internal": "internal", "external": "external"}
+_KINDS = ("tokens", "reserved", "internal", "external")
 _GIB = 1 << 30
 
 
@@ -162,26 +162,29 @@ def _draw_2(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
     texts = {"tokens": "tokens", "reserved": "reserved", "internal": "internal", "external": "external and others"}
     systems = (*reversed(ORCAS), PAGED)
     for place, system in enumerate(systems):
-        for shift, hatch, of in ((-0.2, None, ours), (0.2, "//", None)):
+        for shift, of, alpha in ((-0.2, ours, 1.0), (0.2, _papers_2(), 0.55)):
             height = 0.0
             for kind, color in colors.items():
-                metric = f"{system}_{kind}_share"
-                share = ours.get(metric) if of is ours else paper_value("figure_2", metric)
-                if not share:
-                    continue
-                bar = panel.bar(place + shift, share, 0.36, bottom=height, color=color, hatch=hatch, edgecolor="white")
-                if share > 0.03:
-                    ink = "black" if color == OTHER else "white"
-                    panel.bar_label(bar, [f"{100 * share:.1f}"], label_type="center", color=ink, fontsize=7.5)
-                height += share
+                if share := of.get(f"{system}_{kind}_share"):
+                    bar = panel.bar(place + shift, share, 0.36, bottom=height, color=color, alpha=alpha)
+                    ink = "white" if alpha == 1.0 and color != OTHER else "black"
+                    text = f"{100 * share:.1f}" if share > 0.03 else ""
+                    panel.bar_label(bar, [text], label_type="center", color=ink, fontsize=7.5)
+                    height += share
     for kind, text in texts.items():
         panel.bar(0, 0, color=colors[kind], label=text)
-    panel.bar(0, 0, color="white", edgecolor=GREY, hatch="//", label="the paper")
+    panel.bar(0, 0, color=GREY, alpha=0.55, label="right bars: the paper")
     panel.set_xticks(range(len(systems)), [NAMES[system] for system in systems])
     panel.set_ylabel("share of the memory for K and V")
     panel.set_ylim(0, 1.22)
     panel.set_yticks((0, 0.25, 0.5, 0.75, 1))
     panel.legend(loc="upper center", ncols=5, fontsize=7.5)
+
+
+def _papers_2() -> dict[str, float]:
+    """Return the paper's shares of figure 2 by metric."""
+    metrics = [f"{system}_{kind}_share" for system in (*ORCAS, PAGED) for kind in (*_KINDS, "other")]
+    return {metric: share for metric in metrics if (share := paper_value("figure_2", metric)) is not None}
 
 
 def _draw_13(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
@@ -190,7 +193,8 @@ def _draw_13(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
         for place, system in enumerate((*reversed(ORCAS), PAGED)):
             batched = values[f"figure_13_{workload}_{system}"]["batched"]
             bar = panel.bar(place, batched, 0.6, color=COLORS[system], zorder=1)
-            panel.bar_label(bar, fmt="%.1f", padding=10, fontsize=8)
+            ink = "black" if COLORS[system] == OTHER else "white"
+            panel.bar_label(bar, fmt="%.1f", label_type="center", color=ink, fontweight="bold")
             paper = paper_value("figure_13", f"{workload}_{system}_requests")
             panel.plot([place - 0.3, place + 0.3], [paper] * 2, color="black", linewidth=2, zorder=3)
             others = [values.get(f"figure_13_{workload}_{system}_{cost}") for cost in _COSTS[1:]]
