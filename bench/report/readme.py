@@ -126,7 +126,7 @@ class Pages:
 
     def _source(self, line: Line) -> str:
         name = line.benchmark
-        links = [f"[{device}]({path_of(name, device).relative_to(ROOT)})" for device in self._results[name]]
+        links = [f"[{device}](bench/results/{path_of(name, device, Path())})" for device in self._results[name]]
         return ", ".join(links) or f"`{_command(name)}`"
 
     def _missed(self) -> str:

@@ -9,12 +9,12 @@ from bench.__main__ import main, module_of
 from bench.report.targets import RESULTS, ROOT, targets
 
 # Results of other programs.
-OTHERS = {"gpu", "acceptance"}
+OTHERS = {"gpu", "acceptance", "papers"}
 
 
 def test_every_name_with_targets_or_results_has_a_benchmark() -> None:
     names = targets().keys() | {file.stem for file in RESULTS.rglob("*.json*")}
-    assert OTHERS - {"gpu"} <= names
+    assert OTHERS - {"gpu", "papers"} <= names
     assert {module_of(name).rpartition(".")[2] for name in names - OTHERS} == names - OTHERS
 
 
