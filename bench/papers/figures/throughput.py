@@ -17,7 +17,7 @@ from bench.report.picture import GREY
 # A quick run has these panels only, of short traces, in which capacities are higher: queues have no time to grow.
 _QUICK = {"figure_12_a": 100.0, "figure_16_five_shot": 20.0, "figure_17_chat": 100.0}
 _HALVINGS, _HALVINGS_OF_MANY = 3, 2  # many: runs of 10,000 requests and more
-_FIVE_MINUTES = 300.0  # of figure 14, whose traces have 1,300 to 11,000 requests
+_SHORTER = 200.0  # seconds of figure 14, whose traces have 800 to 6,000 requests of two to six sequences
 
 
 class Panel(NamedTuple):
@@ -62,7 +62,7 @@ FIGURE_12 = (
 
 def _sequences(kind: str, number: int, paged: float, oracle: float, **more: float) -> Panel:
     title = f"{number} {kind}, OPT-13B, Alpaca"
-    workload = {**_ALPACA, kind: number, "preemption": "swap", "seconds": _FIVE_MINUTES}
+    workload = {**_ALPACA, kind: number, "preemption": "swap", "seconds": _SHORTER}
     return Panel(f"{kind}_{number}", title, OPT_13B, {PAGED: paged, "oracle": oracle, **more}, workload, 2)
 
 
