@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -28,6 +29,7 @@ from bench.papers.store import Store
 from bench.report.targets import ROOT
 
 _REFUSALS = (InvalidScenario, InvalidCostModel, InvalidTrace, DataMissing)
+_WIDTH = 160  # of tables that no terminal shows
 _BUILD = ROOT / "build" / "papers"
 
 
@@ -40,7 +42,13 @@ def main() -> None:
 @click.option("--quick", is_flag=True, help="Short traces and small measurements: minutes instead of an hour.")
 @click.option("--only", multiple=True, help="Name of a figure, such as figure_12; may be given several times.")
 @click.option("--again", is_flag=True, help="Compute everything anew.")
-@click.option("--workers", default=os.cpu_count() or 1, show_default=True, help="Simulations at a time.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=os.cpu_count() or 1,
+    show_default=True,
+    help="Simulations at a time.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Folder of results, pictures and computed cases.")
 def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output: Path | None) -> None:
     """Compute what is missing, and write rows and pictures. A second call goes on where the first one stopped.
@@ -49,6 +57,7 @@ def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output:
     """
     chosen = [figure for figure in _chosen(only) if not quick or figure.cases(True) or not figure.cases(False)]
     folder = output or (_BUILD / "quick" if quick or only else None)
+    _check_writable(folder or _BUILD)
     store = Store((output or _BUILD) / ("quick" if quick else "full"))
     cases = list({case.name: case for figure in chosen for case in figure.cases(quick)}.values())
     values = {} if again else {case.name: found for case in cases if (found := store.find(case)) is not None}
@@ -57,7 +66,7 @@ def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output:
     failed = _compute(missing, workers, store, values)
     complete = [figure for figure in chosen if all(case.name in values for case in figure.cases(quick))]
     rows = [row for figure in complete for row in figure.rows(values)]
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print(summary(rows))
     if complete == chosen:
         seconds = round(time.monotonic() - begun, 1)
@@ -67,7 +76,18 @@ def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output:
             console.print(f"drawn: {draw(figure, values, folder)}")
     for name, failure in failed.items():
         console.print(f"[red]{name}[/red]: {type(failure).__name__}: {failure}")
+    if failed:
+        console.print("The same command goes on with what is missing.")
     sys.exit(bool(failed))
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.UsageError(f"--output: {folder} cannot be written: {error}") from error
 
 
 def _chosen(only: Sequence[str]) -> list[Figure]:

@@ -119,6 +119,15 @@ class ContiguousBlocks:
         """Return the next result."""
         return self._answers.popleft() if self._answers else None
 
+    def find_unfit(self) -> str | None:
+        """Return the id of a request that even an empty memory cannot hold, None if there is none."""
+        if not self._demands:
+            return None
+        largest = max(self._demands, key=lambda name: self._reservation(self._demands[name].lengths))
+        demand, empty = self._demands[largest], BuddyAllocator(self._blocks)
+        size = self._table_blocks(self._reservation(demand.lengths))
+        return None if all(empty.allocate(size) for _ in range(demand.sequences)) else largest
+
     def shares(self, computed: Mapping[int, int]) -> MemoryShares:
         """Return the breakdown of all slots; `computed` has the tokens with K and V of each sequence."""
         tokens = reserved = internal = 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _FILE = Path(__file__).with_suffix(".json")
 _ROWS, _WIDTH = 512, 12
+MOST_BEAMS = _WIDTH // 2  # a search compares two candidates for each beam
 _SEARCHES, _BEAMS, _PROMPT_TOKENS, _OUTPUT_TOKENS = 32, 6, 20, 58
 
 

@@ -9,7 +9,7 @@ from bench.papers.simulation.averages import Averages, Latencies
 from bench.papers.simulation.beam_candidates import recorded
 from bench.papers.simulation.scenario import Scenario
 from bench.papers.simulation.simulated_runner import SimulatedRunner, VirtualClock
-from bench.papers.simulation.systems import build
+from bench.papers.simulation.systems import build, check_fits
 from engine.run.loop import Engine
 from engine.schedule.outputs import Finished
 from engine.schedule.scheduler import Scheduler
@@ -26,7 +26,8 @@ class Simulated(NamedTuple):
     the mean number of running requests over time. `shares` are means over steps, `full_shares` over the steps while
     requests waited for memory: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and
     `external` ones; for the paged system `granted_tokens`, tokens of granted slots, `held` of all blocks, and `saved`
-    of the blocks that would be needed without sharing.
+    of the blocks that would be needed without sharing. Means are taken from the end of the warm-up to that of the
+    arrivals; counts are of the whole run.
     """
 
     normalized_latency: float | None
@@ -52,11 +53,12 @@ class Simulation:
     """One run of a scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Draw the arrivals and build the system. Raises InvalidCostModel and InvalidTrace."""
+        """Draw the arrivals and build the system. Raises InvalidScenario, InvalidCostModel and InvalidTrace."""
         self._limit = scenario.latency_limit
         self._arrivals = scenario.arrivals()
         self._requests = [scenario.request(number, one) for number, one in enumerate(self._arrivals)]
         self._system = build(scenario, self._arrivals)
+        check_fits(self._requests, self._system)
         self._clock = VirtualClock()
         candidates = recorded(2 * scenario.beams) if scenario.beams else ()
         self._runner = SimulatedRunner(self._clock, scenario.cost_model(), candidates)
@@ -86,16 +88,17 @@ class Simulation:
         return self._cut or self._limit is None or self._scheduler.empty
 
     def _turn(self) -> None:
+        waited = self._scheduler.waiting > 0
         self._submit()
         begun = self._clock.now
         turn = self._engine.turn()
         if self._engine.last_failure is not None:
             raise self._engine.last_failure
-        for output in turn.outputs:
-            if isinstance(output, Finished):
-                self._latencies.end(int(output.request_id[1:]), self._clock.now)
+        ended = [int(output.request_id[1:]) for output in turn.outputs if isinstance(output, Finished)]
+        for number in ended:
+            self._latencies.end(number, self._clock.now)
         if turn.step is not None:
-            self._observe(begun)
+            self._observe(begun, self._scheduler.running + len(ended), waited=waited)
         elif not turn.progressed and self._submitted < len(self._arrivals):
             self._clock.advance_to(self._arrivals[self._submitted].seconds)
 
@@ -104,14 +107,14 @@ class Simulation:
             self._scheduler.requests.submit(self._requests[self._submitted])
             self._submitted += 1
 
-    def _observe(self, begun: float) -> None:
-        """Add the step that ended to the averages."""
+    def _observe(self, begun: float, running: int, *, waited: bool) -> None:
+        """Add the step that ended to the averages. The memory is full if requests waited before it and wait still."""
         steps, now = self._scheduler.totals.steps, self._clock.now
         if self._averages.open(now):
-            self._averages.add_step(self._scheduler.running, now - begun)
+            self._averages.add_step(running, now - begun)
             if steps % _LOOKED_AT == 0:
                 shares = self._system.shares(self._runner.computed)
-                self._averages.add_shares(shares, full=self._scheduler.waiting > 0)
+                self._averages.add_shares(shares, full=waited and self._scheduler.waiting > 0)
         if self._limit is not None and steps % _BOUNDED == 0:
             self._cut = self._latencies.mean(self._submitted, now) > self._limit
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bench.papers.simulation.beam_candidates import MOST_BEAMS
 from bench.papers.simulation.cost_model import CostModel, fit_of, place, roofline_of, transfers_of
 from bench.papers.simulation.traces import CONTEXT_TOKENS, Arrival, load, poisson
 from engine.schedule.limits import Preemption
@@ -13,13 +14,14 @@ ORCAS = ("oracle", "pow2", "max")
 SYSTEMS = (PAGED, *ORCAS, FASTER_TRANSFORMER)
 VOCABULARY = 50_000
 _FIT = "fit"
+_COSTS = (_FIT, "low", "middle", "high")
 _DISTINCT = VOCABULARY - 1  # token ids other than that of a common prefix
 _PREEMPTIONS = tuple(one.value for one in Preemption)
 _BOUNDS = {
     "blocks": (1, 1 << 20),
     "block_size": (1, CONTEXT_TOKENS),
     "samples": (1, 64),
-    "beams": (0, 64),
+    "beams": (0, MOST_BEAMS),
     "prefix_tokens": (0, CONTEXT_TOKENS),
 }
 
@@ -34,8 +36,8 @@ class Scenario:
 
     `blocks` of `block_size` tokens hold K and V; as many on the host hold preempted requests if they are swapped.
     Requests arrive at `rate` a second for `seconds` seconds; each has `samples` samples or `beams` beams, and a prompt
-    that begins with `prefix_tokens` common tokens. `cost` is `fit`, or `low`, `middle` or `high` for a roofline. A
-    swapped block is one piece (`one_piece`), or two for each layer.
+    that begins with `prefix_tokens` common tokens, by which the model's context grows. `cost` is `fit`, or `low`,
+    `middle` or `high` for a roofline. A swapped block is one piece (`one_piece`), or two for each layer.
 
     With a `latency_limit` (seconds per token) a run ends as soon as its normalized latency is surely above it. Without
     one it ends with the last arrival.
@@ -63,9 +65,13 @@ class Scenario:
         for name, (least, most) in _BOUNDS.items():
             if not least <= getattr(self, name) <= most:
                 raise InvalidScenario(f"{name} must be between {least} and {most}, not {getattr(self, name)}")
-        for name, known in {"system": SYSTEMS, "preemption": _PREEMPTIONS}.items():
+        for name, known in {"system": SYSTEMS, "preemption": _PREEMPTIONS, "cost": _COSTS}.items():
             if getattr(self, name) not in known:
                 raise InvalidScenario(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if self.beams and self.samples > 1:
+            raise InvalidScenario(f"samples must be 1 with beams, not {self.samples}")
+        if self.latency_limit is not None and not self.latency_limit > 0:
+            raise InvalidScenario(f"latency_limit must be above 0, not {self.latency_limit}")
 
     @property
     def sequences(self) -> int:

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from bench.papers.baselines.contiguous_blocks import ContiguousBlocks, Demand
 from bench.papers.baselines.slabs import reservations
-from bench.papers.simulation.scenario import FASTER_TRANSFORMER, PAGED, VOCABULARY, Scenario
+from bench.papers.simulation.scenario import FASTER_TRANSFORMER, PAGED, VOCABULARY, InvalidScenario, Scenario
 from bench.papers.simulation.traces import Arrival
 from blocks import BlockManager
+from engine.errors import InvalidRequest
 from engine.schedule.limits import Limits, Preemption
-from engine.schedule.request import Capacity
+from engine.schedule.request import Capacity, Request
 from tests.in_process import InProcessBlocks
 
 _UNBOUNDED = 1 << 40  # requests that may wait
@@ -35,6 +36,15 @@ class System(NamedTuple):
 def build(scenario: Scenario, arrivals: Sequence[Arrival]) -> System:
     """Return the system of a scenario with its memory empty."""
     return _paged(scenario) if scenario.system == PAGED else _contiguous(scenario, arrivals)
+
+
+def check_fits(requests: Sequence[Request], system: System) -> None:
+    """Raise InvalidScenario if a request could never be served."""
+    for request in requests:
+        try:
+            system.capacity.check(request)
+        except InvalidRequest as error:
+            raise InvalidScenario(f"request {request.request_id} of the trace does not fit: {error}") from error
 
 
 def _capacity(scenario: Scenario, host_blocks: int = 0) -> Capacity:
@@ -72,6 +82,11 @@ def _contiguous(scenario: Scenario, arrivals: Sequence[Arrival]) -> System:
     reserve = reservations(scenario.context_tokens)["max" if static else scenario.system]
     demands = {f"r{number}": Demand(one.lengths, scenario.sequences) for number, one in enumerate(arrivals)}
     blocks = ContiguousBlocks(scenario.blocks, scenario.block_size, reserve, demands, static_batches=static)
+    if unfit := blocks.find_unfit():
+        raise InvalidScenario(
+            f"blocks: {scenario.blocks} blocks cannot hold the {scenario.sequences} slabs that {scenario.system} "
+            f"reserves for request {unfit} of {sum(demands[unfit].lengths)} tokens"
+        )
     limits = Limits(_STATIC_TOKEN_BUDGET if static else _TOKEN_BUDGET, _ORCA_SEQUENCES, _UNBOUNDED)
     batches = blocks.batches if static else ()
     return System(blocks, _capacity(scenario), limits, lambda computed: blocks.shares(computed)._asdict(), batches)

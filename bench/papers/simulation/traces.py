@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bench.loads.memory import DATA_VARIABLE, DataMissing, Lengths, scaled_to
 
 CONTEXT_TOKENS = 2048  # of OPT
+MOST_REQUESTS = 100_000  # of one run, which take hours
 CHAT_TOKENS = 1024  # of a chat's prompt, and of its answer, at most
 ALPACA_MEANS = (19.31, 58.45)  # tokens of prompts and outputs in the paper
 # Prompts of the translation: a prefix of examples, and a sentence. No file has the answers: a German sentence is taken
@@ -42,6 +43,8 @@ def poisson(lengths: list[Lengths], rate: float, seconds: float, seed: int = 0) 
         raise InvalidTrace("the trace has no requests")
     if not (0 < rate < float("inf") and 0 < seconds < float("inf")):
         raise InvalidTrace(f"rate and seconds must be finite and above 0, not {rate} and {seconds}")
+    if rate * seconds > MOST_REQUESTS:
+        raise InvalidTrace(f"rate times seconds must be at most {MOST_REQUESTS} requests, not {rate * seconds:g}")
     draw = random.Random(seed)
     arrivals: list[Arrival] = []
     now = draw.expovariate(rate)
@@ -54,7 +57,7 @@ def poisson(lengths: list[Lengths], rate: float, seconds: float, seed: int = 0) 
 def read_lengths(path: Path, prompt_column: str, output_column: str) -> list[Lengths]:
     """Read a CSV file of lengths; rows with an empty prompt or output are left out. Raises InvalidTrace."""
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
             columns = rows.fieldnames or []
             if missing := [one for one in (prompt_column, output_column) if one not in columns]:
@@ -71,15 +74,12 @@ def within(lengths: list[Lengths], tokens: int) -> list[Lengths]:
 
 
 def _lengths(path: Path, line: int, prompt: str, output: str) -> Lengths:
-    try:
-        found = Lengths(int(prompt), int(output))
-    except (TypeError, ValueError):
-        found = Lengths(-1, -1)
-    if min(found) < 0:
+    texts = [text.strip() if text else "" for text in (prompt, output)]
+    if not all(text.isascii() and text.isdigit() for text in texts):
         raise InvalidTrace(
             f"{path}, line {line}: lengths must be integers of at least 0, not {prompt!r} and {output!r}"
         )
-    return found
+    return Lengths(*map(int, texts))
 
 
 def _data(name: str) -> Path:
@@ -110,11 +110,12 @@ def _translation() -> list[Lengths]:
     """News sentences and their translations, without the shared prefix."""
     path = _data("newstest2014_en.txt")
     try:
-        words = [len(line.split()) for line in path.read_text().splitlines()]
-    except OSError as error:
+        words = [len(line.split()) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
         raise InvalidTrace(f"{path} cannot be read: {error}") from error
     sentences = [max(1, round(TOKENS_PER_WORD * count)) for count in words if count]
-    return [Lengths(one, max(1, round(ANSWER_OVER_SENTENCE * one))) for one in sentences]
+    lengths = [Lengths(one, max(1, round(ANSWER_OVER_SENTENCE * one))) for one in sentences]
+    return within(lengths, CONTEXT_TOKENS)
 
 
 _WORKLOADS: Mapping[str, Callable[[], list[Lengths]]] = {

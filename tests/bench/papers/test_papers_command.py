@@ -91,6 +91,15 @@ def test_an_unknown_figure_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     assert "no figure 'figure_99': there are table_1, figure_2" in done.stderr
 
 
+@pytest.mark.parametrize("output", ["file", "file/folder", "/proc/none"])
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path, output: str) -> None:
+    (tmp_path / "file").write_text("")
+    done = papers(tmp_path, "figures", "--quick", "--only", "figure_12", "--output", str(tmp_path / output))
+    assert done.returncode == 2
+    assert "--output: " in done.stderr
+    assert "cannot be written" in " ".join(done.stderr.split())
+
+
 def test_a_case_without_its_trace_fails_by_name_and_the_others_are_kept(tmp_path: Path) -> None:
     data, output = write_traces(tmp_path), tmp_path / "output"
     (data / "alpaca_lengths.csv").write_text("prompt_tokens,output_tokens\n1,x\n")

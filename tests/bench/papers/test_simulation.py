@@ -203,13 +203,44 @@ def test_prompts_are_equal_in_their_prefix_only() -> None:
         ({"blocks": 0}, "blocks must be between 1 and"),
         ({"block_size": 4096}, "block_size must be between 1 and 2048, not 4096"),
         ({"samples": 0}, "samples must be between 1 and 64, not 0"),
-        ({"beams": -1}, "beams must be between 0 and 64, not -1"),
+        ({"beams": -1}, "beams must be between 0 and 6, not -1"),
+        ({"beams": 7}, "beams must be between 0 and 6, not 7"),
+        ({"beams": 2, "samples": 2}, "samples must be 1 with beams, not 2"),
+        ({"cost": "best"}, "cost must be one of fit, low, middle, high, not 'best'"),
+        ({"latency_limit": 0.0}, "latency_limit must be above 0, not 0.0"),
+        ({"latency_limit": float("nan")}, "latency_limit must be above 0, not nan"),
         ({"prefix_tokens": -1}, "prefix_tokens must be between 0 and 2048, not -1"),
     ],
 )
 def test_an_impossible_scenario_is_refused_by_its_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidScenario, match=message):
         Scenario(**{"system": "paged", "rate": 1.0, **BASE, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"system": "max", "blocks": 100},
+            "blocks: 100 blocks cannot hold the 1 slabs that max reserves for request r",
+        ),
+        ({"system": "fastertransformer", "blocks": 127}, "127 blocks cannot hold"),
+        ({"system": "oracle", "samples": 64}, "300 blocks cannot hold the 64 slabs that oracle reserves"),
+        ({"system": "paged", "blocks": 9}, r"request r\d+ of the trace does not fit: prompt .* the pool has 9"),
+        ({"system": "paged", "samples": 64}, "of the trace does not fit"),
+    ],
+)
+def test_a_memory_that_cannot_hold_a_request_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidScenario, match=message):
+        simulate(**{"rate": 4.0, "seconds": 20.0, **BASE, **fields})
+
+
+def test_a_request_is_in_the_batch_until_the_end_of_its_last_step(tmp_path: Path) -> None:
+    """Requests of one step each, one at a time."""
+    (tmp_path / "sharegpt_opt_lengths.csv").write_text("prompt_tokens,output_tokens\n2047,1\n")
+    result = simulate(system="paged", rate=0.01, seconds=2000.0, latency_limit=1e6, **BASE)
+    assert result["steps"] == result["finished"] > 0
+    assert result["batched"] == 1.0
 
 
 def test_an_unknown_device_of_a_scenario_is_refused() -> None:

@@ -31,6 +31,8 @@ def test_rows_with_an_empty_prompt_or_output_are_left_out(tmp_path: Path) -> Non
         ("prompt,output\n1,-2\n", "line 2: lengths must be integers of at least 0, not '1' and '-2'"),
         ("prompt,output\n1\n", "line 2: lengths must be integers of at least 0, not '1' and None"),
         ("prompt,output\n1.5,2\n", "line 2: lengths must be integers"),
+        ("prompt,output\n1_0,2\n", "line 2: lengths must be integers"),
+        ("prompt,output\n\u0663,2\n", "line 2: lengths must be integers"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -58,6 +60,27 @@ def test_an_unknown_workload_and_a_missing_folder_are_refused(monkeypatch: pytes
 def test_rates_and_durations_that_are_not_finite_and_positive_are_refused(rate: float, seconds: float) -> None:
     with pytest.raises(InvalidTrace, match="must be finite and above 0"):
         poisson([Lengths(1, 1)], rate, seconds)
+
+
+def test_a_run_has_a_bound_on_its_requests() -> None:
+    with pytest.raises(InvalidTrace, match="rate times seconds must be at most 100000 requests, not 1e\\+12"):
+        poisson([Lengths(1, 1)], 1.0, 1e12)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = written(tmp_path, "\ufeffprompt,output\n3,4\n")
+    assert read_lengths(path, "prompt", "output") == [Lengths(3, 4)]
+
+
+def test_sentences_that_are_no_text_or_beyond_the_context_are_refused_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+    (tmp_path / "newstest2014_en.txt").write_text("two words\n" + "word " * 20_000 + "\n")
+    assert len(load("translation")) == 1
+    (tmp_path / "newstest2014_en.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidTrace, match="cannot be read"):
+        load("translation")
 
 
 def test_a_trace_without_requests_is_refused() -> None:
