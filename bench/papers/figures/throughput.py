@@ -17,7 +17,7 @@ from bench.report.picture import GREY
 # A quick run has these panels only, of short traces, in which capacities are higher: queues have no time to grow.
 _QUICK = {"figure_12_a": 100.0, "figure_16_five_shot": 20.0, "figure_17_chat": 100.0}
 _HALVINGS, _HALVINGS_OF_MANY = 3, 2  # many: runs of 10,000 requests and more
-_SHORTER = 200.0  # seconds of figure 14, whose traces have 800 to 6,000 requests of two to six sequences
+_SHORTER = 120.0  # seconds of figure 14, whose traces have 450 to 3,500 requests of two to six sequences
 
 
 class Panel(NamedTuple):
