@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from bench.papers.picture import draw
 from bench.papers.results import publish, summary
 from bench.papers.simulation.cost_model import InvalidCostModel
 from bench.papers.simulation.run import simulate as run_simulation
-from bench.papers.simulation.scenario import InvalidScenario, Scenario
+from bench.papers.simulation.scenario import COSTS, PREEMPTIONS, SYSTEMS, InvalidScenario, Scenario
 from bench.papers.simulation.traces import InvalidTrace
 from bench.papers.store import Store
 from bench.report.targets import ROOT
@@ -67,7 +67,7 @@ def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output:
     complete = [figure for figure in chosen if all(case.name in values for case in figure.cases(quick))]
     rows = [row for figure in complete for row in figure.rows(values)]
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(summary(rows))
+    console.print(summary(rows, "papers, quick: short traces, so that capacities are too high" if quick else "papers"))
     if complete == chosen:
         seconds = round(time.monotonic() - begun, 1)
         publish(rows, folder, quick=quick, computed_cases=len(missing), seconds=seconds)
@@ -116,16 +116,46 @@ def _compute(cases: Sequence[Case], workers: int, store: Store, values: dict[str
     return failed
 
 
+# Help and, where they are few, choices of the fields of a Scenario.
+_FIELDS: dict[str, tuple[str, Sequence[str]]] = {
+    "system": ("Block manager: Quire's (paged), three Orcas, or FasterTransformer.", SYSTEMS),
+    "model": ("A model of coefficients.toml, such as opt-13b.", ()),
+    "device": ("A device of coefficients.toml, such as a100-40g.", ()),
+    "blocks": ("Blocks for K and V of all ranks; 983 of 16 tokens are the 12 GiB of OPT-13B in the paper.", ()),
+    "workload": ("Lengths of requests: sharegpt, alpaca, chat or translation, from the folder QUIRE_DATA.", ()),
+    "rate": ("Requests per second, on average.", ()),
+    "ranks": ("Devices that share the model.", ()),
+    "seconds": ("Duration of the arrivals.", ()),
+    "samples": ("Samples of each request.", ()),
+    "beams": ("Beams of each request; 0 samples instead.", ()),
+    "block_size": ("Tokens of a block.", ()),
+    "prefix_tokens": ("Tokens of a prefix that all prompts have in common.", ()),
+    "cost": ("Step times: a fit to measured steps, moved to the device by its bandwidth, or a roofline.", COSTS),
+    "preemption": ("How preempted requests are brought back.", PREEMPTIONS),
+    "one_piece": ("Copy a swapped block in one piece, or in two pieces for each layer.", ()),
+    "latency_limit": (
+        "Run until all requests have ended, or the normalized latency is above this (seconds per token). Without it a "
+        "run ends with the last arrival, and has no normalized latency.",
+        (),
+    ),
+    "seed": ("Seed of arrivals and lengths.", ()),
+}
+
+
 def _scenario_options(command: Callable[..., None]) -> Callable[..., None]:
+    kinds: dict[Any, Any] = {int: int, float: float, float | None: float}
     for field in reversed(fields(Scenario)):
-        required = field.name in ("system", "model", "device", "blocks", "workload", "rate")
-        kinds: dict[Any, Any] = {bool: bool, int: int, float: float, float | None: float}
+        text, choices = _FIELDS[field.name]
+        name = f"--{field.name.replace('_', '-')}"
+        required = field.default is MISSING
+        declaration = f"{name}/--two-per-layer" if field.type is bool else name
         option = click.option(
-            f"--{field.name.replace('_', '-')}",
-            type=kinds.get(field.type, str),
+            declaration,
+            type=click.Choice(choices) if choices else kinds.get(field.type),
             required=required,
             default=None if required else field.default,
             show_default=not required,
+            help=text,
         )
         command = option(command)
     return command
@@ -134,9 +164,14 @@ def _scenario_options(command: Callable[..., None]) -> Callable[..., None]:
 @main.command()
 @_scenario_options
 def simulate(**scenario: Any) -> None:
-    """Simulate one scenario, and print its results as JSON. See bench/papers/simulation/scenario.py for the fields."""
+    """Simulate one scenario, and print it with its results as JSON.
+
+    Durations are in seconds, latencies in seconds per token, shares in parts of 1. For example:
+
+    simulate --system paged --model opt-13b --device a100-40g --blocks 983 --workload sharegpt --rate 2
+    """
     try:
-        click.echo(json.dumps(run_simulation(**scenario), indent=2))
+        click.echo(json.dumps({"scenario": scenario, "results": run_simulation(**scenario)}, indent=2))
     except _REFUSALS as error:
         raise click.UsageError(str(error)) from error
 

@@ -26,10 +26,10 @@ def read(folder: Path = RESULTS) -> dict[str, Any]:
     return results
 
 
-def summary(rows: Sequence[PaperRow]) -> Table:
+def summary(rows: Sequence[PaperRow], title: str) -> Table:
     """Return the rows that have a value in a paper, or a target, as a table."""
     table = Table(
-        Column("metric", no_wrap=True), "ours", "paper", "deviation", "kind", "target", "met", title=BENCHMARK
+        Column("metric", no_wrap=True), "ours", "paper", "deviation", "kind", "target", "met", title=title
     )
     for row in rows:
         if row.paper is None and row.target is None:

@@ -90,8 +90,8 @@ class Placement:
             raise InvalidCostModel(f"ranks must be a divisor of the {self.shape.heads} heads, not {self.ranks}")
         if self.weights_bytes >= self.device.memory_bytes:
             raise InvalidCostModel(
-                f"the weights take {self.weights_bytes / 1e9:.0f} GB of each of {self.ranks} devices, "
-                f"which have {self.device.memory_bytes / 1e9:.0f} GB"
+                f"the weights take {self.weights_bytes / 1e9:.1f} GB of each of {self.ranks} devices, "
+                f"which have {self.device.memory_bytes / 1e9:.1f} GB"
             )
 
     @property
@@ -209,11 +209,18 @@ def place(model: str, device: str, ranks: int = 1) -> Placement:
     return Placement(Shape(**_entry("models", model)), Device(**_entry("devices", device)), ranks)
 
 
-def fit_of(model: str, device: str, transfers: Transfers | None = None) -> MeasuredFit:
-    """Return the measured fit of a model, moved to a device. Raises InvalidCostModel if the model was not measured."""
-    measured = dict(_entry("fits", model))
+def fit_of(model: str, device: str, ranks: int = 1, transfers: Transfers | None = None) -> MeasuredFit:
+    """Return the measured fit of a model, moved to a device. Raises InvalidCostModel if there is none for the ranks."""
+    known = _coefficients()["fits"]
+    if model not in known or known[model]["ranks"] != ranks:
+        measured_at = ", ".join(f"{name} on {one['ranks']}" for name, one in known.items())
+        raise InvalidCostModel(
+            f"no steps of {model} on {ranks} ranks were measured, but of {measured_at}: "
+            "choose the cost low, middle or high, a roofline"
+        )
+    measured = dict(known[model])
     at = place(model, measured.pop("device"), measured.pop("ranks"))
-    return replace(MeasuredFit(**measured), transfers=transfers).on(at, place(model, device, at.ranks))
+    return replace(MeasuredFit(**measured), transfers=transfers).on(at, place(model, device, ranks))
 
 
 def roofline_of(placement: Placement, band: str = "middle", transfers: Transfers | None = None) -> Roofline:

@@ -14,9 +14,9 @@ ORCAS = ("oracle", "pow2", "max")
 SYSTEMS = (PAGED, *ORCAS, FASTER_TRANSFORMER)
 VOCABULARY = 50_000
 _FIT = "fit"
-_COSTS = (_FIT, "low", "middle", "high")
+COSTS = (_FIT, "low", "middle", "high")
 _DISTINCT = VOCABULARY - 1  # token ids other than that of a common prefix
-_PREEMPTIONS = tuple(one.value for one in Preemption)
+PREEMPTIONS = tuple(one.value for one in Preemption)
 _BOUNDS = {
     "blocks": (1, 1 << 20),
     "block_size": (1, CONTEXT_TOKENS),
@@ -65,7 +65,7 @@ class Scenario:
         for name, (least, most) in _BOUNDS.items():
             if not least <= getattr(self, name) <= most:
                 raise InvalidScenario(f"{name} must be between {least} and {most}, not {getattr(self, name)}")
-        for name, known in {"system": SYSTEMS, "preemption": _PREEMPTIONS, "cost": _COSTS}.items():
+        for name, known in {"system": SYSTEMS, "preemption": PREEMPTIONS, "cost": COSTS}.items():
             if getattr(self, name) not in known:
                 raise InvalidScenario(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if self.beams and self.samples > 1:
@@ -88,7 +88,7 @@ class Scenario:
         placement = place(self.model, self.device, self.ranks)
         transfers = transfers_of(placement, self.block_size, one_piece=self.one_piece)
         if self.cost == _FIT:
-            return fit_of(self.model, self.device, transfers)
+            return fit_of(self.model, self.device, self.ranks, transfers)
         return roofline_of(placement, self.cost, transfers)
 
     def arrivals(self) -> list[Arrival]:

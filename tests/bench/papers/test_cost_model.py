@@ -73,7 +73,7 @@ def test_a_swapped_block_takes_its_bytes_over_pcie_and_the_launch_of_its_copies(
 def test_a_step_with_copies_only_takes_their_time() -> None:
     load = StepLoad(0, 0, 0, 0, copied_blocks=5)
     for model in (
-        fit_of("opt-13b", "a100-40g", transfers_of(OPT_13B, 16)),
+        fit_of("opt-13b", "a100-40g", transfers=transfers_of(OPT_13B, 16)),
         roofline_of(OPT_13B, transfers=transfers_of(OPT_13B, 16)),
     ):
         assert model.seconds(load) == pytest.approx(5 * 2 * 16 * 819_200 / 1.555e12)
@@ -84,9 +84,10 @@ def test_a_step_with_copies_only_takes_their_time() -> None:
     [
         (lambda: place("opt-1t", "a100-40g"), "no models entry 'opt-1t'.*opt-13b"),
         (lambda: place("opt-13b", "tpu"), "no devices entry 'tpu'.*a100-40g"),
-        (lambda: fit_of("opt-175b", "a100-80g"), "no fits entry 'opt-175b'"),
+        (lambda: fit_of("opt-175b", "a100-80g", 8), "no steps of opt-175b on 8 ranks were measured"),
+        (lambda: fit_of("opt-13b", "a100-40g", 2), "on 2 ranks were measured, but of opt-13b on 1, opt-66b on 4"),
         (lambda: roofline_of(OPT_13B, "best"), "no roofline entry 'best'.*middle"),
-        (lambda: place("opt-66b", "a100-40g"), "weights take 132 GB of each of 1 devices, which have 43 GB"),
+        (lambda: place("opt-66b", "a100-40g"), "weights take 132.0 GB of each of 1 devices, which have 42.9 GB"),
         (lambda: place("opt-13b", "a100-40g", 3), "ranks must be a divisor of the 40 heads, not 3"),
         (lambda: place("opt-13b", "a100-40g", 0), "ranks must be a divisor of the 40 heads, not 0"),
         (lambda: Shape(2, 65, 8, 1e9), "hidden must be a multiple of heads"),

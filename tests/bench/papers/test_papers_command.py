@@ -63,17 +63,18 @@ def test_a_quick_figure_is_computed_once_and_drawn(tmp_path: Path) -> None:
 def test_a_scenario_is_simulated_by_its_options(tmp_path: Path) -> None:
     done = papers(write_traces(tmp_path), "simulate", *options(latency_limit=1e6))
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["finished"] == result["requests"] > 0
+    found = json.loads(done.stdout)
+    assert found["results"]["finished"] == found["results"]["requests"] > 0
+    assert found["scenario"]["rate"] == SCENARIO["rate"]
 
 
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
         ({"device": "tpu"}, "no devices entry 'tpu'"),
-        ({"model": "opt-66b"}, "weights take 132 GB"),
+        ({"model": "opt-66b"}, "weights take 132.0 GB"),
         ({"workload": "none"}, "no workload 'none'"),
-        ({"system": "none"}, "system must be one of"),
+        ({"system": "none"}, "'none' is not one of"),
         ({"rate": 0}, "rate and seconds must be finite and above 0"),
         ({"ranks": 7, "cost": "middle"}, "ranks must be a divisor"),
     ],
