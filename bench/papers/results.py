@@ -28,9 +28,7 @@ def read(folder: Path = RESULTS) -> dict[str, Any]:
 
 def summary(rows: Sequence[PaperRow], title: str) -> Table:
     """Return the rows that have a value in a paper, or a target, as a table."""
-    table = Table(
-        Column("metric", no_wrap=True), "ours", "paper", "deviation", "kind", "target", "met", title=title
-    )
+    table = Table(Column("metric", no_wrap=True), "ours", "paper", "deviation", "kind", "target", "met", title=title)
     for row in rows:
         if row.paper is None and row.target is None:
             continue
