@@ -11,7 +11,7 @@ from bench.papers.simulation.run import simulate
 from bench.papers.simulation.scenario import ORCAS, PAGED
 from bench.report.picture import GREY, OTHER, PEER, QUIRE
 
-# An hour of arrivals of ShareGPT, as in the paper: the mean of ten minutes varies by 3 % between seeds, and has only 150
+# An hour of arrivals of ShareGPT, as in the paper: the mean of ten minutes varies by 3 % between seeds, with only 150
 # requests of six samples. Searches of beams take long to simulate.
 _HOUR, _HALF_AN_HOUR, _TEN_MINUTES, _FIVE_MINUTES = 3600, 1800, 600, 300
 _SHARING_SECONDS = {
