@@ -90,6 +90,7 @@ def _draw_18b(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
         _draw_line(panel, latencies, QUIRE, "Quire, simulated")
         panel.axvspan(*spans, color=OTHER, alpha=0.5, zorder=0, label="best sizes in the paper")
         panel.set_title(f"{'ShareGPT' if workload == 'sharegpt' else 'Alpaca'}, {_RATES[workload]:g} requests/s")
+        panel.set_yscale("log")
         panel.legend(loc="upper left", fontsize=7.5)
 
 
@@ -102,7 +103,8 @@ def _draw_19b(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
     }
     for way, (color, text) in texts.items():
         _draw_line(panel, _sizes(f"figure_19b_{way}", values), color, text)
-    panel.legend(loc="upper right", fontsize=7.5)
+    panel.set_ylim(bottom=0)
+    panel.legend(loc="upper center", fontsize=7.5)
     panel.set_title(f"OPT-13B, ShareGPT, {_RECOVERY_RATE:g} requests/s")
 
 
@@ -110,7 +112,6 @@ def _draw_line(panel: Any, latencies: Mapping[int, float], color: str, text: str
     panel.plot(list(latencies), list(latencies.values()), "o-", color=color, label=text)
     panel.set_xscale("log", base=2)
     panel.set_xticks(list(latencies), [str(size) for size in latencies])
-    panel.set_ylim(bottom=0)
     panel.set_xlabel("block size (tokens)")
     panel.set_ylabel("normalized latency (s/token)")
 
@@ -118,7 +119,7 @@ def _draw_line(panel: Any, latencies: Mapping[int, float], color: str, text: str
 FIGURES = (
     Figure(
         "figure_18b",
-        "Figure 18b: latency by block size, OPT-13B",
+        "Figure 18b: latency by block size, OPT-13B, simulated",
         _cases_18b,
         _rows_18b,
         _draw_18b,
@@ -128,7 +129,7 @@ FIGURES = (
     ),
     Figure(
         "figure_19b",
-        "Figure 19b: recomputation and swapping by block size",
+        "Figure 19b: recomputation and swapping by block size, simulated",
         _cases_19b,
         _rows_19b,
         _draw_19b,

@@ -238,7 +238,7 @@ FIGURES = (
     Figure("table_1", "Table 1: slots for K and V", lambda _: [], _rows_of_table_1, _draw_nothing, (0, 0), (0, 0), ""),
     Figure(
         "figure_2",
-        "Figure 2: use of the memory for K and V, OPT-13B, ShareGPT",
+        "Figure 2: use of the memory for K and V, OPT-13B, ShareGPT, simulated",
         _batches,
         _rows_2,
         _draw_2,
@@ -248,7 +248,7 @@ FIGURES = (
     ),
     Figure(
         "figure_13",
-        "Figure 13: requests in the batch, OPT-13B",
+        "Figure 13: requests in the batch, OPT-13B, simulated",
         _batches,
         _rows_13,
         _draw_13,
@@ -258,7 +258,7 @@ FIGURES = (
     ),
     Figure(
         "figure_15",
-        "Figure 15: blocks saved by sharing, OPT-13B",
+        "Figure 15: blocks saved by sharing, OPT-13B, simulated",
         _sharing,
         _rows_15,
         _draw_15,

@@ -103,7 +103,7 @@ def _make(name: str, title: str, panels: Sequence[Panel], rows: Any, inches: tup
                 _draw_panel(one, name, panel, values)
             else:
                 one.set_visible(False)
-        axes[0].legend(fontsize=7, loc="center right")
+        axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
     return Figure(name, title, cases, rows, draw, (-(-len(panels) // columns), columns), inches, seen)
 

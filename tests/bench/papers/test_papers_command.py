@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from bench.papers.case import Case
 from bench.papers.execution import run_cases
 from bench.papers.figures import all_figures
 from bench.papers.page import large_deviations, name_of, table
+from bench.papers.results import read
 from bench.papers.rows import Kind, paper_row
 from bench.papers.simulation.run import simulate
 from bench.papers.store import Store, code_digest
@@ -214,3 +216,11 @@ def test_the_table_of_the_page_shows_large_deviations_in_bold(tmp_path: Path) ->
         "Flex 3",
         "Table 1",
     ]
+
+
+def test_the_page_explains_every_figure_that_deviates_by_more_than_ten_per_cent() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text()
+    explained = page.split("**Deviations over 10 %**")[1].split("**Your own scenario**")[0]
+    headings = {name for bold in re.findall(r"^\* \*\*(.+?)\*\*", explained, re.MULTILINE) for name in bold.split(", ")}
+    deviating = {name_of(figure).split()[0] for figure in large_deviations(read()["rows"])}
+    assert deviating - {heading.split()[0] for heading in headings} == set()
