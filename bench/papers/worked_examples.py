@@ -5,6 +5,7 @@ from textwrap import fill
 
 from bench.papers.examples import decoding, drawing, sharing
 from bench.papers.examples.counts import counts
+from bench.papers.figure import Figure
 from bench.papers.rows import PaperRow
 
 _WIDTH = 120  # of the pages, in characters
@@ -119,3 +120,8 @@ def _table(heads: Sequence[str], alignment: str, lines: Iterable[Sequence[str]])
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+FIGURES = (
+    Figure("worked_examples", "Worked examples", lambda _: [], lambda _: rows(), lambda *_: None, (0, 0), (0, 0), ""),
+)

@@ -5,6 +5,7 @@ from bench.papers.figure import Figure
 
 def all_figures() -> tuple[Figure, ...]:
     """Return the figures of both papers."""
+    from bench.papers import worked_examples
     from bench.papers.figures import (
         attention_kernels,
         block_sizes,
@@ -15,4 +16,5 @@ def all_figures() -> tuple[Figure, ...]:
     )
 
     modules = (memory, throughput, attention_kernels, block_sizes, recovery_costs, long_contexts)
+    modules = (*modules, worked_examples)
     return tuple(figure for module in modules for figure in module.FIGURES)
