@@ -16,5 +16,4 @@ def all_figures() -> tuple[Figure, ...]:
     )
 
     modules = (memory, throughput, attention_kernels, block_sizes, recovery_costs, long_contexts)
-    modules = (*modules, worked_examples)
-    return tuple(figure for module in modules for figure in module.FIGURES)
+    return (*(figure for module in modules for figure in module.FIGURES), *worked_examples.FIGURES)
