@@ -27,11 +27,11 @@ def test_the_engine_in_process_generates_all_tokens(parts: EngineParts) -> None:
 
 
 def test_each_token_but_the_first_is_timed_and_prefixes_hit_the_cache(parts: EngineParts) -> None:
-    engine = context._engine(parts)
+    engine = context.engine_of(parts)
     text = tuple(range(10, 110))
     for prompt_tokens, name in ((48, "short"), (80, "long"), (80, "again")):
         request = context.Request(name, text[:prompt_tokens], context.GREEDY, context.Stopping(6))
-        assert len(context._decode(engine, request)) == 5
+        assert len(context.decode(engine, request)) == 5
     assert engine.scheduler.totals.cached_tokens == 48 + 64
 
 
