@@ -27,7 +27,7 @@ class Averages:
         return self.begin <= now <= self.end
 
     def add_step(self, running: int, seconds: float) -> None:
-        """Add a step with so many running requests."""
+        """Add a step of `seconds` in which `running` requests took part."""
         self._batched_seconds += running * seconds
         self.seconds += seconds
 
