@@ -125,7 +125,7 @@ def test_shares_of_full_memory_are_averaged_apart() -> None:
 @pytest.mark.parametrize("orca", ["oracle", "pow2"])
 def test_with_little_load_orca_and_the_product_have_the_same_latencies(orca: str) -> None:
     """Memory never lacks, and the scheduler is the same."""
-    scenario = {**BASE, "blocks": 4000, "rate": 0.5, "seconds": 30.0, "latency_limit": 1e6}
+    scenario = {**BASE, "blocks": 40_000, "rate": 8.0, "seconds": 6.0, "latency_limit": 1e6}
     latencies = [simulate(system=system, **scenario)["normalized_latency"] for system in ("paged", orca)]
     assert latencies[0] == pytest.approx(latencies[1], rel=1e-9)
 
