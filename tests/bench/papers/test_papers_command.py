@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from bench.loads.memory import DATA_VARIABLE
+from bench.papers.__main__ import main
 from bench.papers.case import Case
 from bench.papers.execution import run_cases
 from bench.papers.figures import all_figures
@@ -37,6 +39,11 @@ def papers(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, DATA_VARIABLE: str(data), "COLUMNS": "160"}
     command = [sys.executable, "-m", "bench.papers", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def in_process(data: Path, *arguments: str) -> Result:
+    """The same command without the seconds that a process needs to import it."""
+    return CliRunner().invoke(main, arguments, env={DATA_VARIABLE: str(data), "COLUMNS": "160"})
 
 
 def options(**scenario: Any) -> list[str]:
@@ -82,23 +89,22 @@ def test_a_scenario_is_simulated_by_its_options(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_scenario_is_refused_by_name(tmp_path: Path, scenario: dict[str, Any], message: str) -> None:
-    done = papers(write_traces(tmp_path), "simulate", *options(**scenario))
-    assert done.returncode == 2
+    done = in_process(write_traces(tmp_path), "simulate", *options(**scenario))
+    assert done.exit_code == 2, done.exception
     assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
 
 
 def test_an_unknown_figure_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    done = papers(tmp_path, "figures", "--only", "figure_99")
-    assert done.returncode == 2
-    assert "no figure 'figure_99': there are table_1, figure_2" in done.stderr
+    done = in_process(tmp_path, "figures", "--only", "figure_99")
+    assert done.exit_code == 2
+    assert "no figure 'figure_99': there are table_1, figure_2" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("output", ["file", "file/folder", "/proc/none"])
 def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path, output: str) -> None:
     (tmp_path / "file").write_text("")
-    done = papers(tmp_path, "figures", "--quick", "--only", "figure_12", "--output", str(tmp_path / output))
-    assert done.returncode == 2
+    done = in_process(tmp_path, "figures", "--quick", "--only", "figure_12", "--output", str(tmp_path / output))
+    assert done.exit_code == 2
     assert "--output: " in done.stderr
     assert "cannot be written" in " ".join(done.stderr.split())
 
