@@ -1,0 +1,26 @@
+"""What an endpoint uses of its request and of the application."""
+
+import json
+from typing import Any
+
+from fastapi import Request, Response
+
+from services.gateway.access.callers import Origin
+from services.gateway.request_handler import RequestHandler
+
+
+def handler_of(request: Request) -> RequestHandler:
+    """Return the gateway's request handler."""
+    handler: RequestHandler = request.app.state.handler
+    return handler
+
+
+def origin_of(request: Request) -> Origin:
+    """Return the caller and the trace of a request."""
+    parents = request.headers.getlist("traceparent")  # ignored if sent more than once, because none is trusted
+    return Origin(request.state.caller, "http", parents[0] if len(parents) == 1 else "")
+
+
+def json_response(value: Any, headers: dict[str, str] | None = None) -> Response:
+    """Return a value as JSON with status 200."""
+    return Response(json.dumps(value, ensure_ascii=False), headers=headers, media_type="application/json")

@@ -1,0 +1,54 @@
+"""The endpoints that generate."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from services.gateway.http import error_responses
+from services.gateway.http.error_responses import REQUEST_ID
+from services.gateway.http.events import EventStream
+from services.gateway.http.json_request import ApiRoute
+from services.gateway.http.openai import requests, responses
+from services.gateway.http.openai.chats import ChatCompletionCall
+from services.gateway.http.openai.completions import CompletionCall
+from services.gateway.http.openai.field_names import FieldNames
+from services.gateway.http.routes.context import handler_of, json_response, origin_of
+from services.gateway.http.routes.descriptions import ERRORS, event_stream
+from services.runtime.errors import ServiceError
+from services.runtime.http.disconnect import while_connected
+
+_CHUNKS = event_stream("A chunk or an error as JSON; the last event is `[DONE]`.")
+
+router = APIRouter(route_class=ApiRoute, responses=ERRORS)
+
+
+@router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _CHUNKS}})
+async def complete(body: requests.CompletionRequest, request: Request) -> Response:
+    """Complete one or more prompts."""
+    call = CompletionCall(handler_of(request), origin_of(request), body, request.headers.get(REQUEST_ID))
+    return await _respond(call, request, stream=bool(body.stream))
+
+
+@router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _CHUNKS}})
+async def complete_chat(body: requests.ChatCompletionRequest, request: Request) -> Response:
+    """Generate the next message of a conversation."""
+    call = ChatCompletionCall(handler_of(request), origin_of(request), body, request.headers.get(REQUEST_ID))
+    return await _respond(call, request, stream=bool(body.stream))
+
+
+async def _respond(call: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:
+    """Generate while the client is connected. The first chunk is sent when the generation starts."""
+    names = request.state.field_names = call.translated.field_names
+    request.state.request_id = call.translated.request_id
+    headers = {REQUEST_ID: call.translated.request_id}
+    if not stream:
+        return json_response(await while_connected(request.receive, call.complete()), headers)
+    events = call.stream()
+    first = await while_connected(request.receive, anext(events))
+    return EventStream(first, events, lambda error: _stream_error(error, names), headers)
+
+
+def _stream_error(error: Exception, names: FieldNames) -> dict[str, Any]:
+    if isinstance(error, ServiceError):
+        return error_responses.error_body(error, names)
+    return error_responses.internal_error_body(error)

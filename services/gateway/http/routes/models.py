@@ -1,0 +1,67 @@
+"""The endpoints that describe models, and convert between text and tokens."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from quire.v1 import gateway_pb2
+from services.gateway.http.json_request import ApiRoute
+from services.gateway.http.openai import requests, responses
+from services.gateway.http.openai.messages import chat
+from services.gateway.http.routes.context import handler_of, json_response
+from services.gateway.http.routes.descriptions import ERRORS
+from services.runtime.errors import InvalidField
+
+router = APIRouter(route_class=ApiRoute, responses=ERRORS)
+
+
+@router.get("/v1/models", responses={200: {"model": responses.Models}})
+async def list_models(request: Request) -> Response:
+    """List the served models."""
+    return json_response({"object": "list", "data": [_model(one) for one in handler_of(request).models()]})
+
+
+@router.get("/v1/models/{name:path}", responses={200: {"model": responses.Model}})
+async def get_model(name: str, request: Request) -> Response:
+    """Describe a served model."""
+    return json_response(_model(handler_of(request).model(name)))
+
+
+@router.post("/tokenize", responses={200: {"model": responses.Tokens}})
+async def tokenize(body: requests.TokenizeRequest, request: Request) -> Response:
+    """Tokenize a prompt or a conversation."""
+    handler = handler_of(request)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidField("prompt or messages must be set, but not both", "prompt")
+    prompt = gateway_pb2.Prompt(text=body.prompt or "")
+    if body.messages is not None:
+        prompt.chat.CopyFrom(chat(body.messages, body.tools or []))
+    ids = await handler.token_ids(body.model, prompt, open_turn=body.add_generation_prompt is not False)
+    tokens: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": handler.model(body.model).context_tokens,
+        "tokens": ids,
+    }
+    if body.return_token_strs:
+        tokenizer = handler.tokenizer(body.model)
+        tokens["token_strs"] = [tokenizer.bytes_of(token).decode(errors="replace") for token in ids]
+    return json_response(tokens)
+
+
+@router.post("/detokenize", responses={200: {"model": responses.Prompt}})
+async def detokenize(body: requests.DetokenizeRequest, request: Request) -> Response:
+    """Decode token ids to text."""
+    translated = gateway_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens, special_tokens=True)
+    return json_response({"prompt": await handler_of(request).text(translated)})
+
+
+def _model(described: gateway_pb2.GetModelResponse) -> dict[str, Any]:
+    return {
+        "id": described.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "quire",
+        "root": described.model,
+        "parent": None,
+        "max_model_len": described.context_tokens,
+    }
