@@ -4,7 +4,6 @@ A mask has one bit for each token of a vocabulary, the lowest bit of a byte firs
 beyond the end of the mask are not allowed.
 """
 
-from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -33,12 +32,3 @@ class Constraint(Protocol):
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
-
-
-def allows_any(mask: bytes, banned: Iterable[int]) -> bool:
-    """Return whether a mask allows a token that is not banned."""
-    bits = int.from_bytes(mask, "little")
-    for token in banned:
-        if 0 <= token < 8 * len(mask):  # larger ids would only build a huge integer
-            bits &= ~(1 << token)
-    return bits != 0

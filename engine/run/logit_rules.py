@@ -1,8 +1,8 @@
 """Applies rules to logits, by earlier tokens or by token id, for all rows of a batch at once.
 
-The order is that of vLLM's `Sampler`: first banned tokens (by constraint, allowed tokens and min_tokens), then bias,
-then repetition penalty over prompt and output, then frequency and presence penalties over the output. So a penalty
-scales a bias too. A rule costs only the rows that use it, and changes no other row.
+The order is that of vLLM's `Sampler`: first banned tokens (by constraint, allowed tokens, bad words and min_tokens),
+then bias, then repetition penalty over prompt and output, then frequency and presence penalties over the output. So a
+penalty scales a bias too. A rule costs only the rows that use it, and changes no other row.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -8,6 +8,7 @@ from enum import Enum
 from blocks import blocks_for, counted
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
+from engine.schedule.bad_words import MAX_LENGTH, MAX_SEQUENCES, NO_BAD_WORDS, BadWords
 
 # Most likely tokens returned for each position.
 MAX_LOGPROBS = 20
@@ -79,7 +80,7 @@ class LogitRules:
     """Changes to logits, by earlier tokens or by token id, applied before Sampling. The defaults change nothing.
 
     engine.run.logit_rules defines their order. `logit_bias` has pairs of a token id and the bias added to its logit.
-    Only `allowed_token_ids` can be chosen unless it is empty.
+    Only `allowed_token_ids` can be chosen unless it is empty, and nothing that completes one of `bad_words`.
     """
 
     repetition_penalty: float = 1.0
@@ -87,10 +88,11 @@ class LogitRules:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: BadWords = NO_BAD_WORDS
 
     @property
     def penalizes(self) -> bool:
-        """Whether logits depend on earlier tokens."""
+        """Whether logits change with each earlier token."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
 
@@ -194,7 +196,7 @@ class Capacity:
         self._check_samples(request)
         _check_sampling(request.sampling)
         self._check_rules(request.logit_rules)
-        self._check_min_tokens(request)
+        self._check_choice(request)
         if request.beam_search is not None:
             _check_beam_search(request, request.beam_search)
         _check_constraint(request)
@@ -257,19 +259,37 @@ class Capacity:
             _require(math.isfinite(bias), f"logit_rules.logit_bias[{token}]", bias, "a finite number")
         self._check_ids((token for token, _ in rules.logit_bias), "logit_rules.logit_bias")
         self._check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids")
+        self._check_bad_words(rules.bad_words.sequences)
 
-    def _check_min_tokens(self, request: Request) -> None:
-        """Also checks that a token can be chosen while the stop tokens are banned."""
+    def _check_bad_words(self, sequences: tuple[tuple[int, ...], ...]) -> None:
+        field, count = "logit_rules.bad_words", len(sequences)
+        if count > MAX_SEQUENCES:
+            raise InvalidRequest(f"{field} must have at most {MAX_SEQUENCES} token sequences, not {count}", field)
+        for one in sequences:
+            if not 1 <= len(one) <= MAX_LENGTH:
+                raise InvalidRequest(f"{field} must have words of 1 to {MAX_LENGTH} tokens, not {len(one)}", field)
+            self._check_ids(one, field)
+
+    def _check_choice(self, request: Request) -> None:
+        """Check `min_tokens`, and that a token can be chosen while it bans the stop tokens."""
         least, limit = request.stopping.min_tokens, request.stopping.max_tokens
         _require(0 <= least <= limit, "stopping.min_tokens", least, f"between 0 and stopping.max_tokens ({limit})")
-        allowed, banned = request.logit_rules.allowed_token_ids, request.stopping.banned_after(0)
-        if banned and all(token in banned for token in allowed or range(self.vocabulary_size)):
-            field = "logit_rules.allowed_token_ids" if allowed else "stopping.min_tokens"
-            raise InvalidRequest(
-                f"{field} leaves no token to choose: before stopping.min_tokens ({least}) "
-                "no end-of-sequence or stop token can be chosen",
-                field,
-            )
+        rules, stops = request.logit_rules, request.stopping.banned_after(0)
+        banned = stops | rules.bad_words.always
+        allowed = rules.allowed_token_ids or range(self.vocabulary_size)
+        if banned and all(token in banned for token in allowed):
+            given = {
+                "logit_rules.allowed_token_ids": bool(rules.allowed_token_ids),
+                "logit_rules.bad_words": bool(rules.bad_words.always),
+                "stopping.min_tokens": True,
+            }
+            field = next(name for name, is_given in given.items() if is_given)
+            reasons = ["logit_rules.bad_words bans tokens"] * bool(rules.bad_words.always)
+            if stops:
+                reasons += [f"before stopping.min_tokens ({least}) no end-of-sequence or stop token can be chosen"]
+            raise InvalidRequest(f"{field} leaves no token to choose: {', and '.join(reasons)}", field)
+        if len(allowed) <= len(banned) + len(rules.bad_words.sequences):
+            _check_dead_ends(request, frozenset(allowed) - rules.bad_words.always)
 
     def _check_ids(self, token_ids: Iterable[int], field: str) -> None:
         outside = next((token for token in token_ids if not 0 <= token < self.vocabulary_size), None)
@@ -329,19 +349,29 @@ def _check_beam_search(request: Request, search: BeamSearch) -> None:
         raise InvalidRequest("logprobs cannot be combined with beam_search", "logprobs")
 
 
+def _check_dead_ends(request: Request, choice: frozenset[int]) -> None:
+    """Check that no output of the tokens of `choice` leads to a place where `bad_words` bans all of them."""
+    words, least, stops = request.logit_rules.bad_words, request.stopping.min_tokens, request.stopping.banned_after(0)
+    for end in (*words.dead_ends(choice), *words.dead_ends(choice - stops)):
+        # Stop tokens are banned until `min_tokens`; an output that ends so has at least these tokens.
+        if len(end) < least or choice <= words.banned_after(end, 0, len(end)):
+            raise InvalidRequest(
+                f"logit_rules.bad_words leaves no token to choose after {list(end)}", "logit_rules.bad_words"
+            )
+
+
 def _check_constraint(request: Request) -> None:
     """Reject other restrictions of the allowed tokens: combined with the constraint they could allow none."""
     if request.constraint is None:
         return
-    if request.logit_rules.allowed_token_ids:
-        raise InvalidRequest(
-            "logit_rules.allowed_token_ids cannot be combined with constraint", "logit_rules.allowed_token_ids"
-        )
-    if request.stopping.ignored_token_ids:
-        raise InvalidRequest(
-            "stopping.ignore_eos cannot be combined with constraint: a complete output must end",
-            "stopping.ignore_eos",
-        )
+    for field, given, why in (
+        ("logit_rules.allowed_token_ids", bool(request.logit_rules.allowed_token_ids), ""),
+        ("logit_rules.bad_words", bool(request.logit_rules.bad_words.sequences), ""),
+        ("stopping.min_tokens", request.stopping.min_tokens > 0, ": it alone says where an output may end"),
+        ("stopping.ignore_eos", bool(request.stopping.ignored_token_ids), ": a complete output must end"),
+    ):
+        if given:
+            raise InvalidRequest(f"{field} cannot be combined with constraint{why}", field)
 
 
 def _check_logprobs(count: int | None, field: str) -> None:

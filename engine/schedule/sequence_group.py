@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.constraint import ConstraintState, allows_any
+from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
 from engine.schedule.beams import BeamAnswer, Beams, Continuation
 from engine.schedule.request import NO_RULES, Failure, FinishReason, OrderKey, Request
@@ -88,10 +88,10 @@ class Sequence:
         """Return the rules for the logits after its first `end` tokens, None if there are none."""
         request, length = self.request, len(self.request.prompt)
         rules, banned = request.logit_rules, request.stopping.banned_after(end - length)
-        if self.mask and banned and not allows_any(self.mask, banned):
-            banned = frozenset()  # only banned tokens are left; the constraint has precedence
         if rules is NO_RULES and not banned and not self.mask:
             return None
+        if rules.bad_words.sequences:
+            banned |= rules.bad_words.banned_after(self.tokens, length, end)
         if rules.penalizes:
             return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), banned, self.mask)
         if banned or self.mask or rules != NO_RULES:

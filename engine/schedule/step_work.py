@@ -79,7 +79,10 @@ def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
 
 
 def can_run_ahead(group: Group) -> bool:
-    """Return whether the next work of a group can be planned before its last token is known."""
+    """Return whether the next work of a group can be planned before its last token is known.
+
+    Bad words may ban other tokens then. This is rare, so such work is planned, and dropped if they do.
+    """
     request = group.request
     depends = request.constraint or request.logit_rules.penalizes or request.beam_search
     return not depends and request.logprobs is None and request.prompt_logprobs is None

@@ -2,6 +2,7 @@
 
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
+from engine.schedule.bad_words import NO_BAD_WORDS, BadWords
 from engine.schedule.request import NO_RULES, BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import MAX_SECONDS, seconds_of
@@ -41,7 +42,7 @@ def request_of(
         arrival=now - seconds_of(submission.age),
         samples=samples + ((),) * missing,
         deadline=now + seconds_of(submission.timeout) if submission.HasField("timeout") else None,
-        logit_rules=_logit_rules(submission.logit_rules),
+        logit_rules=_logit_rules(submission),
         logprobs=submission.logprobs if submission.HasField("logprobs") else None,
         prompt_logprobs=submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None,
         beam_search=_beam_search(submission.beam_search) if submission.HasField("beam_search") else None,
@@ -75,12 +76,14 @@ def _stopping(given: decoding_pb2.Stopping, eos_token_ids: frozenset[int]) -> St
     return Stopping(given.max_tokens, stops | ends, given.min_tokens, ignored)
 
 
-def _logit_rules(given: decoding_pb2.LogitRules) -> LogitRules:
+def _logit_rules(submission: engine_pb2.Submission) -> LogitRules:
+    given, words = submission.logit_rules, tuple(tuple(one.token_ids) for one in submission.bad_words)
     rules = LogitRules(
         repetition_penalty=given.repetition_penalty if given.HasField("repetition_penalty") else 1.0,
         frequency_penalty=given.frequency_penalty,
         presence_penalty=given.presence_penalty,
         logit_bias=tuple(given.logit_bias.items()),
         allowed_token_ids=tuple(dict.fromkeys(given.allowed_token_ids)),
+        bad_words=BadWords(words) if words else NO_BAD_WORDS,
     )
     return NO_RULES if rules == NO_RULES else rules  # one object, because every token compares them

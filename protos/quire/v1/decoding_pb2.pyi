@@ -135,9 +135,9 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 @_typing.final
 class LogitRules(_message.Message):
     """Changes logits by previous tokens, or by token id. The rules apply in vLLM's order: OutputConstraint,
-    allowed_token_ids, min_tokens, logit_bias, repetition_penalty, frequency_penalty, presence_penalty. So a repetition
-    penalty multiplies a bias too. Numbers that are not finite: INVALID_ARGUMENT. Clamped to 1e9, and a repetition
-    penalty to at least 1e-9.
+    allowed_token_ids, bad_words, min_tokens, logit_bias, repetition_penalty, frequency_penalty, presence_penalty. So a
+    repetition penalty multiplies a bias too. Numbers that are not finite: INVALID_ARGUMENT. Clamped to 1e9, and a
+    repetition penalty to at least 1e-9.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -167,6 +167,7 @@ class LogitRules(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
     """Divides positive and multiplies negative logits of tokens in the prompt or output. Default 1. Not above 0:
     INVALID_ARGUMENT.
@@ -181,8 +182,15 @@ class LogitRules(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """If not empty, only these token ids can be chosen. An id outside the vocabulary, or only tokens that min_tokens
-        excludes: INVALID_ARGUMENT.
+        """If not empty, only these token ids can be chosen. An id outside the vocabulary, or only tokens that min_tokens or
+        bad_words exclude: INVALID_ARGUMENT.
+        """
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that are not generated. Each is banned as a sequence of tokens, alone and after a space: the last token of the
+        sequence is not chosen after the others. Tokens of the prompt do not count. At most 256, each 1 to 256 bytes and at
+        most 32 tokens. Together with OutputConstraint: INVALID_ARGUMENT.
         """
 
     def __init__(
@@ -193,10 +201,11 @@ class LogitRules(_message.Message):
         frequency_penalty: _builtins.float | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "frequency_penalty", b"frequency_penalty", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -306,9 +315,9 @@ class OutputConstraint(_message.Message):
     """A grammar that the output must match. Only tokens that can continue it are chosen. Where the output is complete, it
     may end with an end-of-sequence token; if nothing else can follow, it ends at once, with FINISH_REASON_STOP.
 
-    An output that ends by max_tokens, a stop string or a stop token is the beginning of a match. The end of the grammar
-    takes precedence over min_tokens. Together with LogitRules.allowed_token_ids or Stopping.ignore_eos:
-    INVALID_ARGUMENT.
+    An output that ends by max_tokens, a stop string or a stop token is the beginning of a match. The grammar alone says
+    where an output may end, and which tokens it has: together with LogitRules.allowed_token_ids, LogitRules.bad_words,
+    Stopping.min_tokens above 0 or Stopping.ignore_eos: INVALID_ARGUMENT.
 
     INVALID_ARGUMENT, naming the field, before anything is computed: a text of more than 65,536 bytes, one that cannot be
     compiled or that no output matches, or one that takes seconds or some 100 MB to compile. A grammar that becomes too
@@ -367,8 +376,8 @@ class Stopping(_message.Message):
     """
     min_tokens: _builtins.int
     """Minimum tokens to generate. Before that, end-of-sequence tokens (also with ignore_eos) and stop tokens are not
-    chosen, and a complete stop string does not end the sample. Default 0. Negative, or more than max_tokens:
-    INVALID_ARGUMENT.
+    chosen, and a complete stop string does not end the sample. Default 0. Negative, more than max_tokens, or above 0
+    together with OutputConstraint: INVALID_ARGUMENT.
     """
     include_stop: _builtins.bool
     """Keeps the stop string or stop token's text in the output. Default false."""

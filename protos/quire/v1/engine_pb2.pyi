@@ -193,6 +193,7 @@ class Submission(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     ISOLATED_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the engine's live requests."""
     attempt: _builtins.int
@@ -253,6 +254,12 @@ class Submission(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """Remaining time. Absent: no limit."""
 
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """The tokens of LogitRules.bad_words, which the gateway takes out: the last token of each sequence is not chosen after
+        the others. At most 512 sequences of 1 to 32 tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -273,10 +280,11 @@ class Submission(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         trace_parent: _builtins.str = ...,
         isolated: _builtins.bool = ...,
+        bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "beam_search", b"beam_search", "constraint", b"constraint", "isolated", b"isolated", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "bad_words", b"bad_words", "beam_search", b"beam_search", "constraint", b"constraint", "isolated", b"isolated", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -288,6 +296,30 @@ class Submission(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___Submission: _TypeAlias = Submission  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
+    """Token ids in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Each from 0 to vocabulary size - 1."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class SampleState(_message.Message):

@@ -27,7 +27,7 @@ from quire.v1 import decoding_pb2 as quire_dot_v1_dot_decoding__pb2
 from quire.v1 import pins_pb2 as quire_dot_v1_dot_pins__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17quire/v1/decoding.proto\x1a\x13quire/v1/pins.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"x\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12&\n\ntool_calls\x18\x03 \x03(\x0b\x32\x12.quire.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"N\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChatMessage\x12\x1d\n\x05tools\x18\x02 \x03(\x0b\x32\x0e.quire.v1.Tool\"i\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.quire.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.quire.v1.ChatH\x00\x42\x06\n\x04kind\"\x95\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1b\n\x0especial_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x11\n\x0f_special_tokens\"\x1c\n\x0c\x43\x61\x63heOptions\x12\x0c\n\x04salt\x18\x01 \x01(\t\"\xc8\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06prompt\x18\x03 \x01(\x0b\x32\x10.quire.v1.Prompt\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.quire.v1.Sampling\x12)\n\x0blogit_rules\x18\x05 \x01(\x0b\x32\x14.quire.v1.LogitRules\x12)\n\x0b\x62\x65\x61m_search\x18\x06 \x01(\x0b\x32\x14.quire.v1.BeamSearch\x12.\n\nconstraint\x18\x07 \x01(\x0b\x32\x1a.quire.v1.OutputConstraint\x12$\n\x08stopping\x18\x08 \x01(\x0b\x32\x12.quire.v1.Stopping\x12\'\n\x06output\x18\t \x01(\x0b\x32\x17.quire.v1.OutputOptions\x12%\n\x05\x63\x61\x63he\x18\n \x01(\x0b\x32\x16.quire.v1.CacheOptions\x12\x15\n\x08priority\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_priority\"\xc0\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.quire.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.quire.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.quire.v1.FinishedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x18.quire.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.quire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\"S\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\x05\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"c\n\x05\x44\x65lta\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"u\n\x08\x46inished\x12\'\n\x07samples\x18\x01 \x03(\x0b\x32\x16.quire.v1.SampleFinish\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.quire.v1.Usage\x12 \n\x06timing\x18\x03 \x01(\x0b\x32\x10.quire.v1.Timing\"\x9f\x01\n\x0cSampleFinish\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x12\x12\n\x05score\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07matchedB\x08\n\x06_score\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x05\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\x05\x12\x16\n\x0eswapped_tokens\x18\x05 \x01(\x05\"\x94\x02\n\x06Timing\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x05\x12\x11\n\tfailovers\x18\x07 \x01(\x05\"B\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x06prompt\x18\x02 \x01(\x0b\x32\x10.quire.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"e\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x1b\n\x0especial_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x11\n\x0f_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.quire.v1.GetModelResponse\"\xe8\x01\n\x0c\x41\x64minRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\npin_prefix\x18\x02 \x01(\x0b\x32\x13.quire.v1.PinPromptH\x00\x12-\n\x0cunpin_prefix\x18\x03 \x01(\x0b\x32\x15.quire.v1.UnpinPrefixH\x00\x12\x38\n\x12reset_prefix_cache\x18\x04 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12+\n\x0blist_pinned\x18\x05 \x01(\x0b\x32\x14.quire.v1.ListPinnedH\x00\x42\x08\n\x06\x61\x63tion\"Y\n\tPinPrompt\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06prompt\x18\x02 \x01(\x0b\x32\x10.quire.v1.Prompt\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"5\n\rAdminResponse\x12$\n\x04pins\x18\x01 \x03(\x0b\x32\x16.quire.v1.PinnedPrefix\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xae\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x15\n\rdevice_blocks\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x07 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x08 \x03(\t2\xa0\x03\n\x07Gateway\x12\x43\n\x08Generate\x12\x19.quire.v1.GenerateRequest\x1a\x1a.quire.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.quire.v1.TokenizeRequest\x1a\x1a.quire.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.quire.v1.DetokenizeRequest\x1a\x1c.quire.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.quire.v1.ListModelsRequest\x1a\x1c.quire.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.quire.v1.GetModelRequest\x1a\x1a.quire.v1.GetModelResponse\x12\x38\n\x05\x41\x64min\x12\x16.quire.v1.AdminRequest\x1a\x17.quire.v1.AdminResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17quire/v1/decoding.proto\x1a\x13quire/v1/pins.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"x\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12&\n\ntool_calls\x18\x03 \x03(\x0b\x32\x12.quire.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"N\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChatMessage\x12\x1d\n\x05tools\x18\x02 \x03(\x0b\x32\x0e.quire.v1.Tool\"i\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.quire.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.quire.v1.ChatH\x00\x42\x06\n\x04kind\"\x95\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1b\n\x0especial_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x11\n\x0f_special_tokens\"\x1c\n\x0c\x43\x61\x63heOptions\x12\x0c\n\x04salt\x18\x01 \x01(\t\"\x88\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06prompt\x18\x03 \x01(\x0b\x32\x10.quire.v1.Prompt\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.quire.v1.Sampling\x12)\n\x0blogit_rules\x18\x05 \x01(\x0b\x32\x14.quire.v1.LogitRules\x12)\n\x0b\x62\x65\x61m_search\x18\x06 \x01(\x0b\x32\x14.quire.v1.BeamSearch\x12.\n\nconstraint\x18\x07 \x01(\x0b\x32\x1a.quire.v1.OutputConstraint\x12$\n\x08stopping\x18\x08 \x01(\x0b\x32\x12.quire.v1.Stopping\x12\'\n\x06output\x18\t \x01(\x0b\x32\x17.quire.v1.OutputOptions\x12%\n\x05\x63\x61\x63he\x18\n \x01(\x0b\x32\x16.quire.v1.CacheOptions\x12\x15\n\x08priority\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x16truncate_prompt_tokens\x18\r \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_priorityB\x19\n\x17_truncate_prompt_tokens\"\xc0\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.quire.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.quire.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.quire.v1.FinishedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x18.quire.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\x12$\n\x08sampling\x18\x05 \x01(\x0b\x32\x12.quire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\"S\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\x05\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"c\n\x05\x44\x65lta\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"u\n\x08\x46inished\x12\'\n\x07samples\x18\x01 \x03(\x0b\x32\x16.quire.v1.SampleFinish\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.quire.v1.Usage\x12 \n\x06timing\x18\x03 \x01(\x0b\x32\x10.quire.v1.Timing\"\x9f\x01\n\x0cSampleFinish\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x12\x12\n\x05score\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07matchedB\x08\n\x06_score\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x15\n\rcached_tokens\x18\x02 \x01(\x05\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x05\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\x05\x12\x16\n\x0eswapped_tokens\x18\x05 \x01(\x05\"\x94\x02\n\x06Timing\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x05\x12\x11\n\tfailovers\x18\x07 \x01(\x05\"B\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x06prompt\x18\x02 \x01(\x0b\x32\x10.quire.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"e\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x1b\n\x0especial_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x11\n\x0f_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.quire.v1.GetModelResponse\"\xe8\x01\n\x0c\x41\x64minRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\npin_prefix\x18\x02 \x01(\x0b\x32\x13.quire.v1.PinPromptH\x00\x12-\n\x0cunpin_prefix\x18\x03 \x01(\x0b\x32\x15.quire.v1.UnpinPrefixH\x00\x12\x38\n\x12reset_prefix_cache\x18\x04 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12+\n\x0blist_pinned\x18\x05 \x01(\x0b\x32\x14.quire.v1.ListPinnedH\x00\x42\x08\n\x06\x61\x63tion\"Y\n\tPinPrompt\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06prompt\x18\x02 \x01(\x0b\x32\x10.quire.v1.Prompt\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"5\n\rAdminResponse\x12$\n\x04pins\x18\x01 \x03(\x0b\x32\x16.quire.v1.PinnedPrefix\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xae\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x15\n\rdevice_blocks\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x07 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x08 \x03(\t2\xa0\x03\n\x07Gateway\x12\x43\n\x08Generate\x12\x19.quire.v1.GenerateRequest\x1a\x1a.quire.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.quire.v1.TokenizeRequest\x1a\x1a.quire.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.quire.v1.DetokenizeRequest\x1a\x1c.quire.v1.DetokenizeResponse\x12G\n\nListModels\x12\x1b.quire.v1.ListModelsRequest\x1a\x1c.quire.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.quire.v1.GetModelRequest\x1a\x1a.quire.v1.GetModelResponse\x12\x38\n\x05\x41\x64min\x12\x16.quire.v1.AdminRequest\x1a\x17.quire.v1.AdminResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,45 +51,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CACHEOPTIONS']._serialized_start=720
   _globals['_CACHEOPTIONS']._serialized_end=748
   _globals['_GENERATEREQUEST']._serialized_start=751
-  _globals['_GENERATEREQUEST']._serialized_end=1207
-  _globals['_GENERATERESPONSE']._serialized_start=1210
-  _globals['_GENERATERESPONSE']._serialized_end=1402
-  _globals['_STARTED']._serialized_start=1405
-  _globals['_STARTED']._serialized_end=1553
-  _globals['_PROMPTLOGPROBS']._serialized_start=1555
-  _globals['_PROMPTLOGPROBS']._serialized_end=1638
-  _globals['_DELTA']._serialized_start=1640
-  _globals['_DELTA']._serialized_end=1739
-  _globals['_FINISHED']._serialized_start=1741
-  _globals['_FINISHED']._serialized_end=1858
-  _globals['_SAMPLEFINISH']._serialized_start=1861
-  _globals['_SAMPLEFINISH']._serialized_end=2020
-  _globals['_USAGE']._serialized_start=2023
-  _globals['_USAGE']._serialized_end=2153
-  _globals['_TIMING']._serialized_start=2156
-  _globals['_TIMING']._serialized_end=2432
-  _globals['_TOKENIZEREQUEST']._serialized_start=2434
-  _globals['_TOKENIZEREQUEST']._serialized_end=2500
-  _globals['_TOKENIZERESPONSE']._serialized_start=2502
-  _globals['_TOKENIZERESPONSE']._serialized_end=2539
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2541
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2642
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2644
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2678
-  _globals['_LISTMODELSREQUEST']._serialized_start=2680
-  _globals['_LISTMODELSREQUEST']._serialized_end=2699
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2701
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2765
-  _globals['_ADMINREQUEST']._serialized_start=2768
-  _globals['_ADMINREQUEST']._serialized_end=3000
-  _globals['_PINPROMPT']._serialized_start=3002
-  _globals['_PINPROMPT']._serialized_end=3091
-  _globals['_ADMINRESPONSE']._serialized_start=3093
-  _globals['_ADMINRESPONSE']._serialized_end=3146
-  _globals['_GETMODELREQUEST']._serialized_start=3148
-  _globals['_GETMODELREQUEST']._serialized_end=3180
-  _globals['_GETMODELRESPONSE']._serialized_start=3183
-  _globals['_GETMODELRESPONSE']._serialized_end=3357
-  _globals['_GATEWAY']._serialized_start=3360
-  _globals['_GATEWAY']._serialized_end=3776
+  _globals['_GENERATEREQUEST']._serialized_end=1271
+  _globals['_GENERATERESPONSE']._serialized_start=1274
+  _globals['_GENERATERESPONSE']._serialized_end=1466
+  _globals['_STARTED']._serialized_start=1469
+  _globals['_STARTED']._serialized_end=1617
+  _globals['_PROMPTLOGPROBS']._serialized_start=1619
+  _globals['_PROMPTLOGPROBS']._serialized_end=1702
+  _globals['_DELTA']._serialized_start=1704
+  _globals['_DELTA']._serialized_end=1803
+  _globals['_FINISHED']._serialized_start=1805
+  _globals['_FINISHED']._serialized_end=1922
+  _globals['_SAMPLEFINISH']._serialized_start=1925
+  _globals['_SAMPLEFINISH']._serialized_end=2084
+  _globals['_USAGE']._serialized_start=2087
+  _globals['_USAGE']._serialized_end=2217
+  _globals['_TIMING']._serialized_start=2220
+  _globals['_TIMING']._serialized_end=2496
+  _globals['_TOKENIZEREQUEST']._serialized_start=2498
+  _globals['_TOKENIZEREQUEST']._serialized_end=2564
+  _globals['_TOKENIZERESPONSE']._serialized_start=2566
+  _globals['_TOKENIZERESPONSE']._serialized_end=2603
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2605
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2706
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2708
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2742
+  _globals['_LISTMODELSREQUEST']._serialized_start=2744
+  _globals['_LISTMODELSREQUEST']._serialized_end=2763
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2765
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2829
+  _globals['_ADMINREQUEST']._serialized_start=2832
+  _globals['_ADMINREQUEST']._serialized_end=3064
+  _globals['_PINPROMPT']._serialized_start=3066
+  _globals['_PINPROMPT']._serialized_end=3155
+  _globals['_ADMINRESPONSE']._serialized_start=3157
+  _globals['_ADMINRESPONSE']._serialized_end=3210
+  _globals['_GETMODELREQUEST']._serialized_start=3212
+  _globals['_GETMODELREQUEST']._serialized_end=3244
+  _globals['_GETMODELRESPONSE']._serialized_start=3247
+  _globals['_GETMODELRESPONSE']._serialized_end=3421
+  _globals['_GATEWAY']._serialized_start=3424
+  _globals['_GATEWAY']._serialized_end=3840
 # @@protoc_insertion_point(module_scope)

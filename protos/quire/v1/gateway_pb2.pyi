@@ -302,6 +302,7 @@ class GenerateRequest(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request in answers, logs and explanations; unique among live requests. At most 128 bytes.
     Empty: the gateway makes one.
@@ -310,6 +311,11 @@ class GenerateRequest(_message.Message):
     """Name of a served model. Empty: the only one."""
     priority: _builtins.int
     """Priority: smaller is served first. Default 0."""
+    truncate_prompt_tokens: _builtins.int
+    """Keeps only the last tokens of the prompt, at most this many; -1: as many as fit the model's context with
+    stopping.max_tokens, or with one token. Everything else then concerns the kept tokens. Absent: all. 0, less than -1,
+    or more than the context: INVALID_ARGUMENT.
+    """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """Required."""
@@ -363,14 +369,20 @@ class GenerateRequest(_message.Message):
         cache: Global___CacheOptions | None = ...,
         priority: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 

@@ -2,7 +2,6 @@
 
 import random
 import re
-import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.constraint import Constraint, ConstraintState, allows_any
+from engine.constraint import Constraint, ConstraintState
 from engine.errors import ConstraintFailed, InvalidRequest
 from engine.run.logit_rules import apply_rules
+from engine.schedule.bad_words import BadWords
 from engine.schedule.limits import Preemption
 from engine.schedule.request import (
     BeamSearch,
@@ -46,20 +46,6 @@ def mask_of(tokens: Iterable[int]) -> bytes:
 
 
 # Masks
-
-
-@given(allowed=st.sets(st.integers(0, 40), min_size=1), banned=st.sets(st.integers(-2, 50)))
-def test_a_mask_leaves_a_token_if_one_is_allowed_and_not_banned(allowed: set[int], banned: set[int]) -> None:
-    assert allows_any(mask_of(allowed), banned) == bool(allowed - banned)
-
-
-def test_a_token_far_beyond_a_mask_takes_no_memory() -> None:
-    tracemalloc.start()
-    try:
-        assert allows_any(mask_of({3}), {2**31 - 1})
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
 
 
 @given(st.lists(st.none() | st.sets(st.integers(0, 60), min_size=1), min_size=1, max_size=6))
@@ -140,16 +126,6 @@ def test_a_constraint_without_text_ends_with_the_end_token(folder: Path, vocabul
     assert engine.generate([PROMPT], 9, stop=[END], constraint=constraint) == [[END]]
 
 
-def test_min_tokens_yield_to_the_end_of_the_constraint(folder: Path, vocabulary: Vocabulary) -> None:
-    engine = ModelEngine(folder)
-    constraint = CompiledGrammar(vocabulary, GrammarSpec("regex", "x{1,5}"))
-    engine.take(Request("r", PROMPT, GREEDY, Stopping(9, frozenset({END}), 9), constraint=constraint))
-    end = CompiledGrammar(vocabulary, GrammarSpec("regex", "x(?:)?"))
-    engine.take(Request("one", PROMPT, GREEDY, Stopping(9, frozenset({END}), 9), constraint=end))
-    engine.run()
-    assert [text(vocabulary, engine.tokens[name]) for name in ("r", "one")] == ["xxxxx", "x"]
-
-
 def test_max_tokens_truncates_an_answer(
     folder: Path, vocabulary: Vocabulary, alone: list[list[int]], constraint: Constraint
 ) -> None:
@@ -215,6 +191,8 @@ def test_generated_tokens_that_violate_the_constraint_are_refused(folder: Path, 
     ("rules", "stopping", "field"),
     [
         (LogitRules(allowed_token_ids=(3,)), Stopping(9), "logit_rules.allowed_token_ids"),
+        (LogitRules(bad_words=BadWords(((3, 4),))), Stopping(9), "logit_rules.bad_words"),
+        (LogitRules(), Stopping(9, frozenset({END}), min_tokens=1), "stopping.min_tokens"),
         (LogitRules(), Stopping(9, ignored_token_ids=frozenset({END})), "stopping.ignore_eos"),
     ],
 )

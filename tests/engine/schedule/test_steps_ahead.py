@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.schedule.bad_words import BadWords
 from engine.schedule.limits import Preemption
 from engine.schedule.request import BeamSearch, Capacity, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, Launched, Sampled, StepPlan
@@ -98,6 +99,24 @@ def test_a_new_request_joins_the_step_after_the_next(engine: EngineInProcess, re
         assert engine.tokens[name] == expected_tokens(prompt, 0, count, frozenset(), VOCABULARY)
     mixed = [plan for plan in recorder.plans if len({len(work.token_ids) for work in plan.work}) > 1]
     assert mixed, "its prompt is computed beside the other's token"
+
+
+def test_a_step_planned_ahead_is_dropped_where_the_last_token_bans_another(tiny_model: Tiny) -> None:
+    """Without the drop, the token of the step launched ahead would complete the bad word."""
+    [free] = ModelEngine(tiny_model("llama")).generate([PROMPT], 12)
+    rules = LogitRules(bad_words=BadWords((tuple(free[4:6]),)))
+    answers, launches = [], []
+    for ahead in (False, True):
+        engine = ModelEngine(tiny_model("llama"), ahead=ahead)
+        launched: list[StepPlan] = []
+        launch = engine.engine._runner.launch
+        engine.engine._runner.launch = lambda plan, to=launched, do=launch: (to.append(plan), do(plan))[1]  # type: ignore[method-assign]
+        answers += engine.generate([PROMPT], 12, logit_rules=rules)
+        launches.append([work.token_ids == (PENDING,) for plan in launched for work in plan.work])
+    assert answers[0] == answers[1] != free
+    assert not any(launches[0])
+    assert launches[1].count(False) == 2, "the prompt, and the step again that was dropped"
+    assert launches[1][:5] == [False, True, True, True, True]
 
 
 @pytest.mark.parametrize(

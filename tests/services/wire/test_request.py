@@ -4,6 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.schedule.bad_words import BadWords
 from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import duration
@@ -21,6 +22,7 @@ RULES = st.builds(
     *(NUMBERS, NUMBERS, NUMBERS),
     st.dictionaries(TOKENS, NUMBERS, max_size=3).map(lambda biases: tuple(sorted(biases.items()))),
     st.lists(TOKENS, max_size=3, unique=True).map(tuple),
+    st.builds(BadWords, st.lists(st.lists(TOKENS, max_size=3).map(tuple), max_size=3).map(tuple)),
 )
 
 
@@ -57,6 +59,7 @@ def requests(draw: st.DrawFn) -> Request:
 def submission_of(request: Request) -> engine_pb2.Submission:
     """Write a request as a gateway does."""
     rules = vars(request.logit_rules) | {"logit_bias": dict(request.logit_rules.logit_bias)}
+    words = rules.pop("bad_words").sequences
     optional: dict[str, Any] = {}
     if request.beam_search is not None:
         optional["beam_search"] = decoding_pb2.BeamSearch(**vars(request.beam_search))
@@ -72,6 +75,7 @@ def submission_of(request: Request) -> engine_pb2.Submission:
         ],
         sampling=decoding_pb2.Sampling(**vars(request.sampling)),
         logit_rules=decoding_pb2.LogitRules(**rules),
+        bad_words=[engine_pb2.TokenSequence(token_ids=word) for word in words],
         stopping=decoding_pb2.Stopping(
             max_tokens=request.stopping.max_tokens,
             min_tokens=request.stopping.min_tokens,
