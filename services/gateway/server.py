@@ -15,7 +15,7 @@ from services.gateway.access.callers import Caller
 from services.gateway.access.namespace import Namespace
 from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
-from services.gateway.administration import FleetAdministration
+from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
 from services.gateway.attempts import FailoverLimits
 from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.dispatch import Dispatcher
@@ -28,7 +28,7 @@ from services.gateway.observe.observers import GatewayObservers
 from services.gateway.observe.request_log import RequestLog
 from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.request_handler import RequestHandler, RequestLimits
-from services.gateway.servicer import ADMIN_TIMEOUT_SECONDS, GatewayServicer, ParsingInterceptor
+from services.gateway.servicer import GatewayServicer, ParsingInterceptor
 from services.gateway.settings import GatewaySettings
 from services.runtime import transport
 from services.runtime.errors import RejectionReason, Unauthenticated
@@ -89,7 +89,9 @@ class GatewayService:
         self._http: HttpServer | None = None
         self.readiness = Readiness()
         self.server = transport.server(
-            transport.CLIENT_MESSAGE_BYTES, [AuthInterceptor(self.authenticate), ParsingInterceptor()]
+            transport.CLIENT_MESSAGE_BYTES,
+            [AuthInterceptor(self.authenticate), ParsingInterceptor()],
+            connection_age_seconds=settings.max_connection_age_seconds,
         )
 
     def authenticate(self, authorization: str | None) -> Caller:
@@ -115,7 +117,13 @@ class GatewayService:
 
         context = self._http_tls.context if self._http_tls else None
         self._http = http_server(
-            self._handler, self._settings, self.readiness, self._observer, self.authenticate, context
+            self._handler,
+            self._administration,
+            self._settings,
+            self.readiness,
+            self._observer,
+            self.authenticate,
+            context,
         )
         log.info("gateway listens for HTTP at %s", await self._http.start(self._settings.http_listen))
 

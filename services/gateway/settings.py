@@ -33,6 +33,13 @@ class GatewaySettings:
         "Timeout in seconds without progress of writing an HTTP response; then the client is disconnected.",
         least=0.1,
     )
+    max_connection_age_seconds: float = setting(
+        0.0,
+        "Age in seconds at which a client's connection takes no new requests, so that clients connect again and new "
+        "gateways get load. Requests in flight continue. 0: no limit.",
+        least=0,
+        most=86400,
+    )
     engines: str = setting(
         "127.0.0.1:50052",
         "Addresses of the engines, separated by commas. dns:NAME:PORT means every address that NAME resolves to.",

@@ -33,6 +33,9 @@ _CONNECTIONS = 4096
 # Limit for the handshake of a new connection.
 _HANDSHAKE_SECONDS = 10
 
+# gRPC reads the largest number as infinite.
+_NO_LIMIT = 2**31 - 1
+
 _UNIX = "unix:"
 
 Options = list[tuple[str, int | str]]
@@ -43,13 +46,21 @@ class AddressUnavailable(Exception):
 
 
 def server(
-    message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), answer_bytes: int = 0
+    message_bytes: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    answer_bytes: int = 0,
+    connection_age_seconds: float = 0.0,
 ) -> grpc.aio.Server:
     """Make a server for messages of up to `message_bytes`, without services and address.
 
-    Sent messages have the same limit, or `answer_bytes`.
+    Sent messages have the same limit, or `answer_bytes`. A connection of `connection_age_seconds` accepts no new calls,
+    so that its client connects again; calls in flight continue. 0: no limit.
     """
     options = [*_common_options(message_bytes, answer_bytes), *_server_options()]
+    if connection_age_seconds:
+        # gRPC varies the age by a tenth, so that clients do not connect again all at once.
+        options.append(("grpc.max_connection_age_ms", int(connection_age_seconds * 1000)))
+        options.append(("grpc.max_connection_age_grace_ms", _NO_LIMIT))
     return grpc.aio.server(options=options, interceptors=[MalformedRequests(), *interceptors])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.access.callers import ANONYMOUS
+from services.gateway.administration import FleetAdministration
 from services.gateway.http.app import make_app
 from services.gateway.http.json_request import Authenticate
 from services.gateway.observe.observer import GatewayObserver
@@ -23,6 +24,7 @@ _CLIENT_CLOSED_REQUEST = 499
 
 def http_server(
     handler: RequestHandler,
+    administration: FleetAdministration,
     settings: GatewaySettings,
     readiness: Readiness,
     observer: GatewayObserver,
@@ -30,8 +32,13 @@ def http_server(
     context: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """Build the HTTP server of a gateway. With a context it uses TLS."""
-    app = ObservedApp(make_app(handler, readiness, authenticate), readiness, observer)
-    limits = HttpLimits(settings.http_connections, settings.http_read_seconds, settings.http_write_seconds)
+    app = ObservedApp(make_app(handler, administration, readiness, authenticate), readiness, observer)
+    limits = HttpLimits(
+        settings.http_connections,
+        settings.http_read_seconds,
+        settings.http_write_seconds,
+        settings.max_connection_age_seconds,
+    )
     return HttpServer(app, limits, context, lambda status: count_rejection(observer, status))
 
 

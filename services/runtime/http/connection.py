@@ -24,6 +24,8 @@ _MAX_UNREAD_BYTES = 1024 * 1024 * 1024
 _LAST_SECONDS = 1.0
 # Excess connections that receive a 503; further ones are closed at once.
 _MAX_REFUSED_CONNECTIONS = 64
+# uvicorn closes a connection after a response with it.
+_CLOSE = (b"connection", b"close")
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,13 @@ class HttpLimits:
     """Maximum connections, and time limits of each.
 
     `read_seconds` limits the head of a request, and its body. `write_seconds` without progress close the connection of
-    a slow client.
+    a slow client. After `age_seconds` the next response is the last one of its connection; 0: no limit.
     """
 
     connections: int
     read_seconds: float
     write_seconds: float
+    age_seconds: float = 0.0
 
 
 class _Deadline:
@@ -101,6 +104,7 @@ class HttpConnection(HttpToolsProtocol):
         self._unfinished = False  # a request has begun and is incomplete
         self._head_bytes = 0
         self._unread_bytes = 0
+        self._made_at = self.loop.time()
         self.lingers = False  # the response is complete, and further input is discarded
 
     def close(self) -> None:
@@ -177,6 +181,8 @@ class HttpConnection(HttpToolsProtocol):
             raise _HeadTooLarge
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self)  # type: ignore[assignment]
+        if self._is_old:
+            self.cycle.default_headers = [*self.cycle.default_headers, _CLOSE]
         if self.expect_100_continue:
             self.cycle.keep_alive = False  # after a rejection, the client may or may not send the body
         if self.pipeline:
@@ -218,6 +224,11 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_old(self) -> bool:
+        age = self._limits.age_seconds
+        return age > 0 and self.loop.time() - self._made_at >= age
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
