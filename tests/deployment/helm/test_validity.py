@@ -33,6 +33,7 @@ from tests.deployment.helm.chart import (
 
 OTHER_KINDS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 OLDEST_ALLOWED = re.fullmatch(r">=(\d+\.\d+)\.0-0", ABOUT["kubeVersion"])[1]
+VERSION = ABOUT["appVersion"]
 KUBERNETES = [
     version
     for version in kubernetes.all_versions()
@@ -167,7 +168,7 @@ def test_each_workload_selects_its_own_pods_and_each_service_those_of_its_compon
 @pytest.mark.parametrize("name", CI_VALUES)
 def test_no_file_names_a_registry(name: str) -> None:
     images = {one["image"] for pod in all_pods(render_ci(name)).values() for one in all_containers(pod)}
-    assert images <= {"quire:0.1.0", "quire:0.1.0-cuda", "busybox:1.36"}
+    assert images <= {f"quire:{VERSION}", f"quire:{VERSION}-cuda", "busybox:1.36"}
     hosts = re.compile(
         r"docker\.(io|com)|ghcr\.io|quay\.io|gcr\.io|nvcr\.io|pkg\.dev|registry\.k8s\.io|azurecr|amazonaws|registry\."
     )
