@@ -12,6 +12,9 @@ from services.runtime.errors import InvalidField, Unavailable, UnknownPin
 
 Pins = Sequence[pins_pb2.PinnedPrefix]
 
+# If the caller has set no deadline. Computing a long prefix behind a full queue takes this long.
+ADMIN_TIMEOUT_SECONDS = 60.0
+
 _ACTIONS = ", ".join(field.name for field in gateway_pb2.AdminRequest.DESCRIPTOR.oneofs_by_name["action"].fields)
 
 

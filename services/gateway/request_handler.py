@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 
-from quire.v1 import gateway_pb2
+from quire.v1 import engine_pb2, gateway_pb2
 from services.gateway.access.admission import AdmissionControl, AdmissionSlot
 from services.gateway.access.callers import DEFAULT_ORIGIN, Caller, Origin
 from services.gateway.access.namespace import Namespace, qualified
@@ -26,7 +26,9 @@ from services.gateway.prepared_request import (
     check_vocabulary,
     set_times,
     submission_of,
+    truncated,
 )
+from services.gateway.text.bad_words import sequences_of as sequences_of_words
 from services.gateway.text.chat_template import ChatTemplateError, ToolsNotSupported
 from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import Tokenizer
@@ -136,6 +138,11 @@ class RequestHandler:
         self._limits.tenants.check_count(origin.caller, Sequences(count, "prompt"))
 
     @property
+    def in_flight(self) -> int:
+        """Number of admitted requests that have not ended."""
+        return self._limits.admission.requests
+
+    @property
     def slow_clients(self) -> SlowClients:
         """The watch for slow clients, over all streams."""
         return self._limits.slow_clients
@@ -155,6 +162,11 @@ class RequestHandler:
             raise InvalidField(f"prompt.chat.tools: {error}", "prompt.chat.tools") from error
         except ChatTemplateError as error:
             raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
+
+    async def prompt_ids(self, request: gateway_pb2.GenerateRequest) -> list[int]:
+        """Return the token ids of a request's prompt, truncated as it says. Raises a ServiceError."""
+        token_ids = await self.token_ids(request.model, request.prompt)
+        return truncated(token_ids, request, self._fleet.model(request.model))
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
@@ -268,13 +280,16 @@ class RequestHandler:
     ) -> PreparedRequest:
         model, parameters, tenant = admitted.model, admitted.parameters, info.origin.caller.tenant
         check_vocabulary(parameters, model.description().vocabulary_size)
-        if request.prompt.HasField("token_ids"):
+        if request.prompt.HasField("token_ids") and not request.HasField("truncate_prompt_tokens"):
             check_fits(len(request.prompt.token_ids.ids), "prompt.token_ids.ids", model)
         with info.span.start_child("tokenize"):
-            token_ids = await self.token_ids(model.name, request.prompt)
+            token_ids = truncated(await self.token_ids(model.name, request.prompt), request, model)
         check_fits(len(token_ids), "prompt", model)
         salt = self._namespace.salt(tenant, parameters.salt)
         submission = submission_of(parameters, token_ids, model, qualified(tenant, parameters.request_id), salt)
+        if words := parameters.logit_rules.bad_words:
+            sequences = await asyncio.to_thread(sequences_of_words, words, model.tokenizer)
+            submission.bad_words.extend(engine_pb2.TokenSequence(token_ids=one) for one in sequences)
         set_times(submission, admitted.deadline, info.arrival)
         progress = RequestProgress(len(token_ids))
         return PreparedRequest(model, parameters, submission, info.arrival, admitted.deadline, progress, info.span)

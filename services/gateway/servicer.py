@@ -12,7 +12,7 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.access.auth_interceptor import Authenticate, authorization_of, value_of
 from services.gateway.access.callers import Caller, Origin
-from services.gateway.administration import FleetAdministration
+from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
 from services.gateway.parameters import MAX_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.utf8 import parse_request
@@ -20,9 +20,6 @@ from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata
 from services.runtime.statuses import abort_on_error
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-# If the call has no deadline. Computing a long prefix behind a full queue takes this long.
-ADMIN_TIMEOUT_SECONDS = 60.0
 
 REQUEST_ID_METADATA = "x-request-id"
 _PRINTABLE_ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_BYTES}}}")

@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from services.gateway.access.callers import ANONYMOUS
+from services.gateway.administration import FleetAdministration
 from services.gateway.http import error_responses
 from services.gateway.http.json_request import Authenticate
 from services.gateway.http.routes import generation, models, operations
@@ -17,7 +18,10 @@ from services.runtime.service import Readiness
 
 
 def make_app(
-    handler: RequestHandler, readiness: Readiness, authenticate: Authenticate = lambda _: ANONYMOUS
+    handler: RequestHandler,
+    administration: FleetAdministration,
+    readiness: Readiness,
+    authenticate: Authenticate = lambda _: ANONYMOUS,
 ) -> FastAPI:
     """Build the application. `authenticate` maps a value of `Authorization` to its caller, or raises ServiceError."""
     app = FastAPI(
@@ -27,13 +31,14 @@ def make_app(
         redirect_slashes=False,
     )
     app.state.handler = handler
+    app.state.administration = administration
     app.state.readiness = readiness
     app.state.authenticate = authenticate
     app.add_exception_handler(ServiceError, error_responses.on_service_error)
     app.add_exception_handler(HTTPException, error_responses.on_http_error)
     app.add_exception_handler(RequestValidationError, error_responses.on_validation_error)
     app.add_exception_handler(Exception, error_responses.on_unexpected_error)
-    for router in (generation.router, models.router, operations.open_router):
+    for router in (generation.router, models.router, operations.router, operations.open_router):
         app.include_router(router)
     _remove_validation_responses(app)
     return app

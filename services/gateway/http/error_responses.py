@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.http.not_served import reason_of
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.translation import request_id_or_new
 from services.runtime import errors, statuses
@@ -79,6 +80,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     code = getattr(error, "code", HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
     place = f"{request.method} {request.url.path[:_MAX_PATH]}"
     message = {404: f"there is no {place}", 405: f"{place} is not allowed"}.get(error.status_code, error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND and (reason := reason_of(request.url.path)):
+        code, message = "not_served", f"{place} is not served: {reason}"
     headers = {**(error.headers or {}), **_request_id(request)}
     return _response(error.status_code, _body(error.status_code, message, None, code), headers)
 

@@ -184,3 +184,15 @@ class Version(BaseModel):
     """The version of the server."""
 
     version: str = Field(description="Version of the installed package.")
+
+
+class Load(BaseModel):
+    """The load of the gateway."""
+
+    server_load: int = Field(description="Requests in flight at this gateway.")
+
+
+class Reset(BaseModel):
+    """The prefix cache was reset."""
+
+    status: Literal["reset"] = Field(description="Always `reset`.")

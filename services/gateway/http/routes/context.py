@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from services.gateway.access.callers import Origin
+from services.gateway.administration import FleetAdministration
 from services.gateway.request_handler import RequestHandler
 
 
@@ -13,6 +14,12 @@ def handler_of(request: Request) -> RequestHandler:
     """Return the gateway's request handler."""
     handler: RequestHandler = request.app.state.handler
     return handler
+
+
+def administration_of(request: Request) -> FleetAdministration:
+    """Return the administration of the gateway's engines."""
+    administration: FleetAdministration = request.app.state.administration
+    return administration
 
 
 def origin_of(request: Request) -> Origin:

@@ -1,14 +1,24 @@
 """The endpoints for operators and probes."""
 
 from importlib import metadata
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
+from quire.v1 import gateway_pb2, pins_pb2
+from services.gateway.administration import ADMIN_TIMEOUT_SECONDS
+from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import responses
-from services.gateway.http.routes.context import json_response
+from services.gateway.http.routes.context import administration_of, handler_of, json_response
 from services.gateway.http.routes.descriptions import ERRORS
-from services.runtime.errors import Unavailable
+from services.runtime.errors import Unavailable, UnsupportedField
 
+# Parameters of vLLM's endpoint that are accepted with their default.
+_NEUTRAL = frozenset((("reset_running_requests", "false"), ("reset_external", "false")))
+
+_Model = Annotated[str, Query(description="Name of a served model. Default: the only served model.")]
+
+router = APIRouter(route_class=ApiRoute)
 open_router = APIRouter()
 
 
@@ -18,6 +28,8 @@ async def live() -> Response:
     return json_response({"status": "alive"})
 
 
+@open_router.post("/ping", responses={200: {"model": responses.State}, 503: ERRORS[503]})
+@open_router.get("/ping", responses={200: {"model": responses.State}, 503: ERRORS[503]})
 @open_router.get("/health", responses={200: {"model": responses.State}, 503: ERRORS[503]})
 @open_router.get("/ready", responses={200: {"model": responses.State}, 503: ERRORS[503]})
 async def ready(request: Request) -> Response:
@@ -31,6 +43,31 @@ async def ready(request: Request) -> Response:
 async def version() -> Response:
     """Return the version of the server."""
     return json_response({"version": server_version()})
+
+
+@router.get("/load", responses={200: {"model": responses.Load}, 401: ERRORS[401]})
+async def load(request: Request) -> Response:
+    """Return the number of requests in flight at this gateway."""
+    return json_response({"server_load": handler_of(request).in_flight})
+
+
+@router.post(
+    "/reset_prefix_cache",
+    responses={200: {"model": responses.Reset}} | {status: ERRORS[status] for status in (400, 401, 403, 404, 503, 504)},
+)
+async def reset_prefix_cache(request: Request, model: _Model = "") -> Response:
+    """Forget the cached prefixes at all engines of a model. With API keys, it requires the key of an operator."""
+    request.state.caller.require_operator()
+    _check_query(request)
+    reset = gateway_pb2.AdminRequest(model=model, reset_prefix_cache=pins_pb2.ResetPrefixCache())
+    await administration_of(request).administer(reset, ADMIN_TIMEOUT_SECONDS)
+    return json_response({"status": "reset"})
+
+
+def _check_query(request: Request) -> None:
+    for name, value in request.query_params.multi_items():
+        if name != "model" and (name, value.lower()) not in _NEUTRAL:
+            raise UnsupportedField(f"{name[:100]} is not supported", name[:100])
 
 
 def server_version() -> str:

@@ -73,6 +73,10 @@ class ScriptedHandler:
     def tokenizer(self, model: str) -> Tokenizer:
         return self._tokenizer
 
+    @property
+    def in_flight(self) -> int:
+        return self.running
+
     def models(self) -> list[gateway_pb2.GetModelResponse]:
         return [self.model("played")]
 
@@ -80,6 +84,18 @@ class ScriptedHandler:
         if name not in ("", "played"):
             raise UnknownModel(f"model {name!r} is not served", "model")
         return gateway_pb2.GetModelResponse(model="played", context_tokens=100)
+
+
+class ScriptedAdministration:
+    """Records requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[gateway_pb2.AdminRequest] = []
+
+    async def administer(self, request: gateway_pb2.AdminRequest, timeout: float) -> gateway_pb2.AdminResponse:
+        assert timeout > 0
+        self.requests.append(request)
+        return gateway_pb2.AdminResponse()
 
 
 class Observer(GatewayObserver):
@@ -98,8 +114,11 @@ class ScriptedServer:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.handler, self.readiness, self.observer = ScriptedHandler(folder), Readiness(), Observer()
+        self.administration = ScriptedAdministration()
         self.readiness.set(True)
-        app = ObservedApp(make_app(self.handler, self.readiness, _authenticate), self.readiness, self.observer)
+        app = ObservedApp(
+            make_app(self.handler, self.administration, self.readiness, _authenticate), self.readiness, self.observer
+        )
         self.server = HttpServer(app, limits, context, lambda status: count_rejection(self.observer, status))
         self.url = self.run(self.server.start("127.0.0.1:0"))
         assert self.server._server is not None
@@ -155,4 +174,6 @@ class ScriptedServer:
 def _authenticate(authorization: str | None) -> Caller:
     if authorization == "Bearer wrong":
         raise Unauthenticated("the API key is unknown")
+    if authorization == "Bearer humble":
+        return Caller("humble", operator=False)
     return Caller("theirs") if authorization else ANONYMOUS

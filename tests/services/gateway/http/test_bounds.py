@@ -394,17 +394,19 @@ def test_no_path_leads_to_files(server: ScriptedServer, path: bytes) -> None:
 def test_a_server_that_is_not_ready_is_alive(server: ScriptedServer) -> None:
     server.call(lambda: server.readiness.set(False))
     try:
-        responses = {path: server.client.get(path) for path in ("/health", "/ready", "/live")}
+        responses = {path: server.client.get(path) for path in ("/health", "/ready", "/ping", "/live")}
     finally:
         server.call(lambda: server.readiness.set(True))
-    assert [rejection(responses[path]) for path in ("/health", "/ready")] == [(503, "unavailable")] * 2
+    assert [rejection(responses[path]) for path in ("/health", "/ready", "/ping")] == [(503, "unavailable")] * 3
     assert responses["/live"].json() == {"status": "alive"}
-    assert [server.client.get(path).status_code for path in responses] == [200] * 3
+    assert [server.client.get(path).status_code for path in responses] == [200] * 4
 
 
 def test_unknown_paths_and_methods_get_errors_in_openais_format(server: ScriptedServer) -> None:
-    for path in ("/v1/nothing", "/metrics"):  # metrics have a separate port
-        assert rejection(server.client.get(path)) == (404, "not_found")
+    for path in ("/v1/nothing", "/v1/completions/nothing"):
+        missing = server.client.get(path)
+        assert rejection(missing) == (404, "not_found")
+        assert path in missing.json()["error"]["message"]
     wrong = server.client.get("/v1/completions")
     assert (rejection(wrong), wrong.headers["allow"]) == ((405, "method_not_allowed"), "POST")
 

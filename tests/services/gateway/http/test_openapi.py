@@ -22,6 +22,10 @@ OPERATIONS = [
     ("/live", "GET"),
     ("/health", "GET"),
     ("/ready", "GET"),
+    ("/ping", "GET"),
+    ("/ping", "POST"),
+    ("/load", "GET"),
+    ("/reset_prefix_cache", "POST"),
     ("/version", "GET"),
 ]
 # Server errors that a valid request can get: overload, or deadline exceeded.

@@ -1,0 +1,105 @@
+"""Endpoints for operators and probes, and paths that are not served."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.load import prompt_request
+from tests.running_quire import RunningQuire
+from tests.services.gateway.http.responses import events, rejection
+from tests.services.gateway.http.scripted_server import ScriptedServer
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Callable[[str], Path]) -> Iterator[ScriptedServer]:
+    with closing(ScriptedServer(tiny_model("llama"))) as one:
+        yield one
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_ping_is_answered_as_health(server: ScriptedServer, method: str) -> None:
+    ping = server.client.request(method, "/ping")
+    assert (ping.status_code, ping.json()) == (200, server.client.get("/health").json())
+
+
+def test_the_load_is_the_number_of_requests_in_flight(server: ScriptedServer) -> None:
+    server.call(server.handler.hold.clear)
+    body = {"prompt": "x", "max_tokens": 2, "stream": True}
+    try:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+            chunks = events(response)
+            next(chunks)
+            assert server.client.get("/load").json() == {"server_load": 1}
+            server.call(server.handler.hold.set)
+            assert list(chunks)
+    finally:
+        server.call(server.handler.hold.set)
+    server.settle()
+    assert server.client.get("/load").json() == {"server_load": 0}
+
+
+def test_a_reset_makes_the_engine_forget_cached_prefixes(tiny_quire: RunningQuire, http: httpx.Client) -> None:
+    def cached() -> int:
+        request = prompt_request("A prefix that only this test has, in several blocks of tokens", 2)
+        return tiny_quire.generate(request).finished.usage.cached_tokens
+
+    cached()
+    assert cached() > 0
+    reset = http.post("/reset_prefix_cache", params={"reset_running_requests": "false"})
+    assert (reset.status_code, reset.json()) == (200, {"status": "reset"})
+    assert cached() == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "refused"),
+    [
+        ({"model": "other"}, (404, "model_not_found", "model")),
+        ({"reset_external": "true"}, (400, "unsupported_value", "reset_external")),
+        ({"nonsense": "1"}, (400, "unsupported_value", "nonsense")),
+    ],
+)
+def test_a_reset_that_is_not_served_is_rejected(
+    http: httpx.Client, query: dict[str, str], refused: tuple[int, str, str]
+) -> None:
+    answer = http.post("/reset_prefix_cache", params=query)
+    assert (*rejection(answer), answer.json()["error"]["param"]) == refused
+
+
+def test_a_reset_needs_an_operators_key(server: ScriptedServer) -> None:
+    for key, refused in (("wrong", (401, "invalid_api_key")), ("humble", (403, "not_permitted"))):
+        answer = server.client.post("/reset_prefix_cache", headers={"authorization": f"Bearer {key}"})
+        assert rejection(answer) == refused
+    assert server.administration.requests == []
+    answer = server.client.post("/reset_prefix_cache?model=m", headers={"authorization": "Bearer good"})
+    assert answer.status_code == 200
+    assert [request.model for request in server.administration.requests] == ["m"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/embeddings", "no embeddings"),
+        ("/v1/audio/transcriptions", "no audio"),
+        ("/v1/images/generations", "no images"),
+        ("/v1/rerank", "no scores"),
+        ("/v1/files/file-1/content", "quire run-batch"),
+        ("/v1/load_lora_adapter", "no LoRA adapters"),
+        ("/v1/responses/resp_1", "does not store responses"),
+        ("/v1/responses/resp_1/cancel", "does not store responses"),
+        ("/v1/responses/input_tokens/", "POST /tokenize"),
+        ("/v1/chat/completions/chatcmpl-1", "does not store chat completions"),
+        ("/metrics", "--metrics-listen"),
+    ],
+)
+def test_a_known_path_that_is_not_served_is_named_with_the_reason(
+    server: ScriptedServer, method: str, path: str, words: str
+) -> None:
+    answer = server.client.request(method, path, content=json.dumps({"input": "x"}) if method == "POST" else None)
+    assert rejection(answer) == (404, "not_served")
+    assert f"{method} {path} is not served: Quire" in (message := answer.json()["error"]["message"])
+    assert words in message
