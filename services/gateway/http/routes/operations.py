@@ -1,7 +1,7 @@
 """The endpoints for operators and probes."""
 
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -16,6 +16,10 @@ from services.runtime.errors import Unavailable, UnsupportedField
 # Parameters of vLLM's endpoint that are accepted with their default.
 _NEUTRAL = frozenset((("reset_running_requests", "false"), ("reset_external", "false")))
 
+_RESET_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": responses.Reset},
+    **{status: ERRORS[status] for status in (400, 401, 403, 404, 503, 504)},
+}
 _Model = Annotated[str, Query(description="Name of a served model. Default: the only served model.")]
 
 router = APIRouter(route_class=ApiRoute)
@@ -51,10 +55,7 @@ async def load(request: Request) -> Response:
     return json_response({"server_load": handler_of(request).in_flight})
 
 
-@router.post(
-    "/reset_prefix_cache",
-    responses={200: {"model": responses.Reset}} | {status: ERRORS[status] for status in (400, 401, 403, 404, 503, 504)},
-)
+@router.post("/reset_prefix_cache", responses=_RESET_RESPONSES)
 async def reset_prefix_cache(request: Request, model: _Model = "") -> Response:
     """Forget the cached prefixes at all engines of a model. With API keys, it requires the key of an operator."""
     request.state.caller.require_operator()
