@@ -131,6 +131,7 @@ class Generation:
             cached_tokens=started.cached_tokens,
             sampling=request.parameters.sampling,
             max_tokens=request.submission.stopping.max_tokens,
+            prompt_token_ids=request.submission.prompt_token_ids if request.parameters.prompt_token_ids else (),
         )
         return Response(started=message)
 

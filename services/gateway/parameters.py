@@ -4,6 +4,7 @@ import json
 import math
 import secrets
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,6 +22,8 @@ _MAX_SAMPLES = 128
 _MAX_LOGPROBS = 20
 _MAX_CONSTRAINT_BYTES = 64 * 1024
 _MAX_LENGTH_PENALTY = 10.0
+_MAX_BAD_WORDS = 256
+_MAX_BAD_WORD_BYTES = 256
 MAX_TIMEOUT_SECONDS = 86_400
 _NOT_EMPTY = "must not be empty"
 
@@ -38,6 +41,7 @@ class Parameters:
     prompt_logprobs: int | None
     constraint: decoding_pb2.OutputConstraint | None
     special_tokens: bool
+    prompt_token_ids: bool
     salt: str
     priority: int
     timeout: float | None
@@ -55,6 +59,7 @@ class Parameters:
             prompt_logprobs=_logprobs(request.output, "prompt_logprobs"),
             constraint=_constraint(request),
             special_tokens=request.output.special_tokens,
+            prompt_token_ids=request.output.prompt_token_ids,
             salt=checked_salt(request.cache.salt, "cache.salt"),
             priority=request.priority,
             timeout=_timeout(request),
@@ -78,6 +83,17 @@ def check_prompt(prompt: gateway_pb2.Prompt) -> None:
             _require(len(prompt.chat.messages) > 0, "prompt.chat.messages", _NOT_EMPTY)
         case _:
             raise InvalidField("prompt must be given: text, token_ids or chat", "prompt")
+
+
+def check_truncation(request: gateway_pb2.GenerateRequest, context_tokens: int) -> None:
+    """Raise InvalidField if a model of this context cannot truncate a prompt so."""
+    if request.HasField("truncate_prompt_tokens"):
+        most = request.truncate_prompt_tokens
+        _require(
+            most == -1 or 1 <= most <= context_tokens,
+            "truncate_prompt_tokens",
+            f"must be -1, or between 1 and {context_tokens}, the model's context, not {most}",
+        )
 
 
 def new_request_id() -> str:
@@ -150,7 +166,17 @@ def _logit_rules(given: decoding_pb2.LogitRules) -> decoding_pb2.LogitRules:
     _require(repetition > 0, "logit_rules.repetition_penalty", f"must be above 0, not {repetition}")
     for token, bias in sorted(given.logit_bias.items()):
         _require(math.isfinite(bias), f"logit_rules.logit_bias[{token}]", f"must be a finite number, not {bias}")
+    _check_texts("logit_rules.bad_words", given.bad_words, _MAX_BAD_WORDS, _MAX_BAD_WORD_BYTES)
     return given
+
+
+def _check_texts(field: str, texts: Sequence[str], most: int, most_bytes: int) -> None:
+    _require(len(texts) <= most, field, f"must have at most {most} entries, not {len(texts)}")
+    for index, text in enumerate(texts):
+        size = len(text.encode())
+        _require(
+            1 <= size <= most_bytes, f"{field}[{index}]", f"must have between 1 and {most_bytes} bytes, not {size}"
+        )
 
 
 def _logprobs(given: gateway_pb2.OutputOptions, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
@@ -176,6 +202,8 @@ def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputCons
         _check_json(given.json_schema)
     for field, present in (
         ("logit_rules.allowed_token_ids", len(request.logit_rules.allowed_token_ids) > 0),
+        ("logit_rules.bad_words", len(request.logit_rules.bad_words) > 0),
+        ("stopping.min_tokens", request.stopping.min_tokens > 0),
         ("stopping.ignore_eos", request.stopping.ignore_eos),
     ):
         _require(not present, field, "cannot be combined with constraint")
@@ -206,19 +234,7 @@ def _stopping(given: decoding_pb2.Stopping) -> StopRules:
         "stopping.min_tokens",
         f"must be at most stopping.max_tokens, which is {limit}, not {min_tokens}",
     )
-    count = len(given.stop_strings)
-    _require(
-        count <= _MAX_STOP_STRINGS,
-        "stopping.stop_strings",
-        f"must have at most {_MAX_STOP_STRINGS} entries, not {count}",
-    )
-    for index, text in enumerate(given.stop_strings):
-        size = len(text.encode())
-        _require(
-            1 <= size <= _MAX_STOP_STRING_BYTES,
-            f"stopping.stop_strings[{index}]",
-            f"must have between 1 and {_MAX_STOP_STRING_BYTES} bytes, not {size}",
-        )
+    _check_texts("stopping.stop_strings", given.stop_strings, _MAX_STOP_STRINGS, _MAX_STOP_STRING_BYTES)
     return StopRules(
         max_tokens=limit,
         min_tokens=min_tokens,

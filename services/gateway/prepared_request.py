@@ -3,14 +3,18 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from quire.v1 import decoding_pb2, engine_pb2
+from blocks import blocks_for
+from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
+from services.gateway.access.token_bound import sequences_of
 from services.gateway.deadlines import Deadline
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.observe.observer import RequestProgress
-from services.gateway.parameters import Parameters
+from services.gateway.parameters import Parameters, check_truncation
 from services.runtime.errors import InvalidField
 from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
+
+_AS_MANY_AS_FIT = -1
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,17 @@ class PreparedRequest:
 def submission_of(
     parameters: Parameters, token_ids: list[int], model: ServedModel, request_id: str, salt: bytes
 ) -> engine_pb2.Submission:
-    """Return the first submission, without its times."""
+    """Return the first submission, without its times and bad words."""
+    rules = decoding_pb2.LogitRules()
+    rules.CopyFrom(parameters.logit_rules)
+    del rules.bad_words[:]
     return engine_pb2.Submission(
         request_id=request_id,
         attempt=1,
         prompt_token_ids=token_ids,
         samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
         sampling=parameters.sampling,
-        logit_rules=parameters.logit_rules,
+        logit_rules=rules,
         beam_search=parameters.beam_search,
         logprobs=parameters.logprobs,
         prompt_logprobs=parameters.prompt_logprobs,
@@ -63,6 +70,24 @@ def submission_of(
         salt=salt,
         priority=parameters.priority,
     )
+
+
+def truncated(token_ids: list[int], request: gateway_pb2.GenerateRequest, model: ServedModel) -> list[int]:
+    """Return the last tokens of a prompt, as many as the request keeps."""
+    if not request.HasField("truncate_prompt_tokens"):
+        return token_ids
+    context = model.description().context_tokens
+    check_truncation(request, context)
+    most = request.truncate_prompt_tokens
+    return token_ids[-(_most_prompt_tokens(request, model) if most == _AS_MANY_AS_FIT else most) :]
+
+
+def _most_prompt_tokens(request: gateway_pb2.GenerateRequest, model: ServedModel) -> int:
+    """Return how many prompt tokens surely fit with max_tokens, at least 1, so that the engine reports the excess."""
+    description, max_tokens = model.description(), max(1, request.stopping.max_tokens)
+    size = description.block_size
+    own_blocks = sequences_of(request).count * (blocks_for(max_tokens, size) + 1)
+    return max(1, min(description.context_tokens - max_tokens, (model.request_blocks() - own_blocks) * size))
 
 
 def set_times(submission: engine_pb2.Submission, deadline: Deadline, arrival: float) -> None:

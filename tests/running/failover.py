@@ -237,12 +237,15 @@ def _stream(number: int, max_tokens: int, salt: str) -> gateway_pb2.GenerateRequ
         request.sampling.top_p = draw.choice((1.0, 0.9))
         request.sampling.sample_count = draw.choice((1, 1, 2, 3))
     _add_rules(request, draw)
+    if number % 8 == 6:
+        request.logit_rules.bad_words.extend(["e", "th", "an", "qu"])
     if number % 8 in (2, 3):
         request.output.logprobs = 2
     if number % 8 == 3:
         request.output.prompt_logprobs = 1
     if number % 8 in (4, 5):
         request.stopping.ignore_eos = False
+        request.stopping.min_tokens = 0
         _constrain(request, number)
     elif draw.random() < 0.3:
         request.stopping.stop_strings.append("th")

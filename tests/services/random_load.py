@@ -264,6 +264,7 @@ def _rules(request: Request, draw: random.Random) -> None:
     rules.frequency_penalty = draw.choice((0, 0.7))
     rules.logit_bias[draw.randrange(VOCABULARY)] = draw.choice((-5, 5))
     rules.allowed_token_ids.extend(draw.sample(range(VOCABULARY), 50) * draw.randrange(2))
+    rules.bad_words.extend(draw.sample(_LETTERS, 3) * draw.randrange(2))
     request.stopping.min_tokens = draw.randint(0, request.stopping.max_tokens)
 
 

@@ -87,6 +87,52 @@ def test_rules_that_change_nothing_change_nothing(tiny_quire: RunningQuire, whol
     assert tiny_quire.generate(request).token_ids == whole.token_ids
 
 
+def test_a_bad_word_is_neither_generated_alone_nor_after_a_space(
+    tiny_quire: RunningQuire, tiny_model: Callable[[str], Path]
+) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
+    words = ["x", " y", "zz", "<|end|>"]
+    forms = {form for word in words for form in (word.lstrip(), f" {word.lstrip()}")}
+    banned = [one.ids for one in tokenizer.encode_batch(sorted(forms), add_special_tokens=False)]
+    request = ids_request(max_tokens=60, seed=3)
+    request.logit_rules.allowed_token_ids.extend(
+        {tokenizer.token_to_id("a"), *(token for ids in banned for token in ids)}
+    )
+    request.logit_rules.bad_words.extend(words)
+    tokens = tiny_quire.generate(request).token_ids
+    assert len(set(tokens)) > 1
+    for ids in banned:
+        assert not any(tokens[at : at + len(ids)] == ids for at in range(len(tokens)))
+    del request.logit_rules.bad_words[:]
+    free = tiny_quire.generate(request).token_ids
+    assert any(free[at : at + len(ids)] == ids for ids in banned for at in range(len(free)))
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(("most", "kept"), [(5, 5), (2048, 37), (-1, 37)])
+def test_a_truncated_prompt_is_its_last_tokens(tiny_quire: RunningQuire, most: int, kept: int) -> None:
+    expected = tiny_quire.generate(ids_request(PROMPT[-kept:]))
+    request = ids_request()
+    request.truncate_prompt_tokens = most
+    request.output.prompt_token_ids = True
+    answer = tiny_quire.generate(request)
+    assert answer.token_ids == expected.token_ids
+    assert tuple(answer.started.prompt_token_ids) == PROMPT[-kept:]
+    assert answer.finished.usage.prompt_tokens == kept
+    assert not expected.started.prompt_token_ids
+
+
+def test_a_prompt_beyond_what_fits_is_truncated_to_that(tiny_quire: RunningQuire) -> None:
+    request = ids_request([50 + number % 300 for number in range(3000)], max_tokens=3)
+    request.truncate_prompt_tokens = -1
+    pool = tiny_quire.gateway.GetModel(gateway_pb2.GetModelRequest(), timeout=60)
+    slots = min(pool.context_tokens, pool.device_blocks * pool.block_size)
+    kept = tiny_quire.generate(request).finished.usage.prompt_tokens
+    assert slots - 3 * pool.block_size < kept <= slots - 3
+
+
 # min_tokens
 
 

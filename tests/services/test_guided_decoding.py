@@ -80,6 +80,12 @@ def test_logit_rules_that_could_exclude_every_token_are_refused(tiny_quire: Runn
     invalid = request(json_object=True)
     invalid.logit_rules.allowed_token_ids.append(5)
     assert refusal(tiny_quire, invalid)[0] == "logit_rules.allowed_token_ids"
+    invalid = request(regex="a+")
+    invalid.logit_rules.bad_words.append("b")
+    assert refusal(tiny_quire, invalid)[0] == "logit_rules.bad_words"
+    invalid = request(regex="a+")
+    invalid.stopping.min_tokens = 1
+    assert refusal(tiny_quire, invalid)[0] == "stopping.min_tokens"
 
 
 def steps(quire: RunningQuire) -> int:

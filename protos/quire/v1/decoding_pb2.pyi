@@ -329,6 +329,7 @@ class OutputConstraint(_message.Message):
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """A JSON schema, as JSON text. Properties appear in the order of the schema. The engine's settings limit blanks
     between tokens, by default to one space, and the digits of numbers that the schema leaves open. INVALID_ARGUMENT,
@@ -341,22 +342,85 @@ class OutputConstraint(_message.Message):
     """
     json_object: _builtins.bool
     """Any JSON object. False: INVALID_ARGUMENT."""
+    @_builtins.property
+    def tool_calls(self) -> Global___ToolCallGrammar:
+        """Calls of tools."""
+
     def __init__(
         self,
         *,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
         json_object: _builtins.bool = ...,
+        tool_calls: Global___ToolCallGrammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "json_object"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "json_object", "tool_calls"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___OutputConstraint: _TypeAlias = OutputConstraint  # noqa: Y015
+
+@_typing.final
+class ToolCallGrammar(_message.Message):
+    """Calls of tools, with a new line between them. Each is, in three lines:
+    `<tool_call>`, `{"name": NAME, "arguments": ARGUMENTS}`, `</tool_call>`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    MAX_CALLS_FIELD_NUMBER: _builtins.int
+    max_calls: _builtins.int
+    """Maximum number of calls. Default 1. Outside 1 to 16: INVALID_ARGUMENT."""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]:
+        """The tools that can be called. None: INVALID_ARGUMENT."""
+
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[Global___CallableTool] | None = ...,
+        max_calls: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_calls: _TypeAlias = _typing.Literal["max_calls"]  # noqa: Y015
+    _WhichOneofArgType__max_calls: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_calls) -> _WhichOneofReturnType__max_calls | None: ...
+
+Global___ToolCallGrammar: _TypeAlias = ToolCallGrammar  # noqa: Y015
+
+@_typing.final
+class CallableTool(_message.Message):
+    """A tool that can be called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name. Empty: INVALID_ARGUMENT."""
+    parameters: _builtins.str
+    """JSON schema of its arguments, as text; see OutputConstraint.json_schema. Empty: INVALID_ARGUMENT."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallableTool: _TypeAlias = CallableTool  # noqa: Y015
 
 @_typing.final
 class Stopping(_message.Message):

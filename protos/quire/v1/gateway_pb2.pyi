@@ -61,7 +61,9 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """`system`, `user`, `assistant`, `tool`, or another role of the model's chat template."""
+    """`system`, `user`, `assistant`, `tool`, or another role of the model's chat template, of at most 64 characters. A role
+    that the template does not render: INVALID_ARGUMENT. `developer` is `system` for a template that does not name it.
+    """
     content: _builtins.str
     """The text of the turn."""
     tool_call_id: _builtins.str
@@ -151,31 +153,58 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):
-    """A conversation, rendered by the model's chat template, with an open turn of the assistant."""
+    """A conversation, rendered by the model's chat template. Special tokens in its texts are ordinary text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    template_variables: _builtins.str
+    """Further variables of the chat template: a JSON object, as text. At most 16,384 bytes. A name that the template
+    gets from elsewhere, such as `messages`: INVALID_ARGUMENT.
+    """
+    add_generation_prompt: _builtins.bool
+    """Opens a turn of the assistant after the messages. Default: true, unless continue_final_message is set. Both true:
+    INVALID_ARGUMENT.
+    """
+    continue_final_message: _builtins.bool
+    """Leaves the turn of the last message open, so that the output continues its text. Default false. If the last message
+    is not of the assistant: INVALID_ARGUMENT.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Oldest first. At least one."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """Available tools. If the model's chat template has no tools: INVALID_ARGUMENT."""
+        """Available tools. If the model's chat template does not render tools, a system message describes them, and calls
+        have the form of ToolCallGrammar.
+        """
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
+        template_variables: _builtins.str = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
+    _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
 
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
@@ -224,6 +253,7 @@ class OutputOptions(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Log-probabilities of each generated token and of this many most likely ones. Absent: none. Outside 0 to 20:
     INVALID_ARGUMENT.
@@ -234,27 +264,34 @@ class OutputOptions(_message.Message):
     """
     special_tokens: _builtins.bool
     """Keeps special tokens in the text. Default false."""
+    prompt_token_ids: _builtins.bool
+    """Sends the prompt's token ids in Started. Default false."""
     def __init__(
         self,
         *,
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
         special_tokens: _builtins.bool | None = ...,
+        prompt_token_ids: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_special_tokens", b"_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "special_tokens", b"special_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_prompt_token_ids", b"_prompt_token_ids", "_special_tokens", b"_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "special_tokens", b"special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_special_tokens", b"_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "special_tokens", b"special_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_prompt_token_ids", b"_prompt_token_ids", "_special_tokens", b"_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "special_tokens", b"special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_token_ids: _TypeAlias = _typing.Literal["prompt_token_ids"]  # noqa: Y015
+    _WhichOneofArgType__prompt_token_ids: _TypeAlias = _typing.Literal["_prompt_token_ids", b"_prompt_token_ids"]  # noqa: Y015
     _WhichOneofReturnType__special_tokens: _TypeAlias = _typing.Literal["special_tokens"]  # noqa: Y015
     _WhichOneofArgType__special_tokens: _TypeAlias = _typing.Literal["_special_tokens", b"_special_tokens"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_token_ids) -> _WhichOneofReturnType__prompt_token_ids | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__special_tokens) -> _WhichOneofReturnType__special_tokens | None: ...
 
@@ -312,9 +349,9 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """Priority: smaller is served first. Default 0."""
     truncate_prompt_tokens: _builtins.int
-    """Keeps only the last tokens of the prompt, at most this many; -1: as many as fit the model's context with
-    stopping.max_tokens, or with one token. Everything else then concerns the kept tokens. Absent: all. 0, less than -1,
-    or more than the context: INVALID_ARGUMENT.
+    """Keeps only the last tokens of the prompt, at most this many; -1: as many as fit the model's context and the pool
+    with stopping.max_tokens, or with one token. Everything else then concerns the kept tokens. Absent: all. 0, less
+    than -1, or more than the context: INVALID_ARGUMENT.
     """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
@@ -442,6 +479,7 @@ class Started(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request."""
     model: _builtins.str
@@ -456,6 +494,10 @@ class Started(_message.Message):
     def sampling(self) -> _decoding_pb2.Sampling:
         """Effective sampling parameters, seed included."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt, after truncate_prompt_tokens, if requested."""
+
     def __init__(
         self,
         *,
@@ -465,10 +507,11 @@ class Started(_message.Message):
         cached_tokens: _builtins.int = ...,
         sampling: _decoding_pb2.Sampling | None = ...,
         max_tokens: _builtins.int = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,9 @@ def token_upper_bound(request: gateway_pb2.GenerateRequest, context_tokens: int)
     sequences = max(1, request.sampling.sample_count, request.beam_search.width)
     stopping = request.stopping
     max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else context_tokens
-    return min(_prompt_tokens(request.prompt), context_tokens) + sequences * min(max(0, max_tokens), context_tokens)
+    kept = request.truncate_prompt_tokens if request.truncate_prompt_tokens > 0 else context_tokens
+    prompt_tokens = min(_prompt_tokens(request.prompt), kept, context_tokens)
+    return prompt_tokens + sequences * min(max(0, max_tokens), context_tokens)
 
 
 def _prompt_tokens(prompt: gateway_pb2.Prompt) -> int:

@@ -64,6 +64,10 @@ class Tokenizer:
         """Encode a text, with the special tokens that the model expects around it."""
         return self._ids(text, add_special_tokens=True)
 
+    def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts without the special tokens around a prompt."""
+        return [one.ids for one in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
     @property
     def chat_template(self) -> ChatTemplate:
         """The model's chat template."""

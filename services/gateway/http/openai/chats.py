@@ -2,14 +2,14 @@
 
 import secrets
 from contextlib import aclosing
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.http.events import to_json
 from services.gateway.http.openai import generation_output, logprobs, requests
 from services.gateway.http.openai.generation_output import ChunkWriter, CollectedGeneration, GenerationCall
-from services.gateway.http.openai.translation import chat_call
+from services.gateway.http.openai.translation import CHAT_ID_PREFIX, chat_call
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.tool_calls import (
     ArgumentsDelta,
@@ -33,12 +33,13 @@ class ChatCompletionCall(GenerationCall):
     """One request to /v1/chat/completions."""
 
     body: requests.ChatCompletionRequest
+    id_prefix: ClassVar = CHAT_ID_PREFIX
 
     def __init__(
         self, handler: RequestHandler, origin: Origin, body: requests.ChatCompletionRequest, request_id: str | None
     ) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField."""
-        super().__init__(handler, origin, body, chat_call(body, request_id))
+        super().__init__(handler, origin, body, chat_call(body, request_id, self.id_prefix))
         self._request = self.translated.generations[0]
         if body.stream and body.prompt_logprobs is not None:
             raise UnsupportedField("prompt_logprobs is not supported with stream", "prompt_logprobs")
@@ -48,7 +49,8 @@ class ChatCompletionCall(GenerationCall):
         self._keep_call_markers()
         prompt_ids = []
         if self.body.prompt_logprobs is not None:
-            prompt_ids = await self.handler.token_ids(self._request.model, self._request.prompt)
+            prompt_ids = await self.handler.prompt_ids(self._request)
+            self._request.ClearField("truncate_prompt_tokens")
             self._request.prompt.token_ids.ids[:] = prompt_ids
         collected = await generation_output.collect(self.generate(self._request))
         model = collected.started.model
@@ -56,6 +58,7 @@ class ChatCompletionCall(GenerationCall):
             **self.base_fields("chat.completion", model),
             "choices": [self._choice(sample, collected) for sample in range(len(collected.samples))],
             "usage": generation_output.usage([collected.finished.usage]),
+            **self.token_ids("prompt_token_ids", collected.started.prompt_token_ids),
         }
         if prompt_ids:
             prompt_scores = [None, *collected.prompt_logprobs]
@@ -97,8 +100,10 @@ class ChatCompletionCall(GenerationCall):
         scores = None
         if self.body.logprobs:
             scores = logprobs.for_chat(self.tokenizer(collected.started.model), output.token_ids, output.logprobs)
-        finish = generation_output.finish_fields(collected.finished.samples[sample], tool_called=bool(calls))
-        return {"index": sample, "message": message, "logprobs": scores, **finish}
+        end = collected.finished.samples[sample]
+        finish = generation_output.finish_fields(end, self.body, tool_called=bool(calls))
+        own = self.token_ids("token_ids", output.token_ids)
+        return {"index": sample, "message": message, "logprobs": scores, **finish, **own}
 
     def _message(self, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         parser = self.tool_call_parser()
@@ -158,13 +163,14 @@ class _ChatChunkWriter(ChunkWriter):
         self._tokenizer, parallel = self._chat.tokenizer(started.model), self._chat.body.parallel_tool_calls
         parsers = [parser for _ in self._prefixes if (parser := self._chat.tool_call_parser()) is not None]
         self._calls = [CallDeltas(one, parallel=parallel is not False) for one in parsers]
-        opening = b'{"role":"assistant","content":""' + self._continuation
+        prompt = self._chat.token_ids_part("prompt_token_ids", started.prompt_token_ids)
+        opening = b'{"role":"assistant","content":""' + self._unfinished + prompt + self._suffix.value
         return b"".join([before + opening for before in self._prefixes])
 
     def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
         """See ChunkWriter."""
         super().write_delta(delta)
-        if self._calls or self._chat.body.logprobs:
+        if self._calls or self._chat.body.logprobs or self._chat.body.return_token_ids:
             return self._delta_chunks(delta)
         if not delta.text:
             return b""
@@ -174,23 +180,29 @@ class _ChatChunkWriter(ChunkWriter):
         called, chunks = False, b""
         if self._calls:
             calls = self._calls[sample]
-            chunks = b"".join([self._chunk(sample, delta, None) for delta in calls.finish()])
+            chunks = b"".join([self._chunk(sample, delta) for delta in calls.finish()])
             called = calls.calls > 0
-        return chunks + self._last_chunk(sample, b"{}", generation_output.finish_fields(end, tool_called=called))
+        return chunks + self._last_chunk(
+            sample, b"{}", generation_output.finish_fields(end, self._chat.body, tool_called=called)
+        )
 
     def _delta_chunks(self, delta: gateway_pb2.Delta) -> bytes:
-        """Encode a delta that has tool calls or log-probabilities. The first chunk has all log-probabilities."""
+        """Encode a delta with tool calls, log-probabilities or token ids. The first chunk has all of the latter two."""
+        body, scores = self._chat.body, None
         deltas = self._calls[delta.sample].push(delta.text) if self._calls else [{"content": delta.text}]
-        scores = None
-        if self._chat.body.logprobs:
+        if body.logprobs:
             scores = logprobs.for_chat(self._tokenizer, delta.token_ids, delta.logprobs)
+        if body.logprobs or body.return_token_ids:
             deltas = deltas or [{"content": ""}]
-        chunks = [self._chunk(delta.sample, one, None if at else scores) for at, one in enumerate(deltas)]
-        return b"".join(chunks)
+        own = self._chat.token_ids_part("token_ids", delta.token_ids)
+        first = [self._chunk(delta.sample, one, scores, own) for one in deltas[:1]]
+        return b"".join([*first, *(self._chunk(delta.sample, one) for one in deltas[1:])])
 
-    def _chunk(self, sample: int, delta: dict[str, Any], scores: dict[str, Any] | None) -> bytes:
-        parts = (to_json(delta).encode(), b',"logprobs":', to_json(scores).encode(), b',"finish_reason":null}]')
-        return b"".join([self._prefixes[sample], *parts, self._suffix.value])
+    def _chunk(
+        self, sample: int, delta: dict[str, Any], scores: dict[str, Any] | None = None, own: bytes = b""
+    ) -> bytes:
+        parts = (to_json(delta).encode(), b',"logprobs":', to_json(scores).encode(), b',"finish_reason":null', own)
+        return b"".join([self._prefixes[sample], *parts, b"}]", self._suffix.value])
 
 
 def _merge_deltas(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

@@ -70,13 +70,14 @@ class CompletionCall(GenerationCall):
             return
         for at, one in enumerate(self.translated.generations):
             self.prompts[at] = await self._read(one)
+            one.ClearField("truncate_prompt_tokens")
             one.prompt.token_ids.ids[:] = self.prompts[at].token_ids
             if body.echo and body.logprobs is not None:
                 one.output.prompt_logprobs = body.logprobs
 
     async def _read(self, request: gateway_pb2.GenerateRequest) -> _Prompt:
-        token_ids = await self.handler.token_ids(request.model, request.prompt)
-        if request.prompt.HasField("text"):
+        token_ids = await self.handler.prompt_ids(request)
+        if request.prompt.HasField("text") and not request.HasField("truncate_prompt_tokens"):
             return _Prompt(request.prompt.text, token_ids)
         text = await self.handler.text(gateway_pb2.DetokenizeRequest(model=request.model, token_ids=token_ids))
         return _Prompt(text, token_ids)
@@ -90,7 +91,9 @@ class CompletionCall(GenerationCall):
         choice: dict[str, Any] = {
             "text": prompt.text + output.text if body.echo else output.text,
             "logprobs": None,
-            **generation_output.finish_fields(collected.finished.samples[sample]),
+            **generation_output.finish_fields(collected.finished.samples[sample], body),
+            **self.token_ids("prompt_token_ids", collected.started.prompt_token_ids),
+            **self.token_ids("token_ids", output.token_ids),
         }
         if body.logprobs is None and body.prompt_logprobs is None:
             return choice
@@ -119,31 +122,29 @@ class _CompletionChunkWriter(ChunkWriter):
         if body.logprobs is not None:
             tokenizer = completion.tokenizer(started.model)
             self._logprobs = [logprobs.CompletionLogprobsWriter(tokenizer) for _ in range(count)]
-        if not body.echo:
+        if not body.echo and not body.return_token_ids:
             return b""
-        text = to_json(completion.prompts[self._at].text).encode()
-        return b"".join([before + text + self._continuation for before in self._prefixes])
+        text = to_json(completion.prompts[self._at].text if body.echo else "").encode()
+        prompt = completion.token_ids_part("prompt_token_ids", started.prompt_token_ids)
+        rest = self._choice_end(b"null", prompt + completion.token_ids_part("token_ids", ()))
+        return b"".join([before + text + rest for before in self._prefixes])
 
     def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
         """See ChunkWriter."""
         super().write_delta(delta)
         text = to_json(delta.text).encode()
-        if self._logprobs is None:
+        if self._logprobs is None and not self._completion.body.return_token_ids:
             return self._prefixes[delta.sample] + text + self._continuation if delta.text else b""
-        scores = to_json(self._logprobs[delta.sample].write(delta.token_ids, delta.logprobs)).encode()
-        return b"".join(
-            [
-                self._prefixes[delta.sample],
-                text,
-                b',"logprobs":',
-                scores,
-                b',"finish_reason":null}]',
-                self._suffix.value,
-            ]
-        )
+        written = self._logprobs and self._logprobs[delta.sample].write(delta.token_ids, delta.logprobs)
+        own = self._completion.token_ids_part("token_ids", delta.token_ids)
+        return self._prefixes[delta.sample] + text + self._choice_end(to_json(written).encode(), own)
+
+    def _choice_end(self, scores: bytes, own: bytes) -> bytes:
+        """Encode the rest of a chunk after the text. `own` are further fields of the choice."""
+        return b',"logprobs":%b,"finish_reason":null%b}]%b' % (scores, own, self._suffix.value)
 
     def _write_finish(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
-        return self._last_chunk(sample, b'""', generation_output.finish_fields(end))
+        return self._last_chunk(sample, b'""', generation_output.finish_fields(end, self._completion.body))
 
 
 def _check_compatible(body: requests.CompletionRequest) -> None:

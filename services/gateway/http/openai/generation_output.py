@@ -74,6 +74,14 @@ class GenerationCall:
         """Return the tokenizer of a served model."""
         return self.handler.tokenizer(model)
 
+    def token_ids(self, name: str, token_ids: Iterable[int]) -> dict[str, list[int]]:
+        """Return the field `name` with token ids, if the client requested them."""
+        return {name: list(token_ids)} if self.body.return_token_ids else {}
+
+    def token_ids_part(self, name: str, token_ids: Iterable[int]) -> bytes:
+        """Encode `token_ids` as a field after others in an object."""
+        return b',"%b":%b' % (name.encode(), to_json(list(token_ids)).encode()) if self.body.return_token_ids else b""
+
     def usage_chunk(self, kind: str, writers: Sequence["ChunkWriter"]) -> Iterator[bytes]:
         """Yield the chunk with the usage after the last choice, if the client requested it."""
         if self.body.stream_options and self.body.stream_options.include_usage:
@@ -201,14 +209,22 @@ async def collect_all(generations: Sequence[Responses]) -> list[CollectedGenerat
     return [task.result() for task in tasks]
 
 
-def finish_fields(end: gateway_pb2.SampleFinish, *, tool_called: bool = False) -> dict[str, Any]:
+def finish_fields(
+    end: gateway_pb2.SampleFinish, body: requests.GenerationRequest, *, tool_called: bool = False
+) -> dict[str, Any]:
     """Return `finish_reason` as OpenAI has it, and `stop_reason` as vLLM has it."""
     reason = _FINISH_REASONS[end.reason]
-    matched = end.WhichOneof("matched")
     return {
         "finish_reason": "tool_calls" if tool_called and reason == "stop" else reason,
-        "stop_reason": getattr(end, matched) if matched else None,
+        "stop_reason": _stop_reason(end, body.stop_token_ids or ()),
     }
+
+
+def _stop_reason(end: gateway_pb2.SampleFinish, stop_token_ids: Sequence[int]) -> str | int | None:
+    """Return the stop string or stop token that the client gave; None for the model's end-of-sequence token."""
+    if end.WhichOneof("matched") == "stop_string":
+        return end.stop_string
+    return end.stop_token_id if end.HasField("stop_token_id") and end.stop_token_id in stop_token_ids else None
 
 
 def usage(generations: Iterable[gateway_pb2.Usage]) -> dict[str, Any]:

@@ -95,7 +95,16 @@ class GenerationRequest(_Body):
     )
     skip_special_tokens: bool | None = Field(None, description="Remove special tokens from the output. Default true.")
     spaces_between_special_tokens: Literal[True] | None = Field(None, description="Only true is supported.")
-    allowed_token_ids: Tokens | None = Field(None, description="Sample only from these tokens.")
+    allowed_token_ids: Annotated[Tokens, Field(min_length=1)] | None = Field(
+        None, description="Sample only from these tokens."
+    )
+    bad_words: list[str] | None = Field(None, description="Texts that are not generated, at most 256.")
+    truncate_prompt_tokens: Int32 | None = Field(
+        None, description="Keep only the last tokens of the prompt, at most this many; -1: as many as fit the context."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Return the token ids of the prompt and of each choice. Default false."
+    )
     prompt_logprobs: Int32 | None = Field(
         None, description="Number of most likely tokens to return for each token of the prompt, 0 to 20."
     )
@@ -125,9 +134,7 @@ class GenerationRequest(_Body):
     safety_identifier: str | None = Field(None, description="Accepted and ignored.")
     prompt_cache_key: str | None = Field(None, description="Accepted and ignored: prefix caching is automatic.")
 
-    truncate_prompt_tokens: None = Field(None, description="Not supported.")
     guided_grammar: None = Field(None, description="Not supported.")
-    bad_words: None = Field(None, description="Not supported.")
     reasoning_effort: None = Field(None, description="Not supported.")
 
 

@@ -38,7 +38,10 @@ class Usage(BaseModel):
 class _Choice(BaseModel):
     index: int = Field(description="Index of the choice; choices of the first prompt come first.")
     finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(description="Why the generation ended.")
-    stop_reason: str | int | None = Field(description="The stop string or stop token that ended it.")
+    stop_reason: str | int | None = Field(
+        description="The stop string or the token of `stop_token_ids` that ended it; null at the end of the sequence."
+    )
+    token_ids: list[int] | None = Field(None, description="Token ids of the output, with `return_token_ids`.")
 
 
 class CompletionLogprobs(BaseModel):
@@ -56,6 +59,7 @@ class CompletionChoice(_Choice):
     """One generated output."""
 
     text: str = Field(description="The generated text, after the prompt with `echo`.")
+    prompt_token_ids: list[int] | None = Field(None, description="The prompt's token ids, with `return_token_ids`.")
     logprobs: CompletionLogprobs | None = Field(description="Log-probabilities, if requested.")
     prompt_logprobs: list[dict[str, Any] | None] | None = Field(
         None, description="Log-probabilities of the prompt by token id, if requested."
@@ -135,6 +139,7 @@ class ChatCompletion(_Answer):
 
     object: Literal["chat.completion"] = Field(description="Type of the object.")
     choices: list[ChatChoice] = Field(description="The generated outputs.")
+    prompt_token_ids: list[int] | None = Field(None, description="The prompt's token ids, with `return_token_ids`.")
     prompt_logprobs: list[dict[str, Any] | None] | None = Field(
         None, description="Log-probabilities of the prompt by token id, if requested."
     )

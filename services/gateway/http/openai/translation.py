@@ -16,6 +16,7 @@ from services.runtime.errors import InvalidField, UnsupportedField
 from services.runtime.http.validation import shown
 from services.wire.duration import duration
 
+CHAT_ID_PREFIX = "chatcmpl-"
 _DEFAULT_COMPLETION_TOKENS = 16
 _ALL = -1  # vLLM's value of top_k for all tokens
 _LAST_ID = 2**31 - 1
@@ -49,10 +50,12 @@ def completion_call(body: requests.CompletionRequest, request_id: str | None) ->
     return TranslatedCall(full_id, generations, FieldNames(names))
 
 
-def chat_call(body: requests.ChatCompletionRequest, request_id: str | None) -> TranslatedCall:
+def chat_call(
+    body: requests.ChatCompletionRequest, request_id: str | None, id_prefix: str = CHAT_ID_PREFIX
+) -> TranslatedCall:
     """Translate the body of /v1/chat/completions; see `completion_call`."""
     common, names = _common(body)
-    common.request_id = f"chatcmpl-{_request_id(body.request_id, request_id)}"
+    common.request_id = f"{id_prefix}{_request_id(body.request_id, request_id)}"
     tools = [] if body.tool_choice == "none" else body.tools or []
     common.prompt.chat.CopyFrom(chat(body.messages, tools))
     _limit_chat(common, body, names)
@@ -83,10 +86,12 @@ def _common(body: requests.GenerationRequest) -> tuple[gateway_pb2.GenerateReque
         output=gateway_pb2.OutputOptions(
             prompt_logprobs=body.prompt_logprobs,
             special_tokens=None if body.skip_special_tokens is None else not body.skip_special_tokens,
+            prompt_token_ids=body.return_token_ids,
         ),
         cache=gateway_pb2.CacheOptions(salt=body.cache_salt or ""),
         priority=body.priority,
         timeout=_timeout(body.timeout),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
     return request, names
 
@@ -109,6 +114,7 @@ def _logit_rules(body: requests.GenerationRequest) -> decoding_pb2.LogitRules:
         frequency_penalty=body.frequency_penalty,
         logit_bias={_token_id(token): bias for token, bias in (body.logit_bias or {}).items()},
         allowed_token_ids=body.allowed_token_ids,
+        bad_words=body.bad_words,
     )
 
 

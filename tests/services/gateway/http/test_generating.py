@@ -34,6 +34,8 @@ SAME = [
     ),
     ({"logit_bias": {"70": 100, "71": -5}}, {"logitRules": {"logitBias": {70: 100, 71: -5}}}),
     ({"allowed_token_ids": [65, 66, 67]}, {"logitRules": {"allowedTokenIds": [65, 66, 67]}}),
+    ({"bad_words": ["e", "th", " a"]}, {"logitRules": {"badWords": ["e", "th", " a"]}}),
+    ({"truncate_prompt_tokens": 5}, {"truncatePromptTokens": 5}),
     ({"min_tokens": 12, "ignore_eos": True}, {"stopping": {"minTokens": 12, "ignoreEos": True}}),
     ({"stop_token_ids": list(range(100, 200))}, {"stopping": {"stopTokenIds": list(range(100, 200))}}),
     (
