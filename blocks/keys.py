@@ -18,15 +18,19 @@ _TOKEN_BYTES = 4
 _SLICE_BLOCKS = 4096  # whose tokens are copied at a time
 
 
-def root_key(model_fingerprint: str, salt: bytes, resets: int = 0) -> bytes:
+def root_key(model_fingerprint: str, salt: bytes, resets: int = 0, adapter: bytes = b"") -> bytes:
     """Return the parent of a sequence's first key. Each hashed part is preceded by its length, so that none collide.
 
     `resets` counts the resets of the prefix cache: sequences from before a reset never match sequences after it.
+    `adapter` is reserved for the SHA-256 of a LoRA adapter's weights: empty, as it is today, it changes no key.
     """
+    assert len(adapter) in (0, KEY_BYTES), "as long as no count of resets"
     digest = sha256(_SCHEME)
     parts = [model_fingerprint.encode(), salt]
     if resets:
         parts.append(resets.to_bytes(8, "little"))
+    if adapter:
+        parts.append(adapter)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()

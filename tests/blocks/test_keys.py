@@ -1,6 +1,7 @@
 """Block keys: chained digests over the prefix."""
 
 from array import array
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,17 @@ def test_prompts_of_another_salt_share_nothing(prompt, size):
 
 def test_a_reset_changes_the_root():
     assert len({root_key("model", b"", resets) for resets in range(3)}) == 3
+
+
+def test_an_adapter_changes_the_root_and_no_salt_or_reset_gives_the_same():
+    adapter, other = sha256(b"weights").digest(), sha256(b"others").digest()
+    roots = [
+        root_key("model", salt, resets, one) for salt in (b"", adapter) for resets in (0, 1) for one in (b"", adapter)
+    ]
+    assert (
+        len({*roots, root_key("model", b"", 0, other), root_key("model", b"", int.from_bytes(adapter[:8], "little"))})
+        == 10
+    )
 
 
 def test_21_fingerprint_and_salt_do_not_run_into_each_other():
