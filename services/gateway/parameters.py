@@ -21,6 +21,7 @@ _SEED_BITS = 63
 _MAX_SAMPLES = 128
 _MAX_LOGPROBS = 20
 _MAX_CONSTRAINT_BYTES = 64 * 1024
+MAX_TOOL_CALLS = 16
 _MAX_LENGTH_PENALTY = 10.0
 _MAX_BAD_WORDS = 256
 _MAX_BAD_WORD_BYTES = 256
@@ -193,13 +194,16 @@ def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputCons
         return None
     given, kind = request.constraint, request.constraint.WhichOneof("kind")
     if kind is None:
-        raise InvalidField("constraint must have one of json_schema, regex or json_object", "constraint")
+        kinds = "json_schema, regex, json_object or tool_calls"
+        raise InvalidField(f"constraint must have one of {kinds}", "constraint")
     if kind == "json_object":
         _require(given.json_object, "constraint.json_object", "must be true; for no constraint, leave constraint out")
+    elif kind == "tool_calls":
+        _check_tool_calls(given.tool_calls, "constraint.tool_calls")
     else:
         _check_language(f"constraint.{kind}", given.json_schema or given.regex)
     if given.HasField("json_schema"):
-        _check_json(given.json_schema)
+        _check_json(given.json_schema, "constraint.json_schema")
     for field, present in (
         ("logit_rules.allowed_token_ids", len(request.logit_rules.allowed_token_ids) > 0),
         ("logit_rules.bad_words", len(request.logit_rules.bad_words) > 0),
@@ -215,13 +219,24 @@ def _check_language(field: str, text: str) -> None:
     _require(1 <= size <= limit, field, f"must have between 1 and {limit} bytes, not {size}")
 
 
-def _check_json(text: str) -> None:
+def _check_tool_calls(calls: decoding_pb2.ToolCallGrammar, field: str) -> None:
+    most = calls.max_calls if calls.HasField("max_calls") else 1
+    _require(1 <= most <= MAX_TOOL_CALLS, f"{field}.max_calls", f"must be between 1 and {MAX_TOOL_CALLS}, not {most}")
+    _require(len(calls.tools) > 0, f"{field}.tools", _NOT_EMPTY)
+    size, limit = calls.ByteSize(), _MAX_CONSTRAINT_BYTES
+    _require(size <= limit, field, f"must have at most {limit} bytes, not {size}")
+    for at, tool in enumerate(calls.tools):
+        _require(tool.name != "", f"{field}.tools[{at}].name", _NOT_EMPTY)
+        _check_json(tool.parameters, f"{field}.tools[{at}].parameters")
+
+
+def _check_json(text: str, field: str) -> None:
     try:
         json.loads(text)
     except RecursionError as error:
-        raise InvalidField("constraint.json_schema is nested too deeply", "constraint.json_schema") from error
+        raise InvalidField(f"{field} is nested too deeply", field) from error
     except ValueError as error:
-        raise InvalidField(f"constraint.json_schema must be JSON: {error}", "constraint.json_schema") from error
+        raise InvalidField(f"{field} must be JSON: {error}", field) from error
 
 
 def _stopping(given: decoding_pb2.Stopping) -> StopRules:

@@ -12,6 +12,7 @@ from engine.constraint import Constraint
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
 from quire.v1 import decoding_pb2
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
+from services.engine.guided.tool_calls import source_of
 
 if TYPE_CHECKING:  # llguidance is needed only for requests with a constraint
     from services.engine.guided.compile_sandbox import CompileSandbox
@@ -137,4 +138,6 @@ def _key(constraint: decoding_pb2.OutputConstraint) -> _Key:
             return ("regex", constraint.regex)
         case "json_object" if constraint.json_object:
             return ("json_object", "")
-    raise InvalidRequest("constraint must have one of json_schema, regex or json_object", "constraint")
+        case "tool_calls":
+            return ("tool_calls", source_of(constraint.tool_calls))
+    raise InvalidRequest("constraint must have one of json_schema, regex, json_object or tool_calls", "constraint")

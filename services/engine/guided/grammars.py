@@ -15,6 +15,7 @@ from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.json_schemas import prepare_schema
+from services.engine.guided.tool_calls import tool_call_grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -39,7 +40,7 @@ class InvalidGrammar(Exception):
 
 
 class GrammarSpec(NamedTuple):
-    """Source of a grammar: a field of OutputConstraint, and its text."""
+    """Source of a grammar: a field of OutputConstraint, and its text; see `tool_calls.source_of`."""
 
     kind: str
     text: str = ""
@@ -143,6 +144,8 @@ def _grammar(spec: GrammarSpec, whitespace: str) -> str:
         return LLMatcher.grammar_from_regex(spec.text)
     options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": whitespace}
     try:
+        if spec.kind == "tool_calls":
+            return LLMatcher.grammar_from_lark(tool_call_grammar(spec.text, prepare_schema, whitespace))
         schema = prepare_schema(spec.text) if spec.kind == "json_schema" else _ANY_OBJECT
         return LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,90 @@
+"""The grammar of tool calls."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConstraintFailed
+from quire.v1 import decoding_pb2
+from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
+from services.engine.guided.tool_calls import source_of
+from tests.tiny_models import VOCABULARY
+
+DIGIT = {"type": "object", "properties": {"a": {"$ref": "#/$defs/digit"}}, "required": ["a"]}
+DIGIT |= {"additionalProperties": False, "$defs": {"digit": {"enum": [1, 2]}}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
+    return Vocabulary(tiny_model("llama"), VOCABULARY, [0])
+
+
+def grammar(vocabulary: Vocabulary, tools: dict[str, Any], max_calls: int) -> CompiledGrammar:
+    calls = decoding_pb2.ToolCallGrammar(max_calls=max_calls)
+    for name, schema in tools.items():
+        calls.tools.add(name=name, parameters=json.dumps(schema))
+    return CompiledGrammar(vocabulary, GrammarSpec("tool_calls", source_of(calls)))
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
+
+
+def matches(vocabulary: Vocabulary, compiled: CompiledGrammar, text: str) -> bool:
+    """Return True if the text is a complete output."""
+    state = compiled.start()
+    try:
+        for token in vocabulary.tokens.tokenize_str(text):
+            state.advance(token)
+        return state.complete or bool(state.allowed()[0] & 1)  # token 0 ends an output
+    except ConstraintFailed:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [
+        (call("add", '{"a": 1}'), True),
+        (call('say "ü"', "{}"), True),
+        ("\n".join([call("add", '{"a": 2}'), call('say "ü"', "{}")]), True),
+        ("\n".join([call('say "ü"', "{}")] * 3), False),
+        (call("add", '{"a": 3}'), False),
+        (call("add", "{}"), False),
+        (call("other", "{}"), False),
+        (call("add", '{"a": 1}')[:-1], False),
+        ("Well: " + call("add", '{"a": 1}'), False),
+        ("", False),
+    ],
+)
+def test_an_output_is_calls_whose_arguments_follow_the_schema_of_their_tool(
+    tiny: Vocabulary, text: str, matched: bool
+) -> None:
+    compiled = grammar(tiny, {"add": DIGIT, 'say "ü"': NOTHING}, max_calls=2)
+    assert matches(tiny, compiled, text) == matched
+
+
+def test_an_output_of_one_call_at_most_ends_with_it(tiny: Vocabulary) -> None:
+    state = grammar(tiny, {"now": NOTHING}, max_calls=1).start()
+    for token in tiny.tokens.tokenize_str(call("now", "{}")):
+        assert not state.complete
+        state.advance(token)
+    assert state.complete
+
+
+@pytest.mark.parametrize(
+    ("tools", "max_calls", "fault"),
+    [
+        ({}, 1, "at least one tool"),
+        ({"now": NOTHING}, 17, "max_calls between 1 and 16"),
+        ({"now": NOTHING, "add": {"type": "thing"}}, 1, r"\[1\].parameters: #/type must be one or several"),
+    ],
+)
+def test_an_invalid_grammar_is_refused_with_the_tool(
+    tiny: Vocabulary, tools: dict[str, Any], max_calls: int, fault: str
+) -> None:
+    with pytest.raises(InvalidGrammar, match=fault):
+        grammar(tiny, tools, max_calls)
