@@ -29,6 +29,7 @@ from services.runtime import transport
 from services.runtime.service import Readiness
 from services.runtime.tls import link_tls, server_tls
 from services.runtime.tracing.export import create_tracing
+from services.wire.features import FEATURES
 
 # At shutdown: for the step in flight, and for gateways to read their last outputs.
 _LAST_SECONDS = 2.0
@@ -148,6 +149,7 @@ class EngineService:
             tokenizer_digest=tokenizer.digest(),
             max_sequences=self._settings.max_sequences,
             device=parts.device,
+            features=FEATURES,
         )
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:

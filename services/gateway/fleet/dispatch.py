@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from blocks import prefix_keys, root_key
@@ -16,6 +16,7 @@ from services.gateway.fleet.request_stream import RequestStream
 from services.gateway.fleet.routing import Candidate, Router, RoutingChoice, RoutingPolicy
 from services.runtime.errors import RejectionReason, ServiceError, Unavailable
 from services.runtime.tracing.spans import NO_SPAN, Attributes, Span
+from services.wire.features import required_features
 
 log = logging.getLogger("quire.gateway")
 
@@ -78,18 +79,15 @@ class Dispatcher:
         span: Span = NO_SPAN,
         avoid: Collection[EngineLink] = (),
     ) -> Placement:
-        """Submit a request to the best engine not in `avoid`. Raises Unavailable if no engine accepts requests.
+        """Submit a request to the best engine not in `avoid`. Raises Unavailable if no engine accepts the request.
 
         `span` gets two children: the choice, and the attempt, which lasts until the placement is released.
         """
         with span.start_child("route"):
             model.check_ready()
             cached = await self._look_up(model, submission)
-            links = {engine_id: link for engine_id, link in model.ready_links().items() if link not in avoid}
-            if not links:
-                raise Unavailable(
-                    f"no engine of model {model.name!r} accepts requests", rejection=RejectionReason.UNAVAILABLE
-                )
+            ready = {engine_id: link for engine_id, link in model.ready_links().items() if link not in avoid}
+            links = _supporting(model.name, ready, required_features(submission))
             keys = self._keys(links.values(), submission)
             candidates = [self._candidate(engine_id, link, keys, cached) for engine_id, link in links.items()]
             choice = self._router.choose(candidates, len(submission.prompt_token_ids))
@@ -159,6 +157,17 @@ class Dispatcher:
             requests=link.requests,
             pending_prefill_tokens=link.load.pending_prefill_tokens,
         )
+
+
+def _supporting(model_name: str, ready: Mapping[str, EngineLink], features: frozenset[str]) -> dict[str, EngineLink]:
+    """Return the engines that have these features. Raises Unavailable without any."""
+    links = {engine_id: link for engine_id, link in ready.items() if features.issubset(link.description().features)}
+    if links:
+        return links
+    cause = f" with {', '.join(sorted(features))}: they are of an older version" if ready else ""
+    raise Unavailable(
+        f"no engine of model {model_name!r} accepts requests{cause}", rejection=RejectionReason.UNAVAILABLE
+    )
 
 
 def _attempt_attributes(submission: engine_pb2.Submission, choice: RoutingChoice, expected_tokens: int) -> Attributes:

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
+from services.wire.features import FEATURES
 from tests.engine.native_kernels import device_name
 from tests.faults import wait_until
 from tests.running_quire import RunningQuire
@@ -164,6 +165,7 @@ def test_get_engine_describes_the_registered_pool(tiny_quire: RunningQuire) -> N
         tokenizer_digest=engine.tokenizer_digest,
         max_sequences=16,
         device=device_name(),
+        features=FEATURES,
     )
     assert len(engine.tokenizer_digest) == 32
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,12 @@ import pytest
 
 from bench.loads.null_engine import NullOptions
 from quire.v1 import gateway_pb2
+from services.engine import server
 from services.gateway.access.namespace import Namespace
 from services.gateway.administration import FleetAdministration
 from services.gateway.fleet import engine_link, prefix_lookup
 from services.gateway.observe.observer import GatewayObserver
-from services.runtime.errors import InvalidField, UnknownPin
+from services.runtime.errors import InvalidField, Unavailable, UnknownPin
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS
 from tests.services.gateway.handler_in_process import HandlerInProcess, kv_manager, null_engine, running_handler
@@ -46,9 +47,12 @@ class Fleet:
     address_of_b: str
     routes: Routes
 
-    def generate(self, text: str, handler: HandlerInProcess | None = None, model: str = "same") -> int:
-        """Run a request to its end; return its cached tokens."""
+    def generate(
+        self, text: str, handler: HandlerInProcess | None = None, model: str = "same", words: Sequence[str] = ()
+    ) -> int:
+        """Run a request to its end, without `words` in its output; return its cached tokens."""
         request = prompt_request(text, 4)
+        request.logit_rules.bad_words.extend(words)
         request.model = model
 
         async def cached_tokens() -> int:
@@ -130,6 +134,34 @@ def test_an_operator_pins_at_every_engine_of_the_model(fleet: Fleet) -> None:
     assert administer(unpin) == []
     with pytest.raises(UnknownPin):
         administer(unpin)
+
+
+def test_a_request_goes_only_to_engines_that_support_all_its_fields(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FEATURES", ())  # as in version 0.1.0
+
+    def engines(words: list[str]) -> set[str]:
+        before = len(fleet.routes.seen)
+        for number in range(4):
+            fleet.generate(f"{number} of {len(words)}: no other prompt begins so, and it is long.", words=words)
+        return {engine for engine, _ in fleet.routes.seen[before:]}
+
+    async def start(stack: AsyncExitStack, model: str, ready: int) -> None:
+        await stack.enter_async_context(null_engine(fleet.folder, fleet.model, "late", OPTIONS, 64, model))
+        await fleet.handler.wait_for_engines(ready)
+
+    stack = AsyncExitStack()
+    fleet.runner.run(start(stack, "same", 4))
+    assert "late" in engines([])
+    assert engines(["word"]) == {"a", "b"}
+    fleet.runner.run(stack.aclose())
+    fleet.runner.run(start(stack, "old", 4))
+    refusal = "no engine of model 'old' accepts requests with bad_words: they are of an older version"
+    with pytest.raises(Unavailable, match=refusal):
+        fleet.generate("Hello", model="old", words=["word"])
+    assert fleet.generate("Hello", model="old") == 0
+    fleet.runner.run(stack.aclose())
 
 
 def test_an_engine_with_another_tokenizer_gets_no_requests_until_it_has_the_same(
