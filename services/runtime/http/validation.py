@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MAX_SHOWN = 80
+# The type of errors that schemas raise for a value that is not supported; the message is the reason.
+UNSUPPORTED = "unsupported"
 
 _MISSING = "missing"
 _EXPECTED = {  # pydantic's error type: what the value must be
@@ -102,6 +104,8 @@ def _describe(meant: Sequence[_Found]) -> Violation:
             return Violation(path, f"{known} is not a field of this request", "unknown_parameter")
         case "none_required":
             return Violation(path, f"{name} is not supported", "unsupported_value")
+        case _ if error["type"] == UNSUPPORTED:
+            return Violation(path, f"{name} is not supported: {error['msg']}", "unsupported_value")
         case "union_tag_not_found":
             return Violation(_tag(error), f"{_tag(error)} is missing", "missing")
         case "union_tag_invalid":

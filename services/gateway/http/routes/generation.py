@@ -12,12 +12,19 @@ from services.gateway.http.openai import requests, responses
 from services.gateway.http.openai.chats import ChatCompletionCall
 from services.gateway.http.openai.completions import CompletionCall
 from services.gateway.http.openai.field_names import FieldNames
+from services.gateway.http.openai.responses_api import response_schemas
+from services.gateway.http.openai.responses_api.input_items import InputConversation, InputFieldNames
+from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
+from services.gateway.http.openai.responses_api.response_call import ResponseCall
 from services.gateway.http.routes.context import handler_of, json_response, origin_of
 from services.gateway.http.routes.descriptions import ERRORS, event_stream
 from services.runtime.errors import ServiceError
 from services.runtime.http.disconnect import while_connected
+from services.runtime.http.server_sent_events import ServerSentEvents
 
 _CHUNKS = event_stream("A chunk or an error as JSON; the last event is `[DONE]`.")
+
+_RESPONSE_EVENTS = event_stream("An event as JSON, from `response.created` to the end of the response.")
 
 router = APIRouter(route_class=ApiRoute, responses=ERRORS)
 
@@ -36,6 +43,16 @@ async def complete_chat(body: requests.ChatCompletionRequest, request: Request) 
     return await _respond(call, request, stream=bool(body.stream))
 
 
+@router.post("/v1/responses", responses={200: {"model": response_schemas.ResponseBody, "content": _RESPONSE_EVENTS}})
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
+    """Generate a response to an input. Nothing is stored."""
+    conversation = InputConversation(body)
+    request.state.field_names = InputFieldNames.of(conversation, {})  # until the body is translated
+    origin, request_id = origin_of(request), request.headers.get(REQUEST_ID)
+    call = ResponseCall(handler_of(request), origin, body, conversation, request_id)
+    return await _respond(call, request, stream=bool(body.stream))
+
+
 async def _respond(call: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:
     """Generate while the client is connected. The first chunk is sent when the generation starts."""
     names = request.state.field_names = call.translated.field_names
@@ -45,6 +62,8 @@ async def _respond(call: CompletionCall | ChatCompletionCall, request: Request, 
         return json_response(await while_connected(request.receive, call.complete()), headers)
     events = call.stream()
     first = await while_connected(request.receive, anext(events))
+    if isinstance(call, ResponseCall):  # its last event says how it ended
+        return ServerSentEvents(first, events, {"cache-control": "no-cache", **headers})
     return EventStream(first, events, lambda error: _stream_error(error, names), headers)
 
 

@@ -1,0 +1,50 @@
+"""Converts the body of /v1/responses to that of a chat."""
+
+from services.gateway.http.openai import requests
+from services.gateway.http.openai.responses_api.input_items import InputConversation
+from services.gateway.http.openai.responses_api.request_schemas import (
+    FunctionChoice,
+    FunctionTool,
+    ResponsesRequest,
+    TextFormat,
+)
+from services.runtime.errors import InvalidField
+
+
+def chat_body(body: ResponsesRequest, conversation: InputConversation) -> requests.ChatCompletionRequest:
+    """Return the chat of a request. Raises InvalidField."""
+    if body.top_logprobs and not body.wants_logprobs:
+        message = "top_logprobs requires 'message.output_text.logprobs' in include"
+        raise InvalidField(message, "top_logprobs")
+    shared = {name: getattr(body, name) for name in requests.GenerationRequest.model_fields}
+    chat = shared | {
+        "messages": conversation.messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": body.wants_logprobs,
+        "top_logprobs": body.top_logprobs if body.wants_logprobs else None,
+        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tool_choice": _choice(body),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body.text.format) if body.text and body.text.format else None,
+        "stream_options": None,
+    }
+    return requests.ChatCompletionRequest.model_construct(**chat)
+
+
+def _tool(tool: FunctionTool) -> requests.Tool:
+    return requests.Tool.model_validate({"type": "function", "function": tool.model_dump(exclude={"type"})})
+
+
+def _choice(body: ResponsesRequest) -> object:
+    if not isinstance(body.tool_choice, FunctionChoice):
+        return body.tool_choice
+    return requests.NamedTool.model_validate({"type": "function", "function": {"name": body.tool_choice.name}})
+
+
+def _response_format(given: TextFormat) -> requests.ResponseFormat:
+    has_schema, needs_schema = given.schema_ is not None, given.type == "json_schema"
+    if has_schema != needs_schema:
+        fault = "is missing" if needs_schema else "requires type 'json_schema'"
+        raise InvalidField(f"text.format.schema {fault}", "text.format.schema")
+    schema = {"name": given.name or "", "schema": given.schema_} if needs_schema else None
+    return requests.ResponseFormat.model_validate({"type": given.type, "json_schema": schema})

@@ -1,0 +1,125 @@
+"""Converts the input of /v1/responses to the messages of a chat."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.gateway.http.openai import requests
+from services.gateway.http.openai.field_names import FieldNames
+from services.gateway.http.openai.responses_api.request_schemas import (
+    FunctionCallResult,
+    InputFunctionCall,
+    InputMessage,
+    InputText,
+    ResponsesRequest,
+)
+from services.runtime.errors import InvalidField
+
+_IN_MESSAGE = re.compile(r"\bmessages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?|(\.content\b))?")
+_IN_TOOL = re.compile(r"\b(tools\[\d+\])\.function\b")
+_NAMES = {
+    "prompt.chat": "input",
+    "messages": "input",
+    "stopping.max_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "prompt.chat.messages": "messages",  # and then as `_IN_MESSAGE`
+}
+
+
+@dataclass(frozen=True)
+class MessageOrigin:
+    """Where the body of the request has a message: the message, its text, and its tool calls."""
+
+    path: str
+    content: str
+    calls: list[str] = field(default_factory=list)
+
+
+class InputConversation:
+    """The conversation of a request, as messages of a chat with their places in the body."""
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        """Convert the instructions and the input. Raises InvalidField."""
+        self.messages: list[requests.ChatMessage] = []
+        self.origins: list[MessageOrigin] = []
+        self._call_ids: set[str] = set()
+        if body.instructions is not None:
+            self._add("system", body.instructions, MessageOrigin("instructions", "instructions"))
+        if isinstance(body.input, str):
+            self._add("user", body.input, MessageOrigin("input", "input"))
+            return
+        for at, item in enumerate(body.input):
+            path = f"input[{at}]"
+            if isinstance(item, InputMessage):
+                role = "system" if item.role == "developer" else item.role
+                self._add(role, item.content, MessageOrigin(path, f"{path}.content"))
+            elif isinstance(item, InputFunctionCall):
+                self._add_call(item, path)
+            elif isinstance(item, FunctionCallResult):
+                self._add_result(item, path)
+
+    def _add(self, role: str, content: str | list[InputText], origin: MessageOrigin) -> None:
+        self._append({"role": role, "content": _content(content)}, origin)
+
+    def _add_call(self, item: InputFunctionCall, path: str) -> None:
+        """Add a call to the assistant's message before it, or to a new one."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            self._append({"role": "assistant"}, MessageOrigin(path, path))
+        function = {"name": item.name, "arguments": item.arguments}
+        call = requests.ToolCallInput.model_validate({"id": item.call_id, "function": function})
+        self.messages[-1].tool_calls = [*(self.messages[-1].tool_calls or ()), call]
+        self.origins[-1].calls.append(path)
+        self._call_ids.add(item.call_id)
+
+    def _add_result(self, item: FunctionCallResult, path: str) -> None:
+        if item.call_id not in self._call_ids:
+            raise InvalidField(f"{path}.call_id must be that of an earlier function_call", f"{path}.call_id")
+        message = {"role": "tool", "content": _content(item.output), "tool_call_id": item.call_id}
+        self._append(message, MessageOrigin(path, f"{path}.output"))
+
+    def _append(self, message: dict[str, Any], origin: MessageOrigin) -> None:
+        self.messages.append(requests.ChatMessage.model_validate(message))
+        self.origins.append(origin)
+
+
+@dataclass(frozen=True)
+class InputFieldNames(FieldNames):
+    """The names of one request's fields: those of a chat, with the place of each message in the input."""
+
+    origins: Sequence[MessageOrigin] = ()
+
+    @classmethod
+    def of(cls, conversation: InputConversation, overrides: Mapping[str, str]) -> "InputFieldNames":
+        """Return the names of a request; `overrides` are those of its chat."""
+        return cls({**overrides, **_NAMES}, conversation.origins)
+
+    def http_name(self, path: str) -> str:
+        """See FieldNames."""
+        return self._in_input(super().http_name(path))
+
+    def translate(self, message: str) -> str:
+        """See FieldNames."""
+        return self._in_input(super().translate(message))
+
+    def _in_input(self, text: str) -> str:
+        return _IN_TOOL.sub(r"\1", _IN_MESSAGE.sub(self._place, text))
+
+    def _place(self, match: re.Match[str]) -> str:
+        message, call, content = match.groups()
+        if int(message) >= len(self.origins):
+            return match[0]
+        origin = self.origins[int(message)]
+        if call is not None:
+            return origin.calls[int(call)] if int(call) < len(origin.calls) else match[0]
+        return origin.content if content else origin.path
+
+
+def _content(content: str | list[InputText]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]

@@ -1,0 +1,128 @@
+"""Builds the output items of a response, with the events that announce them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from services.gateway.http.openai.chats import CallDeltas
+
+# The type and the fields of an event, without its sequence number.
+ItemEvent = tuple[str, dict[str, Any]]
+Scores = Sequence[dict[str, Any]]
+
+
+class OutputItems:
+    """The items of one response: messages and function calls, in the order in which they are generated.
+
+    `deltas` separates the text from calls; None if the model cannot call functions.
+    """
+
+    def __init__(self, name: str, deltas: CallDeltas | None) -> None:
+        """`name` makes the ids of the items unique."""
+        self._name = name
+        self._deltas = deltas
+        self._items: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # of the open item
+        self._scores: list[dict[str, Any]] = []  # of the open message
+        self._pending: list[dict[str, Any]] = []  # of tokens whose text is held back
+        self._open = False
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """All items; the last one has no content while it is open."""
+        return self._items
+
+    @property
+    def text_place(self) -> dict[str, Any] | None:
+        """The place of the open message, if all text belongs to it; None if calls can follow."""
+        return self._place() if self._deltas is None and self._open else None
+
+    def append_text(self, text: str) -> None:
+        """Append text to the open message without an event."""
+        self._texts.append(text)
+
+    def push(self, text: str, scores: Scores = ()) -> list[ItemEvent]:
+        """Add generated text and the log-probabilities of its tokens; return the events of what is final."""
+        self._pending += scores
+        if self._deltas is not None:
+            return self._events(self._deltas.push(text))
+        return self._events([{"content": text}])
+
+    def finish(self, status: str) -> list[ItemEvent]:
+        """Close the last item with this status. A response without items gets an empty message."""
+        events = self._events(self._deltas.finish()) if self._deltas else []
+        if not self._items:
+            events += self._start_message()
+        if self._in_message and self._pending:
+            events.append(self._text_delta(""))
+        return [*events, *self._close(status)]
+
+    def _events(self, deltas: list[dict[str, Any]]) -> list[ItemEvent]:
+        return [event for delta in deltas for event in self._delta_events(delta)]
+
+    def _delta_events(self, delta: dict[str, Any]) -> Iterator[ItemEvent]:
+        if text := delta.get("content"):
+            if not self._in_message:
+                yield from self._close("completed")
+                yield from self._start_message()
+            yield self._text_delta(text)
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                yield from self._close("completed")
+                yield self._start_call(call["id"], call["function"]["name"])
+            if arguments := call["function"]["arguments"]:
+                self._texts.append(arguments)
+                yield "response.function_call_arguments.delta", {**self._call_place(), "delta": arguments}
+
+    @property
+    def _in_message(self) -> bool:
+        return self._open and self._items[-1]["type"] == "message"
+
+    def _start_message(self) -> Iterator[ItemEvent]:
+        yield self._start({"type": "message", "role": "assistant", "content": []}, "msg")
+        yield "response.content_part.added", {**self._place(), "part": _text_part("", [])}
+
+    def _start_call(self, call_id: str, name: str) -> ItemEvent:
+        return self._start({"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}, "fc")
+
+    def _start(self, item: dict[str, Any], kind: str) -> ItemEvent:
+        at = len(self._items)
+        item |= {"id": f"{kind}_{self._name}_{at}", "status": "in_progress"}
+        self._items.append(item)
+        self._texts.clear()
+        self._open = True
+        return "response.output_item.added", {"output_index": at, "item": dict(item)}
+
+    def _text_delta(self, text: str) -> ItemEvent:
+        scores, self._pending = self._pending, []
+        self._texts.append(text)
+        self._scores += scores
+        return "response.output_text.delta", {**self._place(), "delta": text, "logprobs": scores}
+
+    def _close(self, status: str) -> Iterator[ItemEvent]:
+        if not self._open:
+            return
+        item, text = self._items[-1], "".join(self._texts)
+        if item["type"] == "message":
+            scores, self._scores = self._scores, []
+            part = _text_part(text, scores)
+            yield "response.output_text.done", {**self._place(), "text": text, "logprobs": scores}
+            yield "response.content_part.done", {**self._place(), "part": part}
+            item["content"] = [part]
+        else:
+            self._pending.clear()  # a call has no log-probabilities
+            item["arguments"] = text
+            done = {**self._call_place(), "name": item["name"], "arguments": text}
+            yield "response.function_call_arguments.done", done
+        item["status"] = status
+        self._open = False
+        yield "response.output_item.done", {"output_index": len(self._items) - 1, "item": item}
+
+    def _call_place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _place(self) -> dict[str, Any]:
+        return {**self._call_place(), "content_index": 0}
+
+
+def _text_part(text: str, scores: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}

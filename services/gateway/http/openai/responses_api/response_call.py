@@ -1,0 +1,102 @@
+"""One request to /v1/responses."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.access.callers import Origin
+from services.gateway.http import error_responses
+from services.gateway.http.openai import generation_output, logprobs
+from services.gateway.http.openai.chats import CallDeltas, ChatCompletionCall
+from services.gateway.http.openai.responses_api.chat_body import chat_body
+from services.gateway.http.openai.responses_api.event_writer import ResponseEventWriter
+from services.gateway.http.openai.responses_api.input_items import InputConversation, InputFieldNames
+from services.gateway.http.openai.responses_api.output_items import OutputItems, Scores
+from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
+from services.gateway.http.openai.responses_api.response_object import ResponseObject, status_of_end
+from services.gateway.request_handler import RequestHandler
+from services.runtime import statuses
+from services.runtime.errors import ServiceError
+from services.runtime.http.server_sent_events import Events
+
+# OpenAI's codes of errors in a response; all others are `server_error`.
+_CODES = {HTTPStatus.BAD_REQUEST: "invalid_prompt", HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_exceeded"}
+
+
+class ResponseCall(ChatCompletionCall):
+    """One request to /v1/responses, generated as a chat."""
+
+    id_prefix: ClassVar = "resp_"
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        origin: Origin,
+        asked: ResponsesRequest,
+        conversation: InputConversation,
+        request_id: str | None,
+    ) -> None:
+        """Translate the body. Raises InvalidField or UnsupportedField with a chat's names of the fields."""
+        super().__init__(handler, origin, chat_body(asked, conversation), request_id)
+        self._asked = asked
+        names = InputFieldNames.of(conversation, self.translated.field_names.overrides)
+        self.translated = replace(self.translated, field_names=names)
+
+    async def complete(self) -> dict[str, Any]:
+        """Generate the complete response. Raises ServiceError."""
+        self._keep_call_markers()
+        collected = await generation_output.collect(self.generate(self._request))
+        (sample,), (end,) = collected.samples, collected.finished.samples
+        items = self._new_items()
+        items.push(sample.text, self._scores(collected.started, sample.token_ids, sample.logprobs) or ())
+        items.finish(status_of_end(end))
+        return self._response(collected.started).finished(collected.finished, items.items)
+
+    async def stream(self) -> Events:
+        """Yield the events of the response, the first two at its start. Raises the ServiceError of a rejection."""
+        self._keep_call_markers()
+        writer: ResponseEventWriter | None = None
+        started = gateway_pb2.Started()
+        try:
+            async with aclosing(self.generate(self._request)) as responses:
+                async for response in responses:
+                    if response.HasField("started"):
+                        started = response.started
+                        writer = ResponseEventWriter(self._response(started), self._new_items())
+                        yield writer.start()
+                    elif writer and response.HasField("delta"):
+                        delta = response.delta
+                        yield writer.write(delta.text, self._scores(started, delta.token_ids, delta.logprobs))
+                    elif writer and response.HasField("finished"):
+                        yield writer.finish(response.finished)
+        except Exception as error:
+            if writer is None:
+                raise
+            yield writer.fail(*self._failure(error))
+
+    def _new_items(self) -> OutputItems:
+        parser = self.tool_call_parser()
+        deltas = CallDeltas(parser, parallel=self.body.parallel_tool_calls is not False) if parser else None
+        return OutputItems(self.translated.request_id.removeprefix(self.id_prefix), deltas)
+
+    def _response(self, started: gateway_pb2.Started) -> ResponseObject:
+        return ResponseObject(self._asked, started, self._created)
+
+    def _scores(
+        self, started: gateway_pb2.Started, token_ids: Sequence[int], scores: Sequence[decoding_pb2.TokenLogprobs]
+    ) -> Scores | None:
+        """Return the log-probabilities of tokens; None if they were not requested."""
+        if not self._asked.wants_logprobs:
+            return None
+        content: Scores = logprobs.for_chat(self.tokenizer(started.model), token_ids, scores)["content"]
+        return content
+
+    def _failure(self, error: Exception) -> tuple[str, str]:
+        """Return the code and the message of an error in mid-stream."""
+        if not isinstance(error, ServiceError):
+            return "server_error", error_responses.internal_error_body(error)["error"]["message"]
+        code = _CODES.get(HTTPStatus(statuses.status_of(error).http), "server_error")
+        return code, self.translated.field_names.translate(str(error))
