@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.report import figures_of_blocks, figures_of_engine, figures_of_serving
+from bench.report import figures_of_blocks, figures_of_engine, figures_of_serving, figures_of_soak
 from bench.report.targets import RESULTS, ROOT, results_of
 from services.loadgen.report.drawing import STYLE
 
 IMAGES = ROOT / "docs" / "images"
-PICTURES = figures_of_engine.PICTURES | figures_of_serving.PICTURES | figures_of_blocks.PICTURES
+PICTURES = (
+    figures_of_engine.PICTURES | figures_of_serving.PICTURES | figures_of_blocks.PICTURES | figures_of_soak.PICTURES
+)
 
 
 def draw(benchmark: str, results: Path = RESULTS, images: Path = IMAGES) -> Path | None:

@@ -34,7 +34,7 @@ _WORKLOADS = {
 }
 _PROGRAMS = ("quire", "openvino", "vllm")
 _RATIOS = {"Quire over the better": "over_the_better_peer", "Quire over the ceiling": "of_the_ceiling"}
-_COMMANDS = {"gpu": "make gpu-check", "papers": "make papers"}
+_COMMANDS = {"gpu": "make gpu-check", "papers": "make papers", "soak": "make soak"}
 
 
 def _command(benchmark: str) -> str:
