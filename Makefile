@@ -20,7 +20,7 @@ HELM_TESTS := tests/deployment/helm
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules papers readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules papers soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -97,6 +97,9 @@ bench-%: .venv/installed model
 
 papers: .venv/installed model ## remake the papers' figures; QUICK=1: some of them, on short traces
 	$(BIN)/python -m bench.papers figures $(if $(QUICK),--quick) $(ARGS)
+
+soak: .venv/installed model ## run all services under mixed load for MINUTES, 30 unless given, and judge what grows
+	$(BIN)/python -m bench.soak $(MINUTES)
 
 readme: .venv/installed ## write the results into README.md and the pages of docs/
 	$(BIN)/python -m bench.report.readme
