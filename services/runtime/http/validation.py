@@ -41,7 +41,7 @@ class Violation(NamedTuple):
 
 class _Found(NamedTuple):
     location: tuple[int | str, ...]
-    member: int | str | None
+    members: tuple[int | str, ...]
     error: Mapping[str, Any]
 
 
@@ -50,9 +50,9 @@ def violation(errors: Sequence[Mapping[str, Any]], body: Any) -> Violation:
     found = [_find(error, body) for error in errors]
     found = [one for one in found if one.location[:1] == found[0].location[:1]]
     # A union type has errors of each member. The member that matched furthest is meant.
-    first: dict[int | str | None, _Found] = {}
+    first: dict[tuple[int | str, ...], _Found] = {}
     for one in found:
-        first.setdefault(one.member, one)
+        first.setdefault(one.members, one)
     furthest = max((_order(one) for one in first.values()), default=())
     meant = [one for one in first.values() if _order(one) == furthest]
     return _describe(meant)
@@ -75,17 +75,16 @@ def shown(value: Any) -> str:
 
 def _find(error: Mapping[str, Any], body: Any) -> _Found:
     parts: list[int | str] = []
-    member: int | str | None = None
+    members: list[int | str] = []
     location = error["loc"]
-    for part in location:
+    missing = location[-1:] if error["type"] == _MISSING else ()
+    for part in location[: len(location) - len(missing)]:
         if (isinstance(body, Mapping) and part in body) or (isinstance(body, list) and isinstance(part, int)):
             parts.append(part)
             body = body[part]
-        elif member is None:
-            member = part
-    if error["type"] == _MISSING:
-        parts += location[-1:]
-    return _Found(tuple(parts), member, error)
+        else:
+            members.append(part)
+    return _Found((*parts, *missing), tuple(members), error)
 
 
 def _order(found: _Found) -> tuple[int, ...]:
@@ -119,10 +118,10 @@ def _describe(meant: Sequence[_Found]) -> Violation:
 
 
 def _expected(found: _Found) -> str:
-    error, member = found.error, found.member
+    error = found.error
     kind, context = error["type"], error.get("ctx", {})
     if kind == "list_type" and len(found.location) == 1:
-        return _LISTS.get(str(member), _EXPECTED[kind])
+        return _LISTS.get(str(*found.members[:1]), _EXPECTED[kind])
     if kind == "literal_error":
         return _JSON_WORDS.get(context["expected"], str(context["expected"]).replace("'", '"'))
     for key, size in (("max_length", "at most"), ("min_length", "at least")):

@@ -38,6 +38,7 @@ class ScriptedHandler:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.load(folder)
         self.callers: list[Caller] = []
+        self.text = "x"  # of each token, if the prompt is a chat
         self.rejection: Exception | None = None
         self.failure: BaseException | None = None
         self.hold = asyncio.Event()
@@ -55,7 +56,7 @@ class ScriptedHandler:
             sampling = decoding_pb2.Sampling(sample_count=1)
             yield Response(started=gateway_pb2.Started(model="played", sampling=sampling))
             for _ in range(request.stopping.max_tokens):
-                yield Response(delta=gateway_pb2.Delta(text=request.prompt.text or "x", token_ids=[1]))
+                yield Response(delta=gateway_pb2.Delta(text=request.prompt.text or self.text, token_ids=[1]))
                 await self.hold.wait()
                 if self.failure:
                     raise self.failure

@@ -6,9 +6,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from services.gateway.http.openai.requests import ChatCompletionRequest, CompletionRequest
+from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
 from services.runtime.http.validation import violation
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
+PARTS = [{"type": "input_text", "text": "Hello"}, {"type": "input_image", "image_url": "x"}]
+NOT_STORED = "is not supported: responses are not stored, because gateways share no state"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,56 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
         (CompletionRequest, {"prompt": "a", "user": ["b" * 99]}, "user", f'user must be a string, not ["{"b" * 78}...'),
         (ChatCompletionRequest, {"messages": [{"content": "a"}]}, "messages[0].role", "messages[0].role is missing"),
         (ChatCompletionRequest, {"messages": MESSAGES, "tool_choice": "x"}, "tool_choice", '"auto" or "required"'),
+        (
+            ChatCompletionRequest,
+            {"messages": MESSAGES, "tools": [{"type": "retrieval"}]},
+            "tools[0].type",
+            'must be "function", not "retrieval"',
+        ),
+        (ResponsesRequest, {}, "input", "input is missing"),
+        (ResponsesRequest, {"input": 5}, "input", "input must be a string or an array, not 5"),
+        (ResponsesRequest, {"input": ["x"]}, "input[0]", 'input[0] must be an object, not "x"'),
+        (ResponsesRequest, {"input": [{"role": "user"}]}, "input[0].content", "input[0].content is missing"),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "tool", "content": "x"}]},
+            "input[0].role",
+            'or "developer", not "tool"',
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "user", "content": PARTS}]},
+            "input[0].content[1].type",
+            'must be "input_text" or "output_text", not "input_image"',
+        ),
+        (
+            ResponsesRequest,
+            {"input": [*MESSAGES, {"type": "item_reference", "id": "x"}]},
+            "input[1].type",
+            'must be "message", "function_call" or "function_call_output", not "item_reference"',
+        ),
+        (
+            ResponsesRequest,
+            {"input": "x", "tools": [{"type": "file_search", "vector_store_ids": ["x"]}]},
+            "tools[0].type",
+            'must be "function", not "file_search"',
+        ),
+        (ResponsesRequest, {"input": "x", "store": True}, "store", f"store {NOT_STORED}"),
+        (ResponsesRequest, {"input": "x", "store": "yes"}, "store", 'store must be false, not "yes"'),
+        (ResponsesRequest, {"input": "x", "background": True}, "background", f"background {NOT_STORED}"),
+        (
+            ResponsesRequest,
+            {"input": "x", "previous_response_id": "resp_1"},
+            "previous_response_id",
+            f"previous_response_id {NOT_STORED}; send the whole conversation as input",
+        ),
+        (ResponsesRequest, {"input": "x", "conversation": {"id": "x"}}, "conversation", f"conversation {NOT_STORED}"),
+        (ResponsesRequest, {"input": "x", "prompt": {"id": "x"}}, "prompt", "send instructions and input"),
+        (ResponsesRequest, {"input": "x", "reasoning": {"effort": "low"}}, "reasoning", "effort of reasoning"),
+        (ResponsesRequest, {"input": "x", "truncation": "auto"}, "truncation", 'must be "disabled", not "auto"'),
+        (ResponsesRequest, {"input": "x", "n": 2}, "n", "n is not supported"),
+        (ResponsesRequest, {"input": "x", "response_format": {}}, "response_format", "is not supported"),
+        (ResponsesRequest, {"input": "x", "max_tokens": 2}, "max_tokens", "max_tokens is not a field of this request"),
     ],
 )
 def test_an_invalid_body_is_described_by_its_path_and_value(

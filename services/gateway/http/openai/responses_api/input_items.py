@@ -16,18 +16,20 @@ from services.gateway.http.openai.responses_api.request_schemas import (
 )
 from services.runtime.errors import InvalidField
 
-_IN_MESSAGE = re.compile(r"\bmessages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?|(\.content\b))?")
+_MESSAGES = "input.messages"
+_IN_MESSAGE = re.compile(r"\b(?:input\.)?messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?|(\.content\b))?")
 _IN_TOOL = re.compile(r"\b(tools\[\d+\])\.function\b")
+# The names of a chat's fields. Messages are renamed in a second step, because their places differ.
 _NAMES = {
     "prompt.chat": "input",
-    "messages": "input",
+    "prompt.chat.messages": _MESSAGES,
+    "messages": _MESSAGES,
     "stopping.max_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
-    "prompt.chat.messages": "messages",  # and then as `_IN_MESSAGE`
 }
 
 
@@ -72,7 +74,8 @@ class InputConversation:
             self._append({"role": "assistant"}, MessageOrigin(path, path))
         function = {"name": item.name, "arguments": item.arguments}
         call = requests.ToolCallInput.model_validate({"id": item.call_id, "function": function})
-        self.messages[-1].tool_calls = [*(self.messages[-1].tool_calls or ()), call]
+        self.messages[-1].tool_calls = self.messages[-1].tool_calls or []
+        self.messages[-1].tool_calls.append(call)
         self.origins[-1].calls.append(path)
         self._call_ids.add(item.call_id)
 
@@ -96,7 +99,8 @@ class InputFieldNames(FieldNames):
     @classmethod
     def of(cls, conversation: InputConversation, overrides: Mapping[str, str]) -> "InputFieldNames":
         """Return the names of a request; `overrides` are those of its chat."""
-        return cls({**overrides, **_NAMES}, conversation.origins)
+        renamed = {path: _NAMES.get(name, name) for path, name in overrides.items()}
+        return cls({**renamed, **_NAMES}, conversation.origins)
 
     def http_name(self, path: str) -> str:
         """See FieldNames."""
@@ -107,7 +111,7 @@ class InputFieldNames(FieldNames):
         return self._in_input(super().translate(message))
 
     def _in_input(self, text: str) -> str:
-        return _IN_TOOL.sub(r"\1", _IN_MESSAGE.sub(self._place, text))
+        return _IN_TOOL.sub(r"\1", _IN_MESSAGE.sub(self._place, text)).replace(_MESSAGES, "input")
 
     def _place(self, match: re.Match[str]) -> str:
         message, call, content = match.groups()
