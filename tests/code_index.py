@@ -133,7 +133,8 @@ def words() -> frozenset[str]:
 
 
 def _is_other_code(path: str) -> bool:
-    if path.startswith(("tests/", "docs/")) or path.endswith((".py", ".md", ".pyi", ".png")) or (ROOT / path).is_dir():
+    no_code = path.endswith((".py", ".md", ".pyi", ".png", ".binpb"))
+    if path.startswith(("tests/", "docs/")) or no_code or (ROOT / path).is_dir():
         return False
     # Users put records and models into the top folder.
     return path.startswith((*(f"{room}/" for room in PRODUCT), "protos/")) or path in TOP_FILES
