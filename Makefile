@@ -110,7 +110,7 @@ gpu-check: ## run checks and measurements on a GPU with PYTHON; DRY=1: small cas
 dry-gpu-check: .venv/installed ## run the small cases of gpu-check and check their line coverage
 	$(BIN)/pytest tests/gpu_check $(ARGS)
 
-lint: .venv/installed ## check format, style, types, imports and generated code
+lint: .venv/installed ## check format, style, types, imports, generated code and the contract of releases
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -119,6 +119,7 @@ lint: .venv/installed ## check format, style, types, imports and generated code
 	$(call generate,"$$fresh") || exit 1; \
 	diff -rq -x '*.proto' -x py.typed -x __pycache__ "$$fresh/quire" protos/quire >&2 || \
 		{ echo 'generated protos are stale: run make proto' >&2; exit 1; }; \
+	$(BIN)/python protos/compatibility.py || exit 1; \
 	mkdir "$$fresh/dashboards"; \
 	$(BIN)/python -m deploy.grafana "$$fresh/dashboards"; \
 	for folder in $(DASHBOARDS); do \
