@@ -29,7 +29,7 @@ from services.gateway.prepared_request import (
     truncated,
 )
 from services.gateway.text.bad_words import sequences_of as sequences_of_words
-from services.gateway.text.chat_template import ChatTemplateError, ToolsNotSupported
+from services.gateway.text.chat_template import ChatTemplateError
 from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
@@ -148,20 +148,22 @@ class RequestHandler:
         return self._limits.slow_clients
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
-        """Return a prompt's token ids. `open_turn` appends the start of an assistant turn. Raises a ServiceError."""
+        """Return a prompt's token ids. False as `open_turn` leaves out the start of an assistant's turn.
+
+        Raises a ServiceError.
+        """
         served = self._fleet.model(model)
         check_prompt(prompt)
         if prompt.WhichOneof("kind") == "token_ids":
             check_ids(prompt.token_ids.ids, "prompt.token_ids.ids", served.description().vocabulary_size)
             return list(prompt.token_ids.ids)
         try:
-            if prompt.ByteSize() <= _MAX_INLINE_TOKENIZE_BYTES:
+            if _is_quick(served, prompt):
                 return _tokenize(served, prompt, open_turn)
             return await asyncio.to_thread(_tokenize, served, prompt, open_turn)
-        except ToolsNotSupported as error:
-            raise InvalidField(f"prompt.chat.tools: {error}", "prompt.chat.tools") from error
         except ChatTemplateError as error:
-            raise InvalidField(f"prompt.chat: {error}", "prompt.chat") from error
+            field = f"prompt.chat{error.field}"
+            raise InvalidField(f"{field}: {error}", field) from error
 
     async def prompt_ids(self, request: gateway_pb2.GenerateRequest) -> list[int]:
         """Return the token ids of a request's prompt, truncated as it says. Raises a ServiceError."""
@@ -316,7 +318,17 @@ def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
     )
 
 
+def _is_quick(model: ServedModel, prompt: gateway_pb2.Prompt) -> bool:
+    """Return True if other streams can wait for the prompt's tokenization."""
+    if prompt.ByteSize() > _MAX_INLINE_TOKENIZE_BYTES:
+        return False
+    return prompt.HasField("text") or not model.tokenizer.is_slow_with(
+        prompt.chat.SerializeToString().decode("latin-1")
+    )
+
+
 def _tokenize(model: ServedModel, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
     if prompt.WhichOneof("kind") == "text":
         return model.tokenizer.encode(prompt.text)
-    return model.tokenizer.encode_chat(conversation_of(prompt.chat), open_turn=open_turn)
+    conversation = conversation_of(prompt.chat)
+    return model.tokenizer.encode_chat(conversation if open_turn else conversation._replace(open_turn=False))

@@ -3,33 +3,44 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
-from jinja2 import meta, nodes
+from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# Variables that a template gets from the conversation or its environment; special tokens are others.
+_OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"))
+
 
 class ChatTemplateError(ValueError):
-    """The model has no chat template, or its template does not accept the conversation."""
+    """The model has no chat template, or its template does not accept the conversation.
 
+    `field` is the path in the chat of the field at fault, empty for the conversation as a whole.
+    """
 
-class ToolsNotSupported(ChatTemplateError):
-    """The model's chat template does not render tools."""
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class Conversation(NamedTuple):
     """The input of a chat template, with the field names of Hugging Face Transformers.
 
     `messages` are in order, oldest first; each has at least `role` and `content`. `tools` are functions with a JSON
-    schema.
+    schema. `variables` are further variables of the template. `open_turn` adds the start of the assistant's turn
+    (`add_generation_prompt` in Transformers); `continue_final` leaves the turn of the last message open.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = MappingProxyType({})
+    open_turn: bool = True
+    continue_final: bool = False
 
 
 class ChatTemplate:
@@ -49,28 +60,34 @@ class ChatTemplate:
         """The Jinja text for conversations with tools; None for a model without a template."""
         return self._tool_source
 
-    def render(self, conversation: Conversation, *, open_turn: bool = True) -> str:
-        """Return the prompt for a conversation. Raises ChatTemplateError.
+    def names(self, word: str) -> bool:
+        """Return True if the template has the word as a string, such as a role that it compares with."""
+        texts = (self._source or "", self._tool_source or "")
+        return any(quoted in text for text in texts for quoted in (f"'{word}'", f'"{word}"'))
 
-        `open_turn` adds the start of the assistant's turn (`add_generation_prompt` in Transformers).
-        """
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt for a conversation; ignores `continue_final`. Raises ChatTemplateError."""
         if not conversation.messages:
             raise ChatTemplateError("A conversation must have at least one message.")
-        if conversation.tools and not self._supports_tools:
-            raise ToolsNotSupported("The model's chat template does not support tools.")
+        self._check_variables(conversation.variables)
         template = self._tool_template if conversation.tools else self._template
+        variables = {
+            "documents": None,
+            **self._special_tokens,
+            **conversation.variables,
+            "messages": conversation.messages,
+            "tools": conversation.tools or None,
+            "add_generation_prompt": conversation.open_turn,
+        }
         try:
-            return template.render(
-                messages=conversation.messages,
-                tools=conversation.tools or None,
-                documents=None,
-                add_generation_prompt=open_turn,
-                **self._special_tokens,
-            )
-        except ChatTemplateError:
-            raise
+            return template.render(variables)
         except Exception as error:  # a template is a program and can raise anything
             raise ChatTemplateError(f"The chat template does not accept this conversation: {error}") from error
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
+            if name in _OWN_VARIABLES or name in self._special_tokens or name in _environment().globals:
+                raise ChatTemplateError("The chat template has its own value.", f".template_variables.{name}")
 
     @cached_property
     def _template(self) -> jinja2.Template:
@@ -80,11 +97,6 @@ class ChatTemplate:
     @cached_property
     def _tool_template(self) -> jinja2.Template:
         return _compile(self._tool_source)
-
-    @cached_property
-    def _supports_tools(self) -> bool:
-        _compile(self._tool_source)  # a template that does not compile raises its own error
-        return "tools" in meta.find_undeclared_variables(_environment().parse(self._tool_source or ""))
 
 
 def _compile(source: str | None) -> jinja2.Template:
@@ -107,6 +119,7 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+@cache
 def _environment() -> ImmutableSandboxedEnvironment:
     """Build the environment of Transformers' chat templates, sandboxed because templates are downloaded code."""
     environment = ImmutableSandboxedEnvironment(

@@ -8,15 +8,40 @@ from services.gateway.text.chat_template import Conversation
 from services.runtime.errors import InvalidField
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
+_MAX_ROLE_LENGTH = 64
+_MAX_VARIABLE_BYTES = 16 * 1024
+_MAX_DEPTH = 64
 
 
 def conversation_of(chat: gateway_pb2.Chat) -> Conversation:
-    """Convert a chat. Raises InvalidField for arguments that are not a JSON object and for empty names."""
+    """Convert a chat. Raises InvalidField."""
     messages = [_message(message, f"prompt.chat.messages[{at}]") for at, message in enumerate(chat.messages)]
-    return Conversation(messages, [_tool(tool, f"prompt.chat.tools[{at}]") for at, tool in enumerate(chat.tools)])
+    tools = [_tool(tool, f"prompt.chat.tools[{at}]") for at, tool in enumerate(chat.tools)]
+    opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message
+    if chat.continue_final_message:
+        _check_continuation(chat)
+    return Conversation(messages, tools, _variables(chat), opens, chat.continue_final_message)
+
+
+def _check_continuation(chat: gateway_pb2.Chat) -> None:
+    field = "prompt.chat.continue_final_message"
+    if chat.add_generation_prompt:
+        raise InvalidField(f"{field} cannot be combined with prompt.chat.add_generation_prompt", field)
+    if chat.messages and chat.messages[-1].role != "assistant":
+        raise InvalidField(f"{field} needs a last message of the role 'assistant'", field)
+
+
+def _variables(chat: gateway_pb2.Chat) -> dict[str, Any]:
+    field, size = "prompt.chat.template_variables", len(chat.template_variables.encode())
+    if size > _MAX_VARIABLE_BYTES:
+        raise InvalidField(f"{field} must have at most {_MAX_VARIABLE_BYTES} bytes, not {size}", field)
+    return _json_object(chat.template_variables, field) if size else {}
 
 
 def _message(message: gateway_pb2.ChatMessage, path: str) -> dict[str, Any]:
+    if not 1 <= len(message.role) <= _MAX_ROLE_LENGTH:
+        fault = f"must have between 1 and {_MAX_ROLE_LENGTH} characters, not {len(message.role)}"
+        raise InvalidField(f"{path}.role {fault}", f"{path}.role")
     # Templates test whether a key is present, so empty fields are left out.
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
@@ -53,4 +78,11 @@ def _json_object(text: str, path: str) -> dict[str, Any]:
         raise InvalidField(f"{path} is not valid JSON: {error}", path) from error
     if not isinstance(value, dict):
         raise InvalidField(f"{path} must be a JSON object", path)
+    if _is_deeper(value, _MAX_DEPTH):
+        raise InvalidField(f"{path} must be nested at most {_MAX_DEPTH} levels deep", path)
     return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (not levels or any(_is_deeper(one, levels - 1) for one in inner))

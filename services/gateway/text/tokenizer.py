@@ -12,7 +12,9 @@ from typing import Any
 
 import tokenizers
 
+from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
+from services.gateway.text.literal_text import LiteralText
 
 # The character for a space in SentencePiece vocabularies.
 _SPACE_MARK = "\u2581"
@@ -35,6 +37,8 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._chat_template = chat_template
+        self._chat = ChatRenderer(chat_template)
+        self._literal = LiteralText(backend, self._names_of_template)
         self._special_ids = _special_ids(backend)
         self._bytes = _byte_tokens(backend)
         self._added_ids = frozenset(backend.get_added_tokens_decoder())
@@ -73,10 +77,22 @@ class Tokenizer:
         """The model's chat template."""
         return self._chat_template
 
-    def encode_chat(self, conversation: Conversation, *, open_turn: bool = True) -> list[int]:
-        """Render and encode a conversation. Raises ChatTemplateError."""
-        text = self._chat_template.render(conversation, open_turn=open_turn)
-        return self._ids(text, add_special_tokens=False)  # the template already contains them
+    @property
+    def chat(self) -> ChatRenderer:
+        """The renderer of conversations."""
+        return self._chat
+
+    def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Render and encode a conversation. Special tokens in its texts are text. Raises ChatTemplateError."""
+        marked = self._literal.mark(conversation, self._chat.knows)
+        if marked is None:
+            # The template already contains the special tokens around a text.
+            return self._ids(self._chat.render(conversation), add_special_tokens=False)
+        return self._literal.encode(self._chat.render(marked.conversation), marked.mark)
+
+    def is_slow_with(self, text: str) -> bool:
+        """Return True if a chat with this text makes the tokenizer load a second one, which may take a second."""
+        return self._literal.needs_loading(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode token ids. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped."""
@@ -123,6 +139,9 @@ class Tokenizer:
     def byte_of(self, token_id: int) -> int | None:
         """Return the byte of a byte-fallback token, and None for any other token."""
         return self._bytes.get(token_id)
+
+    def _names_of_template(self) -> frozenset[int]:
+        return self._added_ids.intersection(self._ids(self._chat.features.frame, add_special_tokens=False))
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # The batch call computes no character offsets and releases the interpreter lock. For long prompts it takes

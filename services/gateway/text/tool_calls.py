@@ -14,6 +14,8 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_CALL_START = re.compile(r'\n?<tool_call>\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
+_CALL_END = "}\n</tool_call>"
 _MARK = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
 _FIRST_KEYS = ('"name"', '"type"')
@@ -199,6 +201,43 @@ class CallListParser:
         """See ToolCallParser."""
         rest = self._held.strip(" \t\r\n[],")
         return [rest] if rest else []
+
+
+class EnforcedCallParser:
+    """Parses calls between tags, and passes on their arguments while they are written.
+
+    A constraint guarantees that the output has no other text.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._in_arguments = False
+
+    def push(self, text: str) -> list[OutputPart]:
+        """See ToolCallParser."""
+        self._held += text
+        parts: list[OutputPart] = []
+        while True:
+            if self._in_arguments:
+                parts += self._arguments()
+            if self._in_arguments or not (start := _CALL_START.match(self._held)):
+                return parts
+            parts.append(ToolCallStart(json.loads(start[1])))
+            self._held, self._in_arguments = self._held[start.end() :], True
+
+    def finish(self) -> list[OutputPart]:
+        """See ToolCallParser."""
+        if self._in_arguments:
+            return [ArgumentsDelta(self._held)] if self._held else []
+        return [self._held] if self._held else []
+
+    def _arguments(self) -> list[OutputPart]:
+        """Return the arguments so far; hold text that may be their end."""
+        # The end cannot be part of the arguments: strings of JSON have no new lines.
+        text, end, after = self._held.partition(_CALL_END)
+        final = len(text) - (0 if end else _overlap(text, _CALL_END))
+        self._held, self._in_arguments = after or text[final:], not end
+        return [ArgumentsDelta(text[:final])] if final else []
 
 
 class ArgumentsParser:

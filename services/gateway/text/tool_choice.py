@@ -1,10 +1,10 @@
-"""JSON schemas that force the output to be a tool call."""
+"""Grammars and JSON schemas that force the output to be a tool call."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.v1 import gateway_pb2
+from quire.v1 import decoding_pb2, gateway_pb2
 
 _MAX_CALLS = 16
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -13,6 +13,12 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 def arguments_schema(tool: gateway_pb2.Tool) -> str:
     """Return the JSON schema of a tool's arguments, as text."""
     return tool.parameters or json.dumps(_NO_ARGUMENTS)
+
+
+def call_grammar(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> decoding_pb2.ToolCallGrammar:
+    """Return the grammar of a call of one of these tools, or with `parallel` of several calls, between tags."""
+    callable_tools = [decoding_pb2.CallableTool(name=tool.name, parameters=arguments_schema(tool)) for tool in tools]
+    return decoding_pb2.ToolCallGrammar(tools=callable_tools, max_calls=_MAX_CALLS if parallel else 1)
 
 
 def calls_schema(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> str:

@@ -9,19 +9,10 @@ from services.gateway.access.callers import Origin
 from services.gateway.http.events import to_json
 from services.gateway.http.openai import generation_output, logprobs, requests
 from services.gateway.http.openai.generation_output import ChunkWriter, CollectedGeneration, GenerationCall
+from services.gateway.http.openai.tool_use import ToolUse
 from services.gateway.http.openai.translation import CHAT_ID_PREFIX, chat_call
 from services.gateway.request_handler import RequestHandler
-from services.gateway.text.tool_calls import (
-    ArgumentsDelta,
-    ArgumentsParser,
-    CallListParser,
-    OutputPart,
-    ToolCall,
-    ToolCallParser,
-    ToolCallStart,
-    ToolFormat,
-    parser_for,
-)
+from services.gateway.text.tool_calls import ArgumentsDelta, OutputPart, ToolCall, ToolCallParser, ToolCallStart
 from services.runtime.errors import UnsupportedField
 from services.runtime.http.server_sent_events import Events
 
@@ -46,7 +37,7 @@ class ChatCompletionCall(GenerationCall):
 
     async def complete(self) -> dict[str, Any]:
         """Generate the complete response. Raises ServiceError."""
-        self._keep_call_markers()
+        self.prepare_tools()
         prompt_ids = []
         if self.body.prompt_logprobs is not None:
             prompt_ids = await self.handler.prompt_ids(self._request)
@@ -67,7 +58,7 @@ class ChatCompletionCall(GenerationCall):
 
     async def stream(self) -> Events:
         """Yield the chunks of the response, the first at the start of the generation. Raises ServiceError."""
-        self._keep_call_markers()
+        self.prepare_tools()
         writer = _ChatChunkWriter(self)
         async with aclosing(generation_output.stream_chunks(self.generate(self._request), writer)) as chunks:
             async for chunk in chunks:
@@ -77,22 +68,14 @@ class ChatCompletionCall(GenerationCall):
 
     def tool_call_parser(self) -> ToolCallParser | None:
         """Return a new parser for one sample, or None if the model cannot call tools."""
-        body = self.body
-        if not body.tools or body.tool_choice == "none":
-            return None
-        if isinstance(body.tool_choice, requests.NamedTool):
-            return ArgumentsParser(body.tool_choice.function.name)
-        return CallListParser() if body.tool_choice == "required" else parser_for(self._format())
+        return self._tool_use().parser()
 
-    def _format(self) -> ToolFormat:
-        return ToolFormat.of(self.tokenizer(self._request.model).chat_template.tool_source or "")
+    def prepare_tools(self) -> None:
+        """Make the model call tools as `tool_choice` says, so that the parser finds the calls."""
+        self._tool_use().prepare(self._request)
 
-    def _keep_call_markers(self) -> None:
-        # The parser needs the start marker in the text, also where it is a special token.
-        if self.body.tools and self.body.tool_choice in (None, "auto"):
-            tokenizer = self.tokenizer(self._request.model)
-            if tokenizer.is_special_token(self._format().start_marker):
-                self._request.output.special_tokens = True
+    def _tool_use(self) -> ToolUse:
+        return ToolUse(self.body, self.tokenizer(self._request.model))
 
     def _choice(self, sample: int, collected: CollectedGeneration) -> dict[str, Any]:
         output = collected.samples[sample]

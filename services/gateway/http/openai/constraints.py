@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.http.openai import requests
-from services.gateway.text.tool_choice import arguments_schema, calls_schema
 from services.runtime.errors import InvalidField
 
 _KINDS = ("json_schema", "regex", "json_object")
@@ -78,23 +77,20 @@ def _choice(texts: list[str], name: str) -> decoding_pb2.OutputConstraint:
     return decoding_pb2.OutputConstraint(regex="|".join(_SYNTAX.sub(r"\\\g<0>", text) for text in texts))
 
 
-def require_tools(
+def check_tool_choice(
     request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
 ) -> None:
-    """Constrain the output to a tool call if `tool_choice` requires one. Raises InvalidField."""
-    choice, tools = body.tool_choice, list(request.prompt.chat.tools)
+    """Check a `tool_choice` that requires a call. Raises InvalidField."""
+    choice, tools = body.tool_choice, request.prompt.chat.tools
     if isinstance(choice, requests.NamedTool):
-        fault = f"names {choice.function.name!r}, which is not in tools"
-        tools = [tool for tool in tools if tool.name == choice.function.name]
-        schema = arguments_schema(tools[0]) if tools else ""
+        name = choice.function.name
+        fault = "" if any(tool.name == name for tool in tools) else f"names {name!r}, which is not in tools"
     elif choice == "required":
-        fault = "is 'required', but tools is empty"
-        schema = calls_schema(tools, parallel=body.parallel_tool_calls is not False) if tools else ""
+        fault = "" if tools else "is 'required', but tools is empty"
     else:
         return
-    if not tools:
+    if fault:
         raise InvalidField(f"tool_choice {fault}", "tool_choice")
     if request.HasField("constraint"):
         raise InvalidField(f"tool_choice cannot be combined with {names['constraint']}", "tool_choice")
-    request.constraint.json_schema = schema
-    names |= {"constraint": "tools", "constraint.json_schema": "tools"}
+    names |= {"constraint": "tools", "constraint.json_schema": "tools", "constraint.tool_calls": "tools"}

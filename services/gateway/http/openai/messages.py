@@ -8,11 +8,19 @@ from services.gateway.http.openai import requests
 from services.runtime.errors import InvalidField, UnsupportedField
 
 
-def chat(messages: Sequence[requests.ChatMessage], tools: Sequence[requests.Tool]) -> gateway_pb2.Chat:
+def chat(
+    messages: Sequence[requests.ChatMessage],
+    tools: Sequence[requests.Tool],
+    template: requests.ChatTemplateFields,
+) -> gateway_pb2.Chat:
     """Translate a conversation. Raises InvalidField or UnsupportedField."""
+    variables = template.chat_template_kwargs
     return gateway_pb2.Chat(
         messages=[_message(message, f"messages[{at}]") for at, message in enumerate(messages)],
         tools=[_tool(tool) for tool in tools],
+        template_variables="" if variables is None else json.dumps(variables, ensure_ascii=False),
+        add_generation_prompt=template.add_generation_prompt,
+        continue_final_message=template.continue_final_message,
     )
 
 
@@ -41,7 +49,7 @@ def _text(content: str | list[requests.ContentPart] | None, path: str) -> str:
             raise InvalidField(f"{path}[{at}].text is missing", f"{path}[{at}].text")
         if unknown := [*(part.model_extra or ())]:
             raise UnsupportedField(f"{path}[{at}].{unknown[0]} is not supported", f"{path}[{at}].{unknown[0]}")
-    return "".join(part.text or "" for part in content)
+    return "\n".join(part.text or "" for part in content)
 
 
 def _tool(tool: requests.Tool) -> gateway_pb2.Tool:

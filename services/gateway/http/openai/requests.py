@@ -173,7 +173,7 @@ class ToolCallInput(_Body):
 
 
 class ContentPart(BaseModel):
-    """A part of a message. Parts of type `text` are joined; other types are not supported."""
+    """A part of a message. Parts of type `text` are joined by new lines; other types are not supported."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -228,7 +228,22 @@ class NamedTool(_Body):
     function: NamedFunction = Field(description="The function.")
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatTemplateFields(_Body):
+    """Fields that change how a chat becomes a prompt."""
+
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Add the start of the assistant's message. Default: true, unless `continue_final_message` is set.",
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message, which must be the assistant's. Default false."
+    )
+    chat_template_kwargs: Schema | None = Field(
+        None, description="Further variables of the chat template, at most 16,384 bytes as JSON."
+    )
+
+
+class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
     """The body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(description="The conversation, oldest message first.")
@@ -242,16 +257,13 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Int32 | None = Field(
         None, description="With `logprobs`: number of most likely tokens to return for each position, 0 to 20."
     )
-    tools: list[Tool] | None = Field(
-        None, description="Tools that the model can call, if the chat template supports tools."
-    )
+    tools: list[Tool] | None = Field(None, description="Tools that the model can call.")
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None,
         description="Whether the model can, must or must not call a tool, or the tool to call. Default `auto`.",
     )
     parallel_tool_calls: bool | None = Field(None, description="If false, at most one call. Default true.")
     modalities: list[Literal["text"]] | None = Field(None, description="Only `text` is supported.")
-    add_generation_prompt: Literal[True] | None = Field(None, description="Only true is supported.")
 
     audio: None = Field(None, description="Not supported.")
     functions: None = Field(None, description="Not supported: use `tools`.")
@@ -260,19 +272,15 @@ class ChatCompletionRequest(GenerationRequest):
     verbosity: None = Field(None, description="Not supported.")
     web_search_options: None = Field(None, description="Not supported.")
     chat_template: None = Field(None, description="Not supported.")
-    chat_template_kwargs: None = Field(None, description="Not supported.")
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(ChatTemplateFields):
     """The body of /tokenize: a prompt or the messages of a chat."""
 
     model: str = Field("", description="Name of a served model. Default: the only served model.")
     prompt: str | None = Field(None, description="The text; the model's special tokens are added.")
     messages: list[ChatMessage] | None = Field(None, description="A conversation, instead of `prompt`.")
     tools: list[Tool] | None = Field(None, description="Tools of the conversation.")
-    add_generation_prompt: bool | None = Field(
-        None, description="Add the start of the assistant's message. Default true."
-    )
     add_special_tokens: Literal[True] | None = Field(None, description="Only true is supported.")
     return_token_strs: bool | None = Field(None, description="Also return the text of each token. Default false.")
 

@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.http.openai import requests
-from services.gateway.http.openai.constraints import constraint_of, require_tools
+from services.gateway.http.openai.constraints import check_tool_choice, constraint_of
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.messages import chat
 from services.gateway.parameters import MAX_TIMEOUT_SECONDS, new_request_id
@@ -57,14 +57,14 @@ def chat_call(
     common, names = _common(body)
     common.request_id = f"{id_prefix}{_request_id(body.request_id, request_id)}"
     tools = [] if body.tool_choice == "none" else body.tools or []
-    common.prompt.chat.CopyFrom(chat(body.messages, tools))
+    common.prompt.chat.CopyFrom(chat(body.messages, tools, body))
     _limit_chat(common, body, names)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("top_logprobs requires logprobs to be true", "top_logprobs")
     if body.logprobs:
         names["output.logprobs"] = "top_logprobs"
         common.output.logprobs = body.top_logprobs or 0
-    require_tools(common, body, names)
+    check_tool_choice(common, body, names)
     return TranslatedCall(common.request_id, [common], FieldNames(names))
 
 

@@ -35,8 +35,8 @@ async def tokenize(body: requests.TokenizeRequest, request: Request) -> Response
         raise InvalidField("prompt or messages must be set, but not both", "prompt")
     prompt = gateway_pb2.Prompt(text=body.prompt or "")
     if body.messages is not None:
-        prompt.chat.CopyFrom(chat(body.messages, body.tools or []))
-    ids = await handler.token_ids(body.model, prompt, open_turn=body.add_generation_prompt is not False)
+        prompt.chat.CopyFrom(chat(body.messages, body.tools or [], body))
+    ids = await handler.token_ids(body.model, prompt)
     tokens: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": handler.model(body.model).context_tokens,

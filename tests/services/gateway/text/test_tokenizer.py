@@ -121,7 +121,7 @@ def test_the_chat_template_is_in_a_file_or_in_the_settings(
     [
         (None, CHAT, "has no chat template"),
         (TEMPLATE, Conversation([]), "at least one message"),
-        (TEMPLATE, one_message("tool", "42"), "no tool here"),
+        (TEMPLATE, one_message("critic", "42"), "does not render the role 'critic'; .*no critic here"),
         ("{% if %}", CHAT, "is not valid Jinja"),
         ("{{ messages[99].content }}", CHAT, "does not accept"),
         ("{{ messages[0].content + 1 }}", CHAT, "does not accept"),

@@ -47,7 +47,7 @@ class ResponseCall(ChatCompletionCall):
 
     async def complete(self) -> dict[str, Any]:
         """Generate the complete response. Raises ServiceError."""
-        self._keep_call_markers()
+        self.prepare_tools()
         collected = await generation_output.collect(self.generate(self._request))
         (sample,), (end,) = collected.samples, collected.finished.samples
         items = self._new_items()
@@ -57,7 +57,7 @@ class ResponseCall(ChatCompletionCall):
 
     async def stream(self) -> Events:
         """Yield the events of the response, the first two at its start. Raises the ServiceError of a rejection."""
-        self._keep_call_markers()
+        self.prepare_tools()
         writer: ResponseEventWriter | None = None
         started = gateway_pb2.Started()
         try:

@@ -1,0 +1,72 @@
+"""Renders clients' conversations with a chat template, and adapts them to what the template renders."""
+
+from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
+from services.gateway.text.template_features import TemplateFeatures
+from services.gateway.text.tool_calls import ToolFormat
+from services.gateway.text.tool_prompt import has_tools, with_tool_prompt
+
+# Marks the end of the message to continue. The space shows whether the template strips messages.
+_END = "\ufdd0end\ufdd0"
+_END_AND_SPACE = f"{_END} "
+
+
+class ChatRenderer:
+    """Renders conversations as the prompts of one model.
+
+    A template that renders no tools gets them as plain messages; a developer is the system for one without that role.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.features = TemplateFeatures(template)
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """The format in which the model writes tool calls."""
+        return ToolFormat.of(self._template.tool_source or "") if self.features.renders_tools else ToolFormat.TAGGED
+
+    def knows(self, role: str) -> bool:
+        """Return True if the role is a usual one, or one that the template names."""
+        return role in ("system", "user", "assistant", "tool", "developer") or self._template.names(role)
+
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt. Raises ChatTemplateError."""
+        try:
+            text = self._rendered(self._adapted(conversation))
+        except ChatTemplateError as error:
+            if self.features.renders_role("user"):  # else the template renders nothing at all
+                self._check_roles(conversation, f"; {error}")
+            raise
+        self._check_roles(conversation)
+        return text
+
+    def _rendered(self, conversation: Conversation) -> str:
+        if not conversation.continue_final:
+            return self._template.render(conversation)
+        *messages, last = conversation.messages
+        marked = [*messages, {**last, "content": last["content"] + _END_AND_SPACE}]
+        text = self._template.render(conversation._replace(messages=marked, open_turn=False))
+        before, end, after = text.rpartition(_END)
+        if not end:
+            raise ChatTemplateError("The chat template does not render the last message.", ".continue_final_message")
+        return before if after.startswith(" ") else before.rstrip()
+
+    def _adapted(self, conversation: Conversation) -> Conversation:
+        messages = [{**message, "role": self._role(message["role"])} for message in conversation.messages]
+        adapted = conversation._replace(messages=messages)
+        if self.features.renders_tools or not has_tools(conversation):
+            return adapted
+        return with_tool_prompt(adapted, system_role=self.features.renders_role("system"))
+
+    def _role(self, given: str) -> str:
+        return "system" if given == "developer" and not self._template.names(given) else given
+
+    def _check_roles(self, conversation: Conversation, reason: str = "") -> None:
+        """Raise ChatTemplateError for the first message whose role the template does not render."""
+        for at, message in enumerate(conversation.messages):
+            role = self._role(message["role"])
+            if role == "tool" and not self.features.renders_tools:
+                continue  # rendered as a turn of the user
+            if not self.features.renders_role(role):
+                fault = f"The chat template does not render the role {role!r}{reason}"
+                raise ChatTemplateError(fault, f".messages[{at}].role")

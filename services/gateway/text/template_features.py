@@ -1,0 +1,65 @@
+"""What a chat template renders, found by rendering short conversations."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
+
+# Some templates check the length of ids.
+_ID = "call00001"
+_NAME = "look_up_word"
+_TEXT = "Quire probes this."
+_PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_TOOL = {"type": "function", "function": {"name": _NAME, "description": "Looks up.", "parameters": _PARAMETERS}}
+_CALL = {"type": "function", "id": _ID, "function": {"name": _NAME, "arguments": {"word": "page"}}}
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_USER = {"role": "user", "content": "Hello."}
+_ASSISTANT = {"role": "assistant", "content": "Hello, too."}
+_CALLING = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+# Clients choose the names of roles.
+_MAX_ROLES = 64
+
+
+class TemplateFeatures:
+    """The features of one template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._roles: dict[str, bool] = {}
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether descriptions of tools are part of a prompt."""
+        return any(_NAME in self._rendered([*before, _USER], [_TOOL]) for before in ([], [_SYSTEM]))
+
+    def renders_role(self, role: str) -> bool:
+        """Return True if a prompt contains messages of this role, in some place of a conversation."""
+        if role not in self._roles:
+            if len(self._roles) >= _MAX_ROLES:
+                self._roles.clear()
+            self._roles[role] = any(_TEXT in self._rendered(messages) for messages in _conversations(role))
+        return self._roles[role]
+
+    @cached_property
+    def frame(self) -> str:
+        """A short conversation as a prompt: mostly the texts that the template puts around messages."""
+        return self._rendered([_USER, _ASSISTANT, _USER]) or self._rendered([_USER])
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        try:
+            return self._template.render(Conversation(messages, tools, open_turn=False))
+        except ChatTemplateError:
+            return ""
+
+
+def _conversations(role: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield conversations with one message of the role, in places where templates allow one."""
+    probe = {"role": role, "content": _TEXT, "tool_call_id": _ID, "name": _NAME}
+    plain = {"role": role, "content": _TEXT}
+    yield [plain]
+    yield [plain, _USER]
+    yield [_USER, plain]
+    yield [_USER, _ASSISTANT, plain]
+    yield [_USER, _CALLING, probe]
+    yield [_USER, _CALLING, probe, _ASSISTANT]
