@@ -37,7 +37,7 @@ check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
 	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/compose \
-		--ignore=$(HELM_TESTS) --ignore=tests/deployment/test_alerts_fire.py --ignore=tests/gpu_check $(ARGS)
+		--ignore=$(HELM_TESTS) --ignore-glob='tests/deployment/test_*_fire.py' --ignore=tests/gpu_check $(ARGS)
 
 test-half: .venv/installed model ## run the tests with half of the processors' time; needs root
 	$(BIN)/python -m tests.at_speed half $(MAKE) test ARGS='$(ARGS)'
@@ -90,7 +90,7 @@ compose-check: .venv/installed ## build and run the stack of docker-compose.yml;
 	$(BIN)/pytest tests/deployment/compose -v $(ARGS)
 
 alerts-check: .venv/installed model ## make each alert fire on running services, and write the report
-	$(BIN)/pytest tests/deployment/test_alerts_fire.py -v $(ARGS)
+	$(BIN)/pytest tests/deployment/test_*_fire.py -v $(ARGS)
 
 bench-%: .venv/installed model
 	$(BIN)/python -m bench $* $(ARGS)
@@ -126,8 +126,7 @@ lint: .venv/installed ## check format, style, types, imports, generated code and
 		diff -rq "$$fresh/dashboards" $$folder >&2 || { echo 'dashboards are stale: run make dashboards' >&2; exit 1; }; \
 	done
 	$(BIN)/python helm/generate.py --check
-	$(BIN)/python deploy/prometheus/vllm_rules.py | diff -q - deploy/prometheus/vllm-rules.yml >&2 || \
-		{ echo 'recording rules are stale: run make rules' >&2; exit 1; }
+	$(BIN)/python -m deploy.prometheus --check
 	$(BIN)/python -m bench.report.readme --check
 
 proto: .venv/installed ## generate the Python code of protos/
@@ -136,11 +135,11 @@ proto: .venv/installed ## generate the Python code of protos/
 dashboards: .venv/installed ## generate the Grafana dashboards
 	$(BIN)/python -m deploy.grafana $(DASHBOARDS)
 
-chart: .venv/installed ## generate schema and README of the Helm chart, and copy the rules to it
+chart: .venv/installed ## generate schema, README and rules of the Helm chart
 	$(BIN)/python helm/generate.py
 
-rules: .venv/installed ## generate the recording rules of vLLM's names
-	$(BIN)/python deploy/prometheus/vllm_rules.py > deploy/prometheus/vllm-rules.yml
+rules: .venv/installed ## generate Prometheus' rules; then run make chart
+	$(BIN)/python -m deploy.prometheus
 
 clean: ## remove .venv, build outputs and caches, but no downloaded model
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,6 +7,8 @@ from typing import Any
 from chart_schema import OF_THE_CHART, SETTINGS
 from chart_values import Value
 
+from deploy.prometheus.thresholds import THRESHOLDS
+
 _BEGINNING = """\
 # {name}
 
@@ -30,6 +32,16 @@ _SETTINGS = """\
 Given as `{component}.settings.NAME`.
 """
 
+_THRESHOLDS = """\
+## Thresholds of the alerts
+
+Given as `metrics.prometheusRule.thresholds.NAME`, in place of those of `metrics.prometheusRule.preset`. Times are in
+seconds, and the two of tokens are bounds of their histograms' buckets.
+
+| name | cpu | gpu | meaning |
+|---|---|---|---|
+"""
+
 
 def readme_of(about: dict[str, Any], values: list[Value]) -> str:
     """Return the text of README.md."""
@@ -42,7 +54,13 @@ def readme_of(about: dict[str, Any], values: list[Value]) -> str:
         fields = [field for field in dataclasses.fields(settings_type) if field.name not in OF_THE_CHART]
         parts.append(_SETTINGS.format(component=component))
         parts.append(_table([(field.name, _shown(field.default), _meaning(field)) for field in fields]))
+    parts.append(_thresholds())
     return "\n".join(parts)
+
+
+def _thresholds() -> str:
+    rows = [f"| `{one.name}` | {one.cpu:g} | {one.gpu:g} | {one.meaning} |\n" for one in THRESHOLDS]
+    return _THRESHOLDS + "".join(rows)
 
 
 def _meaning(field: "dataclasses.Field[Any]") -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from chart_values import Value
 
+from deploy.prometheus.thresholds import PRESETS, THRESHOLDS, Threshold
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -51,6 +52,14 @@ _PROMPT: Schema = {
     },
 }
 
+
+def _threshold(one: Threshold) -> Schema:
+    """Return the schema of a threshold of the alerts."""
+    bounds: Schema = {"enum": list(one.choices)} if one.choices else {"exclusiveMinimum": 0}
+    most = {} if one.maximum is None else {"maximum": one.maximum}
+    return {"description": f"{one.meaning[0].upper()}{one.meaning[1:]}.", "type": "number", **bounds, **most}
+
+
 # Bounds that defaults do not imply, by the longest matching end of a value's path.
 BOUNDS: dict[str, Schema] = {
     "nameOverride": _NAME_PART,
@@ -75,6 +84,12 @@ BOUNDS: dict[str, Schema] = {
     "clients.dnsNames": _TEXTS,
     "serviceMonitor.interval": _DURATION,
     "serviceMonitor.scrapeTimeout": _DURATION,
+    "prometheusRule.preset": {"type": "string", "enum": list(PRESETS)},
+    "prometheusRule.thresholds": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {one.name: _threshold(one) for one in THRESHOLDS},
+    },
     "labels": _STRINGS,
     "annotations": _STRINGS,
     "apiKey.key": _GIVEN,

@@ -1,4 +1,4 @@
-"""Writes the chart's generated files: values.schema.json, README.md, and the copy of Prometheus' rules.
+"""Writes the chart's generated files: values.schema.json, README.md, and Prometheus' rules.
 
 `--check` writes nothing and exits with 1 if a file is stale.
 """
@@ -9,14 +9,18 @@ import sys
 from pathlib import Path
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from chart_readme import readme_of
 from chart_schema import schema_of
 from chart_values import values_of
 
+from deploy.prometheus.rules import chart_rules
+
 ROOT = Path(__file__).resolve().parents[1]
 
 CHART = ROOT / "helm" / "quire"
-PROMETHEUS = ROOT / "deploy" / "prometheus"
 
 
 def main() -> None:
@@ -42,11 +46,10 @@ def generated() -> dict[Path, str]:
     """Return the text of each generated file."""
     values = values_of((CHART / "values.yaml").read_text())
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    rules = {path.name: path.read_text() for path in sorted(PROMETHEUS.glob("*.yml"))}
     return {
         CHART / "values.schema.json": json.dumps(schema_of(values), indent=2) + "\n",
         CHART / "README.md": readme_of(about, values),
-        **{CHART / "rules" / name: text for name, text in rules.items() if "groups" in yaml.safe_load(text)},
+        **{CHART / "rules" / name: text for name, text in chart_rules().items()},
     }
 
 

@@ -3,17 +3,23 @@
 import functools
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from deploy.prometheus.rules import alerts as rendered
+from deploy.prometheus.rules import files
+from deploy.prometheus.thresholds import THRESHOLDS, UnknownThreshold, changed, preset
 from tests.deployment.dashboard import dashboards
 from tests.deployment.prometheus import ALERTS, CONFIGURATION, ROOT
+from tests.deployment.two_releases import with_another_release
 from tests.services.test_metrics import OF_TLS, SHOWN
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
+ONE_RELEASE = [path for path in CASES if path.stem in ("blocks", "objectives", "requests", "services")]
 RUNBOOKS = ROOT / "docs" / "alerts.md"
 PROMETHEUS_OWN = {"up", "process_start_time_seconds"}
 
@@ -46,13 +52,20 @@ def run(*command: "str | Path") -> str:
 
 
 def test_promtool_accepts_the_rules_and_the_configuration_that_loads_them(promtool: Path) -> None:
-    run(promtool, "check", "rules", ALERTS)
+    run(promtool, "check", "rules", *(path for path in files() if path.name.startswith("alerts")))
     assert f"{len(rules())} rules found" in run(promtool, "check", "config", CONFIGURATION)
 
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
 def test_every_alert_fires_in_its_case_and_not_in_the_near_miss(promtool: Path, cases: Path) -> None:
     run(promtool, "test", "rules", cases)
+
+
+@pytest.mark.parametrize("cases", ONE_RELEASE, ids=lambda path: path.stem)
+def test_every_alert_fires_for_its_release_alone(promtool: Path, cases: Path, tmp_path: Path) -> None:
+    made = tmp_path / cases.name
+    made.write_text(yaml.safe_dump(with_another_release(cases, [ALERTS])))
+    run(promtool, "test", "rules", made)
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
@@ -81,6 +94,14 @@ def test_rules_query_existing_metrics_and_labels(rule: Rule) -> None:
             assert set(re.findall(r"(\w+)\s*(?:=|!)", selector)) <= shown[family], name
 
 
+@pytest.mark.parametrize("rule", rules(), ids=name_of)
+def test_every_aggregation_and_match_keeps_releases_apart(rule: Rule) -> None:
+    expression = rule["expr"]
+    for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
+        assert labels.split(", ")[:2] == ["namespace", "release"]
+    assert re.findall(r"\b(?:sum|count|min|max|avg)(?! by)\s*\(|\bwithout\b|\bignoring\b", expression) == []
+
+
 @pytest.mark.parametrize("alert", alerts())
 def test_every_alert_has_a_severity_a_summary_and_a_runbook(alert: str) -> None:
     rule = alerts()[alert]
@@ -107,3 +128,34 @@ def test_the_documentation_names_panels_that_exist() -> None:
     found = {title for names in named for title in re.findall(r"\"([^\"]+)\"", names)}
     assert found
     assert found <= titles
+
+
+def test_each_threshold_changes_the_rules() -> None:
+    values = preset("cpu")
+    assert rendered(values) == ALERTS.read_text().split("\n", 1)[1]
+    for one in THRESHOLDS:
+        other = one.choices[0] if one.choices else values[one.name] / 2
+        assert rendered(changed(values, [(one.name, other)])) != rendered(values), one.name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("seconds", 1, "there is no threshold seconds"),
+        ("firstTokenSeconds", 3, "must be one of 0.001, .*, 1, 2.5, 5"),
+        ("heldShare", 1.5, "must be more than 0 and at most 1"),
+        ("kvStepSeconds", 0, "must be more than 0$"),
+    ],
+)
+def test_a_threshold_that_cannot_work_is_refused(name: str, value: float, reason: str) -> None:
+    with pytest.raises(UnknownThreshold, match=reason):
+        changed(preset("gpu"), [(name, value)])
+
+
+def test_rules_with_own_thresholds_are_written_for_plain_prometheus() -> None:
+    command = (sys.executable, "-m", "deploy.prometheus", "--preset", "gpu", "--set", "firstTokenSeconds=5")
+    written = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert written == rendered(preset("gpu") | {"firstTokenSeconds": 5})
+    refused = subprocess.run([*command[:-1], "x=1"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "there is no threshold x" in refused.stderr

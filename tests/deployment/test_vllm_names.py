@@ -1,9 +1,9 @@
 """The recording rules of vLLM's names, as files."""
 
 import subprocess
-import sys
 from pathlib import Path
 
+from deploy.prometheus.vllm_rules import vllm_rules
 from tests.deployment.prometheus import CONFIGURATION
 
 RULES = CONFIGURATION.with_name("vllm-rules.yml")
@@ -11,9 +11,7 @@ CASES = Path(__file__).with_name("vllm-rules-test.yml")
 
 
 def test_the_rules_equal_the_table() -> None:
-    script = RULES.with_name("vllm_rules.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert done.stdout == RULES.read_text(), "run make rules"
+    assert vllm_rules() == RULES.read_text(), "run make rules"
 
 
 def test_promtool_accepts_the_rules_and_they_pass_its_cases(commands: Path, tmp_path: Path) -> None:

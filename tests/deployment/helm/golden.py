@@ -22,7 +22,7 @@ def golden(name: str) -> str:
 def _without_copies(item: Object) -> Object:
     if item["kind"] == "PrometheusRule":
         return {**item, "spec": {"groups": "those of rules/"}}
-    if item["kind"] == "ConfigMap" and item["metadata"]["name"].endswith("-dashboard"):
+    if item["kind"] == "ConfigMap" and item["metadata"]["name"] == "quire-dashboards":
         return {**item, "data": "the files of dashboards/"}
     return item
 
