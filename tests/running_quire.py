@@ -1,7 +1,6 @@
 """A running `quire serve`, as a user would start it, and clients to call it."""
 
 import atexit
-import json
 import os
 import queue
 import shutil
@@ -29,6 +28,7 @@ from quire.v1 import (
     kvmanager_pb2_grpc,
 )
 from services.runtime import transport
+from services.runtime.logs import message_of
 from tests.scrape import Scrape
 
 # The command `quire`, and the same with engines that slow some requests down.
@@ -88,13 +88,6 @@ class Output:
             else:
                 self.lines.append(line)
             self._changed.notify_all()
-
-
-def message_of(line: str) -> str:
-    if not line.startswith("{"):
-        return line
-    message: str = json.loads(line)["message"]
-    return message
 
 
 class Running:

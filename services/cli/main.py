@@ -10,6 +10,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
 
+from services.cli.batch.command import run_batch
 from services.cli.commands.bench import bench
 from services.cli.commands.issue_certificates import certificates
 from services.cli.commands.keys import key
@@ -18,6 +19,7 @@ from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, gateway
 from services.cli.connection import address_option, connection_options, read_text
 from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together
 from services.engine.settings import EngineSettings
+from services.runtime.log_relay import relay_child, service_with_json_log
 
 if TYPE_CHECKING:
     from services.cli.connection import Connection
@@ -31,6 +33,8 @@ _TOKENS = click.IntRange(0, 2**31 - 1)
 
 def main() -> None:
     """Run the command line; settings also come from the environment, such as QUIRE_ENGINE_BLOCK_SIZE."""
+    if os.getpid() == 1 and (service := service_with_json_log(sys.argv[1:], os.environ)):
+        relay_child(service)
     cli.main(auto_envvar_prefix="QUIRE", prog_name="quire")
 
 
@@ -350,7 +354,7 @@ def replay(file: str, as_json: bool, as_text: bool, **options: Any) -> None:
     sys.exit(print_record(file) if as_text else run(file, Options(**options), as_json))
 
 
-for command in (plan, certificates, bench):
+for command in (run_batch, plan, certificates, bench):
     cli.add_command(command)
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -26,6 +27,9 @@ LEVELS = ("debug", "info", "warning", "error")
 _FORMAT = "Format of the log: text; or json, one object per line."
 _LEVEL = "Minimum level of the log. Other packages log from warning on."
 
+# RFC 3339, UTC.
+_TIME, _MILLISECONDS = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+_TEXT_HEAD = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ ")
 _STANDARD_ERROR = 2
 _MAX_QUEUED = 4096
 _LAST_SECONDS = 1.0
@@ -125,15 +129,29 @@ class _Handler(QueueHandler):
 
 
 class TextFormatter(logging.Formatter):
-    """The message, followed by the extra fields as `name=value`; values with special characters are quoted.
+    """Time, level and message, followed by the extra fields as `name=value`; special characters are quoted.
 
     A stack trace follows on separate lines.
     """
 
+    converter = time.gmtime
+    default_time_format, default_msec_format = _TIME, _MILLISECONDS
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """Return the message and the fields."""
+        """Return time, level, message and fields."""
         fields = (f" {name}={_shown(value)}" for name, value in vars(record).items() if name not in _OWN)
-        return record.message + "".join(fields)
+        return f"{self.formatTime(record)} {record.levelname} {record.message}{''.join(fields)}"
+
+
+def message_of(line: str) -> str:
+    """Return the message of a line in either format; a line that is in none is returned whole."""
+    if not line.startswith("{"):
+        return _TEXT_HEAD.sub("", line)
+    try:
+        message = json.loads(line)["message"]
+    except (ValueError, KeyError):
+        return line
+    return message if isinstance(message, str) else line
 
 
 def _shown(value: object) -> str:
@@ -152,7 +170,7 @@ def json_formatter(service: str) -> logging.Formatter:
         static_fields={"service": service},
     )
     formatter.converter = time.gmtime
-    formatter.default_time_format, formatter.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+    formatter.default_time_format, formatter.default_msec_format = _TIME, _MILLISECONDS
     return formatter
 
 

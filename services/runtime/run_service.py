@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NoReturn, Protocol
 
 import grpc
@@ -25,7 +25,7 @@ from services.runtime.logs import LogWriter, logging_to_stderr
 from services.runtime.metrics.certificates import show_certificates
 from services.runtime.metrics.page import Exposition
 from services.runtime.metrics.server import metrics_server
-from services.runtime.service import Service
+from services.runtime.service import Readiness, Service
 
 _LAST_SECONDS = 1.0
 _SIGNAL_BYTES = 4096
@@ -85,7 +85,7 @@ def _run_logged(
         signal.signal(number, _leave)
     try:
         make = _without_garbage_collection(prepare)
-        asyncio.run(_run(label, make, _metrics_shown(label, metrics)))
+        asyncio.run(_run(label, make, metrics))
     except KeyboardInterrupt:
         log.info("%s was stopped before it started", label)
         return 0
@@ -127,9 +127,9 @@ def _leave(*_: object) -> NoReturn:
     os._exit(0)
 
 
-async def _run(label: str, make: Callable[[], Service], metrics_shown: AbstractAsyncContextManager[None]) -> None:
+async def _run(label: str, make: Callable[[], Service], metrics: Exposition) -> None:
     with _woken_by_signals():
-        await _run_until_stopped(label, make, metrics_shown)
+        await _run_until_stopped(label, make, metrics)
 
 
 @contextmanager
@@ -153,14 +153,12 @@ def _woken_by_signals() -> Iterator[None]:
             loop.remove_reader(readable)
 
 
-async def _run_until_stopped(
-    label: str, make: Callable[[], Service], metrics_shown: AbstractAsyncContextManager[None]
-) -> None:
+async def _run_until_stopped(label: str, make: Callable[[], Service], metrics: Exposition) -> None:
     asked_to_stop = _stop_signals()
     service = make()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service.name, service.readiness), service.server)
     _add_reflection(service)
-    async with metrics_shown:
+    async with _metrics_shown(label, metrics, service.readiness):
         try:
             address = await service.start()
             log.info("%s listens on %s", label, address)
@@ -171,13 +169,13 @@ async def _run_until_stopped(
 
 
 @asynccontextmanager
-async def _metrics_shown(label: str, metrics: Exposition) -> AsyncIterator[None]:
+async def _metrics_shown(label: str, metrics: Exposition, readiness: Readiness) -> AsyncIterator[None]:
     if not metrics.address:
         yield
         return
     ProcessCollector(registry=metrics.registry)
     PlatformCollector(registry=metrics.registry)
-    async with metrics_server(metrics) as url:
+    async with metrics_server(metrics, readiness) as url:
         log.info("%s shows its metrics at %s", label, url)
         yield
 

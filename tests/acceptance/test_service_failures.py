@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from quire.v1 import gateway_pb2_grpc
+from services.runtime.logs import message_of
 from tests.faults import Streams
 from tests.load import prompt_request
 from tests.running.engine_that_loses_its_device import LAST_STEP, MESSAGE
@@ -69,6 +70,6 @@ def test_an_engine_that_loses_its_device_ends_and_its_streams_fail_over(
         assert losing.process.wait(CALL_SECONDS) == 1
         undisturbed = Streams(stub, requests)
         assert undisturbed.codes() == {}
-    assert losing.output.lines[-1].startswith(f"engine failed: the device is lost: {MESSAGE}")
+    assert message_of(losing.output.lines[-1]).startswith(f"engine failed: the device is lost: {MESSAGE}")
     assert interrupted.tokens() == undisturbed.tokens()
     assert failovers(interrupted.answers) >= 1

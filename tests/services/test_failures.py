@@ -16,6 +16,7 @@ from services.cli.local.supervisor import metrics_addresses
 from services.cli.main import cli
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
+from services.runtime.logs import message_of
 from services.runtime.settings import InvalidSetting
 from tests.running_quire import START_SECONDS, Output, children_of, launch
 from tests.tiny_models import usual_size
@@ -39,7 +40,7 @@ def last_line(*arguments: str) -> str:
     status, lines = result(launch(*arguments))
     assert status == 1
     assert not [line for line in lines if "Traceback" in line]
-    return lines[-1]
+    return message_of(lines[-1])
 
 
 def test_an_address_in_use_is_refused(taken: str) -> None:

@@ -1,7 +1,6 @@
 """One service as a child process: its output, its readiness, its end, and its restart."""
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.child_process import READY_DESCRIPTOR, STOP_WITH_STDIN, python_command
+from services.runtime.logs import message_of
 
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0
@@ -113,7 +113,7 @@ class ServiceProcess:
         assert process.stdout is not None, "it was started with a pipe"
         while line := await _next_line(process.stdout):
             text = line.decode(errors="replace").rstrip()
-            self._last_line = _message(text) or self._last_line
+            self._last_line = message_of(text) or self._last_line
             self._show(self.label, text)
 
 
@@ -123,14 +123,3 @@ async def _next_line(output: asyncio.StreamReader) -> bytes:
         return await output.readline()
     except ValueError:
         return b"a line of more than %d bytes was lost\n" % _LONGEST_LINE
-
-
-def _message(line: str) -> str:
-    """Return the message of a log line, which may be JSON."""
-    if not line.startswith("{"):
-        return line
-    try:
-        said = json.loads(line)["message"]
-    except (ValueError, KeyError):
-        return line
-    return said if isinstance(said, str) else line

@@ -1,4 +1,4 @@
-"""Serves a process's metrics to Prometheus over HTTP, on their own port."""
+"""Serves a process's metrics to Prometheus over HTTP, on their own port, and its readiness to health checks."""
 
 import asyncio
 import logging
@@ -13,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 from services.runtime.http.connection import HttpLimits
 from services.runtime.http.server import HttpServer
 from services.runtime.metrics.page import Exposition, MetricsPage
+from services.runtime.service import Readiness
 
+_READY_PATH = "/ready"
 _ANSWER_SECONDS = 5.0
 _LIMITS = HttpLimits(connections=8, read_seconds=5.0, write_seconds=5.0)
 _CLOSE = {"connection": "close"}  # so that idle scrapers do not occupy all connections
@@ -22,12 +24,12 @@ log = logging.getLogger("quire")
 
 
 @asynccontextmanager
-async def metrics_server(exposition: Exposition) -> AsyncIterator[str]:
-    """Serve metrics over HTTP, and yield the URL. Raises AddressUnavailable.
+async def metrics_server(exposition: Exposition, readiness: Readiness) -> AsyncIterator[str]:
+    """Serve metrics and readiness over HTTP, and yield the metrics' URL. Raises AddressUnavailable.
 
     Collectors run on the current event loop, so the state that they read has one owner.
     """
-    server = HttpServer(_MetricsApp(MetricsPage(exposition)), _LIMITS)
+    server = HttpServer(_MetricsApp(MetricsPage(exposition), readiness), _LIMITS)
     host = exposition.address.rpartition(":")[0]
     port = (await server.start(exposition.address, "show metrics")).rpartition(":")[2]
     try:
@@ -37,17 +39,20 @@ async def metrics_server(exposition: Exposition) -> AsyncIterator[str]:
 
 
 class _MetricsApp:
-    """Answers every path with the metrics."""
+    """Answers every path with the metrics, except the one of health checks."""
 
-    def __init__(self, page: MetricsPage) -> None:
+    def __init__(self, page: MetricsPage, readiness: Readiness) -> None:
         self._page = page
+        self._readiness = readiness
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (await self._response(scope["method"]))(scope, receive, send)
+        await (await self._response(scope["method"], scope["path"]))(scope, receive, send)
 
-    async def _response(self, method: str) -> Response:
+    async def _response(self, method: str, path: str) -> Response:
         if method not in ("GET", "HEAD"):
             return Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"allow": "GET, HEAD", **_CLOSE})
+        if path == _READY_PATH:  # without the metrics, which take milliseconds to write
+            return self._ready()
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return Response(await self._page.text(), headers=_CLOSE, media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -56,3 +61,8 @@ class _MetricsApp:
         except Exception:  # of a collector; the HTTP server would not log it
             log.exception("the metrics could not be read")
             return Response(status_code=HTTPStatus.INTERNAL_SERVER_ERROR, headers=_CLOSE)
+
+    def _ready(self) -> Response:
+        if self._readiness.ready:
+            return Response("ready\n", headers=_CLOSE)
+        return Response("not ready\n", HTTPStatus.SERVICE_UNAVAILABLE, _CLOSE)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.models.stage_display import StageLog
-from services.runtime.logs import LogWriter, TextFormatter, json_formatter, logging_to_stderr
+from services.runtime.logs import LogWriter, TextFormatter, json_formatter, logging_to_stderr, message_of
 from tests.running_quire import CALL_SECONDS, launch
 
 LINES = 20_000
@@ -56,9 +56,11 @@ def no_close_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestText:
-    def test_shows_the_message_and_then_the_fields(self) -> None:
+    def test_shows_time_level_and_message_and_then_the_fields(self) -> None:
         line = TextFormatter().format(record(request_id="a", tokens=3, gone=False, seconds=0.5))
-        assert line == "ended request_id=a tokens=3 gone=false seconds=0.5"
+        time, _, rest = line.partition(" ")
+        assert RFC_3339.fullmatch(time)
+        assert rest == "INFO ended request_id=a tokens=3 gone=false seconds=0.5"
 
     @pytest.mark.parametrize(
         ("value", "shown"),
@@ -72,7 +74,7 @@ class TestText:
         ],
     )
     def test_no_value_can_look_like_another_line_or_field(self, value: str, shown: str) -> None:
-        assert TextFormatter().format(record(request_id=value)) == f"ended request_id={shown}"
+        assert message_of(TextFormatter().format(record(request_id=value))) == f"ended request_id={shown}"
 
 
 class TestJson:
@@ -108,8 +110,8 @@ class TestLogs:
         def drain() -> None:
             with os.fdopen(os.dup(pipe._read), encoding="utf-8") as reading:
                 for line in reading:
-                    lines.append(line.rstrip())
-                    if line.startswith("last"):
+                    lines.append(message_of(line.rstrip()))
+                    if lines[-1] == "last":
                         read.set()
                         return
 
@@ -138,7 +140,7 @@ class TestLogs:
         logs.put(record("%d", args=("no number",)))
         logs.put(record("after it"))
         logs.close()
-        first, second = pipe.lines()
+        first, second = map(message_of, pipe.lines())
         assert first.startswith("a line of the log could not be written: TypeError")
         assert second == "after it"
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from services.gateway.access.api_keys import make_key
+from services.runtime.logs import message_of
 from tests.api_keys import write_keys
 from tests.certificates import Authority
 from tests.faults import wait_until
@@ -122,7 +123,9 @@ def secured(
     log = "\n".join(gateway.output.lines)
     secrets = ("Bearer", "authorization", "Traceback", "launch code", "heron", "bluebells", "passwd")
     assert [secret for secret in (*KEYS, *secrets) if secret in log] == []
-    assert [line for line in gateway.output.lines if "evil" in line and not line.startswith("request ended ")] == []
+    assert [
+        line for line in gateway.output.lines if "evil" in line and not message_of(line).startswith("request ended ")
+    ] == []
 
 
 def texts_over_http(client: httpx.Client) -> Pieces:
@@ -352,7 +355,7 @@ def test_malformed_tls_closes_only_its_connection_and_is_not_logged(secured: Sec
             assert b"HTTP" not in read_all(connection)
     assert secured.chat(A, "after-garbage").status_code == 200
     output.wait_for("after-garbage", after=seen)  # earlier lines are in the log by now
-    assert [line for line in output.lines[seen:] if not line.startswith("request ended ")] == []
+    assert [line for line in output.lines[seen:] if not message_of(line).startswith("request ended ")] == []
 
 
 def test_a_connection_reset_ends_its_generation(secured: SecuredGateway) -> None:

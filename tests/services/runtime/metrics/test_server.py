@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from services.runtime.http.connection import HttpLimits
 from services.runtime.metrics.page import Exposition, MetricsPage
 from services.runtime.metrics.server import metrics_server
+from services.runtime.service import Readiness
 from services.runtime.transport import AddressUnavailable
 from tests.scrape import Scrape
 
@@ -68,24 +69,24 @@ async def status_of(url: str, method: str = "GET") -> int:
 
 
 async def test_the_registry_is_read_on_the_event_loop_one_scrape_at_a_time() -> None:
-    async with metrics_server(shown()) as url:
+    async with metrics_server(shown(), Readiness()) as url:
         scrapes = await asyncio.gather(*(asyncio.to_thread(Scrape.of, url) for _ in range(4)))
     assert [one.value("reading_thread") for one in scrapes] == [threading.get_ident()] * 4
 
 
 async def test_the_port_is_free_after_the_end() -> None:
-    async with metrics_server(shown("127.0.77.83:0")) as url:  # an address of this test only
+    async with metrics_server(shown("127.0.77.83:0"), Readiness()) as url:  # an address of this test only
         pass
     with pytest.raises(urllib.error.URLError):
         await asyncio.to_thread(Scrape.of, url)
-    async with metrics_server(shown(url.split("/")[2])) as again:
+    async with metrics_server(shown(url.split("/")[2]), Readiness()) as again:
         assert again == url
 
 
 async def test_an_address_in_use_is_refused() -> None:
-    async with metrics_server(shown()) as url:
+    async with metrics_server(shown(), Readiness()) as url:
         with pytest.raises(AddressUnavailable, match="Address already in use"):
-            async with metrics_server(shown(url.split("/")[2])):
+            async with metrics_server(shown(url.split("/")[2]), Readiness()):
                 pass
 
 
@@ -99,14 +100,14 @@ async def test_an_address_in_use_is_refused() -> None:
 )
 async def test_an_impossible_address_is_refused_with_the_reason(address: str, reason: str) -> None:
     with pytest.raises(AddressUnavailable, match=f"cannot show metrics on {address}: {reason}"):
-        async with metrics_server(shown(address)):
+        async with metrics_server(shown(address), Readiness()):
             pass
 
 
 async def test_more_than_eight_connections_are_rejected_until_one_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = HttpLimits(connections=8, read_seconds=60.0, write_seconds=60.0)  # idle ones stay open
     monkeypatch.setattr("services.runtime.metrics.server._LIMITS", limits)
-    async with metrics_server(shown()) as url:
+    async with metrics_server(shown(), Readiness()) as url:
         host, _, port = url.split("/")[2].rpartition(":")
         idle = [socket.create_connection((host, int(port)), timeout=60) for _ in range(8)]
         for _ in range(3):
@@ -125,16 +126,29 @@ def response_without_request(host: str, port: int) -> bytes:
         return connection.makefile("rb").read()
 
 
+async def test_readiness_is_answered_without_reading_metrics() -> None:
+    registry, readiness = CollectorRegistry(), Readiness()
+    registry.register(Broken())
+    async with metrics_server(Exposition(registry, "127.0.0.1:0"), readiness) as url:
+        place = url.replace("/metrics", "/ready")
+        assert await status_of(place) == 503
+        readiness.set(True)
+        with await asyncio.to_thread(urllib.request.urlopen, place, timeout=60) as answer:
+            assert answer.read() == b"ready\n"
+        readiness.retire()
+        assert await status_of(place) == 503
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 async def test_other_methods_are_rejected(method: str) -> None:
-    async with metrics_server(shown()) as url:
+    async with metrics_server(shown(), Readiness()) as url:
         assert await status_of(url, method) == 405
 
 
 async def test_a_failing_collector_fails_the_scrape_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     exposition = shown()
     exposition.registry.register(Broken())
-    async with metrics_server(exposition) as url:
+    async with metrics_server(exposition, Readiness()) as url:
         assert await status_of(url) == 500
     assert "no such figure" in caplog.text
 

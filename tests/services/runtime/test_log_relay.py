@@ -1,0 +1,65 @@
+"""The log of process 1: every line is JSON, however it was written."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from services.runtime.log_relay import service_with_json_log
+from tests.running_quire import CALL_SECONDS
+
+START = "import os, sys; from services.runtime.log_relay import relay_child; relay_child('engine');"
+
+
+def started(code: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", START + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_plain_lines_of_both_outputs_become_records_and_json_stays() -> None:
+    own = '{"message": "a", "level": "INFO"}'
+    child = started(f"os.write(1, b'one\\n'); os.write(2, b'{own}\\ntwo'); sys.exit(3)")
+    output, lines = child.communicate(timeout=CALL_SECONDS)
+    one, kept, two = map(json.loads, lines.splitlines())
+    assert (output, child.returncode) == ("", 3)
+    assert kept == json.loads(own)
+    assert [one.pop("message"), two.pop("message")] == ["one", "two"]
+    assert one.pop("time") <= two.pop("time")
+    assert one == two == {"level": "WARNING", "service": "engine", "logger": "output"}
+
+
+def test_the_last_lines_of_a_crash_and_its_signal_are_logged() -> None:
+    child = started("os.write(2, b'terminate called\\n'); os.abort()")
+    lines = child.communicate(timeout=CALL_SECONDS)[1].splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["terminate called", "engine was ended by SIGABRT"]
+    assert child.returncode == 128 + signal.SIGABRT
+
+
+def test_a_stop_signal_reaches_the_service() -> None:
+    child = started(
+        "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit('drained'));"
+        "print('up', flush=True); signal.pause()"
+    )
+    assert child.stderr is not None
+    assert json.loads(child.stderr.readline())["message"] == "up"
+    child.send_signal(signal.SIGTERM)
+    assert json.loads(child.communicate(timeout=CALL_SECONDS)[1])["message"] == "drained"
+    assert child.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "service"),
+    [
+        ("engine --model demo", {"QUIRE_ENGINE_LOG_FORMAT": "json"}, "engine"),
+        ("gateway --log-format json", {}, "gateway"),
+        ("kvmanager --log-format=text", {"QUIRE_KVMANAGER_LOG_FORMAT": "json"}, ""),
+        ("engine", {"QUIRE_GATEWAY_LOG_FORMAT": "json"}, ""),
+        ("health --log-format json", {}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_only_a_service_with_a_json_log_is_relayed(line: str, environment: dict[str, str], service: str) -> None:
+    assert service_with_json_log(line.split(), environment) == service
