@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
-from services.engine.startup.parts import Assembly, OtherRanks, Parts
+from services.engine.startup.parts import Assembly, Attachment, BlockLink, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
 from services.runtime.service import Readiness
@@ -45,13 +46,19 @@ class EngineService:
     name = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 
     def __init__(
-        self, settings: EngineSettings, observer: EngineObserver | None = None, assembly: Assembly | None = None
+        self,
+        settings: EngineSettings,
+        observer: EngineObserver | None = None,
+        assembly: Assembly | None = None,
+        attachment: Attachment | None = None,
     ) -> None:
         """Make the server; it listens after `start`, and is ready while the pool is attached.
 
         `observer` receives its steps. `assembly` puts the engine together; by default it loads the model of the
-        settings. Raises InvalidSetting if the record, the traces or the TLS files cannot be used, or if the server
-        would be open to other machines without protection.
+        settings. `attachment` replaces the stream to the KV manager.
+
+        Raises InvalidSetting if the record, the traces or the TLS files cannot be used, or if the server would be open
+        to other machines without protection.
         """
         settings.check_exposure()
         if assembly is None:
@@ -60,6 +67,7 @@ class EngineService:
             assembly = assemble
         self._settings = settings
         self._assembly = assembly
+        self._attachment = attachment
         self._tls, self._link_tls = server_tls(settings), link_tls(settings)
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
@@ -67,7 +75,7 @@ class EngineService:
         self._tracing = create_tracing("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
-        self._link: BlockClient | None = None
+        self._link: BlockLink | None = None
         self._constraints: Constraints | None = None
         self._ranks: OtherRanks | None = None
         self._stopped_early = False
@@ -75,6 +83,11 @@ class EngineService:
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self.server)
+
+    @property
+    def servicer(self) -> EngineServicer:
+        """The methods, for callers in this process."""
+        return self._servicer
 
     async def start(self) -> str:
         """Listen; calls are answered with UNAVAILABLE until the model is loaded."""
@@ -107,7 +120,7 @@ class EngineService:
             tasks.create_task(self._constraints.load())
             await failed
 
-    def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockClient]:
+    def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
         capacity = parts.scheduler.capacity
         spec = PoolSpec(
             engine_id=engine_id,
@@ -119,7 +132,7 @@ class EngineService:
             model=self._settings.served_name(),
         )
         reports = RequestReports(spec.model, engine_id, self._tracing)
-        link = BlockClient(self._settings.kvmanager, spec, lambda: driver.wake(), self._link_tls, reports.trace_parents)
+        link = self._attach(spec, lambda: driver.wake(), reports.trace_parents)
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)
@@ -134,6 +147,11 @@ class EngineService:
         tokenizer = TokenizerFiles(Path(self._settings.model))
         self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
         return driver, link
+
+    def _attach(self, spec: PoolSpec, wake: Callable[[], None], trace_parents: Mapping[str, str]) -> BlockLink:
+        if self._attachment:
+            return self._attachment(spec, wake)
+        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
@@ -161,7 +179,7 @@ class EngineService:
         except BaseException as error:
             _fail(failed, error)
 
-    async def _follow(self, link: BlockClient) -> None:
+    async def _follow(self, link: BlockLink) -> None:
         """Be ready while the pool is attached."""
         while True:
             await link.attached.wait()

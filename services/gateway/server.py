@@ -19,7 +19,7 @@ from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdminist
 from services.gateway.attempts import FailoverLimits
 from services.gateway.fleet.discovery import EngineAddresses
 from services.gateway.fleet.dispatch import Dispatcher
-from services.gateway.fleet.engine_link import EngineLink, LinkOptions
+from services.gateway.fleet.engine_link import Connect, EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet
 from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Router, RoutingPolicy
@@ -41,6 +41,8 @@ _STOP_GRACE_SECONDS = 1.0
 _PRUNE_SECONDS = 5.0
 
 if TYPE_CHECKING:  # the HTTP packages are imported only if http_listen is set
+    from fastapi import FastAPI
+
     from services.runtime.http.server import HttpServer
 
 log = logging.getLogger("quire.gateway")
@@ -51,11 +53,14 @@ class GatewayService:
 
     name = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
-    def __init__(self, settings: GatewaySettings, observer: GatewayObserver | None = None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, observer: GatewayObserver | None = None, connect: Connect | None = None
+    ) -> None:
         """Build the server; `start` opens its ports. It is ready while an engine accepts requests.
 
-        `observer` receives the events of its requests. Raises InvalidSetting for an invalid file, for an exposure
-        without API keys or TLS, and for traces that cannot be exported.
+        `observer` receives the events of its requests. `connect` replaces the channels to engines. Raises
+        InvalidSetting for an invalid file, for an exposure without API keys or TLS, and for traces that cannot be
+        exported.
         """
         settings.check_exposure()
         self._settings = settings
@@ -76,6 +81,7 @@ class GatewayService:
             tls=links_tls,
             max_buffered_tokens=settings.max_buffered_tokens,
             observer=self._observer,
+            connect=connect,
         )
         self._fleet = Fleet(EngineAddresses.of(settings.engines), settings.discovery_seconds, links)
         router = Router(RoutingPolicy(settings.routing), settings.routing_slack_tokens)
@@ -101,6 +107,12 @@ class GatewayService:
         except Unauthenticated:
             self._observer.on_rejected("", RejectionReason.UNAUTHENTICATED)
             raise
+
+    def app(self) -> "FastAPI":
+        """Return the application of the HTTP API, for callers in this process."""
+        from services.gateway.http.app import make_app
+
+        return make_app(self._handler, self._administration, self.readiness)
 
     async def start(self) -> str:
         """Listen, and return the gRPC address. Raises AddressUnavailable."""

@@ -1,10 +1,13 @@
 """The parts of an engine that the server needs, as protocols."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from blocks import BlockManager
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
+from kvmanager import PoolSpec
 from services.engine.observer import RankStats
 from services.engine.settings import EngineSettings
 
@@ -68,6 +71,26 @@ class Parts(Protocol):
     def ranks(self) -> OtherRanks | None:
         """The other ranks of a model that several processes compute."""
 
+
+class BlockLink(BlockManager, Protocol):
+    """A pool's connection to its block manager. `attached` is set while it stands, `detached` while it does not."""
+
+    attached: asyncio.Event
+    detached: asyncio.Event
+
+    @property
+    def sessions(self) -> int:
+        """Number of times that the pool was attached."""
+
+    async def run(self) -> None:
+        """Keep the connection until cancelled."""
+
+    def close(self) -> None:
+        """Give up the pool."""
+
+
+# Makes the connection of a pool; the callback is to be called on the event loop whenever there is an answer.
+Attachment = Callable[[PoolSpec, Callable[[], None]], BlockLink]
 
 # Makes the parts, on a thread, because it may take seconds. Raises the error that prevents the engine's start.
 Assembly = Callable[[EngineSettings], Parts]

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -48,12 +49,15 @@ _ADMIN_ERRORS: dict[grpc.StatusCode, type[ServiceError]] = {
 log = logging.getLogger("quire.gateway")
 
 
+Connect = Callable[[str], AbstractAsyncContextManager["pb_grpc.EngineAsyncStub"]]
+
+
 @dataclass(frozen=True)
 class LinkOptions:
     """Options for all links of a gateway.
 
     A link without a message for `timeout_seconds` is closed. Recent load decays over `load_window_seconds`. At most
-    `max_buffered_tokens` of a request stay unread.
+    `max_buffered_tokens` of a request stay unread. `connect` replaces the channel to an address.
     """
 
     timeout_seconds: float
@@ -61,6 +65,7 @@ class LinkOptions:
     tls: ClientTLS | None = None
     max_buffered_tokens: int = 4096
     observer: FleetObserver = field(default_factory=FleetObserver)
+    connect: "Connect | None" = None
 
 
 class EngineListener(Protocol):
@@ -78,6 +83,7 @@ class EngineLink:
         self.address = address
         self._tls = options.tls and options.tls.with_server_name(name)
         self._listener = listener
+        self._connect = options.connect or self._open_channel
         self._timeout_seconds = options.timeout_seconds
         self._observer = options.observer
         self._requests = InFlightRequests(options.max_buffered_tokens)
@@ -170,8 +176,8 @@ class EngineLink:
     async def _connect_once(self) -> bool:
         """Run one session; return whether it was established."""
         try:
-            async with transport.channel(self.address, tls=self._tls) as channel:
-                await self._run_session(pb_grpc.EngineStub(channel))
+            async with self._connect(self.address) as stub:
+                await self._run_session(stub)
         except grpc.aio.AioRpcError as error:
             log.log(self._disconnect_level(), "engine at %s: %s", self.address, error.details())
         except Unavailable as error:
@@ -190,6 +196,11 @@ class EngineLink:
             self._requests.disconnect()
             self._notify()
         return connected
+
+    @asynccontextmanager
+    async def _open_channel(self, address: str) -> AsyncIterator["pb_grpc.EngineAsyncStub"]:
+        async with transport.channel(address, tls=self._tls) as channel:
+            yield pb_grpc.EngineStub(channel)
 
     def _disconnect_level(self) -> int:
         """Warn of a lost engine, and once of an address that stays without one; an engine may start later."""

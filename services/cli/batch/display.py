@@ -1,0 +1,82 @@
+"""A batch on the terminal: its progress, and what it has done."""
+
+import json
+import time
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+from rich import progress
+from rich.console import Console
+
+from blocks import counted
+from services.cli.batch.plan import BatchPlan
+from services.cli.batch.run import Totals
+
+# The rate shown is that of the last seconds.
+_RATE_SECONDS = 10.0
+
+
+class Bar:
+    """A progress bar on stderr, shown only on a terminal. Call it with the totals so far."""
+
+    def __init__(self, plan: BatchPlan) -> None:
+        """Begin with the answers that are kept."""
+        console = Console(stderr=True)
+        self._kept = plan.kept
+        self._seen = deque([(time.monotonic(), 0)])
+        self._bar = progress.Progress(
+            progress.TextColumn("run-batch"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[figures]}"),
+            progress.TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("", total=plan.lines, completed=plan.kept, figures="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, totals: Totals) -> None:
+        """Show how far the run is."""
+        if self._bar.disable:
+            return
+        now = time.monotonic()
+        self._seen.append((now, totals.generated_tokens))
+        while self._seen[0][0] < now - _RATE_SECONDS:
+            self._seen.popleft()
+        (begun, before), (_, until_now) = self._seen[0], self._seen[-1]
+        rate = (until_now - before) / (now - begun) if now > begun else 0.0
+        failures = f", {totals.failures:,} failed" if totals.failures else ""
+        self._bar.update(self._task, completed=self._kept + totals.answers, figures=f"{rate:,.0f} tokens/s{failures}")
+
+
+def summary(plan: BatchPlan, totals: Totals, *, interrupted: bool) -> str:
+    """Return what a run has done, in one line."""
+    left = counted(plan.lines - plan.kept - totals.answers, "request")
+    rate = totals.generated_tokens / totals.seconds if totals.seconds else 0.0
+    parts = [
+        f"{'interrupted' if interrupted else 'done'}: {counted(totals.answers, 'request')} answered",
+        f"{totals.failures:,} of them failed" * bool(totals.failures),
+        f"{plan.kept:,} kept from before" * bool(plan.kept),
+        f"{left} left" * interrupted,
+        f"{totals.prompt_tokens:,} prompt tokens ({totals.cached_tokens:,} cached)",
+        f"{totals.generated_tokens:,} generated in {totals.seconds:,.1f} s, {rate:,.1f} tokens/s",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def write_results(path: str, plan: BatchPlan, totals: Totals) -> None:
+    """Write the figures of a run as JSON."""
+    figures = asdict(totals)
+    del figures["started"], figures["ended"]
+    figures |= {"lines": plan.lines, "kept": plan.kept, "seconds": totals.seconds}
+    Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

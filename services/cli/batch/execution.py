@@ -1,0 +1,61 @@
+"""A run of `quire run-batch`: its files, its signals, and its report."""
+
+import asyncio
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from services.cli.batch.answers import AnswerFile, UnusableFile
+from services.cli.batch.display import Bar, summary, write_results
+from services.cli.batch.endpoints import Endpoint, Unreachable
+from services.cli.batch.plan import BatchPlan, InvalidBatch
+from services.cli.batch.run import Totals, Window, run
+from services.cli.batch.sources import Source
+from services.models.model_store import ModelUnavailable
+from services.runtime.settings import InvalidSetting
+
+_INTERRUPTED = 130
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+def execute(requests: Path, answers: Path, source: Source, results: str | None) -> int:
+    """Answer a file of requests; return the exit status."""
+    try:
+        with closing(AnswerFile(answers)) as file:
+            plan, totals = BatchPlan.of(requests, file), Totals()
+            interrupted = plan.kept < plan.lines and _interrupted(plan, source, totals)
+            click.echo(summary(plan, totals, interrupted=interrupted), err=True)
+            if results:
+                write_results(results, plan, totals)
+            if interrupted:
+                return _INTERRUPTED
+            return 1 if totals.failures + file.failures else 0
+    except (UnusableFile, InvalidBatch, InvalidSetting, ModelUnavailable, Unreachable) as error:
+        click.echo(f"run-batch: {error}", err=True)
+        return 1
+
+
+def _interrupted(plan: BatchPlan, source: Source, totals: Totals) -> bool:
+    """Answer the open lines; return True if a signal has ended the run before."""
+    try:
+        source.prepare()
+    except KeyboardInterrupt:
+        return True
+    return asyncio.run(_answer_all(plan, source, totals))
+
+
+async def _answer_all(plan: BatchPlan, source: Source, totals: Totals) -> bool:
+    async def work(endpoint: Endpoint, window: Window) -> None:
+        with Bar(plan) as bar:
+            await run(plan.open_lines(), endpoint, plan.answers, window, totals, bar)
+
+    task = asyncio.ensure_future(source.serve(work))
+    for number in _STOPPING:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False

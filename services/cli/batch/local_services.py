@@ -1,0 +1,66 @@
+"""An engine, the KV manager's core and a gateway in this process: no connections, and no idle waits between them."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from services.cli.batch.core_blocks import CoreBlocks
+from services.cli.batch.endpoints import Endpoint, InProcess
+from services.cli.batch.engine_stub import EngineStub
+from services.engine.server import EngineService
+from services.engine.settings import EngineSettings
+from services.gateway.server import GatewayService
+from services.gateway.settings import GatewaySettings
+
+# Between steps the engine's thread waits at most this long for the thread that reads requests and writes answers.
+_SWITCH_SECONDS = 0.0005
+# The window bounds the requests, so the gateway and the engine refuse none.
+_NO_LIMIT = 2**31 - 1
+
+Result = TypeVar("Result")
+
+
+async def with_engine(settings: EngineSettings, work: Callable[[Endpoint], Awaitable[Result]]) -> Result:
+    """Load the model, do the work, and stop. Raises the error that stopped the engine."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    engine = EngineService(replace(settings, max_waiting=_NO_LIMIT), attachment=CoreBlocks)
+    gateway = GatewayService(_gateway_settings(), connect=EngineStub(engine.servicer).connect)
+    services = [asyncio.create_task(engine.run())]
+    try:
+        await _result(engine.readiness.wait(), services)
+        services.append(asyncio.create_task(gateway.run()))
+        await _result(gateway.readiness.wait(), services)
+        return await _result(work(InProcess(gateway.app())), services)
+    finally:
+        for service in services:
+            service.cancel()
+        await asyncio.gather(*services, return_exceptions=True)
+        await gateway.stop()
+        await engine.stop()
+
+
+def _gateway_settings() -> GatewaySettings:
+    return GatewaySettings(
+        http_listen="",
+        engines="unix:run-batch",  # a name for logs
+        routing="round-robin",
+        failovers=0,
+        max_requests=_NO_LIMIT,
+        max_queued_tokens=_NO_LIMIT,
+    )
+
+
+async def _result(work: Awaitable[Result], services: list["asyncio.Task[None]"]) -> Result:
+    """Return the result of the work. Raises the error of a service that ends before."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, *services}, return_when=asyncio.FIRST_COMPLETED)
+        for service in services:
+            if service.done():
+                service.result()
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
