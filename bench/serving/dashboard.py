@@ -46,7 +46,7 @@ _BEGINNING = (
 _CARGOES = ("grain", "salt", "wool", "letters", "wine", "rope", "timber", "tin", "herring", "oranges")
 _COLUMNS = 3
 # Panels with one series, which need no legend.
-_UNTOLD = {"engine": "", "model_name": "", "tenant": "", "instance": ""}
+_UNTOLD = {"namespace": "", "release": "", "engine": "", "model_name": "", "tenant": "", "instance": ""}
 SHOWN = (
     *("Blocks by state", "Share of the pool that is held", "Share of slots with tokens"),
     *("Sharing", "Prefix cache hit rate", "Blocks granted, evicted and copied"),
@@ -170,7 +170,7 @@ def _lines(query: Query, prometheus: RunningPrometheus, span: _Span) -> list[tup
     found = prometheus.query_range(query.executable(RATE_SECONDS), span.start, span.end)
     lines = []
     for series in found:
-        name = query.legend_of(series["metric"] | _UNTOLD).strip()
+        name = query.legend_of(series["metric"] | _UNTOLD)
         times = [at - span.start for at, _ in series["values"]]
         lines.append((name, times, [float(value) for _, value in series["values"]]))
     return lines

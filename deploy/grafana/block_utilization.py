@@ -2,9 +2,10 @@
 
 from deploy.grafana.engine_panels import HELD_SHARE, PREEMPTIONS, PREFIX_CACHE_HIT_RATE
 from deploy.grafana.panels import (
+    BY_RELEASE,
     OF_ENGINE,
+    OF_RELEASE,
     OF_TENANT,
-    RATE,
     SLOTS,
     STATES,
     Board,
@@ -16,7 +17,7 @@ from deploy.grafana.panels import (
     ratio,
 )
 
-_HELD = f'quire_kv_blocks{{{OF_ENGINE},tier="device",state="held"}}'
+_HELD = f'sum by ({BY_RELEASE}, engine) (quire_kv_blocks{{{OF_ENGINE},tier="device",state="held"}})'
 _COMPUTED = (
     f"{rate('quire_prompt_tokens_total')} - {rate('quire_prompt_tokens_cached_total')} + "
     f"{rate('quire_generation_tokens_total')} + {rate('quire_recomputed_tokens_total')}"
@@ -24,7 +25,7 @@ _COMPUTED = (
 
 
 def _of_tenant(kind: str) -> str:
-    return f'sum by (tenant) (rate(quire_tenant_tokens_total{{{OF_TENANT},kind="{kind}"}}{RATE}))'
+    return rate("quire_tenant_tokens_total", "tenant", f'{OF_TENANT},kind="{kind}"')
 
 
 _POOL = (
@@ -93,7 +94,7 @@ _WASTE = (
         "By kind: reserved, lookahead and internal sum to the waste.",
         (
             Query(
-                f'quire_kv_slots{{{OF_ENGINE},kind!="tokens"}} / on (model_name, engine) group_left() '
+                f'quire_kv_slots{{{OF_ENGINE},kind!="tokens"}} / on ({BY_RELEASE}, model_name, engine) group_left() '
                 f"(quire_kv_held_slots{{{OF_ENGINE}}} > 0)",
                 "{{engine}} {{kind}}",
             ),
@@ -116,8 +117,7 @@ _SHARING = (
         "As a multiple of those held: 2 means that half of the memory is saved.",
         (
             Query(
-                f"(sum by (engine) ({_HELD}) + sum by (engine) (quire_kv_saved_blocks{{{OF_ENGINE}}})) / "
-                f"(sum by (engine) ({_HELD}) > 0)",
+                ratio(f"({_HELD} + sum by ({BY_RELEASE}, engine) (quire_kv_saved_blocks{{{OF_ENGINE}}}))", _HELD),
                 "{{engine}}",
             ),
         ),
@@ -190,7 +190,7 @@ _TENANTS = (
         "Tokens in flight",
         "Prompt and answer tokens of running requests: what each tenant would hold of the pools without sharing. "
         "Without API keys there is one tenant without a name.",
-        (Query(f"sum by (tenant) (quire_tenant_running_tokens{{{OF_TENANT}}})", "{{tenant}}"),),
+        (Query(f"sum by ({BY_RELEASE}, tenant) (quire_tenant_running_tokens{{{OF_TENANT}}})", "{{tenant}}"),),
     ),
     Panel(
         "Prefix cache hit rate by tenant",
@@ -217,14 +217,14 @@ _TENANTS = (
     Panel(
         "Requests by tenant",
         "In flight.",
-        (Query(f"sum by (tenant) (quire_tenant_requests_running{{{OF_TENANT}}})", "{{tenant}}"),),
+        (Query(f"sum by ({BY_RELEASE}, tenant) (quire_tenant_requests_running{{{OF_TENANT}}})", "{{tenant}}"),),
     ),
     Panel(
         "Requests over a tenant's limit",
         "Rejected requests per second.",
         (
             Query(
-                f'sum by (tenant) (rate(quire_tenant_rejections_total{{tenant=~"$tenant"}}{RATE}))',
+                rate("quire_tenant_rejections_total", "tenant", f'{OF_RELEASE},tenant=~"$tenant"'),
                 "{{tenant}}",
             ),
         ),

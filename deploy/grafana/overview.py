@@ -1,9 +1,23 @@
 """The dashboard "Overview": services that are up, load, and results for clients."""
 
 from deploy.grafana.engine_panels import HELD_SHARE, PREEMPTIONS, PREFIX_CACHE_HIT_RATE
-from deploy.grafana.panels import OF_MODEL, RATE, Board, Figure, Panel, Query, Row, quantiles, rate, ratio
+from deploy.grafana.panels import (
+    BY_RELEASE,
+    OF_JOBS,
+    OF_MODEL,
+    OF_RELEASE,
+    RATE,
+    Board,
+    Figure,
+    Panel,
+    Query,
+    Row,
+    quantiles,
+    rate,
+    ratio,
+)
 
-_JOBS = 'job=~".*quire.*"'
+_BY_MODEL = f"{BY_RELEASE}, model_name"
 
 
 def _of_model(counter: str, label: str = "", extra: str = "") -> str:
@@ -14,37 +28,42 @@ _NOW = (
     Figure(
         "Services up",
         "Processes of each service that Prometheus reaches.",
-        (Query(f"sum by (job) (up{{{_JOBS}}})", "{{job}}"),),
+        (Query(f"sum by ({BY_RELEASE}, job) (up{{{OF_JOBS}}})", "{{job}}"),),
     ),
     Figure(
         "Alerts",
         "Alerts that fire now. docs/alerts.md has a runbook for each.",
-        (Query('count(ALERTS{alertname=~"Quire.*",alertstate="firing"}) or vector(0)', "firing"),),
+        (
+            Query(
+                f'count(ALERTS{{{OF_RELEASE},alertname=~"Quire.*",alertstate="firing"}}) or vector(0)',
+                "firing",
+            ),
+        ),
         warn=1,
         alarm=3,
     ),
     Figure(
         "Connected engines",
         "Engines whose pool is connected to the KV manager.",
-        (Query(f"count by (model_name) (quire_kv_pool_connected{{{OF_MODEL}}} == 1)", "{{model_name}}"),),
+        (Query(f"count by ({_BY_MODEL}) (quire_kv_pool_connected{{{OF_MODEL}}} == 1)", "{{model_name}}"),),
     ),
     Figure(
         "Requests in flight",
         "Admitted and not ended.",
-        (Query(f"sum by (model_name) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}}"),),
+        (Query(f"sum by ({_BY_MODEL}) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}}"),),
     ),
     Figure(
         "Waiting requests",
         "At engines, for blocks or for a place in the batch.",
-        (Query(f"sum by (model_name) (quire_num_requests_waiting{{{OF_MODEL}}})", "{{model_name}}"),),
+        (Query(f"sum by ({_BY_MODEL}) (quire_num_requests_waiting{{{OF_MODEL}}})", "{{model_name}}"),),
     ),
     Figure(
         "Held share of the pools",
         "Blocks that running requests hold, of all blocks.",
         (
             Query(
-                f'sum by (model_name) (quire_kv_blocks{{{OF_MODEL},tier="device",state="held"}}) / '
-                f'sum by (model_name) (quire_kv_pool_blocks{{{OF_MODEL},tier="device"}})',
+                f'sum by ({_BY_MODEL}) (quire_kv_blocks{{{OF_MODEL},tier="device",state="held"}}) / '
+                f'sum by ({_BY_MODEL}) (quire_kv_pool_blocks{{{OF_MODEL},tier="device"}})',
                 "{{model_name}}",
             ),
         ),
@@ -78,9 +97,9 @@ _TRAFFIC = (
         "Requests in flight and waiting",
         "In flight: admitted by the gateway. Running requests hold blocks, waiting ones do not.",
         (
-            Query(f"sum by (model_name) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}} in flight"),
-            Query(f"sum by (model_name) (quire_num_requests_running{{{OF_MODEL}}})", "{{model_name}} running"),
-            Query(f"sum by (model_name) (quire_num_requests_waiting{{{OF_MODEL}}})", "{{model_name}} waiting"),
+            Query(f"sum by ({_BY_MODEL}) (quire_open_streams{{{OF_MODEL}}})", "{{model_name}} in flight"),
+            Query(f"sum by ({_BY_MODEL}) (quire_num_requests_running{{{OF_MODEL}}})", "{{model_name}} running"),
+            Query(f"sum by ({_BY_MODEL}) (quire_num_requests_waiting{{{OF_MODEL}}})", "{{model_name}} waiting"),
         ),
     ),
     Panel(
@@ -98,7 +117,7 @@ _TRAFFIC = (
     Panel(
         "HTTP answers",
         "By status; 499: the client closed first.",
-        (Query(f"sum by (status) (rate(quire_http_requests_total{RATE}))", "{{status}}"),),
+        (Query(rate("quire_http_requests_total", "status", OF_RELEASE), "{{status}}"),),
         unit="/s",
     ),
 )
@@ -117,8 +136,8 @@ _CLIENTS = (
     ),
     Panel(
         "Share outside the objectives",
-        "In the last five minutes: failed requests, first tokens later than 2.5 s, tokens later than 0.2 s. At "
-        "0.1 %, 1 % and 1 % the budgets of a month last a month.",
+        "In the last five minutes: failed requests, first tokens and other tokens later than the thresholds of the "
+        "release's alerts. At the budgets (0.1 %, 1 % and 1 % unless changed) they last a month.",
         (
             Query(f"quire:errors:ratio_rate5m{{{OF_MODEL}}}", "{{model_name}} errors"),
             Query(f"quire:slow_first_tokens:ratio_rate5m{{{OF_MODEL}}}", "{{model_name}} first tokens"),
@@ -162,12 +181,12 @@ _ENGINES = (
     Panel(
         "CPU",
         "Cores in use by each process.",
-        (Query(f"rate(process_cpu_seconds_total{{{_JOBS}}}{RATE})", "{{job}} {{instance}}"),),
+        (Query(f"rate(process_cpu_seconds_total{{{OF_JOBS}}}{RATE})", "{{job}} {{instance}}"),),
     ),
     Panel(
         "Memory",
         "Resident memory of each process; an engine's includes the model and the host blocks.",
-        (Query(f"process_resident_memory_bytes{{{_JOBS}}}", "{{job}} {{instance}}"),),
+        (Query(f"process_resident_memory_bytes{{{OF_JOBS}}}", "{{job}} {{instance}}"),),
         unit="bytes",
     ),
 )

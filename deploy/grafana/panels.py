@@ -24,9 +24,13 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-OF_MODEL = 'model_name=~"$model_name"'
+OF_RELEASE = 'namespace=~"$namespace",release=~"$release"'
+OF_MODEL = f'{OF_RELEASE},model_name=~"$model_name"'
 OF_ENGINE = f'{OF_MODEL},engine=~"$engine"'
+OF_JOBS = f'{OF_RELEASE},job=~".*quire.*"'
 OF_TENANT = f'{OF_MODEL},tenant=~"$tenant"'
+# Labels of every aggregation, which tell installations apart; empty where Prometheus does not set them.
+BY_RELEASE = "namespace, release"
 RATE = "[$__rate_interval]"
 
 # In stacking order, from the bottom.
@@ -38,7 +42,9 @@ _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _WIDTH, _HEIGHT = 8, 8  # three panels in a row of Grafana's 24 columns
 _STAT_WIDTH, _STAT_HEIGHT = 4, 4
 _VARIABLES = {
-    "model_name": ("Model", "quire_kv_pool_blocks"),
+    "namespace": ("Namespace", 'up{job=~".*quire.*"}'),
+    "release": ("Release", 'up{namespace=~"$namespace",job=~".*quire.*"}'),
+    "model_name": ("Model", f"quire_kv_pool_blocks{{{OF_RELEASE}}}"),
     "engine": ("Engine", f"quire_kv_pool_blocks{{{OF_MODEL}}}"),
     "tenant": ("Tenant", f"quire_tenant_requests_total{{{OF_MODEL}}}"),
 }
@@ -46,7 +52,7 @@ _VARIABLES = {
 
 @dataclass(frozen=True)
 class Query:
-    """One query and the legend of its series."""
+    """One query and the legend of its series, before which the panel shows namespace and release."""
 
     expr: str
     legend: str
@@ -84,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard. `variables` are the labels that it can be filtered by."""
+    """A dashboard. `variables` are the labels that it can be filtered by, besides namespace and release."""
 
     title: str
     description: str
@@ -121,7 +127,7 @@ class Board:
             )
             .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         )
-        for name in self.variables:
+        for name in ("namespace", "release", *self.variables):
             board = board.with_variable(_label_variable(name))
         for row in self.rows:
             board = board.with_row(dashboard.Row(row.title))
@@ -132,7 +138,7 @@ class Board:
 
 def rate(counter: str, by: str = "engine", selector: str = OF_ENGINE) -> str:
     """Return a query for the growth of a counter per second."""
-    return f"sum by ({by}) (rate({counter}{{{selector}}}{RATE}))"
+    return f"sum by ({BY_RELEASE}, {by}) (rate({counter}{{{selector}}}{RATE}))"
 
 
 def quantile(share: float, histogram: str, by: str = "engine", selector: str = OF_ENGINE) -> str:
@@ -219,7 +225,10 @@ def _figure(panel: Figure) -> stat.Panel:
 
 def _targets(panel: Panel) -> list[prometheus.Dataquery]:
     return [
-        prometheus.Dataquery().ref_id(letter).expr(query.expr).legend_format(query.legend)
+        prometheus.Dataquery()
+        .ref_id(letter)
+        .expr(query.expr)
+        .legend_format("{{namespace}} {{release}} " + query.legend)
         for letter, query in zip(ascii_uppercase, panel.queries, strict=False)
     ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 # Grafana's variables, each with a pattern for all its values.
-VARIABLES = {"$model_name": ".*", "$engine": ".*", "$tenant": ".*"}
+VARIABLES = {"$namespace": ".*", "$release": ".*", "$model_name": ".*", "$engine": ".*", "$tenant": ".*"}
 # Metrics without series before a failure, and those that need a setting or certain requests.
 AFTER_FAULTS = ("quire_failovers_total", "quire_slow_clients_total")
 ON_DEMAND = (
@@ -31,9 +31,9 @@ class Query:
 
     def legend_of(self, labels: dict[str, str]) -> str:
         legend = self.legend
-        for label, value in labels.items():
+        for label, value in ({"namespace": "", "release": ""} | labels).items():  # Grafana shows absent ones as empty
             legend = legend.replace(f"{{{{{label}}}}}", value)
-        return legend
+        return legend.strip()
 
     def needs(self, *metrics: str) -> bool:
         return any(metric in self.expression for metric in metrics)
