@@ -46,7 +46,9 @@ class LiteralText:
 
         A role that the template does not know may be a part of a special token's name.
         """
-        given = [conversation.messages, conversation.tools, conversation.variables]
+        # Texts that a template may write side by side are side by side here, too.
+        contents = [message["content"] for message in conversation.messages]
+        given = [contents, conversation.messages, conversation.tools, conversation.variables]
         texts = [*_texts(given)]
         joined = "".join(texts)
         places = [start + 1 for start, _, _ in self._occurrences(joined)]
@@ -57,7 +59,8 @@ class LiteralText:
         if mark is None or _RENAMED in joined:
             raise ChatTemplateError("It has special tokens, and characters that Unicode does not assign.")
         marked = iter(_with_marks(texts, places, mark))
-        messages, tools, variables = _replaced(given, marked)
+        contents, messages, tools, variables = _replaced(given, marked)
+        messages = [message | {"content": content} for message, content in zip(messages, contents, strict=True)]
         messages = [_with_marked_role(message, mark) if message["role"] in roles else message for message in messages]
         return MarkedConversation(conversation._replace(messages=messages, tools=tools, variables=variables), mark)
 
@@ -70,7 +73,7 @@ class LiteralText:
         plain = "".join([*parts, text[end:]]).replace(mark, "").replace(_escaped(mark), "")
         renamed, ids = self._renamed
         encoded = renamed.encode_batch_fast([plain], add_special_tokens=False)[0].ids
-        if not self._names.keys().isdisjoint(encoded):
+        if any(token_id in self._names and token_id not in ids for token_id in encoded):
             raise ChatTemplateError("It has a special token that this tokenizer cannot encode as text.")
         return [ids.get(token_id, token_id) for token_id in encoded]
 
@@ -92,15 +95,15 @@ class LiteralText:
         return finder, [ids.get(at, -1) for at in range(finder.get_vocab_size(with_added_tokens=True))]
 
     @cached_property
-    def _renamed(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """The second tokenizer, and the first one's ids of its special tokens."""
+    def _renamed(self) -> tuple[tokenizers.Tokenizer, dict[int | None, int]]:
+        """The second tokenizer, and the first one's ids of its added tokens."""
         description = json.loads(self._backend.to_str())
-        for token in description["added_tokens"]:
+        for token in (added := description["added_tokens"]):
             if token["id"] in self._names:
                 token |= {"content": _name(token["id"]), "normalized": False, "single_word": False}
         made = tokenizers.Tokenizer.from_str(json.dumps(description))
-        ids = {token_id: made.token_to_id(_name(token_id)) for token_id in self._names}
-        return made, {made_id: token_id for token_id, made_id in ids.items() if made_id is not None}
+        ids: dict[int | None, int] = {made.token_to_id(token["content"]): token["id"] for token in added}
+        return made, ids
 
     def _occurrences(self, text: str) -> list[tuple[int, int, int]]:
         """Return start, end and id of each special token in a text."""
