@@ -16,6 +16,8 @@ _FLAGS = (
     *("-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
 )
 _SECONDS = 120
+# Nothing waits for kernels that are compiled in advance, perhaps on a busy machine.
+ADVANCE_SECONDS = 900
 _DIGEST_BYTES = 32
 
 
@@ -31,11 +33,11 @@ def build(folder: Path, cpu: CpuClass) -> Path:
     return library
 
 
-def compile_for(cpu: CpuClass, library: Path) -> None:
+def compile_for(cpu: CpuClass, library: Path, seconds: float = _SECONDS) -> None:
     """Compile the build of a class into an existing folder. Raises KernelsUnavailable."""
     with tempfile.TemporaryDirectory(dir=library.parent) as unfinished:
         output = Path(unfinished) / library.name
-        _run([_compiler(), *_FLAGS, *cpu.flags, str(_SOURCE), "-o", str(output)])
+        _run([_compiler(), *_FLAGS, *cpu.flags, str(_SOURCE), "-o", str(output)], seconds)
         output.write_bytes(sealed(output.read_bytes()))
         output.replace(library)  # atomic, so that no process loads an incomplete file
 
@@ -77,10 +79,10 @@ def _key(compiler: str) -> str:
     return digest.hexdigest()[:20]
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], seconds: float = _SECONDS) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - a compiler, with arguments that are all ours
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelsUnavailable(f"{command[0]} did not run: {error}") from error

@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from engine.native.build import compile_for, is_intact, source_digest
+from engine.native.build import ADVANCE_SECONDS, compile_for, is_intact, source_digest
 from engine.native.cpu_class import CLASSES, CpuClass, KernelsUnavailable
 
 FOLDER = Path(__file__).with_name("prebuilt")
@@ -15,7 +15,7 @@ def compile_all(folder: Path = FOLDER) -> list[Path]:
     """Compile the library of each class into a folder, and return them. Raises KernelsUnavailable."""
     folder.mkdir(parents=True, exist_ok=True)
     for one in CLASSES:
-        compile_for(one, folder / _library_of(one))
+        compile_for(one, folder / _library_of(one), ADVANCE_SECONDS)
     return [folder / _library_of(one) for one in CLASSES]
 
 

@@ -31,7 +31,7 @@ def folder(cpu: CpuClass, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the real library for this CPU, and empty files for other classes."""
     made = tmp_path_factory.mktemp("prebuilt") / "made"
 
-    def compile_own(one: CpuClass, library: Path) -> None:
+    def compile_own(one: CpuClass, library: Path, _seconds: float) -> None:
         compile_for(one, library) if one == cpu else library.write_bytes(sealed(b""))
 
     try:
