@@ -1,0 +1,163 @@
+"""What a template does not render is rendered for it, or refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from quire.v1 import gateway_pb2
+from services.gateway.text.chat_renderer import ChatRenderer
+from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
+from services.gateway.text.conversation import conversation_of
+from services.gateway.text.tokenizer import Tokenizer
+from services.gateway.text.tool_calls import ToolFormat
+from services.runtime.errors import InvalidField
+
+# ChatML knows no tools and writes any role; the others write those that they name.
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
+STRICT = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if m.role in ['user', 'assistant'] %}[{{ m.role }}] {{ m.content | trim }}\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+WITH_TOOLS = "{% if tools %}{{ tools | tojson }}[TOOL_CALLS]{% endif %}" + CHATML
+USER = {"role": "user", "content": "Add."}
+SUM = {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {"type": "object"}}}
+CALLS = [
+    {"type": "function", "id": str(at), "function": {"name": "sum", "arguments": {"a": at, "b": "ü"}}} for at in (1, 2)
+]
+
+
+def renderer(source: str | None) -> ChatRenderer:
+    return ChatRenderer(ChatTemplate(source, {"bos_token": "<s>"}))
+
+
+def render(source: str | None, *messages: dict[str, Any], **parts: Any) -> str:
+    return renderer(source).render(Conversation(messages, **({"open_turn": False} | parts)))
+
+
+def test_tools_are_described_in_the_system_message_if_the_template_does_not_render_them() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    for messages in ([system, USER], [USER]):
+        text = render(CHATML, *messages, tools=[SUM])
+        assert f"<tools>\n{json.dumps(SUM)}\n</tools>" in text
+        assert '<tool_call>\n{"name": "<function-name>", "arguments": <arguments-object>}\n</tool_call>' in text
+        assert text.count("<system>") == 1
+        assert text.endswith("</system>\n<user>Add.</user>\n")
+    assert render(CHATML, system, USER, tools=[SUM]).startswith("<system>Be brief.\n\n# Tools\n")
+
+
+def test_tools_are_described_in_the_first_message_if_the_template_has_no_system() -> None:
+    text = render(STRICT, USER, tools=[SUM])
+    assert text.startswith("[user] # Tools\n")
+    assert text.endswith("directly.\n\nAdd.\n")
+
+
+def test_calls_and_results_are_written_in_the_same_form() -> None:
+    called = {"role": "assistant", "content": "So:", "tool_calls": CALLS}
+    results = [{"role": "tool", "content": f"result {at}", "tool_call_id": str(at)} for at in (1, 2)]
+    assert render(CHATML, USER, called, *results, {"role": "assistant", "content": "Done."}) == (
+        "<user>Add.</user>\n"
+        "<assistant>So:\n"
+        '<tool_call>\n{"name": "sum", "arguments": {"a": 1, "b": "ü"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "sum", "arguments": {"a": 2, "b": "ü"}}\n</tool_call></assistant>\n'
+        "<user><tool_response>\nresult 1\n</tool_response>\n<tool_response>\nresult 2\n</tool_response></user>\n"
+        "<assistant>Done.</assistant>\n"
+    )
+
+
+def test_a_template_that_renders_tools_gets_them() -> None:
+    assert render(WITH_TOOLS, USER, tools=[SUM]) == f"{json.dumps([SUM])}[TOOL_CALLS]<user>Add.</user>\n"
+    assert renderer(WITH_TOOLS).tool_format is ToolFormat.MARKED
+    assert renderer("{# knows no tools #}" + CHATML).tool_format is ToolFormat.TAGGED
+
+
+def test_a_developer_is_the_system_unless_the_template_names_developers() -> None:
+    developer = {"role": "developer", "content": "Be brief."}
+    assert render(CHATML, developer, USER).startswith("<system>Be brief.</system>")
+    named = "{% if messages[0].role == 'developer' %}!{% endif %}" + CHATML
+    assert render(named, developer, USER).startswith("!<developer>Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "reason"),
+    [
+        (STRICT, "system", "does not render the role 'system'; .*System role not supported"),
+        (STRICT, "developer", "does not render the role 'system'"),
+        (STRICT, "critic", "does not render the role 'critic'$"),
+        (
+            WITH_TOOLS.replace("<{{ m.role }}>", "{% if m.role == 'critic' %}{% break %}{% endif %}"),
+            "critic",
+            "'critic'",
+        ),
+    ],
+)
+def test_a_role_that_the_template_does_not_render_is_refused(template: str, role: str, reason: str) -> None:
+    with pytest.raises(ChatTemplateError, match=reason) as refused:
+        render(template, USER, {"role": role, "content": "Hm."})
+    assert refused.value.field == ".messages[1].role"
+
+
+def test_an_exception_of_the_template_is_the_reason() -> None:
+    with pytest.raises(ChatTemplateError, match="users first") as refused:
+        render("{{ raise_exception('users first') if messages[0].role != 'user' }}" + CHATML, {**USER, "role": "tool2"})
+    assert refused.value.field == ""
+
+
+def test_variables_reach_the_template_but_do_not_replace_its_own() -> None:
+    template = "{{ bos_token }}{% if thinking %}{{ thinking.depth }}{% endif %}" + CHATML
+    assert render(template, USER, variables={"thinking": {"depth": 3}}).startswith("<s>3<user>")
+    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "range"):
+        with pytest.raises(ChatTemplateError, match="has its own value") as refused:
+            render(template, USER, variables={name: []})
+        assert refused.value.field == f".template_variables.{name}"
+
+
+@pytest.mark.parametrize("content", ["So it", "So it  ", "", "  "])
+@pytest.mark.parametrize("template", [STRICT, CHATML])
+def test_a_message_is_continued_as_by_transformers(
+    tiny_model: Callable[[str], Path], template: str, content: str
+) -> None:
+    messages = [USER, {"role": "assistant", "content": content}]
+    reference = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    expected = reference.apply_chat_template(
+        messages, chat_template=template, tokenize=False, continue_final_message=True
+    )
+    assert render(template, *messages, continue_final=True) == expected
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    with pytest.raises(ChatTemplateError, match="does not render the last message") as refused:
+        render("{{ messages[0].content }}", USER, {"role": "assistant", "content": "So"}, continue_final=True)
+    assert refused.value.field == ".continue_final_message"
+
+
+def test_a_model_without_a_template_says_so(tiny_model: Callable[[str], Path]) -> None:
+    backend = Tokenizer.load(tiny_model("llama"))._backend
+    with pytest.raises(ChatTemplateError, match=r"^The model has no chat template\.$"):
+        Tokenizer(backend, ChatTemplate(None, {})).encode_chat(Conversation([USER], tools=[SUM]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"template_variables": "[]"}, "template_variables"),
+        ({"template_variables": "{"}, "template_variables"),
+        ({"template_variables": '{"a": "' + "x" * 16_384 + '"}'}, "template_variables"),
+        ({"template_variables": '{"a": ' + "[" * 64 + "]" * 64 + "}"}, "template_variables"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"messages": [gateway_pb2.ChatMessage(content="x")]}, "messages[0].role"),
+        ({"messages": [gateway_pb2.ChatMessage(role="x" * 65)]}, "messages[0].role"),
+    ],
+)
+def test_an_invalid_chat_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
+    chat = gateway_pb2.Chat(**{"messages": [gateway_pb2.ChatMessage(role="user", content="Hi")], **fields})
+    with pytest.raises(InvalidField) as refused:
+        conversation_of(chat)
+    assert refused.value.field == f"prompt.chat.{field}"
+    assert f"prompt.chat.{field}" in str(refused.value)
