@@ -76,6 +76,10 @@ BOUNDS: dict[str, Schema] = {
         "items": {"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]},
     },
     "terminationMarginSeconds": _AT_LEAST_1,
+    "kvmanager.placement": {"type": "string", "enum": ["shared", "model", "engine"]},
+    "priorityClass.value": {"type": "integer", "minimum": -(2**31), "maximum": 10**9},
+    "priorityClass.preemptionPolicy": {"type": "string", "enum": ["PreemptLowerPriority", "Never"]},
+    "gateway.antiAffinity": {"type": "string", "enum": ["preferred", "required", "none"]},
     "tls.serverName": {"type": "string", "pattern": r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$"},
     "issuerRef.kind": {"type": "string", "enum": ["Issuer", "ClusterIssuer"]},
     "issuerRef.group": _GIVEN,
@@ -111,6 +115,13 @@ BOUNDS: dict[str, Schema] = {
     "shmSize": _QUANTITY,
     "service.type": {"type": "string", "enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "ingress.hosts": _TEXTS,
+    "http.parentRefs": _NAMED,
+    "grpc.parentRefs": _NAMED,
+    "http.hostnames": _TEXTS,
+    "grpc.hostnames": _TEXTS,
+    # As in the Gateway API.
+    "http.timeout": {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"},
+    "modelFetch.timeoutSeconds": _AT_LEAST_1,
     "gateway.pinnedPrompts": {"type": "array", "items": _PROMPT},
     "extraArgs": _TEXTS,
     "extraEnv": _NAMED,
@@ -199,9 +210,8 @@ def _one_of_several_models(engine: Schema) -> Schema:
     entry = _without_required(engine)
     own = {
         "name": {
-            "description": "Part of the names of its objects.",
+            "description": "Part of the names of its objects: up to 63 lower-case letters, digits and hyphens.",
             "type": "string",
-            "pattern": "^[a-z]([-a-z0-9]{0,18}[a-z0-9])?$",
         },
         "model": {"description": "Model, as above.", **_GIVEN},
     }

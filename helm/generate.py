@@ -1,11 +1,15 @@
 """Writes the chart's generated files: values.schema.json, README.md, and Prometheus' rules.
 
+Also sets the version of `pyproject.toml` in Chart.yaml and in the values of ci/.
+
 `--check` writes nothing and exits with 1 if a file is stale.
 """
 
 import argparse
 import json
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -19,8 +23,11 @@ from chart_values import values_of
 from deploy.prometheus.rules import chart_rules
 
 ROOT = Path(__file__).resolve().parents[1]
-
 CHART = ROOT / "helm" / "quire"
+
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+# Of the chart, of the application in it, of a tag of the image, and of the image.
+_VERSIONED = re.compile(r'^(\s*(?:version: |appVersion: "|tag: "?|image: quire:))\d+\.\d+\.\d+', re.MULTILINE)
 
 
 def main() -> None:
@@ -45,8 +52,14 @@ def main() -> None:
 def generated() -> dict[Path, str]:
     """Return the text of each generated file."""
     values = values_of((CHART / "values.yaml").read_text())
+    versioned = [
+        CHART / "Chart.yaml",
+        *sorted((CHART / "ci").glob("*.yaml")),
+        *sorted((CHART / "presets").glob("*.yaml")),
+    ]
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     return {
+        **{path: _VERSIONED.sub(rf"\g<1>{VERSION}", path.read_text()) for path in versioned},
         CHART / "values.schema.json": json.dumps(schema_of(values), indent=2) + "\n",
         CHART / "README.md": readme_of(about, values),
         **{CHART / "rules" / name: text for name, text in chart_rules().items()},

@@ -9,16 +9,20 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{ include "quire.rankFaults" . }}
 {{ include "quire.tlsFaults" . }}
 {{ include "quire.exposureFaults" . }}
+{{ include "quire.kvmanagerFaults" . }}
+{{ include "quire.routeFaults" . }}
+{{ include "quire.fetchFaults" . }}
 {{- end }}
 
 {{- define "quire.drainFaults" -}}
 {{- $engines := include "quire.engines" . | fromJsonArray }}
 {{- range $one := concat $engines (list (dict "key" "kvmanager" "values" .Values.kvmanager) (dict "key" "gateway" "values" .Values.gateway)) }}
 {{- $key := default (include "quire.engineKey" .) .key }}
-{{- $needed := include "quire.drainSeconds" (dict "values" .values) | int }}
+{{- $component := dict "root" $ "component" (default "engine" .key) "values" .values }}
+{{- $needed := include "quire.drainSeconds" $component | int }}
 {{- with int .values.terminationGracePeriodSeconds }}
 {{- if le . $needed }}
-{{ $key }}.terminationGracePeriodSeconds is {{ . }}, but the pod drains for {{ $needed }} s (settings.grace_seconds{{ if $one.values.preStopSeconds }} and preStopSeconds{{ end }}): Kubernetes would kill it before its end
+{{ $key }}.terminationGracePeriodSeconds is {{ . }}, but the pod drains for {{ $needed }} s ({{ if include "quire.hasSidecar" $component }}kvmanager.{{ end }}settings.grace_seconds{{ if $one.values.preStopSeconds }} and preStopSeconds{{ end }}): Kubernetes would kill it before its end
 {{- end }}
 {{- end }}
 {{- end }}
@@ -39,8 +43,11 @@ kvmanager.settings.grace_seconds is {{ $.Values.kvmanager.settings.grace_seconds
 {{- $key := default (include "quire.engineKey" .) .key }}
 {{- include "quire.autoscalingFaults" (dict "key" $key "values" .values) }}
 {{- include "quire.budgetFaults" (dict "key" $key "budget" .values.podDisruptionBudget "replicas" (include "quire.leastReplicas" . | int)) }}
-{{- if and (has (toString .values.rollingUpdate.maxSurge) (list "0" "0%")) (has (toString .values.rollingUpdate.maxUnavailable) (list "0" "0%")) }}
+{{- $noneMissing := has (toString .values.rollingUpdate.maxUnavailable) (list "0" "0%") }}
+{{- if and $noneMissing (has (toString .values.rollingUpdate.maxSurge) (list "0" "0%")) }}
 {{ $key }}.rollingUpdate has maxSurge and maxUnavailable of 0: no pod could ever be replaced
+{{- else if and $noneMissing (eq (default "" .values.antiAffinity) "required") }}
+{{ $key }}.antiAffinity is required, but {{ $key }}.rollingUpdate.maxUnavailable is 0: with as many nodes as pods, a rollout would wait for another node
 {{- end }}
 {{- end }}
 {{- end }}
@@ -134,6 +141,9 @@ model and models are both given: the engines run either that model or those
 {{- if hasKey $names .name }}
 models has {{ .entry }} twice: names must be unique
 {{- end }}
+{{- if and .entry (not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .entry)) }}
+models has the name {{ quote .entry }}: a name has at most 63 characters, which are lower-case letters, digits and hyphens, and no hyphen at an end
+{{- end }}
 {{- $_ := set $names .name true }}
 {{- if ne (default .model (get $served .served)) .model }}
 models has {{ get $served .served }} and {{ .model }} under one name, {{ .served }}: set settings.model_name of one of them
@@ -188,11 +198,76 @@ gateway.service.type is {{ .service.type }}, which opens the gateway beyond the 
 gateway.ingress is enabled, which opens the gateway beyond the cluster without API keys: set gateway.apiKeys.existingSecret, or gateway.insecure
 {{- end }}
 {{- end }}
+{{- range $protocol, $route := .routes }}
+{{- if and $route.enabled (not (or $keys $.Values.gateway.insecure)) }}
+gateway.routes.{{ $protocol }} is enabled, which opens the gateway beyond the cluster without API keys: set gateway.apiKeys.existingSecret, or gateway.insecure
+{{- end }}
+{{- end }}
 {{- if and .ingress.enabled (not .ingress.hosts) }}
 gateway.ingress needs hosts
 {{- end }}
 {{- end }}
 {{- if and .Values.test.apiKey.existingSecret (not .Values.gateway.apiKeys.existingSecret) }}
 test.apiKey.existingSecret is set, but the gateway requires no key: set gateway.apiKeys.existingSecret
+{{- end }}
+{{- end }}
+
+{{- define "quire.kvmanagerFaults" -}}
+{{- $manager := .Values.kvmanager }}
+{{- $beside := eq $manager.placement "engine" }}
+{{- if $beside }}
+{{- range $name := list "initContainers" "extraContainers" "extraVolumes" "extraVolumeMounts" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "terminationGracePeriodSeconds" }}
+{{- if get $manager $name }}
+kvmanager.{{ $name }} is set, but kvmanager.placement is engine: it is a container of the engines' pods
+{{- end }}
+{{- end }}
+{{- if $manager.priorityClass.create }}
+kvmanager.priorityClass.create is set, but kvmanager.placement is engine: it is a container of the engines' pods
+{{- end }}
+{{- else }}
+{{- range include "quire.engines" . | fromJsonArray }}
+{{- $patience := float64 .values.settings.seconds_without_kvmanager }}
+{{- if and $patience (ge (float64 $manager.lostNodeSeconds) $patience) }}
+kvmanager.lostNodeSeconds is {{ $manager.lostNodeSeconds }}, but {{ include "quire.engineKey" . }}.settings.seconds_without_kvmanager is {{ .values.settings.seconds_without_kvmanager }}: requests would fail before a new KV manager starts
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $manager.priorityClassName $manager.priorityClass.create }}
+kvmanager.priorityClassName is set, but kvmanager.priorityClass.create too: the pods have one PriorityClass
+{{- end }}
+{{- end }}
+
+{{- define "quire.routeFaults" -}}
+{{- $routes := .Values.gateway.routes }}
+{{- range $protocol, $route := $routes }}
+{{- if and $route.enabled (not $route.parentRefs) }}
+gateway.routes.{{ $protocol }} needs parentRefs: the Gateways that it belongs to
+{{- end }}
+{{- end }}
+{{- if and $routes.http.enabled $routes.grpc.enabled }}
+{{- $shared := or (empty $routes.http.hostnames) (empty $routes.grpc.hostnames) }}
+{{- range $routes.http.hostnames }}
+{{- $shared = or $shared (has . $routes.grpc.hostnames) }}
+{{- end }}
+{{- range $parent := $routes.http.parentRefs }}
+{{- if and $shared (has $parent $routes.grpc.parentRefs) }}
+gateway.routes.http and gateway.routes.grpc share host names at {{ $parent.name }}: it would accept only one of them, so give each its own hostnames or sectionName
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "quire.fetchFaults" -}}
+{{- if .Values.modelFetch.enabled }}
+{{- $persistence := .Values.modelCache.persistence }}
+{{- if not (and $persistence.enabled $persistence.existingClaim) }}
+modelFetch is enabled, but not modelCache.persistence with an existingClaim: a claim of the chart does not exist before an install
+{{- end }}
+{{- if not (include "quire.fetchedModels" . | fromJsonArray) }}
+modelFetch is enabled, but the models are folders: nothing would be fetched
+{{- end }}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.modelSources) }}
+modelFetch is enabled, but networkPolicy.modelSources is empty: nothing could be fetched
+{{- end }}
 {{- end }}
 {{- end }}

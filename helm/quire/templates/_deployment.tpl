@@ -78,6 +78,10 @@ initContainers:
 containers:
   - name: {{ .component }}
     {{- include "quire.container" . | trim | nindent 4 }}
+  {{- if include "quire.hasSidecar" . }}
+  - name: kvmanager
+    {{- include "quire.container" (merge (dict "root" $root) (include "quire.sidecar" . | fromJson)) | trim | nindent 4 }}
+  {{- end }}
   {{- with $values.extraContainers }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -89,12 +93,50 @@ runtimeClassName: {{ . }}
 {{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- range $field := list "nodeSelector" "tolerations" }}
 {{- with get $values $field }}
 {{ $field }}:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+{{- with include "quire.affinity" . | fromYaml }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with include "quire.spread" . | fromYamlArray }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The affinity of pods, with that between gateways of the release unless the values have another one. */}}
+{{- define "quire.affinity" -}}
+{{- $affinity := deepCopy .values.affinity }}
+{{- $wanted := default "none" .values.antiAffinity }}
+{{- if and (ne $wanted "none") (not (hasKey $affinity "podAntiAffinity")) }}
+{{- $selector := dict "matchLabels" (include "quire.componentLabels" . | fromYaml) }}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
+{{- if eq $wanted "required" }}
+{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) }}
+{{- else }}
+{{- $preferred := list (dict "weight" 100 "podAffinityTerm" $term) }}
+{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) }}
+{{- end }}
+{{- end }}
+{{- toYaml $affinity }}
+{{- end }}
+
+{{/* The spread of pods. A constraint without a selector counts the pods of the same workload. */}}
+{{- define "quire.spread" -}}
+{{- $constraints := list }}
+{{- range deepCopy .values.topologySpreadConstraints }}
+{{- if not (hasKey . "labelSelector") }}
+{{- $labels := merge (dict) (include "quire.podLabels" $ | fromYaml) (default dict $.labels) }}
+{{- $_ := set . "labelSelector" (dict "matchLabels" $labels) }}
+{{- end }}
+{{- $constraints = append $constraints . }}
+{{- end }}
+{{- toYaml $constraints }}
 {{- end }}
 
 {{/* The common part of all pod specs, from `root`. */}}
@@ -160,7 +202,7 @@ envFrom:
 {{- if not .otherRank }}
 ports:
   {{- range $name, $port := get (include "quire.ports" $root | fromJson) $component }}
-  - name: {{ $name }}
+  - name: {{ if $.sidecar }}kv-{{ end }}{{ $name }}
     containerPort: {{ $port }}
   {{- end }}
 {{ include "quire.probes" . | trim }}
@@ -188,7 +230,7 @@ resources:
 securityContext:
   {{- toYaml $security | nindent 2 }}
 volumeMounts:
-  - name: tmp
+  - name: {{ if .sidecar }}kvmanager-{{ end }}tmp
     mountPath: /tmp
   {{- if eq $component "engine" }}
   - name: model-cache
@@ -227,7 +269,7 @@ volumeMounts:
 {{- define "quire.volumes" -}}
 {{- $root := .root }}
 {{- $values := .values }}
-- name: tmp
+- name: {{ if .sidecar }}kvmanager-{{ end }}tmp
   emptyDir: {}
 {{- if eq .component "engine" }}
 - name: model-cache
@@ -260,5 +302,8 @@ volumeMounts:
 {{- end }}
 {{- with $values.extraVolumes }}
 {{ toYaml . }}
+{{- end }}
+{{- if include "quire.hasSidecar" . }}
+{{ include "quire.volumes" (merge (dict "root" $root) (include "quire.sidecar" . | fromJson)) | trim }}
 {{- end }}
 {{- end }}

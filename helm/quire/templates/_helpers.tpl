@@ -4,18 +4,35 @@
 {{- end }}
 
 {{/*
-The common part of all names. Names have at most 63 characters, and "-kvmanager" is appended; names of releases have at
-most 53.
+The common part of all names. A Service's name begins with a letter and has no dots (DNS-1035); a release's name, of at
+most 53 characters, may begin with a digit and have dots.
 */}}
 {{- define "quire.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
+{{- $release := replace "." "-" .Release.Name }}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
-{{- else if contains $name .Release.Name }}
-{{- .Release.Name }}
+{{- else if not (regexMatch "^[a-z]" $release) }}
+{{- include "quire.shortened" (dict "name" (printf "%s-%s" $name $release) "limit" 53) }}
+{{- else if contains $name $release }}
+{{- $release }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" }}
+{{- printf "%s-%s" $release $name | trunc 53 | trimSuffix "-" }}
 {{- end }}
+{{- end }}
+
+{{/* `name` with at most `limit` characters. If some are cut off, a hash keeps different names different. */}}
+{{- define "quire.shortened" -}}
+{{- if le (len .name) (int .limit) }}
+{{- .name }}
+{{- else }}
+{{- printf "%s-%s" (trunc (int (sub .limit 9)) .name | trimSuffix "-") (sha256sum .name | trunc 8) }}
+{{- end }}
+{{- end }}
+
+{{/* The name of an object, from `root` and a suffix. Names of Services and Jobs have at most 63 characters. */}}
+{{- define "quire.objectName" -}}
+{{- include "quire.shortened" (dict "name" (printf "%s-%s" (include "quire.fullname" .root) .suffix) "limit" 63) }}
 {{- end }}
 
 {{/* Labels of every object. */}}
@@ -81,7 +98,8 @@ app.kubernetes.io/component: {{ .component }}
 {{/*
 The workloads of engines as a JSON list: one for `model`, or one for each of `models`. Each has `name` (of its
 Deployment), `values` (of `engine`, with those of the model merged over them), `model`, `served` (the model's name for
-clients), `entry` (its name in `models`, or empty) and `labels` (which distinguish its pods).
+clients), `entry` (its name in `models`, or empty), `labels` (which distinguish its pods) and `kvmanager` (the name of
+its KV manager's Service).
 */}}
 {{- define "quire.engines" -}}
 {{- $engines := list }}
@@ -89,8 +107,10 @@ clients), `entry` (its name in `models`, or empty) and `labels` (which distingui
 {{- $values := deepCopy $.Values.engine }}
 {{- $_ := include "quire.overlay" (dict "base" $values "over" (omit . "name" "model")) }}
 {{- $model := default $.Values.model .model }}
+{{- $suffix := empty .name | ternary "" (printf "-%s" .name) }}
 {{- $engines = append $engines (dict
-  "name" (include "quire.engineName" (dict "root" $ "entry" (default "" .name)))
+  "name" (include "quire.engineName" (dict "root" $ "suffix" $suffix))
+  "kvmanager" (include "quire.kvmanagerName" (dict "root" $ "suffix" $suffix))
   "entry" (default "" .name)
   "labels" (empty .name | ternary dict (dict "quire-model" .name))
   "model" $model
@@ -101,13 +121,25 @@ clients), `entry` (its name in `models`, or empty) and `labels` (which distingui
 {{- toJson $engines }}
 {{- end }}
 
+{{/*
+The name of an engine's workload. Kubernetes cuts the names of pods off after 46 characters of it, and autoscalers
+recognize the pods by it. It is also within the bounds of a LeaderWorkerSet (50) and a ScaledObject (54).
+*/}}
 {{- define "quire.engineName" -}}
-{{- $fullname := include "quire.fullname" .root }}
-{{- if .entry }}
-{{- printf "%s-engine-%s" ($fullname | trunc (int (sub 55 (len .entry))) | trimSuffix "-") .entry }}
-{{- else }}
-{{- printf "%s-engine" $fullname }}
+{{- include "quire.shortened" (dict "name" (printf "%s-engine%s" (include "quire.fullname" .root) .suffix) "limit" 46) }}
 {{- end }}
+
+{{/* The engines whose models `modelFetch` fetches, as in quire.engines: each model once, and no folders of the cache. */}}
+{{- define "quire.fetchedModels" -}}
+{{- $fetched := dict }}
+{{- $engines := list }}
+{{- range include "quire.engines" . | fromJsonArray }}
+{{- if not (or (hasKey $fetched .model) (and (hasPrefix "/" .model) (not (hasSuffix ".gguf" .model)))) }}
+{{- $_ := set $fetched .model true }}
+{{- $engines = append $engines . }}
+{{- end }}
+{{- end }}
+{{- toJson $engines }}
 {{- end }}
 
 {{/* Merges `over` into `base`, in place. Sprig's own merges skip zero, false and empty strings. */}}
@@ -131,9 +163,16 @@ clients), `entry` (its name in `models`, or empty) and `labels` (which distingui
 {{- end }}
 {{- end }}
 
-{{/* Seconds of a component's drain, including the delay before it. */}}
+{{/*
+Seconds of the drain of a pod, including the delay before it, from `root`, `component` and `values`. A KV manager beside
+its engine waits for it.
+*/}}
 {{- define "quire.drainSeconds" -}}
-{{- add (ceil .values.settings.grace_seconds) (default 0 .values.preStopSeconds) }}
+{{- $drain := add (ceil .values.settings.grace_seconds) (default 0 .values.preStopSeconds) }}
+{{- if include "quire.hasSidecar" . }}
+{{- $drain = max $drain (ceil .root.Values.kvmanager.settings.grace_seconds) }}
+{{- end }}
+{{- $drain }}
 {{- end }}
 
 {{/* True if an autoscaler sets the number of pods, from a workload's `values`. */}}

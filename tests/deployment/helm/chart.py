@@ -25,7 +25,13 @@ HELM = os.environ.get("HELM") or shutil.which("helm")
 ABOUT = yaml.safe_load((CHART / "Chart.yaml").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-CI_VALUES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+PRODUCTION, ON_GPUS = (CHART / "presets" / f"{name}-values.yaml" for name in ("production", "gpu"))
+# The files of values that are rendered together, by name.
+CI_VALUES = {
+    **{path.name.removesuffix("-values.yaml"): (path,) for path in sorted((CHART / "ci").glob("*-values.yaml"))},
+    "production": (PRODUCTION,),
+    "production-gpu": (PRODUCTION, ON_GPUS),
+}
 
 TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
 PORTS = {
@@ -57,8 +63,7 @@ def render_ci(name: str, *arguments: str) -> list[Object]:
 
 
 def ci(name: str) -> Object:
-    values: Object = yaml.safe_load(CI_VALUES[name].read_text()) or {}
-    return values
+    return merged(*(yaml.safe_load(path.read_text()) or {} for path in CI_VALUES[name]))
 
 
 # Many tests use the same renders, and none changes them.
@@ -133,8 +138,9 @@ def containers(objects: list[Object]) -> dict[str, Object]:
 
 
 def all_pods(objects: list[Object]) -> dict[str, Object]:
-    """Return all pods and pod templates, including the pod of `helm test`."""
-    return {**pods(objects), **by_name(objects, "Pod")}
+    """Return all pods and pod templates, including those of hooks."""
+    jobs = {name: item["spec"]["template"] for name, item in by_name(objects, "Job").items()}
+    return {**pods(objects), **by_name(objects, "Pod"), **jobs}
 
 
 def all_containers(pod: Object) -> Iterator[Object]:
@@ -152,9 +158,8 @@ def variables(container: Object) -> dict[str, str]:
 def volumes(pod: Object) -> dict[str, Object]:
     """Return the volumes of the main container by mount path, after a check that all are mounted."""
     named = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-    mounts = main_container(pod)["volumeMounts"]
-    assert named.keys() == {mount["name"] for mount in mounts}
-    return {mount["mountPath"]: named[mount["name"]] for mount in mounts}
+    assert named.keys() == {mount["name"] for one in pod["spec"]["containers"] for mount in one["volumeMounts"]}
+    return {mount["mountPath"]: named[mount["name"]] for mount in main_container(pod)["volumeMounts"]}
 
 
 def parse(

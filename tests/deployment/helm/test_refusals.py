@@ -37,7 +37,8 @@ A_MODEL = {"name": "a", "model": "org/a"}
         ("engine.nodeSelector", {"gpu": True}, "at '/engine/nodeSelector/gpu': got boolean, want string"),
         ("engine.rollingUpdate.maxSurge", "1", "at '/engine/rollingUpdate/maxSurge': '1' does not match pattern"),
         ("models", [{"name": "a"}], "at '/models/0': missing property 'model'"),
-        ("models", [{**A_MODEL, "name": "A"}], "at '/models/0/name': 'A' does not match pattern"),
+        ("kvmanager.placement", "node", "at '/kvmanager/placement': value must be one of 'shared', 'model', 'engine'"),
+        ("gateway.routes.http.timeout", "1.5h", "at '/gateway/routes/http/timeout': '1.5h' does not match pattern"),
         ("models", [{**A_MODEL, "replica": 2}], "at '/models/0': additional properties 'replica' not allowed"),
         (
             "models",
@@ -55,6 +56,10 @@ SECRETS = {"kvmanager": "a", "engine": "a", "gateway": "a"}
 TLS = {"enabled": True, "existingSecrets": SECRETS}
 BUDGET = {"enabled": True}
 CPU = {"requests": {"cpu": 1}}
+FETCH = {
+    "modelFetch": {"enabled": True},
+    "modelCache": {"persistence": {"enabled": True, "existingClaim": "models"}},
+}
 FOR_ONE_POD = {"enabled": True, "accessModes": ["ReadWriteOncePod"]}
 
 # Values and helm's message, by fault.
@@ -150,6 +155,15 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         {"model": "org/b", "models": [A_MODEL]},
         "model and models are both given: the engines run either that model or those",
     ),
+    "a-name-of-a-model-with-capitals": (
+        {"models": [{"name": "Llama-3.1", "model": "org/a"}]},
+        'models has the name "Llama-3.1": a name has at most 63 characters, which are lower-case letters, digits and '
+        "hyphens, and no hyphen at an end",
+    ),
+    "a-name-of-a-model-of-64-characters": (
+        {"models": [{"name": "m" * 64, "model": "org/a"}]},
+        f'models has the name "{"m" * 64}": a name has at most 63 characters',
+    ),
     "duplicate-names-of-models": ({"models": [A_MODEL, A_MODEL]}, "models has a twice: names must be unique"),
     "duplicate-served-names": (
         {"models": [A_MODEL, {"name": "b", "model": "other/a"}]},
@@ -205,6 +219,80 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         {"gateway": {"ingress": {"enabled": True}, "insecure": True}},
         "gateway.ingress needs hosts",
     ),
+    "a-public-route-without-keys": (
+        {"gateway": {"routes": {"http": {"enabled": True, "parentRefs": [{"name": "public"}]}}}},
+        "gateway.routes.http is enabled, which opens the gateway beyond the cluster without API keys: "
+        "set gateway.apiKeys.existingSecret, or gateway.insecure",
+    ),
+    "a-route-without-a-gateway": (
+        {"gateway": {"routes": {"grpc": {"enabled": True}}, "insecure": True}},
+        "gateway.routes.grpc needs parentRefs: the Gateways that it belongs to",
+    ),
+    "two-routes-of-one-name": (
+        {
+            "gateway": {
+                "routes": {
+                    "http": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["a.org", "b.org"]},
+                    "grpc": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["b.org"]},
+                },
+                "insecure": True,
+            }
+        },
+        "gateway.routes.http and gateway.routes.grpc share host names at public: it would accept only one of them, so "
+        "give each its own hostnames or sectionName",
+    ),
+    "two-routes-of-all-names": (
+        {
+            "gateway": {
+                "routes": {
+                    "http": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["a.org"]},
+                    "grpc": {"enabled": True, "parentRefs": [{"name": "public"}]},
+                },
+                "insecure": True,
+            }
+        },
+        "gateway.routes.http and gateway.routes.grpc share host names at public",
+    ),
+    "gateways-that-need-another-node": (
+        {"gateway": {"antiAffinity": "required"}},
+        "gateway.antiAffinity is required, but gateway.rollingUpdate.maxUnavailable is 0: with as many nodes as pods, "
+        "a rollout would wait for another node",
+    ),
+    "a-kv-manager-that-returns-too-late": (
+        {"models": [A_MODEL, {"name": "b", "model": "org/b", "settings": {"seconds_without_kvmanager": 10}}]},
+        "kvmanager.lostNodeSeconds is 10, but models[b].settings.seconds_without_kvmanager is 10: requests would fail "
+        "before a new KV manager starts",
+    ),
+    "two-priority-classes": (
+        {"kvmanager": {"priorityClassName": "serving", "priorityClass": {"create": True}}},
+        "kvmanager.priorityClassName is set, but kvmanager.priorityClass.create too: the pods have one PriorityClass",
+    ),
+    "a-pod-of-a-kv-manager-beside-its-engine": (
+        {"kvmanager": {"placement": "engine", "nodeSelector": {"pool": "cpu"}}},
+        "kvmanager.nodeSelector is set, but kvmanager.placement is engine: it is a container of the engines' pods",
+    ),
+    "a-priority-of-a-kv-manager-beside-its-engine": (
+        {"kvmanager": {"placement": "engine", "priorityClass": {"create": True}}},
+        "kvmanager.priorityClass.create is set, but kvmanager.placement is engine: it is a container of the engines'",
+    ),
+    "an-engine-killed-before-the-kv-manager-beside-it": (
+        {"kvmanager": {"placement": "engine"}, "engine": {"terminationGracePeriodSeconds": 45}},
+        "engine.terminationGracePeriodSeconds is 45, but the pod drains for 45 s (kvmanager.settings.grace_seconds): "
+        "Kubernetes would kill it before its end",
+    ),
+    "models-fetched-into-nothing": (
+        {"modelFetch": {"enabled": True}},
+        "modelFetch is enabled, but not modelCache.persistence with an existingClaim: a claim of the chart does not "
+        "exist before an install",
+    ),
+    "no-model-to-fetch": (
+        {**FETCH, "model": "/var/cache/quire/mine"},
+        "modelFetch is enabled, but the models are folders: nothing would be fetched",
+    ),
+    "models-fetched-from-nowhere": (
+        {**FETCH, "networkPolicy": {"enabled": True, "modelSources": []}},
+        "modelFetch is enabled, but networkPolicy.modelSources is empty: nothing could be fetched",
+    ),
     "a-key-without-required-keys": (
         {"test": {"apiKey": {"existingSecret": "key"}}},
         "test.apiKey.existingSecret is set, but the gateway requires no key",
@@ -238,6 +326,11 @@ def test_all_invalid_values_are_reported_at_once() -> None:
         {"gateway": {"service": {"type": "NodePort"}, "insecure": True}},
         {"models": [A_MODEL, {"name": "b", "model": "org/a"}]},
         {"global": {"region": "north"}},
+        {"models": [{"name": "3" + "m" * 62, "model": "org/a"}]},
+        {"gateway": {"antiAffinity": "required", "rollingUpdate": {"maxUnavailable": 1}}},
+        {"kvmanager": {"lostNodeSeconds": 29}},
+        {"kvmanager": {"placement": "engine", "lostNodeSeconds": 99}},
+        {**FETCH, "model": "/var/cache/quire/mine.gguf"},
     ],
     ids=str,
 )

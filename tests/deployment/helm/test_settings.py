@@ -19,6 +19,7 @@ from tests.deployment.helm.chart import (
     component_of,
     containers,
     main_container,
+    of_kind,
     parse,
     pods,
     render,
@@ -129,14 +130,22 @@ def test_the_ports_of_a_service_target_those_of_its_pods(component: str) -> None
 def test_the_services_find_each_other_and_the_gateway_every_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = render_ci(name)
     services = by_name(rendered, "Service")
-    addresses = {f"blue-quire-{service}:{PORTS[service]['grpc']}": service for service in TYPES}
     gateway = settings_of(pods(rendered)["gateway"], monkeypatch)
-    engines = [pod for pod in pods(rendered).values() if component_of(pod) == "engine"]
-    for pod in engines:
-        assert addresses[settings_of(pod, monkeypatch).kvmanager] == "kvmanager"
+    groups = [one["spec"]["leaderWorkerTemplate"]["leaderTemplate"] for one in of_kind(rendered, "LeaderWorkerSet")]
+    managers = set()
+    for pod in [*groups, *(pod for pod in pods(rendered).values() if component_of(pod) == "engine")]:
         assert services["engine"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert addresses[gateway.kvmanager] == "kvmanager"
-    assert addresses[gateway.engines.removeprefix("dns:")] == "engine"
+        address = variables(main_container(pod))["QUIRE_ENGINE_KVMANAGER"]
+        if address == "127.0.0.1:50053":
+            assert "kvmanager" in {one["name"] for one in pod["spec"]["containers"]}
+            assert services["kvmanager"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+            assert services["kvmanager"]["spec"]["clusterIP"] == "None", "the name must resolve to all pods"
+            address = "dns:blue-quire-kvmanager:50053"
+        managers.add(address)
+    found = {address.removeprefix("dns:").removeprefix("blue-quire-").removesuffix(":50053") for address in managers}
+    assert {component_of(services[name]) for name in found} == {"kvmanager"}
+    assert set(gateway.kvmanager.split(",")) == managers
+    assert gateway.engines == "dns:blue-quire-engine:50052"
     assert services["engine"]["spec"]["clusterIP"] == "None", "the name must resolve to all pods"
 
 

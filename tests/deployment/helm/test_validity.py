@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,10 +17,10 @@ from tests.deployment.helm.chart import (
     CHART,
     CI_VALUES,
     ROOT,
-    TYPES,
     Object,
     all_containers,
     all_pods,
+    by_name,
     ci,
     component_of,
     deployments,
@@ -34,11 +35,19 @@ from tests.deployment.helm.chart import (
 OTHER_KINDS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 OLDEST_ALLOWED = re.fullmatch(r">=(\d+\.\d+)\.0-0", ABOUT["kubeVersion"])[1]
 VERSION = ABOUT["appVersion"]
-KUBERNETES = [
-    version
-    for version in kubernetes.all_versions()
-    if [int(part) for part in version.split(".")] >= [int(part) for part in OLDEST_ALLOWED.split(".")]
-]
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+KUBERNETES = sorted(
+    {one for one in kubernetes.all_versions() if numbers(one) >= numbers(OLDEST_ALLOWED)},
+    key=numbers,
+)
+TEMPLATES = "\n".join(path.read_text() for path in sorted((CHART / "templates").rglob("*.[yt][ap][ml]*")))
+# Versions at which templates decide between fields.
+DECISIVE = [numbers(OLDEST_ALLOWED), *map(numbers, re.findall(r'semverCompare ">=([0-9.]+)-0"', TEMPLATES))]
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
@@ -47,23 +56,39 @@ def test_the_chart_passes_lint(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("version", [KUBERNETES[0], KUBERNETES[-1]])
-@pytest.mark.parametrize("name", CI_VALUES)
-def test_every_object_is_valid_on_the_oldest_and_the_newest_kubernetes(name: str, version: str) -> None:
-    objects = render_ci(name, "--kube-version", version)
-    assert len(objects) >= 2 * len(TYPES)
-    for item in objects:
-        assert_valid(json.dumps(item), version)
+@functools.cache
+def all_objects(version: str) -> list[Object]:
+    """Return the objects of all files, rendered for the oldest Kubernetes that templates treat like this one."""
+    like = max(one for one in DECISIVE if one <= numbers(version))
+    whole = ".".join(map(str, [*like, 0]))
+    return [item for name in CI_VALUES for item in render_ci(name, "--kube-version", whole)]
 
 
-@functools.cache  # several files render the same objects
-def assert_valid(text: str, version: str) -> None:
-    item = json.loads(text)
-    if item["kind"] in OTHER_KINDS:  # not a kind of Kubernetes
-        jsonschema.validate(item, OTHER_KINDS[item["kind"]])
-    else:
-        checked = kubernetes.validate(item, version, strict=True)
-        assert checked == kubernetes.major_minor(version)
+def shape(value: Any) -> str:
+    """Return the fields and types of an object, which decide about its validity, as text."""
+    if isinstance(value, dict):
+        fields = {key: inner if key in ("apiVersion", "kind") else shape(inner) for key, inner in value.items()}
+        return json.dumps(fields, sort_keys=True)
+    if isinstance(value, list):
+        return json.dumps(sorted({shape(one) for one in value}))
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_of_every_file_is_valid_on_every_kubernetes(version: str) -> None:
+    of_kubernetes = [item for item in all_objects(version) if item["kind"] not in OTHER_KINDS]
+    shapes = {shape(item): item for item in of_kubernetes}
+    assert len(shapes) > len(CI_VALUES)
+    for item in shapes.values():
+        assert kubernetes.validate(item, version, strict=True) == kubernetes.major_minor(version)
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_objects_of_other_kinds_are_valid(kind: str) -> None:
+    found = of_kind(all_objects(KUBERNETES[-1]), kind)
+    assert found
+    for item in found:
+        jsonschema.validate(item, OTHER_KINDS[kind])
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
@@ -78,10 +103,8 @@ def test_no_golden_file_is_stale() -> None:
 
 
 def test_every_kind_of_the_chart_is_rendered_for_one_of_the_files() -> None:
-    sources = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*.yaml"))
-    sources += "\n".join(path.read_text() for path in (CHART / "templates").rglob("*.tpl"))
-    made = {item["kind"] for name in CI_VALUES for item in render_ci(name)}
-    assert set(re.findall(r"^kind: (\w+)$", sources, re.MULTILINE)) == made
+    made = {item["kind"] for item in all_objects(KUBERNETES[-1])}
+    assert set(re.findall(r"^kind: (\w+)$", TEMPLATES, re.MULTILINE)) == made
 
 
 def test_a_kubernetes_without_grpc_probes_is_refused() -> None:
@@ -105,31 +128,55 @@ def test_the_charts_app_is_the_version_of_the_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "values", "name"),
+    ("release", "values", "common"),
     [
-        ("blue", {}, "blue-quire-engine"),
-        ("my-quire", {}, "my-quire-engine"),
-        ("blue", {"nameOverride": "llm"}, "blue-llm-engine"),
-        ("blue", {"fullnameOverride": "llm"}, "llm-engine"),
-        ("r" * 53, {}, "r" * 53 + "-engine"),
-        ("blue", {"fullnameOverride": "f" * 60}, "f" * 53 + "-engine"),
+        ("blue", {}, "blue-quire"),
+        ("my-quire", {}, "my-quire"),
+        ("my.quire", {}, "my-quire"),
+        ("3fold", {}, "quire-3fold"),
+        ("blue", {"nameOverride": "llm"}, "blue-llm"),
+        ("blue", {"fullnameOverride": "llm"}, "llm"),
+        ("r" * 53, {}, "r" * 53),
+        ("3" + "r" * 52, {}, "quire-3" + "r" * 37 + "-4e0e66f7"),
+        ("blue", {"fullnameOverride": "f" * 60}, "f" * 53),
     ],
 )
-def test_objects_are_named_after_the_release(release: str, values: Object, name: str) -> None:
-    objects = render(merged(ci("gpu"), values), release=release)
-    (engine,) = [item for item in of_kind(objects, "Deployment") if component_of(item) == "engine"]
-    assert engine["metadata"]["name"] == name
-    names = [(item["kind"], item["metadata"]["name"]) for item in objects]
+def test_objects_have_different_valid_names_after_the_release(release: str, values: Object, common: str) -> None:
+    public = {"headlessService": {"enabled": True}, "service": {"type": "LoadBalancer"}, "insecure": True}
+    objects = render(merged(ci("managers"), {"gateway": public}, values), release=release)
+    names = [(item["kind"], item["metadata"]["name"]) for item in objects if item["kind"] != "PriorityClass"]
     assert len(names) == len(set(names))
-    common = name.removesuffix("-engine")
-    assert [one for _, one in names if len(one) > 63 or not one.startswith(common)] == []
+    assert ("Service", f"{common}-gateway") in names
+    for kind, name in names:
+        assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name), "DNS-1035"
+        assert len(name) <= 63 or kind not in ("Deployment", "Service", "Job")
+        # Shortened ones end with a hash.
+        assert name.startswith(f"{common}-" if len(name) < 46 else common[:37]), (kind, name)
 
 
-def test_names_of_models_fit_with_long_release_names() -> None:
-    models = [{"name": "m" * 20, "model": "org/a"}, {"name": "n", "model": "org/b"}]
-    objects = render({"models": models}, release="r" * 53)
-    names = [item["metadata"]["name"] for item in of_kind(objects, "Deployment") if component_of(item) == "engine"]
-    assert names == ["r" * 35 + "-engine-" + "m" * 20, "r" * 53 + "-engine-n"]
+def test_a_priority_class_is_named_after_namespace_and_release() -> None:
+    (name,) = by_name(render_ci("managers"), "PriorityClass")
+    assert name == "llm-blue-quire-kvmanager"
+    pods_of_managers = [pod["spec"] for pod in pods(render_ci("managers")).values() if component_of(pod) == "kvmanager"]
+    assert {spec["priorityClassName"] for spec in pods_of_managers} == {name}
+
+
+def test_the_pods_of_long_names_of_models_are_told_apart() -> None:
+    """Kubernetes cuts names of pods off after 46 characters of a Deployment's name."""
+    models = [{"name": name, "model": f"org/{name}"} for name in ("m" * 63, "m" * 62 + "n", "short")]
+    keda = {"keda": {"enabled": True, "prometheusAddress": "http://p"}}
+    objects = render({"models": models, "engine": {"autoscaling": keda}})
+    engines = [item["metadata"]["name"] for item in of_kind(objects, "Deployment") if component_of(item) == "engine"]
+    assert engines == [
+        "blue-quire-engine-mmmmmmmmmmmmmmmmmmm-de0b7b8c",
+        "blue-quire-engine-mmmmmmmmmmmmmmmmmmm-123a6645",
+        "blue-quire-engine-short",
+    ]
+    assert max(map(len, engines)) == 46
+    for engine, scaled in zip(engines, of_kind(objects, "ScaledObject"), strict=True):
+        pattern = re.findall('engine=~"([^"]*)"', json.dumps(scaled).replace("\\", ""))[0]
+        matching = [one for one in engines if re.fullmatch(pattern, f"{one}-7d9c5b8f4c-x2x4v"[:63])]
+        assert matching == [engine]
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
@@ -160,8 +207,12 @@ def test_each_workload_selects_its_own_pods_and_each_service_those_of_its_compon
         selector = service["spec"]["selector"]
         selected = [labels for labels in everywhere if selector.items() <= labels.items()]
         of_component = [
-            pod["metadata"]["labels"] for pod in pods(own).values() if component_of(pod) == component_of(service)
+            pod["metadata"]["labels"]
+            for pod in pods(own).values()
+            if component_of(service) in {one["name"] for one in pod["spec"]["containers"]}
         ]
+        if "quire-model" in selector:
+            of_component = [one for one in of_component if one["quire-model"] == selector["quire-model"]]
         assert selected == of_component
 
 

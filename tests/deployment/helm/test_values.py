@@ -19,7 +19,7 @@ def objects_of(schema: Object, values: Object, path: str = "") -> Iterator[tuple
     """Yield path, schema and values of each level with keys in the schema, except settings."""
     yield path, schema, values
     for key, inner in schema["properties"].items():
-        if "properties" in inner and key != "settings":
+        if "properties" in inner and key not in ("settings", "thresholds"):
             yield from objects_of(inner, values[key], f"{path}.{key}")
 
 
@@ -50,7 +50,7 @@ def test_every_setting_is_in_the_schema_with_its_bounds_or_is_set_by_the_chart(c
     schema = SCHEMA["properties"][component]["properties"]["settings"]
     fields = {field.name: field for field in dataclasses.fields(TYPES[component])}
     assert fields.keys() - set_by_the_chart == schema["properties"].keys()
-    assert (schema["additionalProperties"], schema["required"]) == (False, ["grace_seconds"])
+    assert (schema["additionalProperties"], schema["required"]) == (False, list(VALUES[component]["settings"]))
     for name, field_schema in schema["properties"].items():
         value = fields[name].default
         jsonschema.validate(value, field_schema)
@@ -65,7 +65,10 @@ def test_every_setting_is_in_the_schema_with_its_bounds_or_is_set_by_the_chart(c
 
 @pytest.mark.parametrize("component", TYPES)
 def test_settings_that_the_values_repeat_have_the_default_of_their_field(component: str) -> None:
-    assert VALUES[component]["settings"] == {"grace_seconds": TYPES[component]().grace_seconds}
+    defaults = dataclasses.asdict(TYPES[component]())
+    changed = {name: value for name, value in VALUES[component]["settings"].items() if value != defaults[name]}
+    # Several gateways are behind one Service here.
+    assert changed == ({"max_connection_age_seconds": 300} if component == "gateway" else {})
 
 
 def test_a_model_can_override_every_value_of_engines() -> None:
@@ -82,7 +85,7 @@ def test_generated_files_are_current_and_changes_of_values_are_detected(tmp_path
     assert subprocess.run([sys.executable, GENERATE, "--check"], check=False).returncode == 0
     copy = tmp_path / "helm"
     subprocess.run(["cp", "-r", ROOT / "helm", copy], check=True)
-    for folder in ("services", "engine", "protos", "kvmanager", "deploy"):
+    for folder in ("services", "engine", "protos", "kvmanager", "deploy", "pyproject.toml"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     values = copy / "quire" / "values.yaml"
     values.write_text(values.read_text().replace("preStopSeconds: 5", "preStopSeconds: 6"))
@@ -130,6 +133,13 @@ ENGINE_HPA = nested("engine.autoscaling.hpa.enabled", True)
 KEDA = nested("engine.autoscaling.keda", {"enabled": True, "prometheusAddress": "http://p:9090"})
 GATEWAY_HPA = nested("gateway", {"autoscaling": {"hpa": {"enabled": True}}, "resources": {"requests": {"cpu": 1}}})
 MAP = nested("kvmanager.map.open", True)
+PRIORITY = nested("kvmanager.priorityClass.create", True)
+FETCH = {
+    "modelFetch": {"enabled": True},
+    "modelCache": {"persistence": {"enabled": True, "existingClaim": "models"}},
+}
+HTTP_ROUTE = nested("gateway", {"routes": {"http": {"enabled": True, "parentRefs": [{"name": "a"}]}}, "insecure": True})
+GRPC_ROUTE = nested("gateway", {"routes": {"grpc": {"enabled": True, "parentRefs": [{"name": "a"}]}}, "insecure": True})
 INGRESS = nested("gateway", {"ingress": {"enabled": True, "hosts": ["a.org"]}, "insecure": True})
 PEER = [{"podSelector": {"matchLabels": {"app": "other"}}}]
 
@@ -179,13 +189,30 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "metrics.serviceMonitor.scrapeTimeout": ("5s", MONITOR),
     "metrics.serviceMonitor.labels": ({"release": "other"}, MONITOR),
     "metrics.prometheusRule.enabled": (True, {}),
+    "metrics.prometheusRule.preset": ("gpu", RULE),
+    "metrics.prometheusRule.thresholds": ({"minErrors": 7}, RULE),
     "metrics.prometheusRule.labels": ({"release": "other"}, RULE),
     "metrics.dashboard.enabled": (True, {}),
     "metrics.dashboard.labels": ({"grafana_dashboard": "other"}, DASHBOARD),
     "test.apiKey.existingSecret": ("other", KEYS),
     "test.apiKey.key": ("other", merged(KEYS, nested("test.apiKey.existingSecret", "key"))),
     "extraObjects": ([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}}], {}),
+    "modelFetch.enabled": (True, {"modelCache": FETCH["modelCache"]}),
+    "modelFetch.timeoutSeconds": (9, FETCH),
+    "modelFetch.retries": (9, FETCH),
+    "modelFetch.ttlSeconds": (9, FETCH),
+    "modelFetch.resources": ({"limits": {"cpu": 1}}, FETCH),
+    "modelFetch.serviceAccountName": ("other", FETCH),
+    "modelFetch.podAnnotations": ({"a": "b"}, FETCH),
+    "modelFetch.podLabels": ({"a": "b"}, FETCH),
+    "modelFetch.nodeSelector": ({"a": "b"}, FETCH),
+    "modelFetch.tolerations": ([{"key": "other", "operator": "Exists"}], FETCH),
     "kvmanager.map.open": (True, {}),
+    "kvmanager.lostNodeSeconds": (20, {}),
+    "kvmanager.priorityClass.create": (True, {}),
+    "kvmanager.priorityClass.value": (7, PRIORITY),
+    "kvmanager.priorityClass.preemptionPolicy": ("Never", PRIORITY),
+    "engine.settings.seconds_without_kvmanager": (60, {}),
     "engine.shmSize": ("2Gi", {}),
     "engine.ranks.pods": (2, {"engine": {"settings": {"tensor_parallel": 2, "grace_seconds": 20}}}),
     "engine.ranks.port": (
@@ -207,6 +234,18 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "gateway.preStopSeconds": (9, {}),
     "gateway.service.type": ("LoadBalancer", OPEN),
     "gateway.service.annotations": ({"a": "b"}, {}),
+    "gateway.settings.max_connection_age_seconds": (60, {}),
+    "gateway.antiAffinity": ("none", {}),
+    "gateway.headlessService.enabled": (True, {}),
+    "gateway.routes.http.enabled": (True, HTTP_ROUTE),
+    "gateway.routes.http.parentRefs": ([{"name": "other"}], HTTP_ROUTE),
+    "gateway.routes.http.hostnames": (["other.org"], HTTP_ROUTE),
+    "gateway.routes.http.timeout": ("1h", HTTP_ROUTE),
+    "gateway.routes.http.annotations": ({"a": "b"}, HTTP_ROUTE),
+    "gateway.routes.grpc.enabled": (True, GRPC_ROUTE),
+    "gateway.routes.grpc.parentRefs": ([{"name": "other"}], GRPC_ROUTE),
+    "gateway.routes.grpc.hostnames": (["other.org"], GRPC_ROUTE),
+    "gateway.routes.grpc.annotations": ({"a": "b"}, GRPC_ROUTE),
     "gateway.ingress.enabled": (True, nested("gateway", {"ingress": {"hosts": ["a.org"]}, "insecure": True})),
     "gateway.ingress.className": ("other", INGRESS),
     "gateway.ingress.annotations": ({"a": "b"}, INGRESS),
@@ -234,7 +273,7 @@ for _component in TYPES:
         f"{_component}.settings.grace_seconds": (44, {}),
         f"{_component}.terminationGracePeriodSeconds": (99, {}),
         f"{_component}.startupFailureThreshold": (99, {}),
-        f"{_component}.resources": ({"requests": {"cpu": "500m"}, "limits": {"memory": "1Gi"}}, {}),
+        f"{_component}.resources": ({"requests": {"cpu": "700m"}, "limits": {"memory": "1Gi"}}, {}),
         f"{_component}.serviceAccount.create": (False, {}),
         f"{_component}.serviceAccount.name": ("other", {}),
         f"{_component}.serviceAccount.annotations": ({"a": "b"}, {}),
@@ -252,7 +291,7 @@ for _component in TYPES:
         f"{_component}.podLabels": ({"example.org/other": "true"}, {}),
         f"{_component}.nodeSelector": ({"example.org/other": "true"}, {}),
         f"{_component}.tolerations": ([{"key": "other", "operator": "Exists"}], {}),
-        f"{_component}.affinity": ({"podAntiAffinity": {}}, {}),
+        f"{_component}.affinity": ({"podAffinity": {}}, {}),
         f"{_component}.topologySpreadConstraints": (
             [{"maxSkew": 1, "topologyKey": "other", "whenUnsatisfiable": "ScheduleAnyway"}],
             {},
@@ -261,12 +300,17 @@ for _component in TYPES:
     }
 # Values that change no render.
 ALLOWS = {"gateway.insecure": "allows a public gateway, which is refused without it: see test_refusals.py"}
+# Values that change objects of several components.
+ACROSS = {"kvmanager.placement": ("engine", {})}
 # Values that are part of what they need.
-SWITCHES = {"tls.enabled", "tls.certManager.enabled", "engine.autoscaling.keda.enabled"}
+SWITCHES = {
+    *("tls.enabled", "tls.certManager.enabled", "engine.autoscaling.keda.enabled"),
+    *("gateway.routes.http.enabled", "gateway.routes.grpc.enabled"),
+}
 
 
 def leaves(values: Object, path: str = "") -> Iterator[str]:
-    whole = ("podSecurityContext", "securityContext", "labels")
+    whole = ("podSecurityContext", "securityContext", "labels", "resources")
     for key, value in values.items():
         if isinstance(value, dict) and value and key not in whole:
             yield from leaves(value, f"{path}{key}.")
@@ -275,16 +319,20 @@ def leaves(values: Object, path: str = "") -> Iterator[str]:
 
 
 def test_the_tested_values_are_all_values() -> None:
-    assert OTHER_VALUES.keys() | ALLOWS.keys() == set(leaves(VALUES))
+    assert OTHER_VALUES.keys() | ALLOWS.keys() | ACROSS.keys() == set(leaves(VALUES))
 
 
-@pytest.mark.parametrize("path", OTHER_VALUES)
+@pytest.mark.parametrize("path", OTHER_VALUES | ACROSS)
 def test_every_value_changes_the_render(path: str) -> None:
-    value, needs = OTHER_VALUES[path]
+    value, needs = (OTHER_VALUES | ACROSS)[path]
     before = render({} if path in SWITCHES else needs)
     after = render(merged(needs, nested(path, value)))
     assert after != before
     component = path.split(".")[0]
-    if component in TYPES and path not in ("gateway.apiKeys.existingSecret", "gateway.service.type"):
+    if (
+        component in TYPES
+        and path not in ACROSS
+        and path not in ("gateway.apiKeys.existingSecret", "gateway.service.type")
+    ):
         changed = [item for item in after if item not in before] + [item for item in before if item not in after]
         assert {item["metadata"]["labels"].get("app.kubernetes.io/component") for item in changed} == {component}

@@ -1,0 +1,78 @@
+{{/*
+Where KV managers run (`kvmanager.placement`). shared: a Deployment for all engines. model: a Deployment for the engines of
+each model. engine: a container in the pod of each engine.
+*/}}
+
+{{/* The name of the KV manager's Service, and of its Deployment, for the engines whose names end with `suffix`. */}}
+{{- define "quire.kvmanagerName" -}}
+{{- $ofModel := eq .root.Values.kvmanager.placement "model" }}
+{{- include "quire.objectName" (dict "root" .root "suffix" (printf "kvmanager%s" ($ofModel | ternary .suffix ""))) }}
+{{- end }}
+
+{{/* The Deployments of KV managers as a JSON list, each with `name` and `labels` (which distinguish its pods). */}}
+{{- define "quire.kvmanagers" -}}
+{{- $managers := list }}
+{{- if eq .Values.kvmanager.placement "shared" }}
+{{- $managers = append $managers (dict "name" (include "quire.kvmanagerName" (dict "root" .)) "labels" dict) }}
+{{- else if eq .Values.kvmanager.placement "model" }}
+{{- range include "quire.engines" . | fromJsonArray }}
+{{- $managers = append $managers (dict "name" .kvmanager "labels" .labels) }}
+{{- end }}
+{{- end }}
+{{- toJson $managers }}
+{{- end }}
+
+{{/* The address at which an engine reaches its KV manager, from `root` and `engine`. */}}
+{{- define "quire.kvmanagerAddress" -}}
+{{- eq .root.Values.kvmanager.placement "engine" | ternary "127.0.0.1" .engine.kvmanager }}:50053
+{{- end }}
+
+{{/* The KV managers of a gateway. */}}
+{{- define "quire.kvmanagerAddresses" -}}
+{{- $addresses := list }}
+{{- range include "quire.kvmanagers" . | fromJsonArray }}
+{{- $addresses = append $addresses (printf "%s:50053" .name) }}
+{{- end }}
+{{- if $addresses }}
+{{- join "," $addresses }}
+{{- else }}
+{{- printf "dns:%s:50053" (include "quire.kvmanagerName" (dict "root" .)) }}
+{{- end }}
+{{- end }}
+
+{{/* True for pods with a KV manager beside the engine, from the parameters of quire.deployment. */}}
+{{- define "quire.hasSidecar" -}}
+{{- if and (eq .component "engine") (eq .root.Values.kvmanager.placement "engine") (not .otherRank) }}true{{ end }}
+{{- end }}
+
+{{/* The parameters of the container beside the engine, as those of quire.deployment, from `root`. */}}
+{{- define "quire.sidecar" -}}
+{{- toJson (dict
+  "component" "kvmanager"
+  "values" .root.Values.kvmanager
+  "settings" (include "quire.kvmanagerSettings" .root | fromJson)
+  "sidecar" true
+) }}
+{{- end }}
+
+{{- define "quire.kvmanagerSettings" -}}
+{{- .Values.tls.enabled | ternary dict (dict "insecure" true) | toJson }}
+{{- end }}
+
+{{/* Tolerations of the pods: a new one starts elsewhere soon after the node is lost. */}}
+{{- define "quire.kvmanagerTolerations" -}}
+{{- range list "not-ready" "unreachable" }}
+- key: node.kubernetes.io/{{ . }}
+  operator: Exists
+  effect: NoExecute
+  tolerationSeconds: {{ int $.Values.kvmanager.lostNodeSeconds }}
+{{- end }}
+{{- with .Values.kvmanager.tolerations }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The name of the PriorityClass that the chart creates. It is the cluster's, so it includes the namespace. */}}
+{{- define "quire.kvmanagerPriorityClass" -}}
+{{- printf "%s-%s-kvmanager" .Release.Namespace (include "quire.fullname" .) }}
+{{- end }}
