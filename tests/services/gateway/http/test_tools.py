@@ -6,12 +6,15 @@ import pytest
 
 from quire.v1 import gateway_pb2
 from services.gateway.text.tool_calls import (
+    ArgumentsDelta,
     BareCallParser,
     CallListParser,
+    EnforcedCallParser,
     MarkedCallParser,
     TaggedCallParser,
     ToolCall,
     ToolCallParser,
+    ToolCallStart,
 )
 from tests.running_quire import RunningQuire
 from tests.services.gateway.http.responses import events
@@ -71,6 +74,33 @@ def test_calls_are_parsed_from_text_in_pieces_of_any_size(
     assert parse(parser(), text, size) == pieces
 
 
+ENFORCED_A = '<tool_call>\n{"name": "a", "arguments": {"x": "}"}}\n</tool_call>'
+ENFORCED_B = '<tool_call>\n{"name": "\\"b\\"", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_arguments_of_enforced_calls_are_passed_on_while_they_are_written(size: int) -> None:
+    text, parser = f"{ENFORCED_A}\n{ENFORCED_B}\n<tool_call>", EnforcedCallParser()
+    pieces = [piece for at in range(0, len(text), size) for piece in parser.push(text[at : at + size])]
+    calls = [""]
+    for piece in pieces:
+        if isinstance(piece, ToolCallStart):
+            calls.append(f"{piece.name}:")
+        else:
+            assert isinstance(piece, ArgumentsDelta)
+            assert piece.text
+            calls[-1] += piece.text
+    assert calls == ["", 'a:{"x": "}"}', '"b":{}']
+    assert parser.finish() == ["\n<tool_call>"]
+
+
+def test_incomplete_arguments_of_an_enforced_call_are_passed_on() -> None:
+    parser = EnforcedCallParser()
+    assert parser.push(ENFORCED_A.partition("}")[0]) == [ToolCallStart("a"), ArgumentsDelta('{"x": "')]
+    assert parser.push("}\n</tool") == []
+    assert parser.finish() == [ArgumentsDelta("}\n</tool")]
+
+
 def test_text_that_cannot_become_a_call_is_returned_at_once() -> None:
     assert TaggedCallParser().push("1 < 2, <b") == ["1 < 2, <b"]
     assert TaggedCallParser().push("so: <tool_") == ["so: "]
@@ -110,10 +140,12 @@ def test_a_required_call_follows_the_schema_of_its_tool(http: httpx.Client) -> N
 
 
 def test_several_calls_can_be_required_at_once(http: httpx.Client) -> None:
-    (bracket,) = http.post("/tokenize", json={"prompt": "]"}).json()["tokens"]
-    calls, _ = called(http, tool_choice="required", logit_bias={str(bracket): 50})
-    assert calls
+    end, new_line = [http.post("/tokenize", json={"prompt": text}).json()["tokens"][0] for text in ("<|end|>", "\n")]
+    bias = {str(end): -100, str(new_line): 50}
+    calls, choice = called(http, tool_choice="required", logit_bias=bias, max_tokens=400)
+    assert len(calls) > 1
     assert len({call["id"] for call in calls}) == len(calls)
+    assert choice["message"]["content"] is None
 
 
 def test_a_named_tool_is_called(http: httpx.Client) -> None:
