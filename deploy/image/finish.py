@@ -1,6 +1,6 @@
 """Last step of the image's build: removes unused files, and compiles the modules that services import.
 
-`python finish_image.py FOLDER` works on its own environment. It writes the bytecode below FOLDER, which
+`python finish.py FOLDER` works on its own environment. It writes the bytecode below FOLDER, which
 PYTHONPYCACHEPREFIX names, that of the standard library included. Rarely imported modules get none and are compiled in
 memory. Equal environments give equal files.
 """
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import version
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
@@ -33,6 +34,7 @@ NEEDED_OF_TORCHS_PROGRAMS = "torch_shm_manager"
 
 def main(folder: str) -> None:
     """Trim the environment, compile imported modules into `folder`, and give all files the same date."""
+    check_version(os.environ.get("VERSION") or "")
     trim()
     # Imports happen in another process, because interned objects of this one would change the bytecode.
     command = [sys.executable, __file__, folder, "--list"]
@@ -46,8 +48,18 @@ def main(folder: str) -> None:
         os.utime(path, (date, date), follow_symlinks=False)
 
 
+def check_version(label: str) -> None:
+    """Exit unless the version that the image's label will have is Quire's."""
+    if label and label != version("quire"):
+        sys.exit(f"VERSION is {label}, but this is Quire {version('quire')}")
+
+
 def trim() -> None:
-    """Remove tests and test programs, and headers from images without a compiler."""
+    """Remove pip, tests and test programs, unreached models, and headers from images without a compiler."""
+    # In another process, as all imports of what is compiled here.
+    subprocess.run([sys.executable, Path(__file__).with_name("trim_transformers.py")], check=True)  # noqa: S603
+    for path in (*PACKAGES.glob("pip"), *PACKAGES.glob("pip-*.dist-info"), *Path(sys.prefix, "bin").glob("pip*")):
+        _remove(path)
     torch = PACKAGES / "torch"
     for program in (torch / "bin").iterdir():
         if program.name != NEEDED_OF_TORCHS_PROGRAMS:
