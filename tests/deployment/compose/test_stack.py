@@ -33,7 +33,7 @@ from tests.running_quire import CALL_SECONDS, Answer, open_channel
 
 STREAMS = 16
 MIN_SCRAPES = 8  # while requests run: rates are taken over some of them
-PINNED = ("constraints.txt", "deploy/image_constraints.txt")
+PINNED = ("constraints.txt", "deploy/image/constraints.txt")
 INSTALLED = "import importlib.metadata as m; [print(d.name, d.version.split('+')[0]) for d in m.distributions()]"
 
 pytestmark = pytest.mark.timeout(3600)
