@@ -7,6 +7,7 @@ without torch installed). It is used only for folders without `tokenizer.json`.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,13 @@ class Tokenizer:
         """Encode texts without the special tokens around a prompt."""
         return [one.ids for one in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    @cached_property
+    def special_tokens_around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that `encode` adds before and after a text."""
+        bare, full = self._ids("a", add_special_tokens=False), self._ids("a", add_special_tokens=True)
+        start = next(at for at in range(len(full)) if full[at : at + len(bare)] == bare)
+        return full[:start], full[start + len(bare) :]
+
     @property
     def chat_template(self) -> ChatTemplate:
         """The model's chat template."""
@@ -135,6 +143,10 @@ class Tokenizer:
         if self._byte_alphabet and all(character in self._byte_alphabet for character in token):
             return bytes(self._byte_alphabet[character] for character in token)
         return token.replace(_SPACE_MARK, " ").encode()
+
+    def entry_of(self, token_id: int) -> str:
+        """Return the entry of a token in the vocabulary; empty for an unknown id."""
+        return self._backend.id_to_token(token_id) or ""
 
     def byte_of(self, token_id: int) -> int | None:
         """Return the byte of a byte-fallback token, and None for any other token."""

@@ -277,16 +277,26 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
 class TokenizeRequest(ChatTemplateFields):
     """The body of /tokenize: a prompt or the messages of a chat."""
 
-    model: str = Field("", description="Name of a served model. Default: the only served model.")
-    prompt: str | None = Field(None, description="The text; the model's special tokens are added.")
+    model: str | None = Field(None, description="Name of a served model. Default: the only served model.")
+    prompt: str | None = Field(None, description="The text.")
     messages: list[ChatMessage] | None = Field(None, description="A conversation, instead of `prompt`.")
     tools: list[Tool] | None = Field(None, description="Tools of the conversation.")
-    add_special_tokens: Literal[True] | None = Field(None, description="Only true is supported.")
-    return_token_strs: bool | None = Field(None, description="Also return the text of each token. Default false.")
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Add the model's special tokens. Default: true for a prompt; false for messages, "
+        "because the chat template adds them.",
+    )
+    return_token_strs: bool | None = Field(
+        None, description="Also return the entry of each token in the vocabulary. Default false."
+    )
+
+    chat_template: None = Field(None, description="Not supported.")
+    media_io_kwargs: None = Field(None, description="Not supported.")
+    mm_processor_kwargs: None = Field(None, description="Not supported.")
 
 
 class DetokenizeRequest(_Body):
     """The body of /detokenize."""
 
-    model: str = Field("", description="Name of a served model. Default: the only served model.")
+    model: str | None = Field(None, description="Name of a served model. Default: the only served model.")
     tokens: Tokens = Field(description="Token ids.")

@@ -170,7 +170,7 @@ class Tokens(BaseModel):
     count: int = Field(description="Number of tokens.")
     max_model_len: int = Field(description="Context length of the model.")
     tokens: list[int] = Field(description="Token ids.")
-    token_strs: list[str] | None = Field(None, description="Texts of the tokens, if requested.")
+    token_strs: list[str] | None = Field(description="Entries of the tokens in the vocabulary, if requested.")
 
 
 class Prompt(BaseModel):
@@ -197,7 +197,7 @@ class Load(BaseModel):
     server_load: int = Field(description="Requests in flight at this gateway.")
 
 
-class Reset(BaseModel):
+class PrefixCacheReset(BaseModel):
     """The prefix cache was reset."""
 
     status: Literal["reset"] = Field(description="Always `reset`.")

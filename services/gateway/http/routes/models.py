@@ -30,29 +30,40 @@ async def get_model(name: str, request: Request) -> Response:
 @router.post("/tokenize", responses={200: {"model": responses.Tokens}})
 async def tokenize(body: requests.TokenizeRequest, request: Request) -> Response:
     """Tokenize a prompt or a conversation."""
-    handler = handler_of(request)
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidField("prompt or messages must be set, but not both", "prompt")
-    prompt = gateway_pb2.Prompt(text=body.prompt or "")
-    if body.messages is not None:
-        prompt.chat.CopyFrom(chat(body.messages, body.tools or [], body))
-    ids = await handler.token_ids(body.model, prompt)
-    tokens: dict[str, Any] = {
+    handler, model = handler_of(request), body.model or ""
+    ids = await handler.token_ids(model, _prompt(body))
+    tokenizer = handler.tokenizer(model)
+    before, after = tokenizer.special_tokens_around
+    if body.messages is None and body.add_special_tokens is False:
+        ids = ids[len(before) : len(ids) - len(after)]
+    elif body.messages is not None and body.add_special_tokens:
+        ids = [*before, *ids, *after]
+    tokens = {
         "count": len(ids),
-        "max_model_len": handler.model(body.model).context_tokens,
+        "max_model_len": handler.model(model).context_tokens,
         "tokens": ids,
+        "token_strs": [tokenizer.entry_of(token) for token in ids] if body.return_token_strs else None,
     }
-    if body.return_token_strs:
-        tokenizer = handler.tokenizer(body.model)
-        tokens["token_strs"] = [tokenizer.bytes_of(token).decode(errors="replace") for token in ids]
     return json_response(tokens)
 
 
 @router.post("/detokenize", responses={200: {"model": responses.Prompt}})
 async def detokenize(body: requests.DetokenizeRequest, request: Request) -> Response:
     """Decode token ids to text."""
-    translated = gateway_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens, special_tokens=True)
+    translated = gateway_pb2.DetokenizeRequest(model=body.model or "", token_ids=body.tokens, special_tokens=True)
     return json_response({"prompt": await handler_of(request).text(translated)})
+
+
+def _prompt(body: requests.TokenizeRequest) -> gateway_pb2.Prompt:
+    """Translate the prompt or the conversation. Raises InvalidField."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidField("prompt or messages must be set, but not both", "prompt")
+    if body.messages is not None:
+        return gateway_pb2.Prompt(chat=chat(body.messages, body.tools or [], body))
+    for name in ("tools", "continue_final_message", "chat_template_kwargs"):
+        if getattr(body, name):
+            raise InvalidField(f"{name} requires messages", name)
+    return gateway_pb2.Prompt(text=body.prompt or "")
 
 
 def _model(described: gateway_pb2.GetModelResponse) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from services.runtime.errors import Unavailable, UnsupportedField
 _NEUTRAL = frozenset((("reset_running_requests", "false"), ("reset_external", "false")))
 
 _RESET_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": responses.Reset},
+    200: {"model": responses.PrefixCacheReset},
     **{status: ERRORS[status] for status in (400, 401, 403, 404, 503, 504)},
 }
 _Model = Annotated[str, Query(description="Name of a served model. Default: the only served model.")]

@@ -36,7 +36,7 @@ class ScriptedHandler:
     """Generates the prompt `max_tokens` times. `rejection` rejects a request, `failure` ends it after a token."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = Tokenizer.load(folder)
+        self.own_tokenizer = Tokenizer.load(folder)
         self.callers: list[Caller] = []
         self.text = "x"  # of each token, if the prompt is a chat
         self.rejection: Exception | None = None
@@ -66,13 +66,13 @@ class ScriptedHandler:
             self.running -= 1
 
     async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
-        return [1]
+        return self.own_tokenizer.encode(prompt.text) if prompt.text else [1]
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         return "x"
 
     def tokenizer(self, model: str) -> Tokenizer:
-        return self._tokenizer
+        return self.own_tokenizer
 
     @property
     def in_flight(self) -> int:

@@ -227,21 +227,6 @@ def test_the_output_follows_the_response_format(http: httpx.Client, response_for
     assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
-def test_tokenize_and_detokenize_are_inverse(tiny_quire: RunningQuire, http: httpx.Client) -> None:
-    text = "Größe, 北京 🚀"
-    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
-    reference = tiny_quire.gateway.Tokenize(
-        gateway_pb2.TokenizeRequest(prompt=gateway_pb2.Prompt(text=text)), timeout=60
-    )
-    assert answer["tokens"] == list(reference.token_ids)
-    assert (answer["count"], answer["max_model_len"]) == (len(reference.token_ids), 2048)
-    assert len(answer["token_strs"]) == answer["count"]
-    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
-    opened = http.post("/tokenize", json={"messages": CHAT}).json()["tokens"]
-    closed = http.post("/tokenize", json={"messages": CHAT, "add_generation_prompt": False}).json()["tokens"]
-    assert opened[: len(closed)] == closed != opened
-
-
 def test_models_and_version(http: httpx.Client) -> None:
     (model,) = http.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("tiny-llama", "model", 2048)

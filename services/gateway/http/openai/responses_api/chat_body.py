@@ -26,6 +26,7 @@ def chat_body(body: ResponsesRequest, conversation: InputConversation) -> reques
         "tool_choice": _choice(body),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body.text.format) if body.text and body.text.format else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
         "stream_options": None,
     }
     return requests.ChatCompletionRequest.model_construct(**chat)

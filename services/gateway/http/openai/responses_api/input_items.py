@@ -58,8 +58,7 @@ class InputConversation:
         for at, item in enumerate(body.input):
             path = f"input[{at}]"
             if isinstance(item, InputMessage):
-                role = "system" if item.role == "developer" else item.role
-                self._add(role, item.content, MessageOrigin(path, f"{path}.content"))
+                self._add(item.role, item.content, MessageOrigin(path, f"{path}.content"))
             elif isinstance(item, InputFunctionCall):
                 self._add_call(item, path)
             elif isinstance(item, FunctionCallResult):

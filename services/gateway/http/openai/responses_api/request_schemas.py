@@ -49,7 +49,7 @@ class InputMessage(_Strict):
 
     type: Literal["message"] = Field("message", description="Type of the item.")
     role: Literal["user", "assistant", "system", "developer"] = Field(
-        description="Author of the message; `developer` is the same as `system`."
+        description="Author of the message; `developer` is `system` for a chat template without that role."
     )
     content: str | list[InputText] = Field(description="The text of the message.")
     id: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
@@ -154,9 +154,7 @@ class ResponsesRequest(requests.GenerationRequest):
     max_output_tokens: requests.Int32 | None = Field(
         None, description="Maximum number of tokens. Default: limited by the context length."
     )
-    tools: list[FunctionTool] | None = Field(
-        None, description="Tools that the model can call, if the chat template supports tools."
-    )
+    tools: list[FunctionTool] | None = Field(None, description="Tools that the model can call.")
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = Field(
         None,
         description="Whether the model can, must or must not call a tool, or the tool to call. Default `auto`.",
@@ -168,6 +166,9 @@ class ResponsesRequest(requests.GenerationRequest):
     )
     top_logprobs: requests.Int32 | None = Field(
         None, description="With log-probabilities: number of most likely tokens for each position, 0 to 20."
+    )
+    chat_template_kwargs: requests.Schema | None = Field(
+        None, description="Further variables of the chat template, at most 16,384 bytes as JSON."
     )
     truncation: Literal["disabled"] | None = Field(None, description="Only `disabled` is supported.")
     metadata: dict[str, str] | None = Field(None, description="Returned with the response.")
