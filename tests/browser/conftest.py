@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-_FLAGS = (
+FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -39,7 +38,7 @@ def browser() -> "Iterator[Browser]":
     if not CHROMIUM:
         pytest.skip("chromium is not installed")
     with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS), timeout=_LAUNCH_MILLISECONDS)
+        chromium = running.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS), timeout=_LAUNCH_MILLISECONDS)
         yield chromium
         chromium.close()
 
@@ -119,10 +118,3 @@ def manager() -> Iterator[Callable[..., RunningService]]:
 
 def map_url(service: RunningService) -> str:
     return service.output.wait_for("block map at ").split(" at ")[1]
-
-
-@pytest.fixture
-def screenshots() -> Path | None:
-    """The folder for screenshots, from QUIRE_SCREENSHOTS."""
-    folder = os.environ.get("QUIRE_SCREENSHOTS")
-    return Path(folder) if folder else None

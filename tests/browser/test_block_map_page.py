@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -224,7 +225,9 @@ def test_one_of_several_engines_pools_can_be_chosen(manager: Callable[..., Runni
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_block_states_differ_in_lightness_or_marks(engine: tuple[str, Stream], watched: Watched, scheme: str) -> None:
+def test_block_states_differ_in_lightness_or_marks(
+    engine: tuple[str, Stream], watched: Watched, scheme: Literal["light", "dark"]
+) -> None:
     """Colour-blind readers see differences in lightness only."""
     watched.page.emulate_media(color_scheme=scheme)
     watched.open(engine[0])

@@ -14,6 +14,9 @@ COUNTS = """() => [...document.querySelectorAll('#pool64 button')].map(one =>
 POLICY = """name => Object.fromEntries([...document.querySelectorAll(`[data-policy=${name}] [data-count]`)].map(one =>
     [one.dataset.count, Number(one.textContent.replaceAll(',', ''))]))"""
 
+HEADLINES = """() => Object.fromEntries([...document.querySelectorAll('[data-policy]')].map(one =>
+    [one.dataset.policy, [...one.querySelectorAll('p > *')].map(part => part.textContent).join(' · ')]))"""
+
 
 @pytest.fixture
 def sandbox(manager: Callable[..., RunningService], watched: Watched) -> Watched:
@@ -98,7 +101,23 @@ def test_contiguous_reservation_is_computed_for_the_same_sequences(sandbox: Watc
         "used": 72, "reserved": 96, "internal": 792, "external": 64, "free": 0,
     }  # fmt: skip
     assert "1 sequence would wait for memory" in sandbox.page.inner_text("[data-policy=max]")
-    assert sandbox.evaluate(f"() => ({POLICY})('paged')")["used"] == 24
+
+
+def test_headlines_compare_tokens_for_slots_and_sharing_is_apart(sandbox: Watched) -> None:
+    choose_size(sandbox, 16)
+    begin(sandbox, 40)
+    press(sandbox, "fork 1")
+    press(sandbox, "append 2")
+    # Two sequences of 40 and 41 tokens: 81 in 2 * 48 slots, and a growth of 32 each if contiguous.
+    assert sandbox.evaluate(HEADLINES) == {
+        "paged": "84.4 % · 81 tokens in 96 slots",
+        "exact": "56.3 % · 81 tokens in 144 slots",
+        "pow2": "31.6 % · 81 tokens in 256 slots",
+        "max": "12.7 % · 81 tokens in 640 slots",
+        # Both share two blocks of 16; the third was copied.
+        "shared": "33.3 % · fewer slots: 64 instead of 96",
+    }
+    assert "2 blocks saved" in sandbox.page.inner_text("[data-policy=shared]")
 
 
 def test_a_beam_search_runs_to_its_end_and_is_undone(sandbox: Watched) -> None:

@@ -18,7 +18,8 @@ export const number = (value) => plain.format(value);
 export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 // Draws a bar of parts with a row of labels. Parts: { name, value, title, style, quiet }; a quiet part is hidden at 0.
-export function drawBar(container, parts, total) {
+// Values have the width of `most`, so that labels do not move when they change.
+export function drawBar(container, parts, total, most = total) {
   const shown = parts.filter((part) => part.value > 0 || !part.quiet);
   if (container.childElementCount !== 2) container.replaceChildren(make("div", { class: "parts" }), make("ul", { class: "labels" }));
   const [row, labels] = container.children;
@@ -33,6 +34,7 @@ export function drawBar(container, parts, total) {
     name.textContent = part.name;
     value.textContent = number(part.value);
     value.dataset.count = part.name;
+    value.style.minWidth = `${number(most).length}ch`;
     element.title = part.title || "";
   });
 }

@@ -1,11 +1,12 @@
 // A tier's blocks on a canvas. Only visible blocks are drawn, and after changes only the changed ones.
 
-import { CACHED, HELD, WITHHELD, countOf, isPinned, ownerOf, stateOf, describe } from "./cells.js";
+import { CACHED, HELD, WITHHELD, countOf, isKeyed, isPinned, ownerOf, stateOf, describe } from "./cells.js";
 
 const SIZES = [2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36];
 const MIN_FIT = 3; // smaller cells only by zooming out
 const FLASH_MS = 700;
 const MAX_FLASHES = 1500;
+const PALE = 0.62;
 const STYLES = ["free", "cached", "held", "shared2", "shared3", "shared5", "withheld"];
 
 export class BlockGrid {
@@ -57,7 +58,7 @@ export class BlockGrid {
   readColours() {
     const style = getComputedStyle(document.documentElement);
     this.colours = Object.fromEntries(STYLES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-    for (const name of ["ink", "mark", "mark-many", "flash"]) this.colours[name] = style.getPropertyValue(`--${name}`).trim();
+    for (const name of ["ink", "surface", "mark", "mark-many", "flash"]) this.colours[name] = style.getPropertyValue(`--${name}`).trim();
     this.dark = matchMedia("(prefers-color-scheme: dark)").matches;
   }
 
@@ -98,11 +99,10 @@ export class BlockGrid {
     });
   }
 
-  mark(blocks, selected = 0) {
+  mark(blocks, selected = 0, reveal = false) {
     this.highlight = new Set(blocks);
     this.selected = selected;
-    if (selected) this.reveal(selected);
-    else if (blocks.length) this.reveal(blocks[0]);
+    if (reveal && (selected || blocks.length)) this.reveal(selected || blocks[0]);
     this.drawAll();
   }
 
@@ -196,7 +196,7 @@ export class BlockGrid {
   // Signs that repeat the colour's meaning, if the cells are large enough.
   drawSigns(block) {
     const cell = this.cells[block], state = stateOf(cell), { context, size } = this;
-    if (state === HELD && countOf(cell) < 2 && !isPinned(cell)) return;
+    if (state === HELD && countOf(cell) < 2 && !isPinned(cell) && isKeyed(cell)) return;
     const [x, y] = this.placeOf(block), side = size - this.gap, middle = side / 2;
     context.globalAlpha = this.dims(block) ? 0.22 : 1;
     context.fillStyle = context.strokeStyle = countOf(cell) > 4 ? this.colours["mark-many"] : this.colours.mark;
@@ -213,6 +213,7 @@ export class BlockGrid {
       context.lineTo(x + side * 0.2, y + side * 0.8);
       context.stroke();
     } else if (state === HELD) {
+      if (!isKeyed(cell)) this.drawPartlyFilled(x, y, side);
       if (countOf(cell) > 1 && size >= 13) {
         context.font = `600 ${Math.round(side * 0.62)}px system-ui, sans-serif`;
         context.fillText(countOf(cell), x + middle, y + middle + side * 0.05);
@@ -226,6 +227,16 @@ export class BlockGrid {
       }
     }
     context.globalAlpha = 1;
+  }
+
+  // The map does not have the number of tokens: the upper half of each block that is not full is pale.
+  drawPartlyFilled(x, y, side) {
+    const { context } = this, { fillStyle, globalAlpha } = context;
+    context.fillStyle = this.colours.surface;
+    context.globalAlpha = PALE * globalAlpha;
+    context.fillRect(x, y, side, Math.round(side / 2));
+    context.fillStyle = fillStyle;
+    context.globalAlpha = globalAlpha;
   }
 
   drawRing(block, width = 1.5, colour = this.colours.ink) {

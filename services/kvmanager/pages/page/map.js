@@ -1,17 +1,28 @@
 // The live block map.
 
 import { STATES, decoded, tally } from "./cells.js";
-import { drawBar, find, make, number, sync } from "./dom.js";
+import { drawBar, find, make, number } from "./dom.js";
 import { Feed, ask } from "./feed.js";
 import { BlockGrid } from "./grid.js";
+import { idWithCopy, shortened } from "./ids.js";
 import { blockPanel, emptyPanel, eventLine, sequencePanel } from "./panel.js";
+import { SequenceRows } from "./rows.js";
 
 const MAX_EVENTS = 200;
+const MAX_LISTED = 500; // the server's bound
 const REFRESH_MS = 1000;
 
+const MAX_ENGINE = 28;
+
+// Each entry: the style of the swatch, the name, and what it means.
 const LEGEND = [
-  ["free", "free"], ["cached", "cached"], ["held", "held by one"], ["shared2", "by 2"], ["shared3", "by 3–4"],
-  ["shared5", "by 5+"], ["withheld", "withheld"],
+  ["free", "free", "No holder and no contents"],
+  ["cached", "cached", "No holder; its contents can be hit until it is evicted"],
+  ["held", "held by one", "One holder, a table entry or a pin; full"],
+  ["partly", "partly filled", "Held, in any colour: a pale upper half means that not all slots have tokens yet"],
+  ["shared2", "by 2", "Two holders"], ["shared3", "by 3–4", "Three or four holders"], ["shared5", "by 5+", "Five holders or more"],
+  ["pinned", "pinned", "Held by a pin"],
+  ["withheld", "withheld", "Taken out of circulation by the audit"],
 ];
 
 let pool = null;
@@ -19,7 +30,9 @@ let slots = null;
 let selection = null; // { tier, block } or { sequence }
 let paused = false;
 let stale = false;
+let shown = null; // the selection that the panel shows
 
+const rows = new SequenceRows(find("#sequences"), chooseSequence);
 const spoken = find("#spoken");
 const grids = Object.fromEntries(["device", "host"].map((tier) => [tier, new BlockGrid(find(`#${tier}`), find("#tip"), spoken, chooseBlock)]));
 
@@ -30,7 +43,7 @@ const handlers = {
     const names = pools.map((one) => one.engine);
     const choice = find("#pool");
     if (names.join("\n") !== [...choice.options].map((option) => option.value).join("\n"))
-      choice.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+      choice.replaceChildren(...names.map((name) => make("option", { value: name, title: name }, shortened(name, MAX_ENGINE))));
   },
   pool(message) {
     pool = message;
@@ -61,12 +74,26 @@ const handlers = {
     status.className = document.documentElement.dataset.state = kind;
     find("span", status).textContent = text;
     find("#waiting").hidden = kind === "live" || pool !== null;
-    find("#waiting").textContent = `${text[0].toUpperCase()}${text.slice(1)}. This page reconnects automatically.`;
+    if (!find("#waiting").hidden) showWaiting(kind, text);
     document.body.classList.toggle("stale", kind !== "live");
     refresh();
   },
 };
 
+// What to do while there is no pool.
+function showWaiting(kind, text) {
+  if (find("#waiting").dataset.text === text) return; // a button in it may have the focus
+  find("#waiting").dataset.text = text;
+  const commands = [
+    ["With all services, on one machine:", "quire serve"],
+    ["Or an engine for this KV manager:", `quire engine --kvmanager ${location.hostname}:50053`],
+  ];
+  find("#waiting").replaceChildren(make("p", {}, `${text[0].toUpperCase()}${text.slice(1)}.`),
+    ...(kind === "waiting" ? commands.flatMap(([when, one]) => [make("p", {}, when), command(one)]) : []),
+    make("p", {}, "This page connects by itself."));
+}
+
+const command = (text) => make("p", { class: "command" }, idWithCopy("command", text, text.length));
 
 function showCounts(counts) {
   pool.counts = counts;
@@ -77,7 +104,7 @@ function showCounts(counts) {
     { name: "cached", value: cached, style: "cached", title: "Blocks without a holder, whose contents can be hit" },
     { name: "free", value: free, style: "free", title: "Blocks without a holder and without contents" },
     { name: "withheld", value: withheld, style: "withheld", title: "Taken out of circulation by the audit", quiet: true },
-  ], pool.device_blocks);
+  ], pool.device_blocks, pool.device_blocks);
   find("#blocks-total").textContent = `${number(pool.device_blocks)} in all`;
   find("#device small").textContent = `${number(pool.device_blocks)} blocks, ${number(free + cached)} available`;
   if (pool.host_blocks) {
@@ -95,7 +122,7 @@ function showSlots() {
     { name: "reserved", value: slots.reserved, style: "reserved", title: "Slots that the running prefill will write" },
     { name: "lookahead", value: slots.lookahead, style: "lookahead", title: "Slots in blocks that were granted ahead" },
     { name: "internal", value: slots.internal, style: "internal", title: "Unused slots in partially filled blocks: internal fragmentation" },
-  ], total);
+  ], total, pool.device_blocks * pool.block_size);
   find("#slots-total").textContent = total ? `${(100 * slots.tokens / total).toFixed(1)} % hold tokens` : "none held";
 }
 
@@ -115,22 +142,16 @@ setInterval(refresh, REFRESH_MS);
 
 async function showSequences() {
   const { sequences } = await ask(api("sequences"));
-  sync(find("#sequences"), sequences, () => make("tr", { onclick: (event) => chooseSequence(Number(event.currentTarget.dataset.sequence)) },
-    make("td", {}, make("button")), make("td"), make("td"), make("td")), (row, one) => {
-    row.dataset.sequence = one.sequence;
-    row.classList.toggle("chosen", selection?.sequence === one.sequence);
-    row.children[0].firstChild.textContent = one.sequence;
-    row.children[1].textContent = one.request;
-    row.children[2].textContent = number(one.blocks) + (one.tier === "host" ? " host" : "");
-    row.children[3].textContent = number(one.tokens);
-  });
-  const more = pool.counts.sequences - sequences.length;
-  find("#sequences-more").textContent = sequences.length ? (more > 0 ? `the latest ${sequences.length}` : "") : "none now";
+  rows.show(sequences);
+  find("#idle").hidden = sequences.length > 0;
+  find("#sequences-more").textContent = sequences.length >= MAX_LISTED ? `the latest ${sequences.length}` : "";
 }
 
 async function showSelection() {
   const wanted = selection;
+  const reveal = wanted !== shown; // later the reader may scroll away
   if (!wanted) {
+    shown = null;
     find("#panel").className = find("#panel").dataset.sequence = find("#panel").dataset.block = "";
     return find("#panel").replaceChildren(...emptyPanel());
   }
@@ -140,12 +161,12 @@ async function showSelection() {
       const sequence = await ask(api(`sequences/${wanted.sequence}`));
       if (wanted !== selection) return;
       if (!sequence.live) return showEnded(wanted.sequence);
-      for (const [tier, grid] of Object.entries(grids)) grid.mark(tier === sequence.tier ? sequence.table : []);
+      for (const [tier, grid] of Object.entries(grids)) grid.mark(tier === sequence.tier ? sequence.table : [], 0, reveal);
       children = sequencePanel(sequence, chooseBlock, chooseSequence);
     } else {
       const block = await ask(api(`blocks/${wanted.block}?tier=${wanted.tier}`));
       if (wanted !== selection) return;
-      for (const [tier, grid] of Object.entries(grids)) grid.mark([], tier === wanted.tier ? wanted.block : 0);
+      for (const [tier, grid] of Object.entries(grids)) grid.mark([], tier === wanted.tier ? wanted.block : 0, reveal);
       children = blockPanel(block, chooseSequence);
     }
   } catch (error) {
@@ -154,12 +175,15 @@ async function showSelection() {
   }
   const panel = find("#panel");
   if (panel.matches(":active")) return (stale = true); // replacing a pressed button would lose the click
-  const focused = [...panel.querySelectorAll("button")].indexOf(document.activeElement);
+  const focused = panel.contains(document.activeElement) ? document.activeElement.dataset.key || "" : null;
+  const top = wanted === shown ? panel.scrollTop : 0;
+  shown = wanted;
   panel.classList.remove("over");
   panel.dataset.sequence = wanted.sequence || "";
   panel.dataset.block = wanted.block || "";
   panel.replaceChildren(closeButton(), ...children.filter((child) => child !== ""));
-  if (focused >= 0) panel.querySelectorAll("button")[focused]?.focus();
+  panel.scrollTop = top;
+  if (focused !== null) (panel.querySelector(`[data-key="${CSS.escape(focused)}"]`) || panel).focus({ preventScroll: true });
 }
 
 // The last details stay visible.
@@ -171,12 +195,12 @@ function showEnded(sequence) {
   panel.classList.add("over");
 }
 
-const closeButton = () => make("button", { class: "close", "aria-label": "Clear the selection", onclick: () => choose(null) }, "×");
+const closeButton = () => make("button", { class: "close", "data-key": "close", "aria-label": "Clear the selection", onclick: () => choose(null) }, "×");
 
 function choose(wanted) {
   selection = wanted;
   if (!wanted) for (const grid of Object.values(grids)) grid.mark([]);
-  for (const row of find("#sequences").children) row.classList.toggle("chosen", Number(row.dataset.sequence) === wanted?.sequence);
+  rows.choose(wanted?.sequence || 0);
   return showSelection();
 }
 
@@ -188,7 +212,8 @@ function chooseSequence(sequence) {
   choose({ sequence });
 }
 
-find("#legend").replaceChildren(...LEGEND.map(([style, name]) => make("li", {}, make("i", { class: `swatch ${style}` }), name)));
+find("#legend").replaceChildren(...LEGEND.map(([style, name, title]) => make("li", { title }, make("i", { class: `swatch ${style}` }), name)));
+find("#idle").replaceChildren(make("p", {}, "No request is running. Start one:"), command("quire generate \"Once upon a time\""));
 find("#pool").addEventListener("change", (event) => {
   choose(null);
   feed.choose(event.target.value);

@@ -1,8 +1,11 @@
 // The details of one block or one sequence.
 
 import { counted, make, number } from "./dom.js";
+import { copyButton, idText, idWithCopy } from "./ids.js";
 
 const MAX_ENTRIES = 400;
+const MAX_ID = 30;
+const MAX_KEY = 40;
 
 const STATES = { free: "It has no holder and no key.", cached: "It has no holder, but its contents can be hit until it is evicted.", held: "", withheld: "The audit withheld it because of a fault." };
 
@@ -18,12 +21,12 @@ export function blockPanel(block, choose) {
     make("h3", {}, "Table entries"),
     holders.length
       ? make("ul", { class: "holders" }, ...holders.map((holder) => make("li", {},
-          make("button", { onclick: () => choose(holder.sequence) }, `sequence ${holder.sequence}`),
-          make("span", {}, `${holder.request} · logical block ${holder.logical}`),
+          make("button", { "data-key": `sequence ${holder.sequence}`, onclick: () => choose(holder.sequence) }, `sequence ${holder.sequence}`),
+          make("span", {}, idText(holder.request, MAX_ID), ` · logical block ${holder.logical}`),
           fillBar(holder.tokens, block.block_size))))
       : make("p", { class: "none" }, pins ? "None: its only holders are pins." : "None."),
     make("h3", {}, "Key"),
-    block.key ? make("p", { class: "key" }, block.key) : make("p", { class: "none" }, "None: it is not full, or its tokens are not computed yet."),
+    block.key ? make("p", { class: "key" }, idText(block.key, MAX_KEY), copyButton("key", block.key)) : make("p", { class: "none" }, "None: it is not full, or its tokens are not computed yet."),
     make("h3", {}, "Last events"),
     block.events.length ? make("ol", { class: "history" }, ...block.events.map(eventLine)) : make("p", { class: "none" }, "No events are kept."),
   ];
@@ -33,18 +36,19 @@ export function sequencePanel(sequence, chooseBlock, chooseSequence) {
   const { table, counts, keyed, tokens, block_size: size } = sequence;
   const shared = counts.filter((count) => count > 1).length;
   return [
-    make("h2", {}, `Sequence ${sequence.sequence}`, make("small", {}, ` request ${sequence.request}`)),
+    make("h2", {}, `Sequence ${sequence.sequence}`),
     make("dl", { class: "facts" },
+      ...fact("request", idWithCopy("request", sequence.request, MAX_ID)),
       ...fact("tokens computed", `${number(tokens)} of room for ${number(sequence.room)}`),
       ...fact("blocks", `${number(table.length)} in ${sequence.tier} memory, ${number(shared)} shared, ${number(sequence.committed)} committed`),
       ...(sequence.siblings.length ? fact("of the same request", make("span", {}, ...sequence.siblings.slice(0, 24).map((one) =>
-        make("button", { onclick: () => chooseSequence(one) }, String(one))))) : [])),
+        make("button", { "data-key": `sequence ${one}`, onclick: () => chooseSequence(one) }, String(one))))) : [])),
     make("h3", {}, "Block table", make("small", {}, " logical → physical")),
     make("ol", { class: "strip" }, ...table.slice(0, MAX_ENTRIES).map((block, index) => {
       const fill = Math.max(0, Math.min(size, tokens - index * size));
       const count = counts[index];
       const title = `logical ${index} → block ${block}: ${fill} of ${size} tokens${count > 1 ? `, held ${count} times` : ""}${keyed[index] ? ", has a key" : ""}`;
-      return make("li", {}, make("button", { title, class: count > 1 ? "shared" : "", onclick: () => chooseBlock(sequence.tier, block) },
+      return make("li", {}, make("button", { title, "data-key": `block ${block}`, class: count > 1 ? "shared" : "", onclick: () => chooseBlock(sequence.tier, block) },
         make("small", {}, String(index)), make("b", {}, String(block)), level(fill / size), count > 1 ? make("i", {}, `×${count}`) : ""));
     })),
     table.length > MAX_ENTRIES ? make("p", { class: "none" }, `and ${number(table.length - MAX_ENTRIES)} more`) : "",

@@ -4,11 +4,13 @@ import { counted, drawBar, find, make, number, sync } from "./dom.js";
 import { ask, send } from "./feed.js";
 
 const PLAY_MS = 1400;
+// The last is apart: the others store each sequence for itself, whether it has blocks or a slab.
 const POLICIES = [
-  ["paged", "Paged", "blocks on demand, shared where they can be"],
+  ["paged", "Paged", "blocks on demand"],
   ["exact", "Exact", "one slab of the final length, known in advance (Orca Oracle)"],
   ["pow2", "Power of two", "the next power of two above the final length (Orca Pow2)"],
   ["max", "Maximum length", "one slab of the maximum length (Orca Max)"],
+  ["shared", "Paged, with sharing", "what the pool above does: common blocks are stored once"],
 ];
 const KEY = "quire-sandbox";
 
@@ -135,18 +137,16 @@ function card(one) {
 
 function showPolicies() {
   find("#slots").textContent = number(state.slots);
-  const { paged, contiguous, slots, counts, block_size: size } = state;
-  const tokens = state.sequences.reduce((sum, one) => sum + one.tokens, 0);
-  const rows = { ...contiguous, paged: { used: paged.tokens, reserved: paged.reserved, internal: paged.internal + paged.lookahead, external: 0, free: (counts.free + counts.cached) * size, waiting: 0 } };
-  sync(find("#policies"), POLICIES, () => make("div", { class: "policy" }, make("div", {}, make("h3"), make("small"), make("p", {}, make("b", { class: "share" }), make("small", {}, "hold tokens"))), make("div", {}, make("div", { class: "bar" }), make("small", { class: "note" }))), (element, [kind, title, meaning]) => {
-    const row = rows[kind], taken = slots - row.free;
+  const { slots } = state, rows = { ...state.contiguous, ...pagedRows() };
+  sync(find("#policies"), POLICIES, () => make("div", { class: "policy" }, make("div", {}, make("h3"), make("small"), make("p", {}, make("b", { class: "share" }), make("small"))), make("div", {}, make("div", { class: "bar" }), make("small", { class: "note" }))), (element, [kind, title, meaning]) => {
+    const row = rows[kind];
     element.classList.toggle("paged", kind === "paged");
+    element.classList.toggle("apart", kind === "shared");
     element.dataset.policy = kind;
     const [head, body] = element.children;
     head.children[0].textContent = title;
     head.children[1].textContent = meaning;
-    head.children[2].firstChild.textContent = taken ? `${((100 * row.used) / taken).toFixed(1)} %` : "–";
-    head.children[2].title = "Share of the unavailable slots that hold tokens";
+    [head.children[2].children[0].textContent, head.children[2].children[1].textContent] = headline(kind, row, rows.paged);
     drawBar(body.children[0], [
       { name: "used", value: row.used, style: "held", title: "Slots that hold tokens" },
       { name: "reserved", value: row.reserved, style: "reserved", title: "Slots that will hold tokens of the same sequence" },
@@ -154,10 +154,35 @@ function showPolicies() {
       { name: "external", value: row.external, style: "external", title: "Free slots in holes that are too small for the next slab" },
       { name: "free", value: row.free, style: "free" },
     ], slots);
-    body.children[1].textContent = kind === "paged"
-      ? counts.saved ? `sharing saves ${counted(counts.saved, "block")}: ${number(tokens)} tokens are held in ${number(row.used)} slots` : ""
-      : row.waiting ? `${counted(row.waiting, "sequence")} would wait for memory` : "";
+    body.children[1].textContent = note(kind, row);
   });
+}
+
+// The slots of all sequences, each with blocks of its own; and those of the pool, in which sequences share blocks.
+function pagedRows() {
+  const { paged, slots, counts, block_size: size } = state;
+  const used = state.sequences.reduce((sum, one) => sum + one.tokens, 0);
+  const taken = state.sequences.reduce((sum, one) => sum + one.table.length * size, 0);
+  return {
+    paged: { used, reserved: 0, internal: taken - used, external: 0, free: Math.max(0, slots - taken), over: taken - slots },
+    shared: { used: paged.tokens, reserved: paged.reserved, internal: paged.internal + paged.lookahead, external: 0, free: (counts.free + counts.cached) * size },
+  };
+}
+
+const takenBy = (row) => row.used + row.reserved + row.internal + row.external;
+const percent = (part, whole) => `${((100 * part) / whole).toFixed(1)} %`;
+
+// Tokens stored for slots used, on the same basis for all; of sharing, the slots that it saves.
+function headline(kind, row, alone) {
+  if (kind !== "shared") return takenBy(row) ? [percent(row.used, takenBy(row)), `${counted(row.used, "token")} in ${counted(takenBy(row), "slot")}`] : ["–", "no tokens yet"];
+  const all = takenBy(alone);
+  return all ? [percent(all - takenBy(row), all), `fewer slots: ${number(takenBy(row))} instead of ${number(all)}`] : ["–", "no tokens yet"];
+}
+
+function note(kind, row) {
+  if (kind === "shared") return state.counts.saved ? `${counted(state.counts.saved, "block")} saved` : "nothing is shared now";
+  if (row.over > 0) return `${counted(row.over, "slot")} more than there are: without sharing, sequences would wait`;
+  return row.waiting ? `${counted(row.waiting, "sequence")} would wait for memory` : "";
 }
 
 function showLog() {
