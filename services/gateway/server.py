@@ -17,7 +17,7 @@ from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
 from services.gateway.attempts import FailoverLimits
-from services.gateway.fleet.discovery import EngineAddresses
+from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import Connect, EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet
@@ -74,7 +74,8 @@ class GatewayService:
         usage = TenantUsage()
         self._observer = GatewayObservers(RequestLog(), usage, observer or GatewayObserver())
         self._observer.on_tenants(usage.stats, tenants.rejections)
-        self._lookup = PrefixLookup(settings.kvmanager, clock, links_tls) if settings.kvmanager else None
+        managers = ServiceAddresses.of(settings.kvmanager, "kvmanager") if settings.kvmanager else None
+        self._lookup = PrefixLookup(managers, clock, links_tls) if managers else None
         links = LinkOptions(
             timeout_seconds=settings.link_timeout_seconds,
             load_window_seconds=settings.routing_window_seconds,
@@ -83,7 +84,7 @@ class GatewayService:
             observer=self._observer,
             connect=connect,
         )
-        self._fleet = Fleet(EngineAddresses.of(settings.engines), settings.discovery_seconds, links)
+        self._fleet = Fleet(ServiceAddresses.of(settings.engines), settings.discovery_seconds, links)
         router = Router(RoutingPolicy(settings.routing), settings.routing_slack_tokens)
         dispatcher = Dispatcher(self._fleet, router, self._lookup, self._observer, clock)
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)
@@ -144,6 +145,8 @@ class GatewayService:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._authentication.reload_on_change())
             tasks.create_task(self._fleet.run())
+            if self._lookup:
+                tasks.create_task(self._lookup.run(self._settings.discovery_seconds))
             tasks.create_task(self._mirror_readiness())
             tasks.create_task(self._pin())
             tasks.create_task(self._handler.slow_clients.run())

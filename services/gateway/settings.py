@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from services.gateway.fleet.discovery import EngineAddresses
+from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.routing import RoutingPolicy
 from services.runtime import exposure, logs
-from services.runtime.addresses import check_http_listen_address, check_listen_address, check_server_address, check_url
+from services.runtime.addresses import check_http_listen_address, check_listen_address, check_url
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
@@ -49,8 +49,8 @@ class GatewaySettings:
     )
     kvmanager: str = setting(
         "",
-        "Address of the KV manager, for looking up cached prefixes. Empty: they are estimated from the requests sent.",
-        form=check_server_address,
+        "Addresses of the KV managers, written as those of engines, for looking up cached prefixes. Empty: they are "
+        "estimated from the requests sent.",
     )
     routing: str = setting(
         "prefix",
@@ -109,7 +109,9 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         check(self)
-        EngineAddresses.of(self.engines)
+        ServiceAddresses.of(self.engines)
+        if self.kvmanager:
+            ServiceAddresses.of(self.kvmanager, "kvmanager")
         exposure.check_tls(self, links=("engines", "kvmanager"))
 
     def check_exposure(self) -> None:

@@ -1,4 +1,4 @@
-"""Engine discovery: a list of addresses, and DNS names that resolve to several."""
+"""Discovery of engines and KV managers: a list of addresses, and DNS names that resolve to several."""
 
 import asyncio
 import logging
@@ -15,35 +15,35 @@ log = logging.getLogger("quire.gateway")
 
 
 @dataclass(frozen=True)
-class EngineAddresses:
-    """The setting `engines`: fixed addresses, and DNS names with their port."""
+class ServiceAddresses:
+    """The setting `engines` or `kvmanager`: fixed addresses, and DNS names with their port."""
 
     addresses: tuple[str, ...]
     names: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, setting: str) -> "EngineAddresses":
+    def of(cls, setting: str, option: str = "engines") -> "ServiceAddresses":
         """Parse a comma-separated list such as `10.0.0.7:50052,dns:engines:50052`. Raises InvalidSetting."""
         entries = [entry.strip() for entry in setting.split(",")]
         if not all(entries):
-            raise InvalidSetting(f"engines must be addresses separated by commas, not {setting!r}")
+            raise InvalidSetting(f"{option} must be addresses separated by commas, not {setting!r}")
         named = [entry.removeprefix(_DNS) for entry in entries if entry.startswith(_DNS)]
         plain = [entry for entry in entries if not entry.startswith(_DNS)]
         for entry in plain:
-            check_server_address("engines", entry)
-        return cls(tuple(dict.fromkeys(plain)), tuple(dict.fromkeys(map(_name_and_port, named))))
+            check_server_address(option, entry)
+        return cls(tuple(dict.fromkeys(plain)), tuple(dict.fromkeys(_name_and_port(option, one) for one in named)))
 
 
-def _name_and_port(entry: str) -> tuple[str, int]:
+def _name_and_port(option: str, entry: str) -> tuple[str, int]:
     name, _, port = entry.rpartition(":")
     if not (name and port.isdecimal()):
-        raise InvalidSetting(f"engines must name a host and port as {_DNS}NAME:PORT, not {_DNS}{entry}")
-    check_server_address("engines", entry)
+        raise InvalidSetting(f"{option} must name a host and port as {_DNS}NAME:PORT, not {_DNS}{entry}")
+    check_server_address(option, entry)
     return name, int(port)
 
 
-async def watch_addresses(engines: EngineAddresses, interval_seconds: float) -> AsyncIterator[Mapping[str, str]]:
-    """Yield the engines' addresses now and after each change.
+async def watch_addresses(services: ServiceAddresses, interval_seconds: float) -> AsyncIterator[Mapping[str, str]]:
+    """Yield the services' addresses now and after each change.
 
     Each address maps to the DNS name that resolved to it, or to "" if it was configured as an address. Names are
     resolved again every `interval_seconds`. If that fails, the name keeps its previous addresses.
@@ -51,10 +51,10 @@ async def watch_addresses(engines: EngineAddresses, interval_seconds: float) -> 
     resolved: dict[tuple[str, int], frozenset[str]] = {}
     previous: Mapping[str, str] | None = None
     while True:
-        for name in engines.names:
+        for name in services.names:
             resolved[name] = await _resolve(*name, resolved.get(name, frozenset()))
         by_name = {address: name for (name, _), addresses in reversed(resolved.items()) for address in addresses}
-        current = by_name | dict.fromkeys(engines.addresses, "")
+        current = by_name | dict.fromkeys(services.addresses, "")
         if current != previous:
             previous = current
             yield current

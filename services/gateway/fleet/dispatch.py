@@ -125,13 +125,14 @@ class Dispatcher:
         self._observer.on_given_up(model)
 
     async def _look_up(self, model: ServedModel, submission: engine_pb2.Submission) -> dict[str, int] | None:
-        """Look up cached tokens by engine at the KV manager, if the result can change the choice."""
-        links = model.ready_links().values()
+        """Look up cached tokens by engine at the KV managers, if the result can change the choice."""
+        ready = model.ready_links()
+        links = ready.values()
         if self._lookup is None or self._router.policy is not RoutingPolicy.PREFIX or len(links) < 2:
             return None
         fingerprints = {link.description().model_fingerprint for link in links}
         fingerprint = fingerprints.pop() if len(fingerprints) == 1 else ""
-        return await self._lookup.cached_tokens(submission.prompt_token_ids, submission.salt, fingerprint)
+        return await self._lookup.cached_tokens(submission.prompt_token_ids, submission.salt, fingerprint, ready.keys())
 
     def _keys(self, links: Collection[EngineLink], submission: engine_pb2.Submission) -> dict[int, Sequence[bytes]]:
         """Return the keys of the prompt's blocks by block size, if the policy needs them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
-from services.gateway.fleet.discovery import EngineAddresses, watch_addresses
+from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.retention import MAX_RETAINED_MODELS, Retention
 from services.gateway.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class ServedModel:
 class Fleet:
     """Keeps a link to each discovered engine and the models they serve. Ready while an engine accepts requests."""
 
-    def __init__(self, engines: EngineAddresses, discovery_seconds: float, options: LinkOptions) -> None:
+    def __init__(self, engines: ServiceAddresses, discovery_seconds: float, options: LinkOptions) -> None:
         """`run` resolves DNS names again every `discovery_seconds`."""
         self._addresses = engines
         self._discovery_seconds = discovery_seconds

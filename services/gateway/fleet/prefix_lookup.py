@@ -1,11 +1,13 @@
-"""Client of the KV manager's LookupPrefix: how much of a prompt each engine has cached."""
+"""Client of the KV managers' LookupPrefix: how much of a prompt each engine has cached."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import grpc
 
-from quire.v1 import kvmanager_pb2_grpc as pb_grpc
+from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.runtime import transport
 from services.runtime.tls import ClientTLS
 from services.wire.lookup import holdings_of, lookup_message
@@ -13,29 +15,34 @@ from services.wire.lookup import holdings_of, lookup_message
 # The result is only a hint, so a request waits briefly for it, and after a failure none is sent for a while.
 _TIMEOUT_SECONDS = 0.1
 _BACKOFF_SECONDS = 1.0
+# An engine that no KV manager knows is looked for at all of them, but not with every request.
+_SEARCH_SECONDS = 1.0
+_MAX_ENGINES = 10_000
 
 log = logging.getLogger("quire.gateway")
 
+Clock = Callable[[], float]
 
-class PrefixLookup:
+
+class ManagerClient:
     """Calls LookupPrefix of one KV manager. Opens its channel on first use, on the caller's event loop."""
 
-    def __init__(self, address: str, clock: Callable[[], float], tls: ClientTLS | None = None) -> None:
+    def __init__(self, address: str, clock: Clock, tls: ClientTLS | None = None) -> None:
         self._address = address
         self._tls = tls
         self._clock = clock
         self._channel: grpc.aio.Channel | None = None
         self._retry_at = 0.0
 
-    async def cached_tokens(self, token_ids: Sequence[int], salt: bytes, fingerprint: str) -> dict[str, int] | None:
-        """Return the cached leading tokens on the device of each engine of this fingerprint, or None on failure."""
+    async def cached_tokens(self, request: kvmanager_pb2.LookupPrefixRequest) -> dict[str, int] | None:
+        """Return the cached leading tokens on the device of each engine, or None on failure."""
         if self._clock() < self._retry_at:
             return None
         if self._channel is None:
             self._channel = transport.channel(self._address, tls=self._tls)
-        request = lookup_message(token_ids, salt, fingerprint)
         try:
-            answer = await pb_grpc.KVManagerStub(self._channel).LookupPrefix(request, timeout=_TIMEOUT_SECONDS)
+            stub = kvmanager_pb2_grpc.KVManagerStub(self._channel)
+            answer = await stub.LookupPrefix(request, timeout=_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.debug("prefix lookup at the KV manager %s failed: %s", self._address, error.details())
             self._retry_at = self._clock() + _BACKOFF_SECONDS
@@ -49,3 +56,68 @@ class PrefixLookup:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(grace=_TIMEOUT_SECONDS)
+
+
+class PrefixLookup:
+    """Asks the KV managers of a model's engines. It learns from their answers which one has which engines."""
+
+    def __init__(self, managers: ServiceAddresses, clock: Clock, tls: ClientTLS | None = None) -> None:
+        """KV managers with a DNS name are used while `run` runs."""
+        self._addresses = managers
+        self._clock = clock
+        self._tls = tls
+        self._clients: dict[str, ManagerClient] = {}
+        self._manager_of: dict[str, str] = {}  # by engine
+        self._search_at = 0.0
+        self._add(managers.addresses)
+
+    async def run(self, interval_seconds: float) -> None:
+        """Resolve the DNS names of KV managers every `interval_seconds`."""
+        if self._addresses.names:
+            async for addresses in watch_addresses(self._addresses, interval_seconds):
+                await self._use(addresses)
+
+    async def cached_tokens(
+        self, token_ids: Sequence[int], salt: bytes, fingerprint: str, engine_ids: Collection[str]
+    ) -> dict[str, int] | None:
+        """Return the cached leading tokens on the device of engines of this fingerprint, or None on failure.
+
+        Engines are missing whose KV manager is not known or does not answer.
+        """
+        addresses = self._managers_of(engine_ids)
+        request = lookup_message(token_ids, salt, fingerprint)
+        answers = await asyncio.gather(*(self._clients[address].cached_tokens(request) for address in addresses))
+        found: dict[str, int] = {}
+        for address, answer in zip(addresses, answers, strict=True):
+            if answer is not None:
+                found |= answer
+                self._learn(address, answer)
+        return found if any(answer is not None for answer in answers) else None
+
+    async def close(self) -> None:
+        """Close all channels after the calls in flight."""
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    def _managers_of(self, engine_ids: Collection[str]) -> list[str]:
+        if len(self._clients) <= 1:
+            return list(self._clients)
+        known = {self._manager_of.get(one, "") for one in engine_ids}
+        if not known <= self._clients.keys() and self._clock() >= self._search_at:
+            self._search_at = self._clock() + _SEARCH_SECONDS
+            return list(self._clients)
+        return sorted(known & self._clients.keys())
+
+    def _learn(self, address: str, engine_ids: Iterable[str]) -> None:
+        if len(self._manager_of) >= _MAX_ENGINES:
+            self._manager_of.clear()  # of engines that have gone
+        self._manager_of |= dict.fromkeys(engine_ids, address)
+
+    def _add(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            self._clients[address] = ManagerClient(address, self._clock, self._tls)
+
+    async def _use(self, addresses: Collection[str]) -> None:
+        removed = self._clients.keys() - addresses
+        self._add(address for address in addresses if address not in self._clients)
+        self._manager_of = {engine: one for engine, one in self._manager_of.items() if one not in removed}
+        await asyncio.gather(*(self._clients.pop(address).close() for address in removed))

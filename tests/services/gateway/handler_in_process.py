@@ -21,7 +21,7 @@ from services.gateway.access.namespace import Namespace
 from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
 from services.gateway.attempts import FailoverLimits
-from services.gateway.fleet.discovery import EngineAddresses
+from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import LinkOptions
 from services.gateway.fleet.fleet import Fleet
@@ -134,8 +134,8 @@ class HandlerInProcess:
         self.events, self.usage = Events(), TenantUsage()
         observers = GatewayObservers(observer, RequestLog(), self.usage, self.events)
         options = LinkOptions(CALL_SECONDS, 60.0, observer=observers)
-        self.fleet = Fleet(EngineAddresses.of(addresses), 60.0, options)
-        self.lookup = PrefixLookup(kvmanager, clock)
+        self.fleet = Fleet(ServiceAddresses.of(addresses), 60.0, options)
+        self.lookup = PrefixLookup(ServiceAddresses.of(kvmanager), clock)
         self.admission = AdmissionControl(100, TOKENS)
         self.tenants = Tenants(lambda: 0.0)
         self.tenants.set_limits({"acme": TenantLimits(10, TOKENS)})

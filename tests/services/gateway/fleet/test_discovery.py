@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.gateway.fleet.discovery import EngineAddresses, watch_addresses
+from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.runtime.settings import InvalidSetting
 
 
 def test_addresses_and_names_are_deduplicated() -> None:
-    places = EngineAddresses.of("10.0.0.1:5, unix:/tmp/e.sock,dns:engines.local:50052,10.0.0.1:5")
+    places = ServiceAddresses.of("10.0.0.1:5, unix:/tmp/e.sock,dns:engines.local:50052,10.0.0.1:5")
     assert places.addresses == ("10.0.0.1:5", "unix:/tmp/e.sock")
     assert places.names == (("engines.local", 50052),)
 
@@ -20,7 +20,7 @@ def test_addresses_and_names_are_deduplicated() -> None:
 )
 def test_an_invalid_list_of_engines_is_rejected(setting: str) -> None:
     with pytest.raises(InvalidSetting, match="engines"):
-        EngineAddresses.of(setting)
+        ServiceAddresses.of(setting)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_names_are_resolved_periodically(
 
     async def first_two() -> list[Mapping[str, str]]:
         found: list[Mapping[str, str]] = []
-        async for addresses in watch_addresses(EngineAddresses.of(engines), interval_seconds=0.001):
+        async for addresses in watch_addresses(ServiceAddresses.of(engines), interval_seconds=0.001):
             found.append(addresses)
             if len(found) == 2:
                 break

@@ -24,7 +24,7 @@ from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import DEFAULT_ORIGIN, Caller, Origin
 from services.gateway.access.tenants import Tenants
 from services.gateway.fleet import engine_link, fleet
-from services.gateway.fleet.discovery import EngineAddresses
+from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.fleet.retention import MAX_RETAINED_MODELS, RETENTION_SECONDS, Retention
@@ -145,7 +145,7 @@ def served(name: str) -> ServedModel:
 
 
 def test_models_without_engines_are_retained_up_to_a_number_unless_in_use() -> None:
-    tried = Fleet(EngineAddresses((), ()), 1.0, LinkOptions(1.0, 1.0))
+    tried = Fleet(ServiceAddresses((), ()), 1.0, LinkOptions(1.0, 1.0))
     names = [f"{number:02}" for number in range(MAX_RETAINED_MODELS + 3)]
     for now, name in enumerate(names):
         tried._models[name] = served(name)
