@@ -89,12 +89,14 @@ ENV QUIRE_ENGINE_LOG_FORMAT=json QUIRE_GATEWAY_LOG_FORMAT=json QUIRE_KVMANAGER_L
 ARG VERSION=0.2.0
 ARG REVISION=
 ARG SOURCE=
+ARG PYTHON_IMAGE
 LABEL org.opencontainers.image.title="Quire" \
     org.opencontainers.image.description="Serves large language models from paged memory" \
     org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.version="$VERSION" \
     org.opencontainers.image.revision="$REVISION" \
-    org.opencontainers.image.source="$SOURCE"
+    org.opencontainers.image.source="$SOURCE" \
+    org.opencontainers.image.base.name="$PYTHON_IMAGE"
 USER 10001:10001
 # Failures before the first success do not count for half an hour: an engine may download its model first.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 CMD ["quire-healthcheck"]

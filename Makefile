@@ -14,13 +14,15 @@ DASHBOARDS := deploy/grafana/dashboards helm/quire/dashboards
 unexport PYTHONDONTWRITEBYTECODE
 # The one on the PATH, else the one that `make helm` fetches.
 HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
+# What `make image` builds, and `make sbom` reads.
+IMAGE ?= quire
 HELM_TESTS := tests/deployment/helm
 
 .DEFAULT_GOAL := help
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check screenshots helm helm-check helm-golden chart compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules papers soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules papers soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +88,16 @@ helm-check: helm ## check the Helm chart
 
 helm-golden: helm ## rewrite the chart's expected manifests after an intended change
 	HELM="$(HELM)" $(BIN)/python -m tests.deployment.helm.golden
+
+image: ## build the image IMAGE with labels; its bill of materials goes to build/sbom.json
+	docker build -t "$(IMAGE)" --build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null)" \
+		--build-arg SOURCE="$$(git config --get remote.origin.url | sed 's,//[^/@]*@,//,')" \
+		$(foreach name,TORCH_BUILD TORCH_INDEX_URL DEMO_MODEL PYTHON_IMAGE SOURCE_DATE_EPOCH,$(if $($(name)),--build-arg $(name)='$($(name))')) $(ARGS) .
+	$(MAKE) sbom
+
+sbom: ## write the bill of materials of the image IMAGE to build/sbom.json
+	mkdir -p build
+	docker run --rm --entrypoint cat "$(IMAGE)" /opt/quire/sbom.json > build/sbom.json
 
 compose-check: .venv/installed ## build and run the stack of docker-compose.yml; needs a Docker daemon
 	docker info >/dev/null 2>&1 || \

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.deployment.compose.report import Report
-from tests.deployment.compose.stack import Stack, build
+from tests.deployment.compose.stack import BUILD_SECONDS, Stack
 
 _REPORT = pytest.StashKey[Report]()
 
@@ -17,10 +17,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The image of this source, without earlier volumes. Stacks of one session share volumes, and so the model."""
-    build()
+    """The image of this source, without earlier volumes. Stacks of one session share volumes, and so the model.
+
+    Its layers stay cached between runs.
+    """
     stack = Stack(tmp_path_factory.mktemp("stack"))
     stack.down(volumes=True)
+    stack.copy_source()
+    stack.succeed("build", "gateway", seconds=BUILD_SECONDS)
     yield
     stack.down(volumes=True)
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.deployment.compose.stack import ROOT, compose_command, docker, run
+from tests.deployment.compose.stack import ROOT, compose_command, docker, image_label, missing_images, run
 
 PATH = ROOT / "docs" / "compose-check.md"
 _MEGABYTE = 1_000_000
@@ -42,6 +42,7 @@ class Report:
 
     outcomes: list[tuple[str, str, float]] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)  # that tests measured
 
     def text(self) -> str:
         lines = [
@@ -50,7 +51,7 @@ class Report:
             "Written by `make compose-check` when it last passed: the image of this source, built and run with",
             "`docker-compose.yml`.",
             "",
-            *(f"* {line}" for line in _circumstances()),
+            *(f"* {line}" for line in (*_circumstances(), *self.facts)),
             "",
             "## Restarts under load",
             "",
@@ -80,5 +81,6 @@ def _circumstances() -> list[str]:
     return [
         f"{datetime.now(UTC):%Y-%m-%d}, Quire {version('quire')} on top of {commit}",
         f"{server}, docker compose {compose}",
-        f"image: {own:.0f} MB above its base of {size - own:.0f} MB",
+        f"image: {own:.0f} MB above its base of {size - own:.0f} MB, {image_label('base.name')}",
+        *(f"without the image {image}: no registry with it could be reached" for image in missing_images()),
     ]

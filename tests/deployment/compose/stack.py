@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -15,6 +17,9 @@ PROJECT = "quire-check"
 SERVICES = ("kvmanager", "engine", "gateway")
 METRICS_PORTS = {"gateway": 9151, "engine": 9152, "kvmanager": 9153}
 GRPC_PORT, HTTP_PORT, MAP_PORT = "50051/tcp", "8000/tcp", "8053/tcp"
+MONITORING = ("prometheus", "grafana")
+# Pages whose commands of docker compose are run as they stand there.
+README, DEPLOY = ROOT / "README.md", ROOT / "docs" / "deploy.md"
 BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
 # The files that docker compose reads. Others in these folders, such as the user's keys, are not copied.
 _FILES = ("docker-compose.yml", ".env", "deploy/compose/tls/*", "deploy/compose/api_keys/o*.env")
@@ -43,6 +48,33 @@ def compose_command() -> tuple[str, ...]:
 
 
 @cache
+def missing_images() -> list[str]:
+    """Return the images of the file that are neither here nor at a registry that can be reached."""
+    named = re.findall(r"image: (\S+:v?\d\S+)", (ROOT / "docker-compose.yml").read_text())
+    return [one for one in named if not _can_get(one)]
+
+
+@cache
+def base_image() -> str:
+    """Return the base of builds: the one with the digest, or this machine's of that tag if no registry answers."""
+    if given := os.environ.get("PYTHON_IMAGE"):
+        return given
+    base = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[1]  # type: ignore[index]
+    return base if _can_get(base) else base.partition("@")[0]
+
+
+def _can_get(image: str) -> bool:
+    found = run("docker", "image", "inspect", image).returncode == 0
+    return found or run("docker", "pull", "--quiet", image, seconds=BUILD_SECONDS).returncode == 0
+
+
+def compose_commands(page: Path) -> list[list[str]]:
+    """Return the arguments of the commands of docker compose that stand alone on a line of a page."""
+    lines = re.findall(r"^docker compose (.+)$", page.read_text(), re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@cache
 def takes_port_ranges() -> bool:
     """Return True if containers of one service can share a range of ports: Podman accepts no ranges."""
     return "podman" not in docker("version").lower()
@@ -63,7 +95,7 @@ class Stack:
         if override:
             (folder / "docker-compose.override.yml").write_text(override)
         others = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "COMPOSE_"))}
-        self.environment = others | {"COMPOSE_PROJECT_NAME": PROJECT} | variables
+        self.environment = others | {"COMPOSE_PROJECT_NAME": PROJECT, "PYTHON_IMAGE": base_image()} | variables
 
     def compose(self, *arguments: str, seconds: float = 60) -> Run:
         return run(*compose_command(), *arguments, seconds=seconds, folder=self.folder, environment=self.environment)
@@ -79,12 +111,44 @@ class Stack:
         for service in SERVICES:
             self.wait_until_healthy(service)
 
+    def follow(self, arguments: list[str]) -> str:
+        """Run a command of a page as it is; for docker-compose 1.29, do what its two options of today do.
+
+        Monitoring is left out where its images cannot be had.
+        """
+        kept = list(arguments)
+        old = compose_command() == ("docker-compose",)
+        if old and kept[0] == "exec":
+            kept.insert(1, "-T")
+        wait = old and "--wait" in kept
+        if wait:
+            kept.remove("--wait")
+        if missing_images():
+            self.environment["COMPOSE_PROFILES"] = "cpu"
+        output = self.succeed(*kept, seconds=BUILD_SECONDS)
+        if wait:
+            for service in SERVICES:
+                self.wait_until_healthy(service)
+        return output
+
+    def copy_source(self) -> None:
+        """Copy all files of the project, so that the image can be built from the copy."""
+        for name in run("git", "ls-files", "-z").stdout.split("\0"):
+            if name and (ROOT / name).is_file():
+                copy = self.folder / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, copy)
+
     def down(self, *, volumes: bool = False) -> None:
         options = ("--volumes",) if volumes else ()
         self.succeed("down", "--remove-orphans", *options, seconds=DOWN_SECONDS)
 
     def containers(self, service: str) -> list[str]:
         return self.compose("ps", "--quiet", service).stdout.split()
+
+    def running(self) -> list[str]:
+        """Return all running containers of the stack."""
+        return docker("ps", "--quiet", "--filter", f"label=com.docker.compose.project={PROJECT}").split()
 
     def container(self, service: str) -> str:
         return self.containers(service)[0]
@@ -119,7 +183,6 @@ def inspect(container: str) -> dict[str, Any]:
     return json.loads(docker("inspect", container))[0]
 
 
-def build() -> None:
-    """Build the image with docker compose. Its layers stay cached between runs."""
-    done = run(*compose_command(), "--project-name", PROJECT, "build", "gateway", seconds=BUILD_SECONDS)
-    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+def image_label(name: str) -> str:
+    labels = json.loads(docker("image", "inspect", "quire", "--format", "{{json .Config.Labels}}"))
+    return str(labels[f"org.opencontainers.image.{name}"])

@@ -1,4 +1,4 @@
-"""The profile `ranks`: one engine of three processes, in one container."""
+"""The profile `ranks`: one engine of three processes, in one container. On other ports, without monitoring."""
 
 import json
 import urllib.request
@@ -14,6 +14,8 @@ from tests.running_quire import CALL_SECONDS, Answer, open_channel
 
 ENGINE = "engine-ranks"
 SERVICES = ("kvmanager", ENGINE, "gateway")
+GRPC, HTTP, MAP = "127.0.0.1:50151", "127.0.0.1:8100", "127.0.0.1:8153"
+PORTS = {"QUIRE_GRPC_PORT": "50151", "QUIRE_HTTP_PORT": "8100", "QUIRE_MAP_PORT": "8153"}
 # Kill one process of a rank other than 0.
 KILL = 'for p in /proc/[0-9]*; do if grep -q worker_process $p/cmdline; then kill -9 "${p#/proc/}"; exit; fi; done'
 
@@ -22,8 +24,8 @@ pytestmark = pytest.mark.timeout(3600)
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("stack"), COMPOSE_PROFILES="ranks")
-    stack.succeed("up", "--detach", "--no-build", *SERVICES, seconds=START_SECONDS)
+    stack = Stack(tmp_path_factory.mktemp("stack"), COMPOSE_PROFILES="ranks", **PORTS)
+    stack.succeed("up", "--detach", "--no-build", seconds=START_SECONDS)
     for service in SERVICES:
         stack.wait_until_healthy(service)
     yield stack
@@ -31,7 +33,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def answer(tokens: int) -> Answer:
-    with open_channel("127.0.0.1:50051") as channel:
+    with open_channel(GRPC) as channel:
         request = prompt_request("The first thing a sailor learns is", tokens)
         return Answer.of(gateway_pb2_grpc.GatewayStub(channel).Generate(request, timeout=CALL_SECONDS))
 
@@ -42,8 +44,21 @@ def test_three_ranks_answer_a_request_from_outside(stack: Stack) -> None:
     assert len([line for line in done.stdout.splitlines() if "self" not in line]) >= 2
 
 
+def test_without_the_profile_monitoring_nothing_else_runs(stack: Stack) -> None:
+    running = {inspect(one)["Config"]["Labels"]["com.docker.compose.service"] for one in stack.running()}
+    assert running == set(SERVICES)
+
+
+def test_every_port_is_the_one_of_its_variable(stack: Stack) -> None:
+    with urllib.request.urlopen(f"http://{HTTP}/ready", timeout=CALL_SECONDS) as ready:
+        assert ready.status == 200
+    bound = [inspect(stack.container(one))["HostConfig"]["PortBindings"] or {} for one in SERVICES]
+    places = {f"{one['HostIp']}:{one['HostPort']}" for ports in bound for (one,) in ports.values()}
+    assert places == {GRPC, HTTP, MAP}
+
+
 def test_the_block_map_shows_one_pool(stack: Stack) -> None:
-    with urllib.request.urlopen("http://127.0.0.1:8053/api/pools", timeout=CALL_SECONDS) as response:
+    with urllib.request.urlopen(f"http://{MAP}/api/pools", timeout=CALL_SECONDS) as response:
         assert len(json.load(response)["pools"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""The stack with its defaults, one of each service and no TLS: `make compose-check`. It needs a Docker daemon."""
+"""The stack as the README starts it, one of each service and no TLS: `make compose-check`. It needs a Docker daemon."""
 
 import json
 import math
@@ -14,16 +14,20 @@ from pathlib import Path
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.deployment.compose.report import Report
 from tests.deployment.compose.stack import (
+    DEPLOY,
     DOWN_SECONDS,
     GRPC_PORT,
     HTTP_PORT,
     MAP_PORT,
+    README,
     ROOT,
     SERVICES,
-    START_SECONDS,
     Stack,
+    compose_commands,
     inspect,
+    missing_images,
     run,
 )
 from tests.deployment.dashboard import AFTER_FAULTS, ON_DEMAND, dashboards, queries
@@ -35,6 +39,12 @@ STREAMS = 16
 MIN_SCRAPES = 8  # while requests run: rates are taken over some of them
 PINNED = ("constraints.txt", "deploy/image/constraints.txt")
 INSTALLED = "import importlib.metadata as m; [print(d.name, d.version.split('+')[0]) for d in m.distributions()]"
+
+RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+MEMORY = {"kvmanager": 2, "engine": 8, "gateway": 2}  # GiB, of .env
+PROCESSORS = {"kvmanager": 2, "engine": 0, "gateway": 2}
+CHECKS = 10
+MOST_CHECK_MILLISECONDS = 50  # of CPU; a Python process of Quire's takes several hundred
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -52,7 +62,9 @@ class Plain(Stack):
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
     plain = Plain(tmp_path_factory.mktemp("stack"))
-    plain.up()
+    plain.copy_source()
+    (start,) = compose_commands(README)
+    plain.follow(start)
     yield plain
     plain.channel.close()
     plain.down()
@@ -74,10 +86,49 @@ def test_a_request_from_outside_streams(stack: Plain) -> None:
     assert answer.started.model == "demo"
 
 
-def test_the_command_of_the_readme_answers(stack: Plain) -> None:
-    done = stack.run_inside("gateway", "quire", "generate", "--chat", "Why is the sky blue?", "--max-tokens", "8")
-    assert done.returncode == 0
-    assert len(done.stdout.split()) >= 3
+def test_the_commands_of_the_pages_answer(stack: Plain) -> None:
+    """The stack was started by the README's; the first of the page on deployment is the same."""
+    start, ask = compose_commands(DEPLOY)
+    assert [start] == compose_commands(README)
+    assert ask[:4] == ["exec", "gateway", "quire", "generate"]
+    assert len(stack.follow(ask).split()) >= 3
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_containers_have_the_limits_of_the_variables(stack: Plain, service: str) -> None:
+    limits = inspect(stack.container(service))["HostConfig"]
+    assert limits["Memory"] == MEMORY[service] << 30
+    assert limits["NanoCpus"] == PROCESSORS[service] * 10**9
+    assert limits["PidsLimit"] == 4096
+    assert stack.run_inside(service, "cat", "/sys/fs/cgroup/memory.max").stdout == f"{MEMORY[service] << 30}\n"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_line_of_a_log_is_json_with_time_and_level_and_logs_are_rotated(stack: Plain, service: str) -> None:
+    container = stack.container(service)
+    lines = [json.loads(line) for line in (_log(container)).splitlines()]
+    assert lines
+    assert all(RFC_3339.fullmatch(line["time"]) and line["level"] and line["service"] == service for line in lines)
+    logging = inspect(container)["HostConfig"]["LogConfig"]
+    assert "10" in str(logging.get("Size") or logging["Config"]["max-size"])
+
+
+def test_a_wrong_option_and_a_failed_start_are_logged_as_json() -> None:
+    for arguments in (("engine", "--no-such-option"), ("kvmanager", "--listen", "unix:/no/folder")):
+        done = run("docker", "run", "--rm", "quire", *arguments)
+        lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+        assert done.returncode in (1, 2)
+        assert {line["service"] for line in lines} == {arguments[0]}
+        assert any("no such" in line["message"].lower() or "no folder" in line["message"] for line in lines), lines
+
+
+def test_a_health_check_costs_a_hundredth_of_a_python_process(stack: Plain, report: Report) -> None:
+    cheap = {service: _milliseconds(stack, service, "quire-healthcheck") for service in SERVICES}
+    before = _milliseconds(stack, "gateway", "quire health 127.0.0.1:50051")
+    report.facts.append(
+        f"CPU of a health check: {max(cheap.values()):.0f} ms; of `quire health`, which it replaced: {before:.0f} ms"
+    )
+    assert max(cheap.values()) < MOST_CHECK_MILLISECONDS
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -117,7 +168,6 @@ def test_everything_in_the_image_is_pinned(stack: Plain) -> None:
     found = run("docker", "run", "--rm", "--entrypoint", "python", "quire", "-c", INSTALLED).stdout.splitlines()
     installed = {_plain(name): number for name, number in (line.split() for line in found)}
     assert installed.pop("quire") == version("quire")
-    installed.pop("pip")  # of the base image
     assert {f"{name}=={number}" for name, number in installed.items() if pinned.get(name) != number} == set()
 
 
@@ -145,12 +195,8 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(
 
 
 def test_prometheus_and_grafana_of_the_stack_have_the_dashboards_and_alerts(stack: Plain) -> None:
-    monitoring = ("prometheus", "grafana")
-    stack.compose("pull", *monitoring, seconds=600)
-    for image in re.findall(r"image: (\S+:v?\d\S+)", (ROOT / "docker-compose.yml").read_text()):
-        if run("docker", "image", "inspect", image).returncode:
-            pytest.skip(f"needs the image {image}, and no registry with it can be reached")
-    stack.succeed("up", "--detach", *monitoring, seconds=START_SECONDS)
+    if missing_images():
+        pytest.skip(f"needs the image {missing_images()[0]}, and no registry with it can be reached")
     _wait_for("http://127.0.0.1:9090/api/v1/query?query=count(up==1)", '"3"')
     _wait_for("http://127.0.0.1:9090/api/v1/rules?type=alert", "QuireNoGateway")
     for board in dashboards():
@@ -181,6 +227,20 @@ def test_compose_down_finishes_running_requests_and_every_service_exits_with_0(s
         SERVICES, "0"
     )
     assert stack.compose("ps", "--quiet").stdout == ""
+
+
+def _log(container: str) -> str:
+    done = run("docker", "logs", container)
+    return done.stdout + done.stderr
+
+
+def _milliseconds(stack: Plain, service: str, check: str) -> float:
+    """Return the CPU of one check in a service's container, the mean of some."""
+    script = f"for i in $(seq {CHECKS}); do {check} >/dev/null || exit 1; done; times"
+    done = stack.run_inside(service, "bash", "-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    children = re.findall(r"(\d+)m([\d.]+)s", done.stdout)[2:]
+    return sum(60_000 * int(minutes) + 1000 * float(seconds) for minutes, seconds in children) / CHECKS
 
 
 def _plain(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.scrape import Scrape
 KEY = "k" * 32
 STREAMS, TOKENS = 8, 48
 RESTART_SECONDS = 300
+MANAGER_SECONDS = 10
 TARGETS = 1 + 2 + 2  # of Prometheus
 # Only in float32 are tokens the same in every batch. The short grace period makes running requests fail over.
 OVERRIDE = """
@@ -195,6 +197,31 @@ def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_token(
             longest_pause=max(one.longest_pause for one in outcomes),
             undisturbed_pause=max(one.longest_pause for one in undisturbed),
         )
+    )
+
+
+def test_the_manager_restarts_within_ten_seconds_under_load(
+    stack: Stack, load: Load, undisturbed: list[Outcome], report: Report
+) -> None:
+    """It does not wait for its engines, which stay and attach to the new process."""
+    seconds: list[float] = []
+
+    def restart() -> None:
+        began = time.monotonic()
+        stack.succeed("restart", "kvmanager")
+        seconds.append(time.monotonic() - began)
+        stack.wait_until_healthy("kvmanager")
+
+    outcomes = load.during(restart)
+    assert seconds[0] < MANAGER_SECONDS
+    assert all(one.answer.token_ids == undisturbed[one.number].answer.token_ids for one in outcomes)
+    assert sum(one.failed_over for one in outcomes) == 0
+    (manager,) = [Scrape.of(f"http://{address}/metrics") for address in stack.metrics_addresses("kvmanager")]
+    assert len(manager.values("quire_kv_pool_blocks", "engine", tier="device")) == 2
+    pause = max(one.longest_pause for one in outcomes)
+    report.facts.append(
+        f"`docker compose restart kvmanager` under load: {seconds[0]:.1f} s, {len(outcomes)} requests, none failed, "
+        f"longest pause in a stream {pause:.1f} s"
     )
 
 
