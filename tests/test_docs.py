@@ -21,7 +21,7 @@ from tests.documented_commands import PAGES, PROGRAMS
 
 DECISIONS = ROOT / "docs" / "decisions"
 IMAGES = ROOT / "docs" / "images"
-MAX_LINES = {"README.md": 150}
+MAX_LINES = {"README.md": 150, "helm/quire/README.md": 400}  # the second is generated, a row for each value
 MAX_LINES_OF_A_DECISION = 40
 METRICS = ROOT / "docs" / "metrics.md"
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import time
 import urllib.parse
@@ -20,6 +21,7 @@ from tests.running_quire import Output
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 ALERTS = CONFIGURATION.with_name("alerts.yml")
+NAMESPACE = "llm"
 PACKAGE_SECONDS = 180
 QUERY_SECONDS = 60
 STOP_SECONDS = 60
@@ -87,7 +89,8 @@ class RunningPrometheus:
         interval: str = "1s",
         dropped: str = "",
     ) -> None:
-        configuration = folder / "prometheus.yml"
+        self._configuration = configuration = folder / "prometheus.yml"
+        self._interval = interval
         for name, text in rules.items():
             (folder / name).write_text(text)
         configuration.write_text(_configured(CONFIGURATION.read_text(), targets, interval, dropped))
@@ -106,6 +109,12 @@ class RunningPrometheus:
         line = self._output.wait_for("TLS is disabled")
         self.url = "http://" + line.split("address=")[1].split()[0]
         self._output.wait_for("Server is ready")
+
+    def watch(self, releases: Mapping[str, dict[str, str]]) -> None:
+        """Scrape the targets of these releases instead, by the labels `namespace` and `release`."""
+        self._configuration.write_text(_of_releases(CONFIGURATION.read_text(), releases, self._interval))
+        self.process.send_signal(signal.SIGHUP)
+        self.wait_until(f"count(up) == {sum(map(len, releases.values()))}")
 
     def query(self, expression: str, **at: float) -> list[Series]:
         """Run an instant query, for now or for a `time` in seconds since 1970."""
@@ -149,13 +158,35 @@ class RunningPrometheus:
 
 def _configured(text: str, targets: dict[str, str], interval: str, dropped: str) -> str:
     """Replace the configuration's interval and addresses, and drop metrics."""
-    text = re.sub(r"(scrape_interval|scrape_timeout|evaluation_interval): \d+s", rf"\1: {interval}", text)
-    configuration, left = yaml.safe_load(text), dict(targets)
+    configuration, left = _at(text, interval), dict(targets)
     for job in configuration["scrape_configs"]:
-        names = [name for found in job.pop("dns_sd_configs", []) for name in found["names"]]
-        addresses = [address for name in names for address in left.pop(name).split(",") if address]
+        addresses = [address for name in _names(job) for address in left.pop(name).split(",") if address]
         job["static_configs"] = [{"targets": addresses}]
         if dropped:
             job["metric_relabel_configs"] = [{"source_labels": ["__name__"], "regex": dropped, "action": "drop"}]
     assert not left, f"{', '.join(left)} not scraped"
     return yaml.safe_dump(configuration)
+
+
+def _of_releases(text: str, releases: Mapping[str, dict[str, str]], interval: str) -> str:
+    """Replace the configuration's interval, addresses and labels."""
+    configuration = _at(text, interval)
+    for job in configuration["scrape_configs"]:
+        del job["relabel_configs"]
+        (name,) = _names(job)
+        job["static_configs"] = [
+            {"targets": [targets[name]], "labels": {"namespace": NAMESPACE, "release": release}}
+            for release, targets in releases.items()
+        ]
+    return yaml.safe_dump(configuration)
+
+
+def _at(text: str, interval: str) -> Any:
+    return yaml.safe_load(
+        re.sub(r"(scrape_interval|scrape_timeout|evaluation_interval): \d+s", rf"\1: {interval}", text)
+    )
+
+
+def _names(job: dict[str, Any]) -> list[str]:
+    """Remove the job's discovery, and return its names."""
+    return [name for found in job.pop("dns_sd_configs", []) for name in found["names"]]

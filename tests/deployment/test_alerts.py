@@ -130,6 +130,13 @@ def test_the_documentation_names_panels_that_exist() -> None:
     assert found <= titles
 
 
+def test_compose_mounts_the_file_of_alerts_that_its_variable_names() -> None:
+    (default,) = re.findall(r"^QUIRE_ALERTS=(.*)$", (ROOT / ".env").read_text(), re.MULTILINE)
+    assert default == ALERTS.name
+    volumes = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["prometheus"]["volumes"]
+    assert f"./deploy/prometheus/${{QUIRE_ALERTS-{default}}}:/etc/prometheus/{ALERTS.name}:ro" in volumes
+
+
 def test_each_threshold_changes_the_rules() -> None:
     values = preset("cpu")
     assert rendered(values) == ALERTS.read_text().split("\n", 1)[1]

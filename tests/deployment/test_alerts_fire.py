@@ -17,28 +17,16 @@ import pytest
 from quire.v1 import kvmanager_pb2 as pb
 from tests.certificates import Authority
 from tests.deployment.alert_stack import MAX_REQUESTS, AlertStack, clients, read, repeated, unread
-from tests.deployment.prometheus import ALERTS, ROOT, RunningPrometheus
+from tests.deployment.alerts_report import DIVISOR, write_alerts
+from tests.deployment.prometheus import ALERTS, RunningPrometheus
 from tests.deployment.scaled_rules import scaled
 from tests.deployment.test_alerts import alerts as all_alerts
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.services.kvmanager.attach_stream import Stream
 
-DIVISOR = 60
 INTERVAL = "500ms"
 MAX_SECONDS = 100
-RECORD = ROOT / "docs" / "alerts-fired.md"
-
-HEAD = f"""# Alerts as they fired
-
-Written by `make alerts-check`: each alert of [alerts.yml](../deploy/prometheus/alerts.yml) was provoked on running
-services with a tiny model, and seen to fire in a real Prometheus that scraped them twice a second. All durations of
-the rules were divided by {DIVISOR}, so that a minute took a second; thresholds were as they are. Where an alert
-speaks of an hour, it was a minute.
-
-| alert | severity | provoked by | fired after | description |
-|---|---|---|---|---|
-"""
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -273,12 +261,13 @@ def test_alerts_of_broken_links(watch: Watch, stack: AlertStack) -> None:
 def test_every_alert_has_fired_and_is_in_the_report(misconfigured: Callable[[], None], fired: dict[str, Fired]) -> None:
     misconfigured()
     assert fired.keys() == all_alerts().keys()
-    rows = [
-        f"| {name} | {rule['labels']['severity']} | {fired[name].provocation} | {fired[name].seconds:.0f} s | "
-        f"{fired[name].description} |"
-        for name, rule in all_alerts().items()
-    ]
-    RECORD.write_text(HEAD + "\n".join(rows) + "\n")
+    write_alerts(
+        [
+            f"| {name} | {rule['labels']['severity']} | {fired[name].provocation} | {fired[name].seconds:.0f} s | "
+            f"{fired[name].description} |"
+            for name, rule in all_alerts().items()
+        ]
+    )
 
 
 def _prometheus(commands: Path, folder: Path, targets: dict[str, str]) -> RunningPrometheus:

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-Case = dict[str, Any]
+from tests.deployment.prometheus import NAMESPACE
 
-NAMESPACE = "llm"
+Case = dict[str, Any]
 
 
 def with_another_release(cases: Path, rules: "list[Path]") -> Case:
