@@ -105,7 +105,7 @@ class ToolCall(_message.Message):
     name: _builtins.str
     """Name of the tool."""
     arguments: _builtins.str
-    """A JSON object, as text."""
+    """A JSON object, as text. Other text reaches the chat template unchanged."""
     def __init__(
         self,
         *,

@@ -55,8 +55,16 @@ def _message(message: gateway_pb2.ChatMessage, path: str) -> dict[str, Any]:
 
 def _call(call: gateway_pb2.ToolCall, path: str) -> dict[str, Any]:
     _check_named(call.name, path)
-    arguments = _json_object(call.arguments or "{}", f"{path}.arguments")
+    arguments = _arguments(call.arguments)
     return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
+
+
+def _arguments(text: str) -> Any:
+    """Return the arguments of an earlier call; text that is no JSON object, as models write it at times, unchanged."""
+    try:
+        return _json_object(text or "{}", "arguments")
+    except InvalidField:
+        return text
 
 
 def _tool(tool: gateway_pb2.Tool, path: str) -> dict[str, Any]:

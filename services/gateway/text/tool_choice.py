@@ -7,12 +7,43 @@ from typing import Any
 from quire.v1 import decoding_pb2, gateway_pb2
 
 _MAX_CALLS = 16
+# Keywords beside which an object may get its properties from another schema.
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
+_VALUES = ("const", "enum", "default", "examples", "example")
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def arguments_schema(tool: gateway_pb2.Tool) -> str:
-    """Return the JSON schema of a tool's arguments, as text."""
-    return tool.parameters or json.dumps(_NO_ARGUMENTS)
+    """Return the JSON schema that arguments of a tool are written by, as text.
+
+    Objects with properties get no others, unless the schema allows them by `additionalProperties`: small models would
+    invent them. All such arguments are valid under the tool's schema.
+    """
+    if not tool.parameters:
+        return json.dumps(_NO_ARGUMENTS)
+    schema = json.loads(tool.parameters)
+    return tool.parameters if _combines(schema) else json.dumps(_closed(schema), ensure_ascii=False)
+
+
+def _combines(schema: Any) -> bool:
+    """Return True if an object may get properties from several schemas."""
+    if isinstance(schema, list):
+        return any(map(_combines, schema))
+    if not isinstance(schema, dict):
+        return False
+    several = isinstance(all_of := schema.get("allOf"), list) and len(all_of) > 1
+    beside = "properties" in schema and any(keyword in schema for keyword in _COMBINING)
+    return several or beside or any(map(_combines, schema.values()))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: value if key in _VALUES else _closed(value) for key, value in schema.items()}
+    is_object = schema.get("type") == "object" and isinstance(schema.get("properties"), dict)
+    return {"additionalProperties": False} | closed if is_object else closed
 
 
 def call_grammar(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> decoding_pb2.ToolCallGrammar:

@@ -67,7 +67,9 @@ def _without_calls(message: _Message) -> _Message:
 
 
 def _call(function: Mapping[str, Any]) -> str:
-    return f"<tool_call>\n{_json({'name': function['name'], 'arguments': function['arguments']})}\n</tool_call>"
+    arguments = function["arguments"]
+    written = arguments if isinstance(arguments, str) else _json(arguments)
+    return f'<tool_call>\n{{"name": {_json(function["name"])}, "arguments": {written}}}\n</tool_call>'
 
 
 def _description(tools: Sequence[Mapping[str, Any]]) -> str:

@@ -6,7 +6,9 @@ import httpx
 import pytest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-INVALID_CALL = {"role": "assistant", "tool_calls": [{"id": "", "function": {"name": "a", "arguments": "x"}}]}
+NAMELESS_CALL = {"role": "assistant", "tool_calls": [{"id": "", "function": {"name": "", "arguments": "{}"}}]}
+CRITIC = {"role": "critic", "content": "No."}
+LAST = {"role": "assistant", "content": "So"}
 
 
 def tool(**function: Any) -> dict[str, Any]:
@@ -75,7 +77,17 @@ def tool(**function: Any) -> dict[str, Any]:
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [tool(name="")]}, "tools[0].name"),
         ({"tools": [tool(name="x", parameters={"type": 5})], "tool_choice": "required"}, "tools"),
-        ({"messages": [INVALID_CALL]}, "messages[0].tool_calls[0].arguments"),
+        ({"messages": [NAMELESS_CALL]}, "messages[0].tool_calls[0].name"),
+        ({"messages": [*MESSAGES, {"role": "", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [CRITIC]}, "messages"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": [LAST], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        ({"chat_template_kwargs": {"add_generation_prompt": 1}}, "chat_template_kwargs.add_generation_prompt"),
+        ({"chat_template_kwargs": {"a": "x" * 16_384}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
         ({"functions": []}, "functions"),
     ],
 )
@@ -114,6 +126,18 @@ def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str
         ({"top_k": -2}, "top_k must be at least -1, not -2"),
         ({"use_beam_search": True, "best_of": 2, "stop": "x"}, "stop cannot be combined with use_beam_search"),
         ({"tool_choice": "required"}, "tool_choice is 'required', but tools is empty"),
+        (
+            {"messages": [CRITIC]},
+            "messages: The chat template does not accept this conversation: No critic may begin.",
+        ),
+        (
+            {"chat_template_kwargs": {"bos_token": "x"}},
+            "chat_template_kwargs.bos_token: The chat template has its own value.",
+        ),
+        (
+            {"messages": [LAST], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message cannot be combined with add_generation_prompt",
+        ),
         (
             {"tools": [tool(name="x")], "tool_choice": tool(name="other")},
             "tool_choice names 'other', which is not in tools",

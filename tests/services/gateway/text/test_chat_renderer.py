@@ -70,6 +70,14 @@ def test_calls_and_results_are_written_in_the_same_form() -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '{"a": ' + "[" * 64 + "]" * 64 + "}"])
+def test_arguments_that_are_no_json_object_are_written_as_they_are(arguments: str) -> None:
+    chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="assistant")])
+    chat.messages[0].tool_calls.add(name="sum", arguments=arguments)
+    text = renderer(CHATML).render(conversation_of(chat))
+    assert f'{{"name": "sum", "arguments": {arguments}}}\n</tool_call>' in text
+
+
 def test_a_template_that_renders_tools_gets_them() -> None:
     assert render(WITH_TOOLS, USER, tools=[SUM]) == f"{json.dumps([SUM])}[TOOL_CALLS]<user>Add.</user>\n"
     assert renderer(WITH_TOOLS).tool_format is ToolFormat.MARKED
