@@ -244,6 +244,18 @@ def test_a_dashboards_variables_are_those_of_its_queries(board: Dashboard) -> No
     assert used == {*board.variables} - {"datasource"}
 
 
+@pytest.mark.parametrize("board", dashboards(), ids=lambda board: board.title)
+def test_a_dashboard_keeps_releases_apart(board: Dashboard) -> None:
+    assert board.variables[1:3] == ("namespace", "release")
+    for query in (query for panel in board.panels for query in panel.queries):
+        assert query.legend.startswith("{{namespace}} {{release}} ")
+        for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", query.expression):
+            assert labels.split(", ")[:2] == ["namespace", "release"], query.expression
+        selectors = re.findall(r"\b(?:up|ALERTS|process_\w+|quire_\w+|quire:\w+:\w+)\b(?!\.)(\S*)", query.expression)
+        assert selectors
+        assert [one for one in selectors if '{namespace=~"$namespace",release=~"$release"' not in one] == []
+
+
 def variables(query: Query) -> set[str]:
     return set(re.findall(r"\$(\w+)", query.expression)) - {"__rate_interval"}
 

@@ -7,6 +7,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.deployment.alert_stack import AlertStack, clients
 from tests.deployment.alerts_report import DIVISOR, write_releases
+from tests.deployment.dashboard import queries
 from tests.deployment.prometheus import ALERTS, NAMESPACE, RunningPrometheus
 from tests.deployment.scaled_rules import scaled
 from tests.load import prompt_request
@@ -57,6 +59,8 @@ def test_pages_of_a_release_that_is_down_fire_while_another_is_up(releases: Rele
     prometheus.wait_until("count(quire_kv_pool_connected == 1) == 2")
     rows = []
     with clients(staging, 1, 4):
+        with clients(prod, 1, 4):
+            check_dashboards(prometheus)
         begun = time.monotonic()
         for name in SERVICES:
             prod.kill(name)
@@ -75,6 +79,24 @@ def test_pages_of_a_release_that_is_down_fire_while_another_is_up(releases: Rele
     provoked = (*DOWN, "QuireTargetMissing")
     assert [one for one in of_release(prometheus, "staging") if one["labels"]["alertname"] in provoked] == []
     write_releases(rows)
+
+
+def check_dashboards(prometheus: RunningPrometheus) -> None:
+    """Check that panels show both releases under different names, and one of them if it is chosen."""
+    both = {"prod", "staging"}
+    prometheus.wait_until("count(quire:slow_tokens:ratio_rate5m) == 2")
+    prometheus.wait_until("count(rate(quire_step_seconds_count[5s]) > 0) == 2")
+    shown = 0
+    for query in queries():
+        series = [one["metric"] for one in prometheus.query(query.executable())]
+        names = [query.legend_of(labels) for labels in series]
+        assert len(set(names)) == len(names), query
+        if releases := {labels["release"] for labels in series if "release" in labels}:
+            assert releases <= both
+            shown += releases == both
+        chosen = prometheus.query(replace(query, expression=query.expression.replace("$release", "prod")).executable())
+        assert {one["metric"].get("release", "prod") for one in chosen} <= {"prod"}
+    assert shown > len(queries()) / 2
 
 
 def wait_for(prometheus: RunningPrometheus, begun: float, counts: dict[str, int]) -> list[tuple[dict[str, Any], float]]:
