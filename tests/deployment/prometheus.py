@@ -165,7 +165,7 @@ def _configured(text: str, targets: dict[str, str], interval: str, dropped: str)
         if dropped:
             job["metric_relabel_configs"] = [{"source_labels": ["__name__"], "regex": dropped, "action": "drop"}]
     assert not left, f"{', '.join(left)} not scraped"
-    return yaml.safe_dump(configuration)
+    return str(yaml.safe_dump(configuration))
 
 
 def _of_releases(text: str, releases: Mapping[str, dict[str, str]], interval: str) -> str:
@@ -178,7 +178,7 @@ def _of_releases(text: str, releases: Mapping[str, dict[str, str]], interval: st
             {"targets": [targets[name]], "labels": {"namespace": NAMESPACE, "release": release}}
             for release, targets in releases.items()
         ]
-    return yaml.safe_dump(configuration)
+    return str(yaml.safe_dump(configuration))
 
 
 def _at(text: str, interval: str) -> Any:

@@ -101,7 +101,8 @@ def check_dashboards(prometheus: RunningPrometheus) -> None:
 
 def wait_for(prometheus: RunningPrometheus, begun: float, counts: dict[str, int]) -> list[tuple[dict[str, Any], float]]:
     """Wait until so many of these alerts fire, and return them with the seconds since `begun`."""
-    deadline, seen = time.monotonic() + MAX_SECONDS, {}
+    deadline = time.monotonic() + MAX_SECONDS
+    seen: dict[str, tuple[dict[str, Any], float]] = {}
     while True:
         firing = of_release(prometheus, "prod")
         for one in firing:
