@@ -76,7 +76,7 @@ def summary(plan: BatchPlan, totals: Totals, *, interrupted: bool) -> str:
 
 def write_results(path: str, plan: BatchPlan, totals: Totals) -> None:
     """Write the figures of a run as JSON."""
-    figures = asdict(totals)
-    del figures["started"], figures["ended"]
-    figures |= {"lines": plan.lines, "kept": plan.kept, "seconds": totals.seconds}
+    counts = {name: value for name, value in asdict(totals).items() if isinstance(value, int)}
+    times = {"seconds": totals.seconds, "cpu_seconds": totals.cpu_seconds}
+    figures = {"lines": plan.lines, "kept": plan.kept, **counts, **times}
     Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -31,11 +31,17 @@ class Totals:
     generated_tokens: int = 0
     started: float = 0.0
     ended: float = 0.0
+    cpu_started: float = 0.0
+    cpu_ended: float = 0.0
 
-    def add(self, answer: dict[str, Any], now: float) -> None:
+    def start(self) -> None:
+        """Take the time of the first request."""
+        self.started, self.cpu_started = time.monotonic(), time.process_time()
+
+    def add(self, answer: dict[str, Any]) -> None:
         """Count an answer."""
         self.answers += 1
-        self.ended = now
+        self.ended, self.cpu_ended = time.monotonic(), time.process_time()
         self.failures += answer["error"] is not None
         body = (answer["response"] or {}).get("body")
         usage = body.get("usage") if isinstance(body, dict) else None
@@ -51,6 +57,11 @@ class Totals:
     def seconds(self) -> float:
         """The time from the first request to the last answer."""
         return self.ended - self.started if self.answers else 0.0
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The processor time of this process meanwhile."""
+        return self.cpu_ended - self.cpu_started if self.answers else 0.0
 
 
 class Window:
@@ -88,7 +99,7 @@ async def run(
 
     Answers so far are in the file then, as they are if it is cancelled; requests in flight have none.
     """
-    totals.started = time.monotonic()
+    totals.start()
 
     async def answer(line: Line, size: int) -> None:
         try:
@@ -96,7 +107,7 @@ async def run(
         finally:
             window.leave(size)
         answers.append(found)
-        totals.add(found, time.monotonic())
+        totals.add(found)
         on_answer(totals)
 
     async with _tasks() as tasks:
