@@ -19,9 +19,10 @@ helm install quire helm/quire --set image.repository=REGISTRY/quire
 helm test quire
 ```
 
-Needs Kubernetes {kube_version}. `docs/deploy.md` describes how its parts work together; `ci/` has values for a
-GPU, several models, TLS, autoscaling and so on, each of which is rendered and checked. This file is generated from the
-comments of `values.yaml` and from the services' settings: `make chart`.
+Needs Kubernetes {kube_version}. `docs/deploy.md` describes how its parts work together; `presets/` has values for
+production, on CPUs and on GPUs, and `ci/` for several models, TLS, autoscaling and so on. Each is rendered and checked
+for all versions of Kubernetes. This file is generated from the comments of `values.yaml` and from the services'
+settings: `make chart`.
 
 ## Values
 """

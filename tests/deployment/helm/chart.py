@@ -128,9 +128,21 @@ def pods(objects: list[Object]) -> dict[str, Object]:
 
 
 def main_container(pod: Object) -> Object:
-    named = {container["name"]: container for container in pod["spec"]["containers"]}
-    container: Object = named[component_of(pod)]
+    return service_container(pod, component_of(pod))
+
+
+def service_container(pod: Object, component: str) -> Object:
+    """Return the container of a service, which may be beside another one."""
+    (found,) = [one for one in pod["spec"]["containers"] if one["name"] == component]
+    container: Object = found
     return container
+
+
+def pod_of(objects: list[Object], component: str) -> Object:
+    """Return the first pod with a container of the service."""
+    return next(
+        pod for pod in pods(objects).values() if component in {one["name"] for one in pod["spec"]["containers"]}
+    )
 
 
 def containers(objects: list[Object]) -> dict[str, Object]:
@@ -178,8 +190,8 @@ def parse(
         return name, context.params
 
 
-def settings_of(pod: Object, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the settings of a pod's service. Raises click's errors."""
-    container = main_container(pod)
+def settings_of(pod: Object, monkeypatch: pytest.MonkeyPatch, component: str = "") -> Any:
+    """Return the settings of a pod's service, by default its own. Raises click's errors."""
+    container = service_container(pod, component or component_of(pod))
     component, options = parse(container["args"], variables(container), monkeypatch)
     return settings_from(TYPES[component], options)

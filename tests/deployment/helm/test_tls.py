@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from tests.deployment.helm.chart import (
     merged,
     of_kind,
     only,
+    pod_of,
     pods,
     render,
     render_ci,
+    service_container,
     settings_of,
     variables,
     volumes,
@@ -46,7 +48,7 @@ KEY = "quire-0123456789abcdef0123456789abcdef"
 def test_every_port_speaks_tls_and_every_link_shows_a_certificate(
     component: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_of(pods(render_ci(name))[component], monkeypatch)
+    settings = settings_of(pod_of(render_ci(name), component), monkeypatch, component)
     assert settings.tls_certificate
     assert settings.tls_key
     if component != "gateway":
@@ -55,7 +57,7 @@ def test_every_port_speaks_tls_and_every_link_shows_a_certificate(
     if component != "kvmanager":
         assert settings.link_ca == "/etc/quire-tls/ca.crt"
         assert settings.link_certificate == "/etc/quire-tls/tls.crt"
-        assert settings.link_server_name == {"tls": "blue-quire.llm.svc", "mutual-tls": "quire.internal"}[name]
+        assert settings.link_server_name == ci(name)["tls"].get("serverName", "blue-quire.llm.svc")
 
 
 @pytest.mark.parametrize("name", WITH_TLS)
@@ -115,8 +117,10 @@ class Deployed:
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def start(self, component: str) -> None:
-        pod = pods(self.objects)[component]
-        container = main_container(pod)
+        pod = pod_of(self.objects, component)
+        container = service_container(pod, component)
+        # Only with the container's own mounts.
+        pod = {"spec": {**pod["spec"], "containers": [container]}}
         environment = {name: self._localized(value, pod) for name, value in variables(container).items()}
         self.processes[component] = process = launch(*container["args"], **{**environment, **self.other_values})
         address = Output(process).wait_for(f"{component} listens on ").split(" on ")[1]
@@ -186,16 +190,17 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for path, file in ((certificate, "tls.crt"), (key, "tls.key"), (authority.ca, "ca.crt")):
             (secrets[name] / file).write_bytes(path.read_bytes())
     secrets["quire-api-keys"] = folder / "keys"
+    secrets["quire-api-keys"].mkdir()
+    write_keys(secrets["quire-api-keys"] / "api_keys.toml", {KEY: 'tenant = "test"'})
     return secrets
 
 
-@pytest.fixture(scope="module")
-def deployed(secrets: dict[str, Path], tiny_model: Callable[[str], Path]) -> Iterator[Deployed]:
-    secrets["quire-api-keys"].mkdir()
-    write_keys(secrets["quire-api-keys"] / "api_keys.toml", {KEY: 'tenant = "test"'})
-    objects = render(merged(ci("mutual-tls"), {"test": {"apiKey": {"existingSecret": "quire-test-key"}}}))
-    model = {"QUIRE_ENGINE_MODEL": str(tiny_model("llama")), "QUIRE_ENGINE_ENGINE_ID": "blue-quire-engine-0"}
-    running = Deployed(objects, secrets, model)
+@contextmanager
+def deploy(values: Object, secrets: dict[str, Path], model: Path) -> Iterator[Deployed]:
+    objects = render(merged(ci("mutual-tls"), {"test": {"apiKey": {"existingSecret": "quire-test-key"}}}, values))
+    running = Deployed(
+        objects, secrets, {"QUIRE_ENGINE_MODEL": str(model), "QUIRE_ENGINE_ENGINE_ID": "blue-quire-engine-0"}
+    )
     try:
         for component in TYPES:
             running.start(component)
@@ -204,13 +209,30 @@ def deployed(secrets: dict[str, Path], tiny_model: Callable[[str], Path]) -> Ite
         running.close()
 
 
-def test_the_services_start_with_the_charts_settings_and_helm_test_passes(deployed: Deployed) -> None:
+@pytest.fixture(scope="module")
+def deployed(secrets: dict[str, Path], tiny_model: Callable[[str], Path]) -> Iterator[Deployed]:
+    with deploy({}, secrets, tiny_model("llama")) as running:
+        yield running
+
+
+def assert_helm_test_passes(deployed: Deployed) -> None:
     pod = only(deployed.objects, "Pod")
     for container in pod["spec"]["containers"]:
         environment = {**variables(container), "QUIRE_API_KEY": KEY}
         done = until_ready(lambda: deployed.run(container["args"], pod, **environment))  # noqa: B023
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
+
+
+def test_the_services_start_with_the_charts_settings_and_helm_test_passes(deployed: Deployed) -> None:
+    assert_helm_test_passes(deployed)
+
+
+def test_helm_test_passes_with_a_kv_manager_beside_the_engine(
+    secrets: dict[str, Path], tiny_model: Callable[[str], Path]
+) -> None:
+    with deploy({"kvmanager": {"placement": "engine"}}, secrets, tiny_model("llama")) as beside:
+        assert_helm_test_passes(beside)
 
 
 def until_ready(run: Callable[[], Any], seconds: float = 120) -> Any:
