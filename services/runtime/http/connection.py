@@ -221,6 +221,11 @@ class HttpConnection(HttpToolsProtocol):
         self._writing.stop()
         super().resume_writing()
 
+    def end(self) -> None:
+        """Answer a request without a response with 503, because its work is cancelled next."""
+        if self._answering and not self.cycle.response_started:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the service is stopping", within=_LAST_SECONDS)
+
     @property
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

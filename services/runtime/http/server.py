@@ -76,12 +76,14 @@ class HttpServer:
             await asyncio.wait(self._state.tasks)
 
     async def stop(self) -> None:
-        """Close all connections, and cancel requests in flight."""
+        """Close all connections, and cancel requests in flight; those without a response get a 503."""
         if self._server is None:
             return
         self._server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
+            if isinstance(connection, HttpConnection):
+                connection.end()
         for task in self._state.tasks:
             task.cancel()
         if self._state.tasks:
