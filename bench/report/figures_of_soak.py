@@ -1,7 +1,7 @@
 """The figure of the soak: what each process holds over the time."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from bench.report.picture import GREY, OTHER, PEER, QUIRE, TARGET, Picture, Result
@@ -12,7 +12,7 @@ _COLOURS = {"gateway-a": QUIRE, "gateway-b": OTHER, "engine-a": PEER, "engine-b"
 def _soak(panels: Sequence[Any], result: Result) -> None:
     """Memory against its median, file descriptors and series of each incarnation; at rest, a dot."""
     memory, descriptors, series = panels
-    rises: list[float] = []
+    apart: list[float] = []
     for name, columns in result["samples"].items():
         process, _, number = name.partition(" ")
         style = {"color": _COLOURS[process], "label": process if number == "1" else None}
@@ -20,13 +20,13 @@ def _soak(panels: Sequence[Any], result: Result) -> None:
         resting = [place for place, rest in enumerate(columns["resting"]) if rest]
         middle = median(columns["anonymous_mib"])
         memory.plot(minutes, [one - middle for one in columns["anonymous_mib"]], linewidth=1.3, **style)
-        rises.append(max(columns["anonymous_mib"]) - middle)
+        apart += [abs(one - middle) for one in columns["anonymous_mib"]]
         for axes, column in ((descriptors, "file_descriptors"), (series, "series")):
             axes.plot(minutes, columns[column], linewidth=0.8, **style)
             axes.plot([minutes[at] for at in resting], [columns[column][at] for at in resting], "o", **_dot(style))
     memory.set_title("Allocated memory, against each process's median")
     memory.set_ylabel("MiB; starts of processes are cut off")
-    memory.set_ylim(-2 * max(*rises, 4.0), 1.2 * max(*rises, 4.0))
+    memory.set_ylim(*(side * max(4.0, 1.5 * quantiles(apart, n=20)[-2]) for side in (-1, 1)))
     descriptors.set_title("Open file descriptors; at rest, a dot")
     series.set_title("Series of metrics; at rest, a dot")
     for axes in panels:
