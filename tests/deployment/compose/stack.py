@@ -183,6 +183,11 @@ def inspect(container: str) -> dict[str, Any]:
     return json.loads(docker("inspect", container))[0]
 
 
+def log_of(container: str) -> str:
+    done = run("docker", "logs", container)
+    return done.stdout + done.stderr
+
+
 def image_label(name: str) -> str:
     labels = json.loads(docker("image", "inspect", "quire", "--format", "{{json .Config.Labels}}"))
     return str(labels[f"org.opencontainers.image.{name}"])
