@@ -3,14 +3,18 @@
 Unknown fields are rejected by name. Unsupported fields that could change the output accept only null.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-Tokens = list[Int32]
+# Validation ends at the first error: a body has room for a million, and each costs microseconds.
+Items = Annotated[list[T], Field(fail_fast=True)]
+Tokens = Items[Int32]
 Real = Annotated[float, Field(allow_inf_nan=False)]
 Schema = dict[str, Any]
 
@@ -54,7 +58,7 @@ class StructuredOutputs(_Body):
 
     json_: Schema | str | None = Field(None, alias="json", description="A JSON schema, as an object or as text.")
     regex: str | None = Field(None, description="A regular expression that matches the whole output.")
-    choice: list[str] | None = Field(None, description="The output is one of these texts.")
+    choice: Items[str] | None = Field(None, description="The output is one of these texts.")
     json_object: bool | None = Field(None, description="The output is any JSON object.")
 
 
@@ -68,7 +72,7 @@ class GenerationRequest(_Body):
     )
     n: Int32 | None = Field(None, description="Number of choices for each prompt. Default 1.")
     seed: Int64 | None = Field(None, description="Seed of the sampling; the same seed gives the same output.")
-    stop: str | list[str] | None = Field(None, description="Stop strings, at most 64.")
+    stop: str | Items[str] | None = Field(None, description="Stop strings, at most 64.")
     presence_penalty: Real | None = Field(
         None, description="Subtracted from the logits of generated tokens. Default 0."
     )
@@ -98,7 +102,7 @@ class GenerationRequest(_Body):
     allowed_token_ids: Annotated[Tokens, Field(min_length=1)] | None = Field(
         None, description="Sample only from these tokens."
     )
-    bad_words: list[str] | None = Field(None, description="Texts that are not generated, at most 256.")
+    bad_words: Items[str] | None = Field(None, description="Texts that are not generated, at most 256.")
     truncate_prompt_tokens: Int32 | None = Field(
         None, description="Keep only the last tokens of the prompt, at most this many; -1: as many as fit the context."
     )
@@ -120,7 +124,7 @@ class GenerationRequest(_Body):
     )
     guided_json: Schema | str | None = Field(None, description="Same as `structured_outputs.json`.")
     guided_regex: str | None = Field(None, description="Same as `structured_outputs.regex`.")
-    guided_choice: list[str] | None = Field(None, description="Same as `structured_outputs.choice`.")
+    guided_choice: Items[str] | None = Field(None, description="Same as `structured_outputs.choice`.")
     structured_outputs: StructuredOutputs | None = Field(None, description="The format of the output.")
     cache_salt: str | None = Field(None, description="Share cached prefixes only with requests of the same salt.")
     priority: Int32 | None = Field(None, description="Priority; smaller values are scheduled first. Default 0.")
@@ -141,7 +145,7 @@ class GenerationRequest(_Body):
 class CompletionRequest(GenerationRequest):
     """The body of /v1/completions."""
 
-    prompt: str | list[str] | Tokens | list[Tokens] = Field(
+    prompt: str | Items[str] | Tokens | Items[Tokens] = Field(
         description=f"Text or token ids, or a list of up to {MAX_PROMPTS} of either."
     )
     max_tokens: Int32 | None = Field(None, description="Maximum number of tokens for each choice. Default 16.")
@@ -185,9 +189,9 @@ class ChatMessage(_Body):
     """A message of a conversation."""
 
     role: str = Field(description="`system`, `user`, `assistant`, `tool`, or another role of the chat template.")
-    content: str | list[ContentPart] | None = Field(None, description="The text of the message.")
+    content: str | Items[ContentPart] | None = Field(None, description="The text of the message.")
     name: str | None = Field(None, description="Name of the author, if the chat template renders it.")
-    tool_calls: list[ToolCallInput] | None = Field(None, description="The tool calls of the assistant.")
+    tool_calls: Items[ToolCallInput] | None = Field(None, description="The tool calls of the assistant.")
     tool_call_id: str | None = Field(None, description="Id of the call that a message of role `tool` responds to.")
 
     parsed: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
@@ -246,7 +250,7 @@ class ChatTemplateFields(_Body):
 class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
     """The body of /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(description="The conversation, oldest message first.")
+    messages: Items[ChatMessage] = Field(description="The conversation, oldest message first.")
     max_tokens: Int32 | None = Field(
         None, description="Maximum number of tokens. Default: limited by the context length."
     )
@@ -257,13 +261,13 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
     top_logprobs: Int32 | None = Field(
         None, description="With `logprobs`: number of most likely tokens to return for each position, 0 to 20."
     )
-    tools: list[Tool] | None = Field(None, description="Tools that the model can call.")
+    tools: Items[Tool] | None = Field(None, description="Tools that the model can call.")
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None,
         description="Whether the model can, must or must not call a tool, or the tool to call. Default `auto`.",
     )
     parallel_tool_calls: bool | None = Field(None, description="If false, at most one call. Default true.")
-    modalities: list[Literal["text"]] | None = Field(None, description="Only `text` is supported.")
+    modalities: Items[Literal["text"]] | None = Field(None, description="Only `text` is supported.")
 
     audio: None = Field(None, description="Not supported.")
     functions: None = Field(None, description="Not supported: use `tools`.")
@@ -279,8 +283,8 @@ class TokenizeRequest(ChatTemplateFields):
 
     model: str | None = Field(None, description="Name of a served model. Default: the only served model.")
     prompt: str | None = Field(None, description="The text.")
-    messages: list[ChatMessage] | None = Field(None, description="A conversation, instead of `prompt`.")
-    tools: list[Tool] | None = Field(None, description="Tools of the conversation.")
+    messages: Items[ChatMessage] | None = Field(None, description="A conversation, instead of `prompt`.")
+    tools: Items[Tool] | None = Field(None, description="Tools of the conversation.")
     add_special_tokens: bool | None = Field(
         None,
         description="Add the model's special tokens. Default: true for a prompt; false for messages, "

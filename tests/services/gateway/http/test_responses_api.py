@@ -39,8 +39,8 @@ def streamed(response: httpx.Response) -> list[dict[str, Any]]:
     [
         ({"input": []}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input[0].call_id"),
-        ({"input": [SAID, {**CALL, "arguments": "5"}]}, "input[1].arguments"),
-        ({"input": [SAID, {**CALL, "arguments": "5"}], "instructions": "x"}, "input[1].arguments"),
+        ({"input": [SAID, {**CALL, "name": ""}]}, "input[1].name"),
+        ({"input": [SAID, {**CALL, "name": ""}], "instructions": "x"}, "input[1].name"),
         ({"input": [SAID, CALL, {**CALL, "name": ""}]}, "input[2].name"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),

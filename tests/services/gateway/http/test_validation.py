@@ -113,3 +113,17 @@ def test_an_invalid_body_is_described_by_its_path_and_value(
     found = violation(caught.value.errors(), body)
     assert found.path == path
     assert message in found.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatCompletionRequest, {"messages": [{}] * 100_000}),
+        (CompletionRequest, {"prompt": [None] * 100_000}),
+        (ResponsesRequest, {"input": [{}] * 100_000}),
+    ],
+)
+def test_validation_of_a_list_ends_at_its_first_error(kind: type[BaseModel], body: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() < 10

@@ -5,17 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.responses_api.request_schemas import (
     FunctionCallResult,
     InputFunctionCall,
+    InputItem,
     InputMessage,
     InputText,
     ResponsesRequest,
 )
 from services.runtime.errors import InvalidField
 
+_CHAT = TypeAdapter(list[requests.ChatMessage])
 _MESSAGES = "input.messages"
 _IN_MESSAGE = re.compile(r"\b(?:input\.)?messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?|(\.content\b))?")
 _IN_TOOL = re.compile(r"\b(tools\[\d+\])\.function\b")
@@ -47,15 +51,19 @@ class InputConversation:
 
     def __init__(self, body: ResponsesRequest) -> None:
         """Convert the instructions and the input. Raises InvalidField."""
-        self.messages: list[requests.ChatMessage] = []
         self.origins: list[MessageOrigin] = []
+        self._messages: list[dict[str, Any]] = []
         self._call_ids: set[str] = set()
         if body.instructions is not None:
             self._add("system", body.instructions, MessageOrigin("instructions", "instructions"))
         if isinstance(body.input, str):
             self._add("user", body.input, MessageOrigin("input", "input"))
-            return
-        for at, item in enumerate(body.input):
+        else:
+            self._add_items(body.input)
+        self.messages = _CHAT.validate_python(self._messages)
+
+    def _add_items(self, items: Sequence[InputItem]) -> None:
+        for at, item in enumerate(items):
             path = f"input[{at}]"
             if isinstance(item, InputMessage):
                 self._add(item.role, item.content, MessageOrigin(path, f"{path}.content"))
@@ -64,28 +72,22 @@ class InputConversation:
             elif isinstance(item, FunctionCallResult):
                 self._add_result(item, path)
 
-    def _add(self, role: str, content: str | list[InputText], origin: MessageOrigin) -> None:
-        self._append({"role": role, "content": _content(content)}, origin)
-
     def _add_call(self, item: InputFunctionCall, path: str) -> None:
         """Add a call to the assistant's message before it, or to a new one."""
-        if not self.messages or self.messages[-1].role != "assistant":
-            self._append({"role": "assistant"}, MessageOrigin(path, path))
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._add("assistant", None, MessageOrigin(path, path))
         function = {"name": item.name, "arguments": item.arguments}
-        call = requests.ToolCallInput.model_validate({"id": item.call_id, "function": function})
-        self.messages[-1].tool_calls = self.messages[-1].tool_calls or []
-        self.messages[-1].tool_calls.append(call)
+        self._messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
         self.origins[-1].calls.append(path)
         self._call_ids.add(item.call_id)
 
     def _add_result(self, item: FunctionCallResult, path: str) -> None:
         if item.call_id not in self._call_ids:
             raise InvalidField(f"{path}.call_id must be that of an earlier function_call", f"{path}.call_id")
-        message = {"role": "tool", "content": _content(item.output), "tool_call_id": item.call_id}
-        self._append(message, MessageOrigin(path, f"{path}.output"))
+        self._add("tool", item.output, MessageOrigin(path, f"{path}.output"), tool_call_id=item.call_id)
 
-    def _append(self, message: dict[str, Any], origin: MessageOrigin) -> None:
-        self.messages.append(requests.ChatMessage.model_validate(message))
+    def _add(self, role: str, content: str | list[InputText] | None, origin: MessageOrigin, **fields: str) -> None:
+        self._messages.append({"role": role, "content": _content(content), **fields})
         self.origins.append(origin)
 
 
@@ -122,7 +124,7 @@ class InputFieldNames(FieldNames):
         return origin.content if content else origin.path
 
 
-def _content(content: str | list[InputText]) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
+def _content(content: str | list[InputText] | None) -> str | list[dict[str, str]] | None:
+    if not isinstance(content, list):
         return content
     return [{"type": "text", "text": part.text} for part in content]

@@ -51,7 +51,7 @@ class InputMessage(_Strict):
     role: Literal["user", "assistant", "system", "developer"] = Field(
         description="Author of the message; `developer` is `system` for a chat template without that role."
     )
-    content: str | list[InputText] = Field(description="The text of the message.")
+    content: str | requests.Items[InputText] = Field(description="The text of the message.")
     id: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
     status: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
     phase: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
@@ -76,7 +76,7 @@ class FunctionCallResult(_Strict):
 
     type: Literal["function_call_output"] = Field(description="Type of the item.")
     call_id: str = Field(description="Id of an earlier function call.")
-    output: str | list[InputText] = Field(description="The text that the function returned.")
+    output: str | requests.Items[InputText] = Field(description="The text that the function returned.")
     id: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
     status: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
     name: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
@@ -149,19 +149,21 @@ class ResponseStreamOptions(_Strict):
 class ResponsesRequest(requests.GenerationRequest):
     """The body of /v1/responses."""
 
-    input: str | list[InputItem] = Field(description="The text of a user, or a conversation, oldest item first.")
+    input: str | requests.Items[InputItem] = Field(
+        description="The text of a user, or a conversation, oldest item first."
+    )
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: requests.Int32 | None = Field(
         None, description="Maximum number of tokens. Default: limited by the context length."
     )
-    tools: list[FunctionTool] | None = Field(None, description="Tools that the model can call.")
+    tools: requests.Items[FunctionTool] | None = Field(None, description="Tools that the model can call.")
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = Field(
         None,
         description="Whether the model can, must or must not call a tool, or the tool to call. Default `auto`.",
     )
     parallel_tool_calls: bool | None = Field(None, description="If false, at most one call. Default true.")
     text: TextOptions | None = Field(None, description="Options of the text, such as its format.")
-    include: list[Literal["message.output_text.logprobs"]] | None = Field(
+    include: requests.Items[Literal["message.output_text.logprobs"]] | None = Field(
         None, description="Additional output: the log-probabilities of the text."
     )
     top_logprobs: requests.Int32 | None = Field(
