@@ -148,7 +148,7 @@ def _draw_panel(axes: Axes, panel: Panel, prometheus: RunningPrometheus, span: _
     lines = [line for query in panel.queries for line in _lines(query, prometheus, span)]
     if panel.stacked and lines:
         times = lines[0][1]
-        colors = [panel.colors[name] for name, _, _ in lines]
+        colors = [panel.colors[name.split()[-1]] for name, _, _ in lines]
         axes.stackplot(times, *(values for _, _, values in lines), labels=[name for name, _, _ in lines], colors=colors)
     else:
         for name, times, values in lines:

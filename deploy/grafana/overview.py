@@ -35,7 +35,8 @@ _NOW = (
         "Alerts that fire now. docs/alerts.md has a runbook for each.",
         (
             Query(
-                f'count(ALERTS{{{OF_RELEASE},alertname=~"Quire.*",alertstate="firing"}}) or vector(0)',
+                f'count by ({BY_RELEASE}) (ALERTS{{{OF_RELEASE},alertname=~"Quire.*",alertstate="firing"}}) or '
+                f"0 * count by ({BY_RELEASE}) (up{{{OF_JOBS}}})",
                 "firing",
             ),
         ),
