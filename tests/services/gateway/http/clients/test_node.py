@@ -21,7 +21,7 @@ def test_output_of_the_node_client_equals_that_of_grpc(tiny_quire: RunningQuire)
     output = json.loads(done.stdout)
     own = tiny_quire.generate(prompt_request("The quick brown fox", 12, seed=5, ignore_eos=False)).text
     assert output["completion"] == output["completionStream"] == own
-    assert output["chat"] == output["chatStream"]
+    assert output["chat"] == output["chatStream"] == output["response"] == output["responseStream"]
     assert output["models"] == ["tiny-llama"]
     assert isinstance(json.loads(output["json"])["on"], bool)
     assert output["call"]["name"] == "turn"

@@ -46,6 +46,9 @@ async function main() {
   const tool_choice = { type: "function", function: { name: "turn" } };
   const runner = client.chat.completions.stream({ ...chat, max_completion_tokens: 200, tools, tool_choice });
   output.call = (await runner.finalChatCompletion()).choices[0].message.tool_calls[0].function;
+  const request = { model, input: messages, max_output_tokens: 12, seed: 5 };
+  output.response = (await client.responses.create(request)).output_text;
+  output.responseStream = (await client.responses.stream(request).finalResponse()).output_text;
   output.error = await client.completions.create({ model: "gpt-4", prompt }).catch((error) => [error.status, error.code]);
   console.log(JSON.stringify(output));
 }
