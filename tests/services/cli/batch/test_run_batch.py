@@ -69,7 +69,8 @@ def test_an_interrupted_run_with_an_own_engine_is_continued_by_a_server(
 ) -> None:
     work = [make(number) for number in range(120) for make in (chat, completion)]
     requests = write(tmp_path / "requests.jsonl", *work)
-    engine = ("--model", str(tiny_model("llama")), "--dtype", "float32", "--device-blocks", "64", "--max-sequences", "8")
+    pool = ("--device-blocks", "64", "--max-sequences", "8")
+    engine = ("--model", str(tiny_model("llama")), "--dtype", "float32", *pool)
     process = start(requests, output, *engine)
     wait_until(lambda: process.poll() is not None or has_answers(output), "an answer", START_SECONDS)
     process.send_signal(signal.SIGTERM)
