@@ -13,7 +13,7 @@ DEBIAN = ("dpkg-query", "--show", "--showformat", "${Package} ${Version} ${db:St
 # Architectures that the page on models names as tested or served.
 FAMILIES = re.compile(r"^\| [^|]+ \| `([a-z0-9_]+)` \| `", re.MULTILINE)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(3600)
 
 
 def inside(program: str, *arguments: str) -> str:
