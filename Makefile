@@ -39,7 +39,7 @@ check: lint test ## lint, then test
 
 test: .venv/installed model ## run the tests
 	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore=tests/acceptance --ignore=tests/browser --ignore=tests/deployment/compose \
-		--ignore=$(HELM_TESTS) --ignore-glob='tests/deployment/test_*_fire.py' --ignore=tests/gpu_check $(ARGS)
+		--ignore=$(HELM_TESTS) --ignore-glob='tests/deployment/test_*_fire.py' --ignore=tests/gpu_check --ignore=tests/wheel $(ARGS)
 
 test-half: .venv/installed model ## run the tests with half of the processors' time; needs root
 	$(BIN)/python -m tests.at_speed half $(MAKE) test ARGS='$(ARGS)'
@@ -61,9 +61,9 @@ mutants: .venv/installed model ## seed faults in the product and count those tha
 fuzz-http: .venv/installed ## run schemathesis against the HTTP API for some minutes
 	QUIRE_FUZZ=1 $(BIN)/pytest tests/services/gateway/http/test_openapi.py --timeout=1200 $(ARGS)
 
-wheel: .venv/installed ## build a wheel into build/wheel, with the CPU kernels of each class
-	$(BIN)/python -m engine.native.prebuilt
-	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
+wheel: .venv/installed ## build a wheel with the CPU kernels of each class, and serve from it in an empty environment
+	$(BIN)/python deploy/build_wheel.py build/wheel
+	$(BIN)/pytest tests/wheel --timeout=1800 $(ARGS)
 
 npm-clients: .venv/installed ## install the Node client for tests of the HTTP API
 	$(BIN)/python -m tests.services.gateway.http.clients.node_client

@@ -15,13 +15,15 @@ def compile_all(folder: Path = FOLDER) -> list[Path]:
     """Compile the library of each class into a folder, and return them. Raises KernelsUnavailable."""
     folder.mkdir(parents=True, exist_ok=True)
     for one in CLASSES:
-        compile_for(one, folder / _library_of(one), ADVANCE_SECONDS)
-    return [folder / _library_of(one) for one in CLASSES]
+        if is_intact(folder / library_of(one)):
+            continue
+        compile_for(one, folder / library_of(one), ADVANCE_SECONDS)
+    return [folder / library_of(one) for one in CLASSES]
 
 
 def find(cpu: CpuClass, folder: Path = FOLDER) -> Path:
     """Return the library of a class. Raises KernelsUnavailable if there is none of this version, or a damaged one."""
-    library = folder / _library_of(cpu)
+    library = folder / library_of(cpu)
     if not library.exists():
         raise KernelsUnavailable(f"no kernels were compiled in advance for class {cpu.name}")
     if not is_intact(library):
@@ -29,7 +31,8 @@ def find(cpu: CpuClass, folder: Path = FOLDER) -> Path:
     return library
 
 
-def _library_of(cpu: CpuClass) -> str:
+def library_of(cpu: CpuClass) -> str:
+    """Return the name of the library of a class, for the sources as they are."""
     return f"{cpu.name}-{source_digest().hexdigest()[:20]}.so"
 
 

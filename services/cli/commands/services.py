@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from services.cli.local.settings import LocalSettings
 from services.cli.options import options_of, settings_from
@@ -67,6 +68,7 @@ def _closed(settings: _Settings) -> _Settings:
 
 
 @click.command()
+@click.argument("served", metavar="[MODEL]", required=False)
 @options_of(LocalSettings)
 @options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY, failover_seconds=_SECONDS_TO_RESTART)
 @options_of(EngineSettings, leave_out=NOT_OF_SERVES_ENGINE)
@@ -76,8 +78,10 @@ def _closed(settings: _Settings) -> _Settings:
     "Address of the gateway's metrics for Prometheus: host:port. Engine and KV manager use the next two ports, further "
     "engines the ports after them.",
 )
-def serve(metrics_listen: str, **values: Any) -> None:
+def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
     """Start KV manager, engine and gateway, each as a process.
+
+    MODEL is short for --model MODEL.
 
     The services call each other over Unix sockets; clients call the gateway at --listen. Each log line begins with the
     name of its service. A service that exits is restarted. Ctrl-C or SIGTERM stops all services after running requests
@@ -91,6 +95,10 @@ def serve(metrics_listen: str, **values: Any) -> None:
         raise click.UsageError(
             "WORLD_SIZE is given, but quire serve starts its ranks itself: torchrun starts quire engine"
         )
+    if served is not None:
+        if click.get_current_context().get_parameter_source("model") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("MODEL and --model cannot be given together")
+        values["model"] = served
     local = settings_from(LocalSettings, values)
     del values["engines"]  # the gateway's setting of that name has their addresses
     engine_values = {name: value for name, value in values.items() if name not in NOT_OF_SERVES_ENGINE}

@@ -64,18 +64,18 @@ def _check_optional(attention: str, missing: Exception) -> None:
 
 
 def load_kernels(folder: str) -> Kernels:
-    """Compile the kernels of this CPU's class, or of QUIRE_CPU_CLASS, or load precompiled ones.
+    """Load the precompiled kernels of this CPU's class, or of QUIRE_CPU_CLASS; without any, compile them.
 
     Raises KernelsUnavailable, InvalidSetting, and OSError if the library cannot be loaded.
     """
     cpu = select(_requested_class())
     try:
-        return Kernels(build(Path(folder), cpu), cpu) if folder else _build_temporary(cpu)
-    except KernelsUnavailable as missing:
+        return Kernels(prebuilt.find(cpu), cpu)
+    except (KernelsUnavailable, OSError) as missing:  # OSError: made for a newer system
         try:
-            return Kernels(prebuilt.find(cpu), cpu)
-        except KernelsUnavailable as neither:
-            raise KernelsUnavailable(f"{missing}, and {neither}") from missing
+            return Kernels(build(Path(folder), cpu), cpu) if folder else _build_temporary(cpu)
+        except KernelsUnavailable as failed:
+            raise KernelsUnavailable(f"{failed}, and {missing}") from failed
 
 
 def _build_temporary(cpu: CpuClass) -> Kernels:
