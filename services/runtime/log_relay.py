@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from services.runtime.logs import json_formatter
 
@@ -53,8 +54,13 @@ def relay_child(service: str) -> None:
         return
     os.close(writing)
     for number in _FORWARDED:
-        signal.signal(number, lambda received, _: os.kill(child, received))
+        signal.signal(number, lambda received, _: _forward(received, child))
     os._exit(_relay(service, child, reading))
+
+
+def _forward(number: int, child: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(child, number)
 
 
 def _relay(service: str, child: int, reading: int) -> int:
