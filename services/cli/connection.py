@@ -102,8 +102,10 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
             # The load generator may have the URL of another server instead.
             _check_text(values)
             given = address or at
-            if given:
-                _check_address("--address" if address else "ADDRESS", given)
+            # There may be several KV managers.
+            for one in (given or "").split(",") if service == "kvmanager" else (given,):
+                if one:
+                    _check_address("--address" if address else "ADDRESS", one)
             place = given or ("" if values.get("url") else _found(service, instance))
             command(connection=Connection.of(place, options), **values)
 

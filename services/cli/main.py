@@ -245,7 +245,7 @@ def explain(request_id: str, connection: "Connection", timeout: float) -> None:
 
     REQUEST_ID is the client's own, or the one in the answer: `quire generate` prints it, over HTTP it is in the header
     x-request-id. With API keys the tenant precedes it: TENANT/REQUEST_ID. The explanation covers the events that the
-    KV manager's ledger still holds.
+    KV manager's ledger still holds. Several KV managers are asked if --address lists them, or has dns:NAME:PORT.
     """
     from services.cli.commands.talk import explain as run
 

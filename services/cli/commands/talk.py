@@ -1,6 +1,6 @@
 """The commands that call running services: generate, chat, health, explain."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -18,7 +18,9 @@ from quire.v1 import (
     kvmanager_pb2_grpc,
 )
 from services.cli.connection import Connection
+from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.runtime.errors import FIELD_METADATA
+from services.runtime.settings import InvalidSetting
 
 Message = gateway_pb2.ChatMessage
 Metadata = tuple[tuple[str, str], ...]
@@ -99,15 +101,35 @@ async def _devices(channel: grpc.aio.Channel, service: str, timeout: float, meta
 
 
 async def explain(connection: Connection, request_id: str, timeout: float) -> int:
-    """Print the explanation of a request's blocks; return the exit status."""
+    """Print the explanations of a request's blocks by all KV managers of the address; return the exit status."""
+    found = 0
+    failures: list[tuple[str, grpc.aio.AioRpcError]] = []
+    for address in await _addresses(connection.address):
+        try:
+            async with replace(connection, address=address).channel() as channel:
+                request = kvmanager_pb2.ExplainRequest(request_id=request_id)
+                answer = await kvmanager_pb2_grpc.KVManagerStub(channel).Explain(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            failures.append((address, error))
+        else:
+            click.echo(answer.summary)
+            found += 1
+    if found:
+        return 0
+    # A KV manager that does not answer may be the one with the request.
+    return fail(*min(failures, key=lambda one: one[1].code() is grpc.StatusCode.NOT_FOUND))
+
+
+async def _addresses(given: str) -> list[str]:
+    """Return the addresses of a list in which names are resolved."""
     try:
-        async with connection.channel() as channel:
-            request = kvmanager_pb2.ExplainRequest(request_id=request_id)
-            answer = await kvmanager_pb2_grpc.KVManagerStub(channel).Explain(request, timeout=timeout)
-    except grpc.aio.AioRpcError as error:
-        return fail(connection.address, error)
-    click.echo(answer.summary)
-    return 0
+        services = ServiceAddresses.of(given, "--address")
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+    resolved = list(await anext(watch_addresses(services, interval_seconds=1.0)))
+    if not resolved:
+        raise click.ClickException(f"{given} resolves to no address")
+    return resolved
 
 
 def usage_line(finished: gateway_pb2.Finished) -> str:

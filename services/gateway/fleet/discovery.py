@@ -27,11 +27,16 @@ class ServiceAddresses:
         entries = [entry.strip() for entry in setting.split(",")]
         if not all(entries):
             raise InvalidSetting(f"{option} must be addresses separated by commas, not {setting!r}")
-        named = [entry.removeprefix(_DNS) for entry in entries if entry.startswith(_DNS)]
-        plain = [entry for entry in entries if not entry.startswith(_DNS)]
+        named = [entry.removeprefix(_DNS) for entry in entries if _has_name(entry)]
+        plain = [entry for entry in entries if not _has_name(entry)]
         for entry in plain:
             check_server_address(option, entry)
         return cls(tuple(dict.fromkeys(plain)), tuple(dict.fromkeys(_name_and_port(option, one) for one in named)))
+
+
+def _has_name(entry: str) -> bool:
+    """Return True unless it is an address, or one that gRPC resolves itself (dns:///NAME:PORT)."""
+    return entry.startswith(_DNS) and not entry.startswith(f"{_DNS}//")
 
 
 def _name_and_port(option: str, entry: str) -> tuple[str, int]:

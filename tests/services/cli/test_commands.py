@@ -156,6 +156,10 @@ def test_explain_summarizes_the_request_whose_id_generate_prints(tiny_quire: Run
     assert (explained.returncode, explained.stderr) == (0, "")
     assert "tokens were cached" in explained.stdout
     assert "It finished" in explained.stdout
+    several = f"127.0.0.1:1,{tiny_quire.addresses['KV manager']}"
+    assert quire("explain", name, "--address", several).stdout == explained.stdout
+    # It may be the one with the request.
+    assert_fails_in_one_line(quire("explain", "nobody", "--address", several), "127.0.0.1:1")
 
 
 def test_generate_sends_its_options(tiny_quire: RunningQuire, at: tuple[str, ...]) -> None:
