@@ -34,7 +34,7 @@ def main() -> None:
         run("-m", "pip", "wheel", *options, "-w", str(built), ".", folder=source)
         (wheel,) = built.glob("*.whl")
         if compiled:
-            run("-m", "auditwheel", "-q", "repair", "-w", str(target), str(wheel), folder=source)
+            run("-m", "auditwheel", "repair", "-w", str(target), str(wheel), folder=source)
         else:
             shutil.copy2(wheel, target)
     print(*target.glob("quire-*.whl"))  # noqa: T201 - the result
