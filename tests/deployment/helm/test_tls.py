@@ -235,7 +235,7 @@ def test_helm_test_passes_with_a_kv_manager_beside_the_engine(
         assert_helm_test_passes(beside)
 
 
-def until_ready(run: Callable[[], Any], seconds: float = 120) -> Any:
+def until_ready(run: Callable[[], Any], seconds: float = 300) -> Any:
     """Repeat a command until it succeeds, as a probe does; return its last result."""
     deadline = time.monotonic() + seconds
     while True:
