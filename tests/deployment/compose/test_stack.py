@@ -26,6 +26,7 @@ from tests.deployment.compose.stack import (
     SERVICES,
     Stack,
     compose_commands,
+    docker,
     inspect,
     log_of,
     missing_images,
@@ -112,13 +113,22 @@ def test_every_line_of_a_log_is_json_with_time_and_level(stack: Plain, service: 
     assert all(RFC_3339.fullmatch(line["time"]) and line["level"] and line["service"] == service for line in lines)
 
 
-def test_a_wrong_option_and_a_failed_start_are_logged_as_json() -> None:
-    for arguments in (("engine", "--no-such-option"), ("kvmanager", "--listen", "unix:/no/folder")):
-        done = run("docker", "run", "--rm", "quire", *arguments)
-        lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
-        assert done.returncode in (1, 2)
-        assert {line["service"] for line in lines} == {arguments[0]}
-        assert any("no such" in line["message"].lower() or "no folder" in line["message"] for line in lines), lines
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        (("engine", "--no-such-option"), "2", "No such option '--no-such-option'"),
+        (("kvmanager", "--listen", "unix:/no/folder"), "1", "cannot listen on unix:/no/folder"),
+    ],
+)
+def test_a_service_that_cannot_start_says_why_as_json(arguments: tuple[str, ...], status: str, reason: str) -> None:
+    container = docker("run", "--detach", "quire", *arguments).strip()
+    try:
+        assert docker("wait", container).strip() == status
+        lines = [json.loads(line) for line in log_of(container).splitlines()]
+    finally:
+        docker("rm", "--force", container)
+    assert {line["service"] for line in lines} == {arguments[0]}
+    assert reason in lines[-1]["message"]
 
 
 def test_a_health_check_costs_a_hundredth_of_a_python_process(stack: Plain, report: Report) -> None:
