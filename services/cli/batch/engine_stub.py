@@ -11,8 +11,10 @@ from quire.v1 import engine_pb2 as pb
 from services.engine.servicer import EngineServicer
 from services.runtime.errors import Unavailable
 
-# Nobody waits for single tokens, and messages and wake-ups would take processors from the engine.
-_READ_SECONDS = 0.2
+# Nobody waits for single tokens, and messages and wake-ups would take processors from the engine. A request's end is
+# delivered with the next read, its other tokens rarely: only stop strings wait for them.
+_READ_SECONDS = 0.1
+_HELD_SECONDS = 0.5
 
 
 class EngineStub:
@@ -62,6 +64,7 @@ class _ServeCall:
     def __init__(self, servicer: EngineServicer, requests: AsyncIterator[pb.ServeRequest]) -> None:
         self._context = _Context()
         self._serving = asyncio.create_task(servicer.Serve(requests, self._context))  # type: ignore[arg-type]
+        self._held = HeldTokens()
         self._next_read = 0.0
 
     async def read(self) -> pb.ServeResponse | None:
@@ -75,9 +78,34 @@ class _ServeCall:
             if not reading.done():
                 self._serving.result()
                 return None
+            self._held.exchange(reading.result().step, loop.time())
             return reading.result()
         except asyncio.CancelledError:
             self._serving.cancel()
             raise
         finally:
             reading.cancel()
+
+
+class HeldTokens:
+    """Tokens of requests that have not ended, one message for each sample."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[str, int], pb.SampleTokens] = {}
+        self._due = 0.0
+
+    def exchange(self, step: pb.StepOutput, now: float) -> None:
+        """Hold the tokens of a step, and put those of ended requests into it; after a while, all."""
+        for one in step.tokens:
+            key = one.request_id, one.sample
+            if key in self._tokens:
+                self._tokens[key].MergeFrom(one)
+            else:
+                self._tokens[key] = one
+        ended = {end.request_id for ends in (step.finished, step.refused) for end in ends}
+        if all_due := now >= self._due:
+            self._due = now + _HELD_SECONDS
+        released = [key for key in self._tokens if all_due or key[0] in ended]
+        tokens = [self._tokens.pop(key) for key in released]
+        del step.tokens[:]
+        step.tokens.extend(tokens)
