@@ -205,6 +205,7 @@ def test_serve_has_settings_of_gateway_and_kv_manager_but_not_of_internal_links(
         (("gateway", "--listen", "0.0.0.0:0"), {}, "and no API key is needed: set api_keys, or insecure"),
         (("kvmanager", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which other machines can"),
         (("serve", "--map-listen", "0.0.0.0:0"), {}, "map_listen is 0.0.0.0:0, which other machines can"),
+        (("serve", "demo", "--model", "demo"), {}, "MODEL and --model cannot be given together"),
     ],
 )
 def test_the_command_refuses_a_bad_setting_by_name(
@@ -221,6 +222,13 @@ def test_the_process_of_a_command_with_a_bad_setting_ends_without_a_traceback() 
     assert process.returncode == 2
     assert "token_budget must be at least max_sequences (64), not 5" in " ".join(output.split())
     assert "Traceback" not in output
+
+
+def test_serve_takes_the_model_as_an_argument_before_that_of_the_environment() -> None:
+    process = launch("serve", "no-model", "--listen", "127.0.0.1:0", QUIRE_SERVE_MODEL="demo")
+    output, _ = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 1
+    assert "no-model is not a model" in output
 
 
 # Exposure.
