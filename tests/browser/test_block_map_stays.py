@@ -83,8 +83,9 @@ def test_focus_and_places_of_rows_stay_while_sequences_come_and_go(stream: Strea
     assert watched.page.get_attribute(f"{row(2)} button", "aria-pressed") == "true"
     stream.step(**free(2, 3, 4, 5))
     watched.page.wait_for_selector(row(2, ".ended"))
-    stream.allocate(6, 4)
-    watched.page.wait_for_selector(row(6))
+    for sequence in (6, 7, 8, 9):  # more than there are other rows
+        stream.allocate(sequence, 4)
+    watched.page.wait_for_selector(row(9))
     assert watched.evaluate(FOCUSED) == "2", "the chosen sequence keeps its row after its end"
     assert watched.page.get_attribute("#panel", "data-sequence") == "2"
 
