@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from blocks import blocks_for, counted
+from engine.bad_words import MAX_LENGTH, MAX_SEQUENCES, NO_BAD_WORDS, BadWords
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
-from engine.schedule.bad_words import MAX_LENGTH, MAX_SEQUENCES, NO_BAD_WORDS, BadWords
 
 # Most likely tokens returned for each position.
 MAX_LOGPROBS = 20

@@ -1,8 +1,8 @@
 """Submissions of gateways, read as requests of the engine."""
 
+from engine.bad_words import NO_BAD_WORDS, BadWords
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
-from engine.schedule.bad_words import NO_BAD_WORDS, BadWords
 from engine.schedule.request import NO_RULES, BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import MAX_SECONDS, seconds_of

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor
 
+from engine.bad_words import MAX_LENGTH, MAX_SEQUENCES, BadWords
 from engine.errors import InvalidRequest
 from engine.run.logit_rules import apply_rules
-from engine.schedule.bad_words import MAX_LENGTH, MAX_SEQUENCES, BadWords
 from engine.schedule.limits import Preemption
 from engine.schedule.request import BeamSearch, Capacity, LogitRules, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.bad_words import BadWords
 from engine.constraint import Constraint, ConstraintState
 from engine.errors import ConstraintFailed, InvalidRequest
 from engine.run.logit_rules import apply_rules
-from engine.schedule.bad_words import BadWords
 from engine.schedule.limits import Preemption
 from engine.schedule.request import (
     BeamSearch,

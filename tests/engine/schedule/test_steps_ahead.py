@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.schedule.bad_words import BadWords
+from engine.bad_words import BadWords
 from engine.schedule.limits import Preemption
 from engine.schedule.request import BeamSearch, Capacity, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, Launched, Sampled, StepPlan

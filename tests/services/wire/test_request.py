@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.schedule.bad_words import BadWords
+from engine.bad_words import BadWords
 from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import duration
