@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,7 +41,10 @@ def main() -> None:
 def _one(folder: Path, engine: Worker, number: int) -> dict[str, Figures]:
     """Measure both once, with the same prompts, in alternating order."""
     work = _work(number)
-    ways = [("batch", lambda: _run_batch(folder, work)), ("in_process", lambda: engine.measure(json.dumps(work)))]
+    ways: list[tuple[str, Callable[[], Figures]]] = [
+        ("batch", lambda: _run_batch(folder, work)),
+        ("in_process", lambda: engine.measure(json.dumps(work))),
+    ]
     return {name: measure() for name, measure in (ways if number % 2 else ways[::-1])}
 
 
@@ -72,6 +76,9 @@ def _rows(runs: list[dict[str, Figures]]) -> list[Row]:
     rates = {name: [TOKENS / run[name]["seconds"] for run in runs] for name in ("batch", "in_process")}
     ratios = [ours / alone for ours, alone in zip(rates["batch"], rates["in_process"], strict=True)]
     rows = [row("batch", f"{name}_tokens_per_second", round(median(rates[name]), 1), "1/s") for name in rates]
+    for name in rates:
+        used = median(run[name]["cpu_seconds"] for run in runs)
+        rows.append(row("batch", f"{name}_cpu_seconds", round(used, 2), "s"))
     return [*rows, row("batch", "over_in_process", round(median(ratios), 3), "ratio", "the engine in process")]
 
 
