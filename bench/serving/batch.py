@@ -1,8 +1,8 @@
 """The cost of `quire run-batch`: its tokens per second, compared with those of the same engine in process.
 
-256 requests, each of 128 tokens in and 64 out, greedy, in the default type; 64 run at a time. The command runs as a user
-calls it, and its own figures count from the first request, without the load of the model. The in-process engine is a
-separate process, stopped meanwhile. Each repetition has new prompts, so that nothing is cached.
+256 requests, each of 128 tokens in and 64 out, greedy, in the default type; 64 run at a time. The command runs as a
+user calls it, and its own figures count from the first request, without the load of the model. The in-process engine is
+a separate process, stopped meanwhile. Each repetition has new prompts, so that nothing is cached.
 """
 
 import json
