@@ -1,0 +1,82 @@
+"""The constraint and the parser of calls depend on the format of the model."""
+
+import json
+from typing import Any
+
+import pytest
+
+from quire.v1 import gateway_pb2
+from services.gateway.http.openai.messages import chat
+from services.gateway.http.openai.requests import ChatCompletionRequest
+from services.gateway.http.openai.tool_use import ToolUse
+from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.tokenizer import Tokenizer
+from services.gateway.text.tool_calls import ArgumentsDelta, ToolCall, ToolCallStart
+from tests.services.gateway.text.test_detokenizer import byte_level
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+MARKED = "{{ tools | tojson }}[TOOL_CALLS]" + PLAIN
+SUM = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": SUM}} for name in ("sum", "add")]
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def use(template: str, special: str = "", **fields: Any) -> tuple[ToolUse, gateway_pb2.GenerateRequest]:
+    """Return the use of tools of a chat, and its request after the preparation."""
+    body = ChatCompletionRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
+    )
+    request = gateway_pb2.GenerateRequest()
+    request.prompt.chat.CopyFrom(chat(body.messages, body.tools or [], body))
+    backend = byte_level()
+    backend.add_special_tokens([special] if special else [])
+    one = ToolUse(body, Tokenizer(backend, ChatTemplate(template, {})))
+    one.prepare(request)
+    return one, request
+
+
+@pytest.mark.parametrize(
+    ("fields", "names", "max_calls"),
+    [
+        ({"tool_choice": "required"}, ["sum", "add"], 16),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ["sum", "add"], 1),
+        ({"tool_choice": NAMED}, ["add"], 1),
+    ],
+)
+def test_a_model_without_a_format_is_held_to_calls_between_tags(
+    fields: dict[str, Any], names: list[str], max_calls: int
+) -> None:
+    one, request = use(PLAIN, **fields)
+    assert [tool.name for tool in request.constraint.tool_calls.tools] == names
+    assert request.constraint.tool_calls.max_calls == max_calls
+    parser = one.parser()
+    assert parser
+    assert parser.push('<tool_call>\n{"name": "add", "arguments": {') == [ToolCallStart("add"), ArgumentsDelta("{")]
+
+
+def test_a_model_with_another_format_is_held_to_json() -> None:
+    one, request = use(MARKED, tool_choice=NAMED)
+    assert json.loads(request.constraint.json_schema) == SUM | {"additionalProperties": False}
+    parser = one.parser()
+    assert parser
+    assert parser.push('{"a": 1}') == [ToolCallStart("add"), ArgumentsDelta('{"a": 1}')]
+    one, request = use(MARKED, tool_choice="required")
+    assert json.loads(request.constraint.json_schema)["type"] == "array"
+    parser = one.parser()
+    assert parser
+    assert parser.push('[{"name": "sum", "arguments": {"a": 1}}]') == [ToolCall("sum", '{"a": 1}')]
+
+
+def test_a_model_that_decides_keeps_the_token_that_marks_calls() -> None:
+    for template, special, kept in ((MARKED, "[TOOL_CALLS]", True), (MARKED, "", False), (PLAIN, "<tool_call>", True)):
+        one, request = use(template, special)
+        assert not request.HasField("constraint")
+        assert request.output.special_tokens == kept
+        assert one.parser()
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": None}, {"tools": []}])
+def test_without_tools_the_output_is_text(fields: dict[str, Any]) -> None:
+    one, request = use(PLAIN, **fields)
+    assert not request.HasField("constraint")
+    assert one.parser() is None
