@@ -9,7 +9,7 @@ import aiohttp
 
 from quire.v1 import gateway_pb2
 
-CALL_SECONDS = 60.0
+CALL_SECONDS = 180.0
 # While services are killed and stopped, clients may see these; CANCELLED from a gateway that stops past its grace.
 BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "503", "RESOURCE_EXHAUSTED", "429", "disconnected"})
 _OK = BROKEN | {"OK", "200"}
