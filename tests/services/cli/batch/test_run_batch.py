@@ -16,7 +16,7 @@ from tests.faults import wait_until
 from tests.running_quire import CALL_SECONDS, START_SECONDS, RunningQuire
 
 COMMAND = (sys.executable, "-m", "services.cli.main", "run-batch")
-CHATS, COMPLETIONS, _ = URLS
+CHATS, COMPLETIONS, RESPONSES = URLS
 
 
 def chat(number: int, **fields: Any) -> dict[str, Any]:
@@ -27,6 +27,11 @@ def chat(number: int, **fields: Any) -> dict[str, Any]:
 def completion(number: int, **fields: Any) -> dict[str, Any]:
     body = {"prompt": f"Once {number}", "seed": number, "max_tokens": 40, **fields}
     return {"custom_id": f"completion {number}", "method": "POST", "url": COMPLETIONS, "body": body}
+
+
+def response(number: int) -> dict[str, Any]:
+    body = {"input": f"Why {number}?", "max_output_tokens": 20}
+    return {"custom_id": f"response {number}", "method": "POST", "url": RESPONSES, "body": body}
 
 
 def write(path: Path, *requests: dict[str, Any] | str) -> Path:
@@ -99,10 +104,10 @@ def test_errors_are_answers_with_their_line_and_the_exit_status_says_so(
     tiny_quire: RunningQuire, tmp_path: Path, output: Path
 ) -> None:
     results = tmp_path / "results.json"
-    work = [chat(1), "nonsense", completion(2, temperature=-1), completion(3, prompt=["a", "b"], n=2)]
+    work = [chat(1), "nonsense", completion(2, temperature=-1), completion(3, prompt=["a", "b"], n=2), response(4)]
     requests = write(tmp_path / "requests.jsonl", *work)
     status, errors = finish(requests, output, *base_url(tiny_quire), "--results", str(results), "--window", "2")
-    assert (status, "4 requests answered, 2 of them failed" in errors) == (1, True), errors
+    assert (status, "5 requests answered, 2 of them failed" in errors) == (1, True), errors
     answers = {answer["custom_id"]: answer for answer in answers_in(output)}
     assert answers[None]["error"] == {
         "code": "invalid_line",
@@ -113,13 +118,16 @@ def test_errors_are_answers_with_their_line_and_the_exit_status_says_so(
     assert answers["completion 2"]["response"]["body"]["error"]["param"] == "temperature"
     assert answers["completion 2"]["error"]["message"].startswith("line 3: temperature must be")
     assert len(answers["completion 3"]["response"]["body"]["choices"]) == 4
+    assert answers["response 4"]["response"]["body"]["object"] == "response"
     figures = json.loads(results.read_text())
-    assert (figures["lines"], figures["answers"], figures["failures"], figures["kept"]) == (4, 4, 2, 0)
-    assert figures["generated_tokens"] > 0
+    assert (figures["lines"], figures["answers"], figures["failures"], figures["kept"]) == (5, 5, 2, 0)
+    bodies = [answer["response"]["body"] for answer in answers.values() if answer["error"] is None]
+    counts = [body["usage"].get("completion_tokens", body["usage"].get("output_tokens")) for body in bodies]
+    assert figures["generated_tokens"] == sum(counts) > 0
 
     status, errors = finish(requests, output, *base_url(tiny_quire))
-    assert (status, "4 kept from before" in errors) == (1, True), "nothing is left, but answers have failed"
-    assert len(answers_in(output)) == 4
+    assert (status, "5 kept from before" in errors) == (1, True), "nothing is left, but answers have failed"
+    assert len(answers_in(output)) == 5
 
 
 @pytest.mark.parametrize(
