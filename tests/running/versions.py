@@ -108,8 +108,13 @@ class VersionedService(RunningService):
         module = SLOW_ENGINE if label == "engine" else COMMAND
         self.process = launch(label, *arguments, module=module, **version.environment)
         self.output = Output(self.process)
-        self.address = self.output.wait_for("listens on").split("listens on ")[1]
-        self.metrics_url = metrics_url(self.output, label)
+        try:
+            self.address = self.output.wait_for("listens on").split("listens on ")[1]
+            self.metrics_url = metrics_url(self.output, label)
+        except RuntimeError:
+            self.process.kill()
+            self.process.wait()
+            raise
         self.channel = open_channel(self.address)
 
     def faults(self) -> list[str]:
@@ -127,10 +132,14 @@ class Fleet:
         # An engine and the one that replaces it listen at different addresses, both known to the gateways.
         names = ("one", "two", "one-again", "two-again")
         self._addresses = {name: f"unix:{folder}/{name}.sock" for name in names}
-        self.engines = {name: self._start_engine(name, version) for name in ("one", "two")}
-        self.gateways = [self._start_gateway(version, _GATEWAYS) for _ in range(2)]
-        for engine in self.engines.values():
-            self._wait_for_links(engine)
+        try:
+            self.engines = {name: self._start_engine(name, version) for name in ("one", "two")}
+            self.gateways = [self._start_gateway(version, _GATEWAYS) for _ in range(2)]
+            for engine in self.engines.values():
+                self._wait_for_links(engine)
+        except RuntimeError:
+            self.kill()
+            raise
 
     def replace(self, kind: str, version: Version, between: Callable[[], None]) -> None:
         """Replace all services of a kind, one after the other. `between` is called after each."""
