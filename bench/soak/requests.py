@@ -10,8 +10,8 @@ import aiohttp
 from quire.v1 import gateway_pb2
 
 CALL_SECONDS = 180.0
-# While services are killed and stopped, clients may see these; CANCELLED from a gateway that stops past its grace.
-BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "503", "RESOURCE_EXHAUSTED", "429", "disconnected"})
+# While services are killed and stopped, clients may see these.
+BROKEN = frozenset({"UNAVAILABLE", "503", "RESOURCE_EXHAUSTED", "429", "disconnected"})
 _OK = BROKEN | {"OK", "200"}
 _DEADLINE_SECONDS = 0.4
 _TOPICS = ("a river", "the moon", "an old clock", "bread", "two friends", "a small town", "rain", "a library")

@@ -93,6 +93,7 @@ class GatewayService:
         self._tracing = create_tracing("gateway", settings.otlp_endpoint, settings.trace_sample_ratio)
         self._handler = RequestHandler(self._fleet, dispatcher, limits, namespace, self._observer, self._tracing, clock)
         self._administration = FleetAdministration(self._fleet, self._handler, namespace)
+        self._servicer = GatewayServicer(self._handler, self._administration, self.authenticate)
         self._http: HttpServer | None = None
         self.readiness = Readiness()
         self.server = transport.server(
@@ -117,8 +118,7 @@ class GatewayService:
 
     async def start(self) -> str:
         """Listen, and return the gRPC address. Raises AddressUnavailable."""
-        servicer = GatewayServicer(self._handler, self._administration, self.authenticate)
-        gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, self.server)
+        gateway_pb2_grpc.add_GatewayServicer_to_server(self._servicer, self.server)
         address = transport.bind(self.server, self._settings.listen, self._tls)
         await self.server.start()
         if self._settings.http_listen:
@@ -179,10 +179,11 @@ class GatewayService:
             await change
 
     async def drain(self) -> None:
-        """Reject new requests, and wait for those in flight, at most for the grace time."""
+        """Reject new requests, and wait for those in flight, at most for the grace time; end those that are left."""
         self.readiness.retire()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wait_until_idle(), self._settings.grace_seconds)
+        self._servicer.unfinished.end()
 
     async def _wait_until_idle(self) -> None:
         await self._handler.drain()
@@ -190,7 +191,7 @@ class GatewayService:
             await self._http.finish_requests()
 
     async def stop(self) -> None:
-        """Close the servers, and cancel requests still in flight after a short grace."""
+        """Close the servers."""
         if self._http:
             await self._http.stop()
         await self.server.stop(grace=_STOP_GRACE_SECONDS)

@@ -12,6 +12,7 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.access.auth_interceptor import Authenticate, authorization_of, value_of
 from services.gateway.access.callers import Caller, Origin
+from services.gateway.access.unfinished_calls import UnfinishedCalls
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
 from services.gateway.parameters import MAX_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
@@ -36,6 +37,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         self._handler = handler
         self._administration = administration
         self._authenticate = authenticate
+        self.unfinished = UnfinishedCalls()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream a generation.
@@ -45,7 +47,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         metadata: dict[str, str] = {}
         async with abort_on_error(context, metadata):
             metadata |= _request_id_metadata(request)
-            with self._handler.slow_clients.translated():
+            with self.unfinished.watched(), self._handler.slow_clients.translated():
                 async with aclosing(self._handler.generate(request, self._origin(context))) as responses:
                     async for response in responses:
                         await context.write(response)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.fleet.engine_events import FailoverReason
 from services.gateway.fleet.retention import MAX_RETAINED_ENGINES, RETENTION_SECONDS, Retention
+from services.gateway.fleet.routing import RoutingReason
 from services.gateway.observe.distributions import DISTRIBUTIONS, EngineSeries, FinishedReason
 from services.gateway.observe.observer import (
     GatewayObserver,
@@ -83,6 +85,21 @@ _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("model_name",),
     ),
 }
+
+# The values of further labels of events that may come late or never.
+_RARE_OF_MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "rejected": tuple((reason.value,) for reason in RejectionReason),
+    "given_up": ((),),
+    "deadlines": (("queued",), ("running",)),
+    "slow_clients": ((),),
+}
+_RARE_OF_ENGINES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "failed_over": tuple((reason.value,) for reason in FailoverReason if reason is not FailoverReason.REFUSED),
+    "isolated": ((),),
+    "expected": ((),),
+    "routed": tuple((reason.value,) for reason in RoutingReason),
+}
+_PROTOCOLS = ("grpc", "http")
 
 
 class GatewayMetrics(GatewayObserver):
@@ -169,12 +186,7 @@ class GatewayMetrics(GatewayObserver):
         """Return the series for requests of this model whose first engine is this one."""
         labels = self._engine_labels(model_name, engine_id)
         if labels not in self._series:
-            self._models.add(model_name)
-            for reason in RejectionReason:
-                self._of_models["rejected"].labels(
-                    model_name, reason.value
-                )  # starts at 0, so that rate() sees the first
-            self._of_models["given_up"].labels(model_name)
+            self._start_at_zero(*labels)
             self._series[labels] = EngineSeries(
                 {key: histogram.labels(*labels) for key, histogram in self._distributions.items()},
                 {reason: self._of_engines["ended"].labels(*labels, reason.value) for reason in FinishedReason},
@@ -190,6 +202,19 @@ class GatewayMetrics(GatewayObserver):
             self._models.remove(model)
             for metric in (*self._of_models.values(), self._open_streams):
                 metric.remove_by_labels({"model_name": model})
+
+    def _start_at_zero(self, model_name: str, engine_id: str) -> None:
+        """Create the series of rare events, so that rate() includes the first, and their number stays the same."""
+        self._models.add(model_name)
+        for key, label_values in _RARE_OF_MODELS.items():
+            for value in label_values:
+                self._of_models[key].labels(model_name, *value)
+        for key, label_values in _RARE_OF_ENGINES.items():
+            for value in label_values:
+                self._of_engines[key].labels(model_name, engine_id, *value)
+        for protocol in _PROTOCOLS:
+            self._open_streams.labels(model_name, protocol)
+        self._cancelled.labels(model_name, engine_id)
 
     def _engine_labels(self, model_name: str, engine_id: str) -> tuple[str, str]:
         """Return the labels of an engine, and record that it has series."""

@@ -134,3 +134,24 @@ def test_a_request_that_was_not_submitted_has_no_finished_reason() -> None:
     labels = {"model_name": "m", "reason": "engine_queue"}
     assert metrics.registry.get_sample_value("quire_admission_rejections_total", labels) == 1
     assert metrics.registry.get_sample_value("quire_open_streams", {"model_name": "m", "protocol": "grpc"}) is None
+
+
+def test_the_first_request_of_an_engine_creates_the_series_of_rare_events() -> None:
+    shown = Shown()
+
+    def count() -> int:
+        return sum(len(family.samples) for family in shown.metrics.registry.collect())
+
+    before = count()
+    for reason in ("lost", "drained", "no-kvmanager"):
+        shown.metrics.on_failover("m", "e", reason)
+    for routed in ("only", "prefix", "load", "new", "least-loaded", "round-robin"):
+        shown.metrics.on_routed("m", "e", routed, 3)
+    shown.metrics.on_isolated("m", "e")
+    shown.metrics.on_cancelled("m", "e", 0.1)
+    shown.metrics.on_given_up("m")
+    shown.request.on_deadline_exceeded(queued=True)
+    shown.request.on_deadline_exceeded(queued=False)
+    shown.request.on_slow_client()
+    shown.request.on_failed(DeadlineExceeded("late"), ARRIVAL + 1)
+    assert count() == before
