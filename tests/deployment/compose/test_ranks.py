@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire.v1 import gateway_pb2_grpc
-from tests.deployment.compose.stack import START_SECONDS, Stack, docker, inspect, log_of
+from tests.deployment.compose.stack import START_SECONDS, Stack, inspect, log_of
 from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer, open_channel
@@ -16,9 +16,10 @@ ENGINE = "engine-ranks"
 SERVICES = ("kvmanager", ENGINE, "gateway")
 GRPC, HTTP, MAP = "127.0.0.1:50151", "127.0.0.1:8100", "127.0.0.1:8153"
 PORTS = {"QUIRE_GRPC_PORT": "50151", "QUIRE_HTTP_PORT": "8100", "QUIRE_MAP_PORT": "8153"}
-# A log of one file with 4096 bytes, and a command that writes more.
+# A log of one file, and a command that writes many times its size to the child of process 1.
 LOGS = {"QUIRE_LOG_SIZE": "4k", "QUIRE_LOG_FILES": "1"}
-LOG_BYTES, WRITER = 4096, "seq 100000 102000; echo last; sleep 600"
+LOG_BYTES, LAST_LINE = 4096, '"message": "102000"'
+WRITER = 'seq 100000 102000 >/proc/$(cut -d " " -f 1 /proc/1/task/1/children)/fd/2'
 # Kill one process of a rank other than 0.
 KILL = 'for p in /proc/[0-9]*; do if grep -q worker_process $p/cmdline; then kill -9 "${p#/proc/}"; exit; fi; done'
 
@@ -61,13 +62,12 @@ def test_every_port_is_the_one_of_its_variable(stack: Stack) -> None:
 
 
 def test_a_log_beyond_its_size_loses_its_oldest_lines(stack: Stack) -> None:
-    """Written by a container of a service with another command, which has the service's settings of logs."""
-    writer = stack.succeed("run", "--detach", "--no-deps", "--entrypoint", "sh", "gateway", "-c", WRITER).split()[-1]
-    try:
-        wait_until(lambda: log_of(writer).endswith("last\n"), "the writer has written")
-        assert len(log_of(writer)) <= LOG_BYTES
-    finally:
-        docker("rm", "--force", writer)
+    """The lines are written to the gateway's own output, as a native library would write them."""
+    assert stack.run_inside("gateway", "sh", "-c", WRITER).returncode == 0
+    wait_until(lambda: LAST_LINE in log_of(stack.container("gateway")), "the last line is logged")
+    log = log_of(stack.container("gateway"))
+    assert len(log) <= LOG_BYTES
+    assert {json.loads(line)["service"] for line in log.splitlines()} == {"gateway"}
 
 
 def test_the_block_map_shows_one_pool(stack: Stack) -> None:
