@@ -39,6 +39,7 @@ COMPOSE_OPTIONS = {
     "rm": {"--force"},
     "restart": set[str](),
     "port": {"--index"},
+    "logs": {"--no-log-prefix"},
 }
 # Documented commands that run against the README's `make serve`, and their output.
 RUN = {
@@ -61,6 +62,9 @@ READ = {
     "quire bench": "tests/services/loadgen run it, for as long as a test may",
     "quire replay": "tests/services/cli/commands run it on records",
     "quire plan": "its model has to be fetched",
+    "quire run-batch": "tests/services/cli run it",
+    "protos/compatibility.py": "tests/protos run it",
+    "deploy.prometheus": "tests/deployment/test_alerts.py runs it",
     "QUIRE_API_KEY": "the key is made up",
     "pgrep": "finds the process that the next command kills",
     "kill": "tests/services/test_failover.py kills engines",
@@ -129,8 +133,7 @@ def read_quire(words: list[str], shown: bool) -> None:
 
 
 def read_make(words: list[str], _shown: bool) -> None:
-    (target,) = (word for word in words if "=" not in word)
-    if target.startswith("bench-"):
+    for target in (word for word in words if word.startswith("bench-")):
         assert module_of(target.removeprefix("bench-").replace("NAME", "kv"))
     done = subprocess.run(
         ["make", "-n", "-o", ".venv/installed", *words], cwd=ROOT, capture_output=True, text=True, check=False
