@@ -1,6 +1,6 @@
 """The cost of `quire run-batch`: its tokens per second, compared with those of the same engine in process.
 
-256 requests, each of 128 tokens in and 64 out, greedy, in the default type; 64 run at a time. The command runs as a
+96 requests, each of 128 tokens in and 32 out, greedy, in the default type; 64 run at a time. The command runs as a
 user calls it, and its own figures count from the first request, without the load of the model. The in-process engine is
 a separate process, stopped meanwhile. Each repetition has new prompts, so that nothing is cached.
 """
@@ -18,8 +18,8 @@ from typing import Any
 from bench.loads.peer import Figures, Worker
 from bench.report.results import Row, publish, row, track
 
-REPETITIONS = 5
-REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 256, 128, 64
+REPETITIONS = 3
+REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 96, 128, 32
 DEVICE_BLOCKS = 1024
 VOCABULARY = 49_000
 TOKENS = REQUESTS * NEW_TOKENS
