@@ -8,7 +8,6 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 # Grafana's variables, each with a pattern for all its values.
 VARIABLES = {"$namespace": ".*", "$release": ".*", "$model_name": ".*", "$engine": ".*", "$tenant": ".*"}
 # Metrics without series before a failure, and those that need a setting or certain requests.
-AFTER_FAULTS = ("quire_failovers_total", "quire_slow_clients_total")
 ON_DEMAND = (
     *('tier="host"', "quire_tenant_rejections_total", "quire_admission_rejections_total"),
     *("quire_deadline_exceeded_total", "quire_cancel_to_free_seconds", "quire_http_requests_total"),

@@ -93,6 +93,21 @@ def _generated(request: engine_pb2.Submission, token: int) -> None:
     samples[0].generated_token_ids.append(token)
 
 
+def _calls(request: Message, value: int) -> None:
+    calls = request.constraint.tool_calls
+    calls.max_calls = value
+    if not calls.tools:
+        calls.tools.add(name="f", parameters='{"type": "object"}')
+
+
+def _truncated(request: gateway_pb2.GenerateRequest, value: int) -> None:
+    request.truncate_prompt_tokens = value
+
+
+def _bad_word(request: engine_pb2.Submission, token: int) -> None:
+    request.bad_words.add(token_ids=[token])
+
+
 def _from(least: float, most: float) -> Admits:
     return lambda value: least <= value <= most
 
@@ -119,17 +134,23 @@ _FIELDS: dict[str, tuple[Set, Sequence[Any], Admits]] = {
     "stopping.max_tokens": (_in("stopping", "max_tokens"), _COUNTS, _from(1, 21)),
     "stopping.min_tokens": (_in("stopping", "min_tokens"), _COUNTS, _from(0, _MAX_TOKENS)),
     "stopping.stop_token_ids": (_appended("stopping", "stop_token_ids"), _TOKENS, _IS_TOKEN),
+    "constraint.tool_calls.max_calls": (_calls, _COUNTS, _from(1, 16)),
     "logprobs": (_output("logprobs"), _COUNTS, _from(0, 20)),
     "prompt_logprobs": (_output("prompt_logprobs"), _COUNTS, _from(0, 20)),
     "prompt": (_prompt, _TOKENS, _IS_TOKEN),
     "priority": (_own("priority"), _COUNTS, lambda _: True),
     "timeout": (_duration("timeout"), _TIMES, _IS_TIME),
 }
-FIELDS: dict[str, tuple[Set, Sequence[Any], Admits]] = _FIELDS | {
+_OF_THE_GATEWAY: dict[str, tuple[Set, Sequence[Any], Admits]] = {
+    "truncate_prompt_tokens": (_truncated, _COUNTS, lambda value: value == -1 or value > 0),
+}
+_OF_THE_ENGINE: dict[str, tuple[Set, Sequence[Any], Admits]] = {
     "age": (_duration("age"), _TIMES, _IS_TIME),
+    "bad_words.token_ids": (_bad_word, _TOKENS, _IS_TOKEN),
     "attempt": (_own("attempt"), _COUNTS, lambda _: True),
     "samples.generated_token_ids": (_generated, _TOKENS, _IS_TOKEN),
 }
+FIELDS = _FIELDS | _OF_THE_GATEWAY | _OF_THE_ENGINE
 
 
 @dataclass(frozen=True)
@@ -149,7 +170,7 @@ class Case:
 def case(number: int) -> Case:
     draw = random.Random(number)
     of_the_engine = draw.random() < 0.5
-    fields = FIELDS if of_the_engine else _FIELDS
+    fields = _FIELDS | (_OF_THE_ENGINE if of_the_engine else _OF_THE_GATEWAY)
     kind = draw.choice([*_KINDS])
     request = _submission(number) if of_the_engine else gateway_pb2.GenerateRequest()
     _prompt(request, 20)

@@ -117,9 +117,9 @@ def test_a_text_and_its_token_ids_are_the_same_prompt(
 def test_a_chat_is_the_prompt_that_its_template_makes(
     tiny_quire: RunningQuire, tokenizer: tokenizers.Tokenizer
 ) -> None:
-    messages = [("system", "Be brief."), ("user", "北京 <|end|>?")]
+    messages = [("system", "Be brief."), ("user", "北京?")]
     chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role=role, content=text) for role, text in messages])
-    written = "<|system|>Be brief.\n<|user|>北京 <|end|>?\n<|assistant|>"
+    written = "<|system|>Be brief.\n<|user|>北京?\n<|assistant|>"
     ids = tokenizer.encode(written, add_special_tokens=False).ids
     assert list(tiny_quire.gateway.Tokenize(tokenize_request(chat=chat)).token_ids) == ids
     request = prompt_request("", 20)

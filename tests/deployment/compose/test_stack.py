@@ -32,7 +32,7 @@ from tests.deployment.compose.stack import (
     missing_images,
     run,
 )
-from tests.deployment.dashboard import AFTER_FAULTS, ON_DEMAND, dashboards, queries
+from tests.deployment.dashboard import ON_DEMAND, dashboards, queries
 from tests.deployment.prometheus import ALERTS, RunningPrometheus
 from tests.load import prompt_request, run_streams
 from tests.running_quire import CALL_SECONDS, Answer, open_channel
@@ -193,7 +193,7 @@ def test_a_prometheus_that_scrapes_the_containers_has_data_for_every_query(
             run_streams(stack, requests, STREAMS)
         prometheus.wait_until("quire:errors:ratio_rate5m")  # needs a scrape after the end of a request
         end = start + math.ceil(time.time() - start)  # ranges are evaluated every second from `start` on
-        expressions = [query for query in queries() if not query.needs(*AFTER_FAULTS, *ON_DEMAND)]
+        expressions = [query for query in queries() if not query.needs(*ON_DEMAND)]
         empty = [query for query in expressions if not prometheus.query_range(query.executable(), start, end)]
         assert empty == []
         off = "sum by (engine, tier) (quire_kv_blocks) != on (engine, tier) quire_kv_pool_blocks"

@@ -74,7 +74,9 @@ def _request(draw: random.Random, name: int, constraints: Sequence[Constraint]) 
     constraint = draw.choice(constraints) if draw.random() < 0.4 else None
     ends = frozenset({END, *range(50, 50 + draw.choice((0, 0, 20)))})
     ignored = frozenset({END}) if constraint is None and draw.random() < 0.2 else frozenset[int]()
-    stopping = Stopping(draw.randint(6, 30), ends - ignored, draw.choice((0, 0, 6)), ignored)
+    stopping = Stopping(
+        draw.randint(6, 30), ends - ignored, draw.choice((0, 0, 6)) if constraint is None else 0, ignored
+    )
     rest = dict[str, Any]()
     if draw.random() < 0.5:
         rest["logit_rules"] = LogitRules(

@@ -23,6 +23,7 @@ from services.loadgen.workload.prompts import PromptMaker
 from services.runtime import transport
 from services.runtime.metrics.page import Exposition
 from services.runtime.metrics.server import metrics_server
+from services.runtime.service import Readiness
 from tests.certificates import Authority
 from tests.scrape import Scrape
 from tests.services.runtime.http.sockets import Connection, connections
@@ -110,7 +111,7 @@ class ConnectionCollector(Collector):
 async def test_the_metrics_page_is_sent_at_once() -> None:
     registry, collector = CollectorRegistry(), ConnectionCollector()
     registry.register(collector)
-    async with metrics_server(Exposition(registry, "127.0.0.1:0")) as url:
+    async with metrics_server(Exposition(registry, "127.0.0.1:0"), Readiness()) as url:
         collector.url = url
         await asyncio.to_thread(Scrape.of, url)
     assert_at_once(collector.found)
