@@ -42,7 +42,7 @@ class Line:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences that it generates at the same time, as far as its body tells."""
+        """Number of sequences generated at the same time: prompts times samples."""
         prompt, count = self.body.get("prompt"), self.body.get("n")
         prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
         return prompts * (count if isinstance(count, int) and count > 1 else 1)
