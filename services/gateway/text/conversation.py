@@ -88,6 +88,10 @@ def _json_object(text: str, path: str) -> dict[str, Any]:
         raise InvalidField(f"{path} must be a JSON object", path)
     if _is_deeper(value, _MAX_DEPTH):
         raise InvalidField(f"{path} must be nested at most {_MAX_DEPTH} levels deep", path)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidField(f"{path} has an unpaired surrogate", path) from error
     return value
 
 

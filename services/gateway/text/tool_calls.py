@@ -291,7 +291,12 @@ def _tool_call(value: Any) -> ToolCall | None:
         arguments = _object_in(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + text).encode()
+    except ValueError:  # NaN, a number out of range, or an unpaired surrogate, which no answer can hold
+        return None
+    return ToolCall(name, text)
 
 
 def _object_in(text: str) -> Any:
