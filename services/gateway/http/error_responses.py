@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from services.gateway.http.not_served import reason_of
 from services.gateway.http.openai.field_names import FieldNames
@@ -42,6 +43,7 @@ _CODES: dict[type[Exception], str] = {
 }
 REQUEST_ID = "x-request-id"
 _MAX_PATH = 100
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _INTERNAL_ERROR = "internal server error; see the log of the gateway"
 _FIRST_SERVER_STATUS = 500
 
@@ -82,7 +84,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     message = {404: f"there is no {place}", 405: f"{place} is not allowed"}.get(error.status_code, error.detail)
     if error.status_code == HTTPStatus.NOT_FOUND and (reason := reason_of(request.url.path)):
         code, message = "not_served", f"{place} is not served: {reason}"
-    headers = {**(error.headers or {}), **_request_id(request)}
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()} | _request_id(request)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the router names only the methods of the first route
+        headers["allow"] = ", ".join(_methods_of(request))
     return _response(error.status_code, _body(error.status_code, message, None, code), headers)
 
 
@@ -97,6 +101,13 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 async def on_unexpected_error(_: Request, error: Exception) -> Response:
     """Respond to a request that failed with an unexpected exception."""
     return _response(HTTPStatus.INTERNAL_SERVER_ERROR, internal_error_body(error), {})
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Return the methods of a path."""
+    scopes = ({**request.scope, "method": method} for method in _METHODS)
+    routes = request.app.routes
+    return [scope["method"] for scope in scopes if any(one.matches(scope)[0] is Match.FULL for one in routes)]
 
 
 def _body(status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:

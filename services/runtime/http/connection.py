@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -24,6 +25,9 @@ _MAX_UNREAD_BYTES = 1024 * 1024 * 1024
 _LAST_SECONDS = 1.0
 # Excess connections that receive a 503; further ones are closed at once.
 _MAX_REFUSED_CONNECTIONS = 64
+# The beginning of a request whose method may be one that the parser does not know.
+_METHOD = re.compile(rb"(?:\r?\n)*+([!#$%&'*+.^_`|~0-9A-Za-z-]++) \S++ HTTP/1\.[01]\r?\n")
+_MAX_METHOD = 40
 # uvicorn closes a connection after a response with it.
 _CLOSE = (b"connection", b"close")
 
@@ -149,6 +153,8 @@ class HttpConnection(HttpToolsProtocol):
             if isinstance(error, _HeadTooLarge) or isinstance(error.__context__, _HeadTooLarge):
                 message = f"the head of the request must have at most {_HEAD_BYTES} bytes and {_MAX_HEADERS} headers"
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+            elif isinstance(error, httptools.HttpParserInvalidMethodError) and (method := _METHOD.match(data)):
+                self._refuse(HTTPStatus.NOT_IMPLEMENTED, f"there is no method {method[1][:_MAX_METHOD].decode()}")
             else:
                 self._refuse(HTTPStatus.BAD_REQUEST, "not a valid HTTP/1.1 request")
         else:

@@ -15,7 +15,8 @@ from services.runtime.http.server import HttpServer
 from services.runtime.metrics.page import Exposition, MetricsPage
 from services.runtime.service import Readiness
 
-_READY_PATH = "/ready"
+_METRICS_PATH, _READY_PATH = "/metrics", "/ready"
+_NOT_FOUND = f"there are only {_METRICS_PATH} and {_READY_PATH} here\n"
 _ANSWER_SECONDS = 5.0
 _LIMITS = HttpLimits(connections=8, read_seconds=5.0, write_seconds=5.0)
 _CLOSE = {"connection": "close"}  # so that idle scrapers do not occupy all connections
@@ -33,13 +34,13 @@ async def metrics_server(exposition: Exposition, readiness: Readiness) -> AsyncI
     host = exposition.address.rpartition(":")[0]
     port = (await server.start(exposition.address, "show metrics")).rpartition(":")[2]
     try:
-        yield f"http://{host}:{port}/metrics"
+        yield f"http://{host}:{port}{_METRICS_PATH}"
     finally:
         await server.stop()
 
 
 class _MetricsApp:
-    """Answers every path with the metrics, except the one of health checks."""
+    """Answers the paths of the metrics and of health checks."""
 
     def __init__(self, page: MetricsPage, readiness: Readiness) -> None:
         self._page = page
@@ -49,6 +50,8 @@ class _MetricsApp:
         await (await self._response(scope["method"], scope["path"]))(scope, receive, send)
 
     async def _response(self, method: str, path: str) -> Response:
+        if path not in (_METRICS_PATH, _READY_PATH):
+            return Response(_NOT_FOUND, HTTPStatus.NOT_FOUND, _CLOSE)
         if method not in ("GET", "HEAD"):
             return Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"allow": "GET, HEAD", **_CLOSE})
         if path == _READY_PATH:  # without the metrics, which take milliseconds to write

@@ -1,13 +1,26 @@
 """What an endpoint uses of its request and of the application."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 
 from services.gateway.access.callers import Origin
 from services.gateway.administration import FleetAdministration
 from services.gateway.request_handler import RequestHandler
+
+
+class Router(APIRouter):
+    """A router that answers HEAD wherever it answers GET. The server drops the body; OpenAPI describes GET alone."""
+
+    def add_api_route(
+        self, path: str, endpoint: Callable[..., Any], *, methods: set[str] | list[str] | None = None, **options: Any
+    ) -> None:
+        """Add a route."""
+        super().add_api_route(path, endpoint, methods=methods, **options)
+        if methods and "GET" in methods:
+            super().add_api_route(path, endpoint, methods=["HEAD"], **{**options, "include_in_schema": False})
 
 
 def handler_of(request: Request) -> RequestHandler:

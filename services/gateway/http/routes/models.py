@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from quire.v1 import gateway_pb2
 from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import requests, responses
 from services.gateway.http.openai.messages import chat
-from services.gateway.http.routes.context import handler_of, json_response
+from services.gateway.http.routes.context import Router, handler_of, json_response
 from services.gateway.http.routes.descriptions import ERRORS
 from services.runtime.errors import InvalidField
 
-router = APIRouter(route_class=ApiRoute, responses=ERRORS)
+router = Router(route_class=ApiRoute, responses=ERRORS)
 
 
 @router.get("/v1/models", responses={200: {"model": responses.Models}})

@@ -3,13 +3,13 @@
 from importlib import metadata
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from quire.v1 import gateway_pb2, pins_pb2
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS
 from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import responses
-from services.gateway.http.routes.context import administration_of, handler_of, json_response
+from services.gateway.http.routes.context import Router, administration_of, handler_of, json_response
 from services.gateway.http.routes.descriptions import ERRORS
 from services.runtime.errors import Unavailable, UnsupportedField
 
@@ -22,8 +22,8 @@ _RESET_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _Model = Annotated[str, Query(description="Name of a served model. Default: the only served model.")]
 
-router = APIRouter(route_class=ApiRoute)
-open_router = APIRouter()
+router = Router(route_class=ApiRoute)
+open_router = Router()
 
 
 @open_router.get("/live", responses={200: {"model": responses.State}})

@@ -237,14 +237,24 @@ def test_headers_that_are_too_large_are_rejected(server: ScriptedServer, head: b
         b"GET /health HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
         b"CONNECT example:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"G(T /health HTTP/1.1\r\nhost: x\r\n\r\n",
     ],
-    ids=["TLS", "HTTP/2", "half a line", "two lengths", "blank in a name", "negative length", "CONNECT"],
+    ids=["TLS", "HTTP/2", "half a line", "two lengths", "blank in a name", "negative length", "CONNECT", "no method"],
 )
 def test_malformed_http_is_rejected_and_counted_without_a_path(server: ScriptedServer, data: bytes) -> None:
     def send() -> None:
         assert raw(server, data).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
     assert observed(server, send) == [("other", "other", 400)]
+
+
+@pytest.mark.parametrize("method", ["FOO", "get"])
+def test_a_method_that_http_does_not_have_is_not_implemented(server: ScriptedServer, method: str) -> None:
+    answer = raw(server, f"{method} /v1/responses HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 501 Not Implemented\r\n")
+    error = {"type": "invalid_request_error", "param": None, "code": "not_implemented"}
+    assert json.loads(body) == {"error": {"message": f"there is no method {method}", **error}}
 
 
 @pytest.mark.parametrize(

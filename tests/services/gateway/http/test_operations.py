@@ -26,6 +26,19 @@ def test_a_ping_is_answered_as_health(server: ScriptedServer, method: str) -> No
     assert (ping.status_code, ping.json()) == (200, server.client.get("/health").json())
 
 
+@pytest.mark.parametrize("path", ["/ping", "/health", "/ready", "/live", "/load", "/version", "/v1/models"])
+def test_head_is_answered_as_get_without_a_body(server: ScriptedServer, path: str) -> None:
+    head, get = server.client.head(path), server.client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
+
+
+@pytest.mark.parametrize(("path", "methods"), [("/ping", "GET, HEAD, POST"), ("/health", "GET, HEAD")])
+def test_a_wrong_method_is_rejected_with_all_that_the_path_has(server: ScriptedServer, path: str, methods: str) -> None:
+    answer = server.client.delete(path)
+    assert (*rejection(answer), answer.headers["allow"]) == (405, "method_not_allowed", methods)
+
+
 def test_the_load_is_the_number_of_requests_in_flight(server: ScriptedServer) -> None:
     server.call(server.handler.hold.clear)
     body = {"prompt": "x", "max_tokens": 2, "stream": True}

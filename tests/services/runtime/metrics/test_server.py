@@ -145,6 +145,12 @@ async def test_other_methods_are_rejected(method: str) -> None:
         assert await status_of(url, method) == 405
 
 
+@pytest.mark.parametrize("path", ["/", "/metric", "/metrics/", "/v1/models"])
+async def test_other_paths_are_not_found(path: str) -> None:
+    async with metrics_server(shown(), Readiness()) as url:
+        assert await status_of(url.replace("/metrics", path)) == 404
+
+
 async def test_a_failing_collector_fails_the_scrape_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     exposition = shown()
     exposition.registry.register(Broken())
