@@ -24,6 +24,25 @@ OF_THE_CHART = {
 _STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _NAMED: Schema = {"type": "array", "items": {"type": "object", "required": ["name"]}}
+# Names as Kubernetes and the Gateway API accept them: no scheme, no port, no address. Only the first label of a host name
+# can be a wildcard.
+_LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_HOST_NAME = rf"(\*\.)?({_LABEL}\.)*[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?"
+_HOSTS: Schema = {"type": "array", "items": {"type": "string", "maxLength": 253, "pattern": f"^{_HOST_NAME}$"}}
+_SERVER_NAME: Schema = {"type": "string", "maxLength": 253, "pattern": rf"^({_LABEL}(\.{_LABEL})*)?$"}
+_INGRESS_TLS: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"hosts": _HOSTS, "secretName": {"type": "string"}},
+    },
+}
+# A quoted number would only be refused by Kubernetes.
+_TOLERATIONS: Schema = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"tolerationSeconds": {"type": "integer"}}},
+}
 _NAME_PART: Schema = {"type": "string", "pattern": "^([a-z]([-a-z0-9]*[a-z0-9])?)?$"}
 _GIVEN: Schema = {"type": "string", "minLength": 1}
 _QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(k|[KMGTPE]i?)?$"}
@@ -80,12 +99,13 @@ BOUNDS: dict[str, Schema] = {
     "priorityClass.value": {"type": "integer", "minimum": -(2**31), "maximum": 10**9},
     "priorityClass.preemptionPolicy": {"type": "string", "enum": ["PreemptLowerPriority", "Never"]},
     "gateway.antiAffinity": {"type": "string", "enum": ["preferred", "required", "none"]},
-    "tls.serverName": {"type": "string", "pattern": r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$"},
+    "tls.serverName": _SERVER_NAME,
+    "clients.serverName": _SERVER_NAME,
     "issuerRef.kind": {"type": "string", "enum": ["Issuer", "ClusterIssuer"]},
     "issuerRef.group": _GIVEN,
     "certManager.duration": _GO_DURATION,
     "certManager.renewBefore": _GO_DURATION,
-    "clients.dnsNames": _TEXTS,
+    "clients.dnsNames": _HOSTS,
     "serviceMonitor.interval": _DURATION,
     "serviceMonitor.scrapeTimeout": _DURATION,
     "prometheusRule.preset": {"type": "string", "enum": list(PRESETS)},
@@ -114,11 +134,12 @@ BOUNDS: dict[str, Schema] = {
     "ranks.port": {"type": "integer", "minimum": 1, "maximum": 65535},
     "shmSize": _QUANTITY,
     "service.type": {"type": "string", "enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
-    "ingress.hosts": _TEXTS,
+    "ingress.hosts": _HOSTS,
+    "ingress.tls": _INGRESS_TLS,
     "http.parentRefs": _NAMED,
     "grpc.parentRefs": _NAMED,
-    "http.hostnames": _TEXTS,
-    "grpc.hostnames": _TEXTS,
+    "http.hostnames": {**_HOSTS, "maxItems": 16},
+    "grpc.hostnames": {**_HOSTS, "maxItems": 16},
     # As in the Gateway API.
     "http.timeout": {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"},
     "modelFetch.timeoutSeconds": _AT_LEAST_1,
@@ -132,6 +153,7 @@ BOUNDS: dict[str, Schema] = {
     "podAnnotations": _STRINGS,
     "podLabels": _STRINGS,
     "nodeSelector": _STRINGS,
+    "tolerations": _TOLERATIONS,
 }
 
 

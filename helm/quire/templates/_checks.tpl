@@ -6,6 +6,7 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{ include "quire.drainFaults" . }}
 {{ include "quire.replicaFaults" . }}
 {{ include "quire.modelFaults" . }}
+{{ include "quire.claimFaults" . }}
 {{ include "quire.rankFaults" . }}
 {{ include "quire.tlsFaults" . }}
 {{ include "quire.exposureFaults" . }}
@@ -136,7 +137,6 @@ model and models are both given: the engines run either that model or those
 {{- end }}
 {{- $names := dict }}
 {{- $served := dict }}
-{{- $pods := 0 }}
 {{- range $engines }}
 {{- if hasKey $names .name }}
 models has {{ .entry }} twice: names must be unique
@@ -149,14 +149,33 @@ models has the name {{ quote .entry }}: a name has at most 63 characters, which 
 models has {{ get $served .served }} and {{ .model }} under one name, {{ .served }}: set settings.model_name of one of them
 {{- end }}
 {{- $_ := set $served .served .model }}
-{{- $pods = add $pods (include "quire.autoscaled" . | empty | ternary .values.replicas .values.autoscaling.maxReplicas | int) }}
 {{- end }}
+{{- end }}
+
+{{/* The claim of the models, which all pods of the engines mount at the same time, those that a rollout adds too. */}}
+{{- define "quire.claimFaults" -}}
+{{- $pods := 0 }}
+{{- $added := 0 }}
+{{- $nodes := list }}
+{{- range include "quire.engines" . | fromJsonArray }}
+{{- $replicas := include "quire.autoscaled" . | empty | ternary .values.replicas .values.autoscaling.maxReplicas | int }}
+{{- $pods = add $pods (mul $replicas .values.ranks.pods) }}
+{{- $added = add $added (has (toString .values.rollingUpdate.maxUnavailable) (list "0" "0%") | ternary .values.ranks.pods 0) }}
+{{- $nodes = append $nodes (default "" (get .values.nodeSelector "kubernetes.io/hostname")) }}
+{{- end }}
+{{- $pods = add $pods $added | int }}
+{{- $several := printf "the engines have %d pods%s" $pods ($added | int | empty | ternary "" " during a rollout") }}
+{{- $onOneNode := and (eq (len (uniq $nodes)) 1) (first $nodes) }}
 {{- with .Values.modelCache.persistence }}
 {{- if and .existingClaim (not .enabled) }}
 modelCache.persistence.existingClaim is set, but persistence is not enabled: each pod would fetch its own copy of the model
 {{- end }}
-{{- if and .enabled (not .existingClaim) (has "ReadWriteOncePod" .accessModes) (gt (int $pods) 1) }}
-modelCache.persistence.accessModes has ReadWriteOncePod, but there are {{ $pods }} engines: all but one would never start
+{{- if and .enabled (not .existingClaim) (gt $pods 1) }}
+{{- if has "ReadWriteOncePod" .accessModes }}
+modelCache.persistence.accessModes has ReadWriteOncePod, but {{ $several }}: all but one would never start
+{{- else if not (or (has "ReadWriteMany" .accessModes) $onOneNode) }}
+modelCache.persistence.accessModes is ReadWriteOnce, but {{ $several }}: those on a second node would never start, so use ReadWriteMany, or one node for all engines (engine.nodeSelector with kubernetes.io/hostname)
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -229,6 +248,15 @@ kvmanager.priorityClass.create is set, but kvmanager.placement is engine: it is 
 {{- $patience := float64 .values.settings.seconds_without_kvmanager }}
 {{- if and $patience (ge (float64 $manager.lostNodeSeconds) $patience) }}
 kvmanager.lostNodeSeconds is {{ $manager.lostNodeSeconds }}, but {{ include "quire.engineKey" . }}.settings.seconds_without_kvmanager is {{ .values.settings.seconds_without_kvmanager }}: requests would fail before a new KV manager starts
+{{- end }}
+{{- $key := include "quire.engineKey" . }}
+{{- $seconds := .values.settings.seconds_without_kvmanager }}
+{{- range include "quire.lostNodeTolerations" $ | fromJsonArray }}
+{{- if and $patience (not (hasKey . "tolerationSeconds")) }}
+kvmanager.tolerations has {{ .key }} without tolerationSeconds, but {{ $key }}.settings.seconds_without_kvmanager is {{ $seconds }}: the KV manager would stay on a lost node, and requests would fail
+{{- else if and $patience (ge (float64 .tolerationSeconds) $patience) }}
+kvmanager.tolerations has {{ .key }} with tolerationSeconds of {{ .tolerationSeconds }}, but {{ $key }}.settings.seconds_without_kvmanager is {{ $seconds }}: requests would fail before a new KV manager starts
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -59,17 +59,39 @@ each model. engine: a container in the pod of each engine.
 {{- .Values.tls.enabled | ternary dict (dict "insecure" true) | toJson }}
 {{- end }}
 
-{{/* Tolerations of the pods: a new one starts elsewhere soon after the node is lost. */}}
+{{/*
+Tolerations of the pods: a new one starts elsewhere soon after the node is lost. Kubernetes applies the first one that
+matches, so one of the values for the same taint takes the place of the chart's.
+*/}}
 {{- define "quire.kvmanagerTolerations" -}}
-{{- range list "not-ready" "unreachable" }}
-- key: node.kubernetes.io/{{ . }}
+{{- $own := include "quire.lostNodeTolerations" . | fromJsonArray }}
+{{- range $key := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+{{- $given := false }}
+{{- range $own }}
+{{- $given = or $given (eq .key $key) }}
+{{- end }}
+{{- if not $given }}
+- key: {{ $key }}
   operator: Exists
   effect: NoExecute
   tolerationSeconds: {{ int $.Values.kvmanager.lostNodeSeconds }}
 {{- end }}
+{{- end }}
 {{- with .Values.kvmanager.tolerations }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* The tolerations of the values that keep a KV manager on a lost node, as a JSON list. */}}
+{{- define "quire.lostNodeTolerations" -}}
+{{- $found := list }}
+{{- range .Values.kvmanager.tolerations }}
+{{- $onLoss := has .key (list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable") }}
+{{- if and $onLoss (has (default "" .effect) (list "" "NoExecute")) }}
+{{- $found = append $found . }}
+{{- end }}
+{{- end }}
+{{- toJson $found }}
 {{- end }}
 
 {{/* The name of the PriorityClass that the chart creates. It is the cluster's, so it includes the namespace. */}}

@@ -144,6 +144,13 @@ def test_the_notes_explain_how_to_call_the_gateway_and_warn(monitored: bool) -> 
     assert ("metrics.serviceMonitor.enabled=true" in text) is not monitored
 
 
+@pytest.mark.parametrize("monitored", [True, False])
+def test_the_notes_name_the_series_that_rules_without_a_service_monitor_need(monitored: bool) -> None:
+    text = notes({"metrics": {"prometheusRule": {"enabled": True}, "serviceMonitor": {"enabled": monitored}}})
+    assert ("WARNING: metrics.prometheusRule is enabled without metrics.serviceMonitor." in text) is not monitored
+    assert ("namespace=llm, release=blue" in text) is not monitored
+
+
 def test_the_notes_state_that_clients_need_a_key_and_tls() -> None:
     text = notes(ci("tls"))
     assert "WARNING" not in text

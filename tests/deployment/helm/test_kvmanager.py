@@ -117,6 +117,15 @@ def test_a_kv_manager_leaves_a_lost_node_before_requests_fail() -> None:
     assert "tolerations" not in pods(render())["engine"]["spec"]
 
 
+def test_a_toleration_of_the_values_replaces_that_of_the_chart_for_the_same_taint() -> None:
+    """Kubernetes applies the first one that matches, so one after the chart's would have no effect."""
+    own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 20}
+    spec = pods(render({"kvmanager": {"tolerations": [own]}}))["kvmanager"]["spec"]
+    keys = [one["key"] for one in spec["tolerations"]]
+    assert sorted(keys) == ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
+    assert own in spec["tolerations"]
+
+
 def test_a_kv_manager_has_room_in_its_node_by_default() -> None:
     resources = containers(render())["kvmanager"]["resources"]
     assert resources == {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}

@@ -39,6 +39,17 @@ A_MODEL = {"name": "a", "model": "org/a"}
         ("models", [{"name": "a"}], "at '/models/0': missing property 'model'"),
         ("kvmanager.placement", "node", "at '/kvmanager/placement': value must be one of 'shared', 'model', 'engine'"),
         ("gateway.routes.http.timeout", "1.5h", "at '/gateway/routes/http/timeout': '1.5h' does not match pattern"),
+        ("gateway.ingress.hosts", ["https://a.org"], "at '/gateway/ingress/hosts/0': 'https://a.org' does not match"),
+        ("gateway.ingress.tls", [{"hosts": ["*"]}], "at '/gateway/ingress/tls/0/hosts/0': '*' does not match"),
+        ("gateway.routes.http.hostnames", ["a.org:80"], "at '/gateway/routes/http/hostnames/0': 'a.org:80' does not"),
+        ("gateway.routes.grpc.hostnames", ["1.2.3.4"], "at '/gateway/routes/grpc/hostnames/0': '1.2.3.4' does not"),
+        ("tls.clients.dnsNames", ["A.org"], "at '/tls/clients/dnsNames/0': 'A.org' does not match"),
+        ("tls.serverName", "a..b", "at '/tls/serverName': 'a..b' does not match"),
+        (
+            "engine.tolerations",
+            [{"key": "pool", "tolerationSeconds": "9"}],
+            "at '/engine/tolerations/0/tolerationSeconds': got string, want integer",
+        ),
         ("models", [{**A_MODEL, "replica": 2}], "at '/models/0': additional properties 'replica' not allowed"),
         (
             "models",
@@ -61,6 +72,9 @@ FETCH = {
     "modelCache": {"persistence": {"enabled": True, "existingClaim": "models"}},
 }
 FOR_ONE_POD = {"enabled": True, "accessModes": ["ReadWriteOncePod"]}
+FOR_ONE_NODE = {"enabled": True, "accessModes": ["ReadWriteOnce"]}
+ON_ONE_NODE = {"replicas": 2, "nodeSelector": {"kubernetes.io/hostname": "a"}}
+LOST = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
 
 # Values and helm's message, by fault.
 INCONSISTENT: dict[str, tuple[Object, str]] = {
@@ -178,7 +192,27 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
             "modelCache": {"persistence": FOR_ONE_POD},
             "engine": {"replicas": 2},
         },
-        "modelCache.persistence.accessModes has ReadWriteOncePod, but there are 2 engines",
+        "modelCache.persistence.accessModes has ReadWriteOncePod, but the engines have 2 pods: all but one would never",
+    ),
+    "a-claim-for-one-node": (
+        {"modelCache": {"persistence": FOR_ONE_NODE}, "models": [A_MODEL, {"name": "b", "model": "org/b"}]},
+        "modelCache.persistence.accessModes is ReadWriteOnce, but the engines have 2 pods: those on a second node would "
+        "never start, so use ReadWriteMany, or one node for all engines (engine.nodeSelector with "
+        "kubernetes.io/hostname)",
+    ),
+    "a-claim-for-the-ranks-of-one-pod": (
+        {
+            "modelCache": {"persistence": FOR_ONE_POD},
+            "engine": {"settings": {"tensor_parallel": 2, "grace_seconds": 20}, "ranks": {"pods": 2}},
+        },
+        "modelCache.persistence.accessModes has ReadWriteOncePod, but the engines have 2 pods: all but one would never",
+    ),
+    "a-claim-for-one-node-and-a-rollout-that-adds-a-pod": (
+        {
+            "modelCache": {"persistence": FOR_ONE_NODE},
+            "engine": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        },
+        "modelCache.persistence.accessModes is ReadWriteOnce, but the engines have 2 pods during a rollout: those on",
     ),
     "tls-without-a-secret": (
         {"tls": {"enabled": True, "existingSecrets": {"engine": "a"}}},
@@ -263,6 +297,16 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
         "kvmanager.lostNodeSeconds is 10, but models[b].settings.seconds_without_kvmanager is 10: requests would fail "
         "before a new KV manager starts",
     ),
+    "a-kv-manager-whose-toleration-outlasts-the-patience": (
+        {"kvmanager": {"tolerations": [{**LOST, "tolerationSeconds": 30}]}},
+        "kvmanager.tolerations has node.kubernetes.io/unreachable with tolerationSeconds of 30, but "
+        "engine.settings.seconds_without_kvmanager is 30: requests would fail before a new KV manager starts",
+    ),
+    "a-kv-manager-that-stays-on-a-lost-node": (
+        {"kvmanager": {"tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}]}},
+        "kvmanager.tolerations has node.kubernetes.io/not-ready without tolerationSeconds, but "
+        "engine.settings.seconds_without_kvmanager is 30: the KV manager would stay on a lost node, and requests",
+    ),
     "two-priority-classes": (
         {"kvmanager": {"priorityClassName": "serving", "priorityClass": {"create": True}}},
         "kvmanager.priorityClassName is set, but kvmanager.priorityClass.create too: the pods have one PriorityClass",
@@ -323,6 +367,11 @@ def test_all_invalid_values_are_reported_at_once() -> None:
         {"engine": {"podDisruptionBudget": {**BUDGET, "minAvailable": "50%"}, "replicas": 2}},
         {"engine": {"podDisruptionBudget": {**BUDGET, "maxUnavailable": 1}}},
         {"modelCache": {"persistence": FOR_ONE_POD}},
+        {"modelCache": {"persistence": FOR_ONE_NODE}, "engine": ON_ONE_NODE},
+        {"modelCache": {"persistence": {**FOR_ONE_NODE, "existingClaim": "models"}}, "engine": {"replicas": 2}},
+        {"kvmanager": {"tolerations": [{**LOST, "tolerationSeconds": 29}, {"operator": "Exists"}]}},
+        {"kvmanager": {"tolerations": [{**LOST, "effect": "NoSchedule"}]}},
+        {"gateway": {"ingress": {"enabled": True, "hosts": ["*.a-1.org", "localhost"]}, "insecure": True}},
         {"gateway": {"service": {"type": "NodePort"}, "insecure": True}},
         {"models": [A_MODEL, {"name": "b", "model": "org/a"}]},
         {"global": {"region": "north"}},
