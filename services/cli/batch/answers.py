@@ -48,55 +48,79 @@ class KnownAnswers:
 
 
 class AnswerFile:
-    """A locked file of answers, one a line. A torn last line of an interrupted run is removed when it is opened."""
+    """A locked file of answers, one a line. It is neither created nor changed before `begin`."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file, and read its answers. Raises UnusableFile."""
+        """Read the answers of the file, if there is one. Raises UnusableFile."""
         self.known = KnownAnswers()
         self.failures = 0  # of the answers that were there
         self._path = path
+        self._end = 0  # in bytes, of the whole lines that were there
+        self._file: BinaryIO | None = None
+        if not path.exists():
+            return
+        self._file = self._locked()
         try:
-            self._file: BinaryIO = path.open("a+b")
-        except OSError as error:
-            raise UnusableFile(f"{path} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
-        except BlockingIOError as error:
-            self._file.close()
-            raise UnusableFile(f"another run writes to {path}") from error
         except UnusableFile:
             self._file.close()
             raise
 
+    def begin(self) -> None:
+        """Create the file, or remove the torn last line of an interrupted run. Raises UnusableFile."""
+        if self._file is None:
+            self._file = self._locked()
+            if self._file.seek(0, os.SEEK_END):
+                self._file.close()
+                raise UnusableFile(f"another run writes to {self._path}")
+        self._file.truncate(self._end)
+
     def append(self, answer: dict[str, Any]) -> None:
         """Append an answer. It is in the file when this returns."""
-        self._file.write(json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n")
-        self._file.flush()
+        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+        # UTF-8 has no unpaired surrogates, as in texts of other servers: they stay JSON's escapes.
+        self._opened.write(text.encode(errors="backslashreplace") + b"\n")
+        self._opened.flush()
 
     def close(self) -> None:
         """Store the file durably, and release it."""
+        if self._file is None:
+            return
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
     def custom_ids(self) -> Iterator[str]:
-        """Yield the ids of all answers, where they have one."""
-        self._file.seek(0)
-        for content in self._file:
-            if isinstance(custom_id := json.loads(content)["custom_id"], str):
+        """Yield the ids of all answers that were there, where they have one."""
+        self._opened.seek(0)
+        while self._opened.tell() < self._end:
+            if isinstance(custom_id := json.loads(self._opened.readline())["custom_id"], str):
                 yield custom_id
 
+    @property
+    def _opened(self) -> BinaryIO:
+        assert self._file is not None, "begin comes first"
+        return self._file
+
+    def _locked(self) -> BinaryIO:
+        try:
+            file = self._path.open("a+b")
+        except OSError as error:
+            raise UnusableFile(f"{self._path} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise UnusableFile(f"another run writes to {self._path}") from error
+        return file
+
     def _read(self) -> None:
-        self._file.seek(0)
-        end = 0
-        for number, content in enumerate(self._file, start=1):
+        self._opened.seek(0)
+        for number, content in enumerate(self._opened, start=1):
             if not content.endswith(b"\n"):
                 break  # the write of an earlier run was cut off
             self._add(number, content)
-            end += len(content)
-        self._file.truncate(end)
-        self._file.seek(0, os.SEEK_END)
+            self._end += len(content)
 
     def _add(self, number: int, content: bytes) -> None:
         try:

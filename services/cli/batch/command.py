@@ -37,8 +37,8 @@ _SERVER_OPTIONS = together(
     "-i",
     "--input-file",
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File of requests in OpenAI's batch format, one JSON object a line.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="File of requests in OpenAI's batch format, one JSON object a line. -: standard input.",
 )
 @click.option(
     "-o",
@@ -71,8 +71,10 @@ def _run(values: dict[str, Any]) -> int:
     from services.cli.batch.execution import execute
 
     requests, answers = values["input_file"], values["output_file"]
-    if answers.exists() and answers.samefile(requests):
+    if answers.exists() and requests.exists() and answers.samefile(requests):
         raise click.UsageError("--output-file must be another file than --input-file")
+    if answers.exists() and not answers.is_file():
+        raise click.UsageError(f"--output-file must be a regular file, not {str(answers)!r}")
     if not answers.absolute().parent.is_dir():
         raise click.UsageError(f"--output-file must be a file in an existing folder, not {str(answers)!r}")
     return execute(requests, answers, _server(values) if values["base_url"] else _engine(values), values["results"])

@@ -24,7 +24,7 @@ class Bar:
     def __init__(self, plan: BatchPlan) -> None:
         """Begin with the answers that are kept."""
         console = Console(stderr=True)
-        self._kept = plan.kept
+        self._plan = plan
         self._seen = deque([(time.monotonic(), 0)])
         self._bar = progress.Progress(
             progress.TextColumn("run-batch"),
@@ -55,18 +55,22 @@ class Bar:
             self._seen.popleft()
         (begun, before), (_, until_now) = self._seen[0], self._seen[-1]
         rate = (until_now - before) / (now - begun) if now > begun else 0.0
-        failures = f", {totals.failures:,} failed" if totals.failures else ""
-        self._bar.update(self._task, completed=self._kept + totals.answers, figures=f"{rate:,.0f} tokens/s{failures}")
+        failed = totals.failures + self._plan.answers.failures
+        figures = f"{rate:,.0f} tokens/s" + f", {failed:,} failed" * bool(failed)
+        self._bar.update(self._task, completed=self._plan.kept + totals.answers, figures=figures)
 
 
 def summary(plan: BatchPlan, totals: Totals, *, interrupted: bool) -> str:
-    """Return what a run has done, in one line."""
+    """Return what a run has done, in one line, with the answers that it has kept from earlier ones."""
+    if not plan.lines:
+        return f"done: there are no requests in {plan.name}"
+    failed_before = f" ({plan.answers.failures:,} of them failed)" * bool(plan.answers.failures)
     left = counted(plan.lines - plan.kept - totals.answers, "request")
     rate = totals.generated_tokens / totals.seconds if totals.seconds else 0.0
     parts = [
         f"{'interrupted' if interrupted else 'done'}: {counted(totals.answers, 'request')} answered",
         f"{totals.failures:,} of them failed" * bool(totals.failures),
-        f"{plan.kept:,} kept from before" * bool(plan.kept),
+        f"{plan.kept:,} kept from before{failed_before}" * bool(plan.kept),
         f"{left} left" * interrupted,
         f"{totals.prompt_tokens:,} prompt tokens ({totals.cached_tokens:,} cached)",
         f"{totals.generated_tokens:,} generated in {totals.seconds:,.1f} s, {rate:,.1f} tokens/s",
@@ -78,5 +82,6 @@ def write_results(path: str, plan: BatchPlan, totals: Totals) -> None:
     """Write the figures of a run as JSON."""
     counts = {name: value for name, value in asdict(totals).items() if isinstance(value, int)}
     times = {"seconds": totals.seconds, "cpu_seconds": totals.cpu_seconds}
-    figures = {"lines": plan.lines, "kept": plan.kept, **counts, **times}
+    kept = {"kept": plan.kept, "kept_failures": plan.answers.failures}
+    figures = {"lines": plan.lines, **kept, **counts, **times}
     Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ import click
 from services.cli.batch.answers import AnswerFile, UnusableFile
 from services.cli.batch.display import Bar, summary, write_results
 from services.cli.batch.endpoints import Endpoint, Unreachable
+from services.cli.batch.input_file import input_file
 from services.cli.batch.plan import BatchPlan, InvalidBatch
 from services.cli.batch.run import Totals, Window, run
 from services.cli.batch.sources import Source
@@ -23,8 +24,9 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 def execute(requests: Path, answers: Path, source: Source, results: str | None) -> int:
     """Answer a file of requests; return the exit status."""
     try:
-        with closing(AnswerFile(answers)) as file:
-            plan, totals = BatchPlan.of(requests, file), Totals()
+        with input_file(requests) as given, closing(AnswerFile(answers)) as file:
+            plan, totals = BatchPlan.of(given.path, file, given.name), Totals()
+            file.begin()
             interrupted = plan.kept < plan.lines and _interrupted(plan, source, totals)
             click.echo(summary(plan, totals, interrupted=interrupted), err=True)
             if results:
@@ -35,6 +37,9 @@ def execute(requests: Path, answers: Path, source: Source, results: str | None) 
     except (UnusableFile, InvalidBatch, InvalidSetting, ModelUnavailable, Unreachable) as error:
         click.echo(f"run-batch: {error}", err=True)
         return 1
+    except KeyboardInterrupt:
+        click.echo("run-batch: interrupted before the first request", err=True)
+        return _INTERRUPTED
 
 
 def _interrupted(plan: BatchPlan, source: Source, totals: Totals) -> bool:

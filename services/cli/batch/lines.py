@@ -8,10 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from services.gateway.http.json_body import MAX_DEPTH, MalformedJson
+from services.gateway.http.json_body import parse as parse_json
+
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # A request has at most 4 MiB, its line a little more.
 _MAX_LINE_BYTES = 5 * 1024 * 1024
 _MAX_ID_CHARACTERS = 512
+_MAX_LEVELS = MAX_DEPTH + 1  # of a body, and the object around it
 _FIELDS = ("custom_id", "method", "url", "body")
 _SHOWN = 60
 _FINGERPRINT_DIGITS = 32
@@ -75,9 +79,9 @@ def read(path: Path) -> Iterator[Line]:
 def parse(number: int, content: bytes) -> Line:
     """Read one line."""
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        return _faulty(number, None, content, f"it is not JSON: {error}")
+        value = parse_json(content, "it", _MAX_LEVELS)
+    except MalformedJson as error:
+        return _faulty(number, _readable_id(content), content, str(error))
     if not isinstance(value, dict):
         return _faulty(number, None, content, "it is not a JSON object")
     custom_id = value.get("custom_id")
@@ -100,6 +104,16 @@ def _fault(value: dict[str, Any]) -> str:
     if not isinstance(body, dict):
         return f"body must be a JSON object, not {_shown(body)}"
     return "body.stream must not be true: an answer is one line" if body.get("stream") else ""
+
+
+def _readable_id(content: bytes) -> str | None:
+    """Return the id of a line that is malformed elsewhere, if it can be read and written."""
+    try:
+        custom_id = json.loads(content.decode("utf-8-sig"))["custom_id"]
+        custom_id.encode()
+        return custom_id if 1 <= len(custom_id) <= _MAX_ID_CHARACTERS else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _faulty(number: int, custom_id: str | None, content: bytes, fault: str) -> Line:

@@ -20,21 +20,26 @@ class BatchPlan:
     """The lines of a file that have no answer yet; `lines` and `kept` count all lines and those with one."""
 
     path: Path
+    name: str
     answers: AnswerFile
     lines: int
     kept: int
 
     @classmethod
-    def of(cls, path: Path, answers: AnswerFile) -> "BatchPlan":
-        """Read the whole file. Raises InvalidBatch for an id used twice, UnusableFile for answers to other lines."""
+    def of(cls, path: Path, answers: AnswerFile, name: str = "") -> "BatchPlan":
+        """Read the whole file, which messages call `name`.
+
+        Raises InvalidBatch for an id used twice, UnusableFile for answers to other lines.
+        """
+        name = name or str(path)
         keys, kept = array("Q"), 0
         for line in read(path):
             keys.append(line.key)
             kept += is_answered(line, answers)
-        _check_unique(path, keys)
+        _check_unique(path, name, keys)
         if kept < len(answers.known):
-            _refuse_unknown(path, answers, keys)
-        return cls(path, answers, len(keys), kept)
+            _refuse_unknown(name, answers, keys)
+        return cls(path, name, answers, len(keys), kept)
 
     def open_lines(self) -> Iterator[Line]:
         """Yield the lines without an answer."""
@@ -50,7 +55,7 @@ def is_answered(line: Line, answers: AnswerFile) -> bool:
     return found is not None
 
 
-def _check_unique(path: Path, keys: "array[int]") -> None:
+def _check_unique(path: Path, name: str, keys: "array[int]") -> None:
     values, counts = np.unique(np.asarray(keys, dtype=np.uint64), return_counts=True)
     repeated = {int(key) for key in values[counts > 1]}
     first: dict[str, int] = {}
@@ -59,14 +64,14 @@ def _check_unique(path: Path, keys: "array[int]") -> None:
             continue
         if line.custom_id in first:
             raise InvalidBatch(
-                f"{path}: lines {first[line.custom_id]} and {line.number} have the same custom_id {line.custom_id!r}"
+                f"{name}: lines {first[line.custom_id]} and {line.number} have the same custom_id {line.custom_id!r}"
             )
         first[line.custom_id] = line.number
 
 
-def _refuse_unknown(path: Path, answers: AnswerFile, keys: "array[int]") -> None:
+def _refuse_unknown(name: str, answers: AnswerFile, keys: "array[int]") -> None:
     known = np.unique(np.asarray(keys, dtype=np.uint64))
     unknown = (one for one in answers.custom_ids() if not np.isin(np.uint64(key_of(one, 0)), known))
-    name = next(unknown, None)
-    example = f", such as custom_id {name!r}" if name is not None else ""
-    raise UnusableFile(f"there are answers to requests that {path} lacks{example}: give another file for answers")
+    custom_id = next(unknown, None)
+    example = f", such as custom_id {custom_id!r}" if custom_id is not None else ""
+    raise UnusableFile(f"there are answers to requests that {name} lacks{example}: give another file for answers")

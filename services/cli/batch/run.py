@@ -133,7 +133,7 @@ async def _answer(line: Line, endpoint: Endpoint) -> dict[str, Any]:
 
 async def _response(line: Line, endpoint: Endpoint) -> Response:
     """Return the response, with retries where the server is full or away."""
-    body = json.dumps(line.body, ensure_ascii=False).encode(errors="replace")
+    body = json.dumps(line.body, ensure_ascii=False).encode()
     pauses = iter(_PAUSES)
     while True:
         pause = next(pauses, None)

@@ -18,44 +18,49 @@ class MalformedJson(ValueError):
     """A body that is not valid JSON, or is beyond the parser's bounds."""
 
 
-def parse(body: bytes) -> Any:
-    """Parse UTF-8 JSON. Raises MalformedJson.
+def parse(body: bytes, name: str = "the body", depth: int = MAX_DEPTH) -> Any:
+    """Parse UTF-8 JSON. Raises MalformedJson, whose message calls the input `name`.
 
-    Also rejects duplicate keys, NaN and Infinity, and more than `MAX_DEPTH` levels.
+    Also rejects duplicate keys, unpaired surrogates, NaN and Infinity, and more than `depth` levels.
     """
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise MalformedJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
-    _check_depth(text)
+        raise MalformedJson(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from error
+    if _depth(text, depth) > depth:
+        raise MalformedJson(f"{name} must be nested at most {depth} levels deep")
     try:
         value = _DECODER.decode(text)
         if _SURROGATE_ESCAPE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError as error:
-        raise MalformedJson("the body has an unpaired surrogate") from error
+        raise MalformedJson(f"{name} has an unpaired surrogate") from error
     except json.JSONDecodeError as error:
-        raise MalformedJson(f"the body is not JSON: {error}") from error
+        raise MalformedJson(f"{name} is not JSON: {error}") from error
     except MalformedJson:
         raise
     except ValueError as error:
-        raise MalformedJson(f"the body has an integer of more than {sys.get_int_max_str_digits()} digits") from error
+        raise MalformedJson(f"{name} has an integer of more than {sys.get_int_max_str_digits()} digits") from error
 
 
-def _check_depth(text: str) -> None:
-    # Counted before parsing, because the parser recurses at each level.
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return
-    depth = 0
+def _depth(text: str, most: int) -> int:
+    """Return the levels of a text, or a number above `most` if it has more; 0 if it has few brackets.
+
+    They are counted before parsing, because the parser recurses at each level.
+    """
+    if text.count("[") + text.count("{") <= most:
+        return 0
+    depth = deepest = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         match match[0]:
             case "[" | "{":
                 depth += 1
-                if depth > MAX_DEPTH:
-                    raise MalformedJson(f"the body must be nested at most {MAX_DEPTH} levels deep")
+                if (deepest := max(deepest, depth)) > most:
+                    break
             case "]" | "}":
                 depth -= 1
+    return deepest
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from services.cli.batch.answers import AnswerFile, UnusableFile, answered, refused_line
 from services.cli.batch.lines import URLS, Line, read
 from services.cli.batch.plan import BatchPlan, InvalidBatch
+from services.gateway.http.json_body import MAX_DEPTH
 
 GOOD = {"custom_id": "a", "method": "POST", "url": URLS[0], "body": {"messages": []}}
 
@@ -41,6 +42,7 @@ def lines_of(requests: Path) -> list[Line]:
 def finish(output: Path, lines: Sequence[Line]) -> None:
     """Write good answers to these lines, as a run does."""
     answers = AnswerFile(output)
+    answers.begin()
     for line in lines:
         answers.append(answered(line, 200, "id", {"usage": {}}))
     answers.close()
@@ -61,7 +63,10 @@ def open_ids(requests: Path, output: Path) -> list[str | None]:
     ("line", "fault"),
     [
         ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "it must be nested at most 65 levels deep"),
+        ('{"custom_id": "a", "custom_id": "b"}', "the key 'custom_id' is duplicated"),
+        ({**GOOD, "custom_id": "\ud800"}, "it has an unpaired surrogate"),
+        ({**GOOD, "body": {"prompt": "\udfff"}}, "it has an unpaired surrogate"),
         ("7", "not a JSON object"),
         ({**GOOD, "custom_id": None}, "custom_id must be a text"),
         ({**GOOD, "custom_id": ""}, "custom_id must be a text"),
@@ -80,6 +85,23 @@ def test_a_line_that_is_no_request_has_a_fault(tmp_path: Path, line: dict[str, A
     assert answer["error"]["line"] == 1
     assert answer["error"]["message"].startswith("line 1: ")
     assert (answer["response"], answer["custom_id"]) == (None, found.custom_id)
+
+
+def test_a_binary_line_is_not_utf_8(tmp_path: Path) -> None:
+    requests = tmp_path / "requests"
+    requests.write_bytes(b"\x00\xff\x00{\n" + json.dumps(GOOD).encode())
+    assert [line.fault for line in lines_of(requests)] == ["it is not UTF-8: invalid start byte at byte 1", ""]
+
+
+def test_a_malformed_line_keeps_an_id_that_can_be_written(tmp_path: Path) -> None:
+    requests = write(tmp_path / "requests", request("a", prompt="\ud800"), request("\ud800"), request("é", prompt="é"))
+    assert [line.custom_id for line in lines_of(requests)] == ["a", None, "é"]
+
+
+def test_a_body_has_as_many_levels_as_over_http(tmp_path: Path) -> None:
+    lists = [json.loads("[" * levels + "]" * levels) for levels in (MAX_DEPTH - 1, MAX_DEPTH)]
+    found = lines_of(write(tmp_path / "requests", *(request(str(at), prompt=one) for at, one in enumerate(lists))))
+    assert [(line.custom_id, bool(line.fault)) for line in found] == [("0", False), ("1", True)]
 
 
 def test_lines_are_numbered_with_blank_ones_which_are_left_out(tmp_path: Path) -> None:
@@ -114,6 +136,7 @@ def test_answered_requests_are_not_open(requests: Path, output: Path) -> None:
 def test_lines_without_an_id_are_known_by_their_number(tmp_path: Path, output: Path) -> None:
     requests = write(tmp_path / "requests", "nonsense", GOOD, "more nonsense")
     answers = AnswerFile(output)
+    answers.begin()
     answers.append(refused_line(lines_of(requests)[2]))
     answers.close()
     assert open_ids(requests, output) == [None, "a"]
@@ -129,7 +152,7 @@ def test_a_torn_last_line_is_removed_and_its_request_is_open(requests: Path, out
     whole = output.read_bytes()
     output.write_bytes(whole[:-cut])
     assert open_ids(requests, output) == ["r1", "r2", "r3"]
-    assert output.read_bytes() == whole.splitlines(keepends=True)[0]
+    assert output.read_bytes() == whole[:-cut], "not changed before the run begins"
     finish(output, lines[1:])
     assert open_ids(requests, output) == []
     assert output.read_bytes().startswith(whole)
@@ -167,6 +190,14 @@ def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, output: Pat
         open_ids(requests, output)
 
 
+def test_unpaired_surrogates_of_a_server_are_written_as_escapes(requests: Path, output: Path) -> None:
+    answers = AnswerFile(output)
+    answers.begin()
+    answers.append(answered(lines_of(requests)[0], 200, "id", {"text": "é\ud800"}))
+    answers.close()
+    assert json.loads(output.read_text(encoding="utf-8"))["response"]["body"] == {"text": "é\ud800"}
+
+
 @pytest.mark.parametrize("content", ["hello\n", "{}\n", '{"custom_id":"a","id":"x","response":null,"error":null}\n'])
 def test_a_file_of_something_else_is_left_unchanged(requests: Path, output: Path, content: str) -> None:
     output.write_text(content)
@@ -176,8 +207,15 @@ def test_a_file_of_something_else_is_left_unchanged(requests: Path, output: Path
 
 
 def test_two_runs_cannot_write_to_one_file(output: Path) -> None:
-    first = AnswerFile(output)
+    late, first = AnswerFile(output), AnswerFile(output)
+    first.begin()
     with pytest.raises(UnusableFile, match="another run"):
         AnswerFile(output)
+    with pytest.raises(UnusableFile, match="another run"):
+        late.begin()
+    first.append({})
     first.close()
+    with pytest.raises(UnusableFile, match="another run"):
+        late.begin()
+    output.write_bytes(b"")
     AnswerFile(output).close()

@@ -64,6 +64,7 @@ class Run:
 
     def __init__(self, path: Path, endpoint: Endpoint, work: list[Line], window: int = 100) -> None:
         self.answers, self.totals, self.path = AnswerFile(path), Totals(), path
+        self.answers.begin()
         self.shown: list[Totals] = []
         self.task = asyncio.create_task(
             run(work, endpoint, self.answers, Window(window), self.totals, self.shown.append)

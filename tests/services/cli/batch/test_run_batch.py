@@ -126,7 +126,7 @@ def test_errors_are_answers_with_their_line_and_the_exit_status_says_so(
     assert figures["generated_tokens"] == sum(counts) > 0
 
     status, errors = finish(requests, output, *base_url(tiny_quire))
-    assert (status, "5 kept from before" in errors) == (1, True), "nothing is left, but answers have failed"
+    assert (status, "0 requests answered, 5 kept from before (2 of them failed)" in errors) == (1, True), errors
     assert len(answers_in(output)) == 5
 
 
@@ -149,6 +149,26 @@ def test_a_repeated_id_is_refused_before_a_model_is_loaded(tmp_path: Path, outpu
     status, errors = finish(requests, output, "--model", str(tmp_path / "no model"))
     assert status == 1
     assert errors == f"run-batch: {requests}: lines 1 and 3 have the same custom_id 'chat 1'\n"
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_requests_can_come_through_a_pipe(tiny_quire: RunningQuire, output: Path, name: str) -> None:
+    given = "".join(f"{json.dumps(completion(number, max_tokens=1))}\n" for number in range(3))
+    command = [*COMMAND, "-i", name, "-o", str(output), *base_url(tiny_quire)]
+    ended = subprocess.run(command, input=given, stderr=subprocess.PIPE, text=True, timeout=START_SECONDS, check=False)
+    assert (ended.returncode, "3 requests answered" in ended.stderr) == (0, True), ended.stderr
+    assert {answer["custom_id"] for answer in answers_in(output)} == {f"completion {number}" for number in range(3)}
+
+
+def test_an_empty_file_is_named(tmp_path: Path, output: Path) -> None:
+    requests = write(tmp_path / "requests.jsonl", "", "")
+    assert finish(requests, output) == (0, f"done: there are no requests in {requests}\n")
+
+
+def test_answers_need_a_regular_file(tmp_path: Path) -> None:
+    status, errors = finish(write(tmp_path / "requests.jsonl", chat(1)), Path("/dev/null"))
+    assert (status, "--output-file must be a regular file, not '/dev/null'" in errors) == (2, True), errors
 
 
 def test_the_file_of_requests_is_never_overwritten(tmp_path: Path) -> None:
