@@ -4,7 +4,7 @@ llguidance compiles lazily: most of the work happens when a mask is computed, an
 them a state fails, but never the engine. `compile_sandbox` bounds the compilation itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,9 @@ from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.json_schemas import prepare_schema
-from services.engine.guided.tool_calls import tool_call_grammar
+from services.engine.guided.text_tokenizer import text_tokenizer
+from services.engine.guided.tool_calls import split_fault, tool_call_grammar
+from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -58,11 +60,16 @@ class Vocabulary:
         """
         backend = _tokenizer(folder)
         ends = sorted(token for token in eos_token_ids if 0 <= token < size)
-        # Otherwise an end token could match text that is spelled like it.
-        backend.add_special_tokens([name for token in ends if (name := backend.id_to_token(token)) is not None])
+        named = [backend.token_to_id(name) for name in named_tokens(tokenizer_settings(folder)).values()]
+        copy = text_tokenizer(backend, {token for token in (*ends, *named) if token is not None})
         own_size = backend.get_vocab_size(with_added_tokens=True)
-        self.tokens = LLTokenizer(backend.to_str(), n_vocab=max(size, own_size), eos_token=ends or None)
+        # Without the model's own, llguidance would let token 0 end an output, which may be text.
+        endings = ends or sorted(copy.hidden)[:1] or None
+        self.tokens = LLTokenizer(copy.source, n_vocab=max(size, own_size), eos_token=endings)
+        if not all(map(self.tokens.is_special_token, copy.hidden)):
+            raise ValueError("the tokenizer's special tokens cannot be told from text")
         self.eos_token_ids = frozenset(ends)
+        self.tags = _shown_names(backend, copy.hidden - self.eos_token_ids)
         self.whitespace = bounds.whitespace
         self.numbers = NumberBounds(self.tokens, bounds)
         self._model_tokens = None if own_size <= size else (1 << size) - 1
@@ -78,9 +85,12 @@ class CompiledGrammar:
     def __init__(self, vocabulary: Vocabulary, spec: GrammarSpec) -> None:
         """Compile a grammar. Raises InvalidGrammar."""
         self._vocabulary = vocabulary
-        grammar = _grammar(spec, vocabulary.whitespace)
+        grammar = _grammar(spec, vocabulary)
         self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
         self._position = None if spec.kind == "regex" else JsonPosition()
+        if self._matcher.is_error():
+            place, message = split_fault(self._matcher.get_error())
+            raise InvalidGrammar(place + _fault(message))
         try:
             self.start().allowed()
         except ConstraintFailed as failed:
@@ -138,18 +148,25 @@ class _State:
             raise ConstraintFailed(_fault(self._matcher.get_error()))
 
 
-def _grammar(spec: GrammarSpec, whitespace: str) -> str:
+def _grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
     """Return a grammar in llguidance's form. Raises InvalidGrammar."""
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
-    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": whitespace}
+    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": vocabulary.whitespace}
     try:
         if spec.kind == "tool_calls":
-            return LLMatcher.grammar_from_lark(tool_call_grammar(spec.text, prepare_schema, whitespace))
+            source = tool_call_grammar(spec.text, prepare_schema, vocabulary.whitespace, vocabulary.tags)
+            return LLMatcher.grammar_from_lark(source)
         schema = prepare_schema(spec.text) if spec.kind == "json_schema" else _ANY_OBJECT
         return LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except (ValueError, RecursionError) as error:
         raise InvalidGrammar(_fault(str(error))) from error
+
+
+def _shown_names(backend: tokenizers.Tokenizer, hidden: Set[int]) -> dict[str, int]:
+    """Return the hidden tokens that are shown in an output: the tags with which some models write calls of tools."""
+    added = backend.get_added_tokens_decoder()
+    return {token.content: at for at, token in added.items() if at in hidden and not token.special}
 
 
 def _fault(message: str) -> str:

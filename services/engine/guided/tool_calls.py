@@ -4,12 +4,16 @@ Each tool has its own schema, so references of one schema cannot lead into anoth
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 
 from quire.v1 import decoding_pb2
 
 _MAX_CALLS = 16
-_START, _END = "<tool_call>\n", "}\n</tool_call>"
+_START, _END = "<tool_call>", "</tool_call>"
+_HEADER_LINES, _LINES_OF_TOOL = 2, 2
+_FAULT_OF_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
+_LINE_OF_GRAMMAR = re.compile(r"\n\s*\d+ \| ")
 
 
 class InvalidTool(ValueError):
@@ -22,25 +26,39 @@ def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
     return json.dumps([calls.max_calls if calls.HasField("max_calls") else 1, tools])
 
 
-def tool_call_grammar(source: str, prepare_schema: Callable[[str], str], whitespace: str) -> str:
-    """Return the grammar in Lark's syntax. Raises InvalidTool; `prepare_schema` may raise ValueError."""
+def tool_call_grammar(
+    source: str, prepare_schema: Callable[[str], str], whitespace: str, tags: Mapping[str, int]
+) -> str:
+    """Return the grammar in Lark's syntax. Raises InvalidTool; `prepare_schema` may raise ValueError.
+
+    `tags` are the names of tokens that the model has for tags: a model trained on these does not spell them out.
+    """
     most, tools = json.loads(source)
     if not tools or not 1 <= most <= _MAX_CALLS:
         raise InvalidTool(f"it must have at least one tool, and max_calls between 1 and {_MAX_CALLS}, not {most}")
     options = {"x-guidance": {"lenient": False, "whitespace_pattern": whitespace}}
     more = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
+    start, end = (f"<[{tags[tag]}]>" if tag in tags else _literal(tag) for tag in (_START, _END))
     lines = [f"start: call{more}", "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))]
     for at, (name, parameters) in enumerate(tools):
         try:
             schema = json.loads(prepare_schema(parameters)) | options
         except ValueError as error:
             raise InvalidTool(f"tools[{at}].parameters: {error}") from error
-        opening = _literal(f'{_START}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
+        opening = _literal(f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
         lines += [
-            f"call_{at}: {opening} arguments_{at} {_literal(_END)}",
+            f'call_{at}: {start} {opening} arguments_{at} "}}\\n" {end}',
             f"arguments_{at}: %json {json.dumps(schema)}",
         ]
     return "\n".join(lines)
+
+
+def split_fault(message: str) -> tuple[str, str]:
+    """Return the tool at fault, if llguidance's message is about its schema, and the message without the grammar."""
+    if not (found := _FAULT_OF_SCHEMA.match(message)):
+        return "", message
+    at = (int(found[1]) - _HEADER_LINES - 1) // _LINES_OF_TOOL
+    return f"tools[{at}].parameters: ", _LINE_OF_GRAMMAR.split(message[found.end() :])[0]
 
 
 def _literal(text: str) -> str:

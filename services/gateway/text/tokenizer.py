@@ -16,6 +16,7 @@ import tokenizers
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
 from services.gateway.text.literal_text import LiteralText
+from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 
 # The character for a space in SentencePiece vocabularies.
 _SPACE_MARK = "\u2581"
@@ -185,8 +186,8 @@ class _TokenTexts(dict[int, str | None]):
 
 def _read(folder: Path) -> Tokenizer:
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    settings = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
-    named = _named_tokens(settings)
+    settings = tokenizer_settings(folder)
+    named = named_tokens(settings)
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens([token for token in named.values() if token not in known])
     templates = _chat_templates(folder, settings)
@@ -201,21 +202,6 @@ def _convert(folder: Path) -> Tokenizer:
     templates = _by_name(loaded.chat_template)
     template = ChatTemplate(templates.get("default"), loaded.special_tokens_map, templates.get("tool_use"))
     return Tokenizer(loaded.backend_tokenizer, template)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by role: all settings whose name ends with `_token`."""
-    contents = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
-    return {name: content for name, content in contents.items() if content is not None}
-
-
-def _content(token: object) -> str | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
 
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
