@@ -32,6 +32,8 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")  # named one
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_NAMING = ("$id", "id", "$anchor")
+_META_SCHEMAS = ("http://json-schema.org/", "https://json-schema.org/")  # llguidance has them
 _IDENTIFIERS = ("$schema", "$id", "id", "$anchor", "$defs", "definitions")
 
 ENFORCED = frozenset(
@@ -85,10 +87,13 @@ class _SchemaPreparation:
         self._passed: set[tuple[int, str]] = set()
         self._multiples: list[Fraction] = []
         self._bounded: list[tuple[_Node, str]] = []
+        self._references: list[tuple[object, str]] = []
+        self._has_names = False
         self._intersects = False
 
     def run(self) -> None:
         self._visit(self._root, "#")
+        self._check_references()
         for node, keyword in self._annotations:  # at the end, because references may lead through them
             if (id(node), keyword) not in self._passed:
                 del node[keyword]
@@ -120,8 +125,20 @@ class _SchemaPreparation:
         self._intersects |= "allOf" in applied or bool(applied and len(node) > 1) or "patternProperties" in node
         for child, where in _children(node, path):
             self._visit(child, where)
+        self._has_names |= any(isinstance(node.get(keyword), str) for keyword in _NAMING)
+        if "$ref" in node:
+            self._references.append((node["$ref"], f"{path}/$ref"))
         if isinstance(reference := node.get("$ref"), str) and reference.startswith("#/"):
             self._visit(self._resolved(reference), reference)
+
+    def _check_references(self) -> None:
+        """Check that references lead into the schema. llguidance checks those by the names of its parts."""
+        for reference, path in self._references:
+            if not isinstance(reference, str):
+                raise InvalidSchema(f"{path} must be a string, not {_shown(reference)}")
+            inside = reference in ("", "#") or self._has_names or reference.startswith(_META_SCHEMAS)
+            if not inside and (not reference.startswith("#/") or self._resolved(reference) is None):
+                raise InvalidSchema(f"{path} is {_shown(reference)}, which is not in the schema")
 
     def _check_keyword(self, node: _Node, keyword: str, path: str) -> None:
         annotates = keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword not in UNSUPPORTED)

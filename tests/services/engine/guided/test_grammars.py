@@ -273,7 +273,7 @@ FAULTY = [
     ("json_schema", '{"minimun": 3}', "#/minimun: minimun is not a JSON schema keyword"),
     ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
     ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "x-guidance"),
-    ("json_schema", '{"$ref": "file:///etc/passwd"}', "does not fetch"),
+    ("json_schema", '{"$ref": "file:///etc/passwd"}', '#/$ref is "file:///etc/passwd", which is not in'),
     ("json_schema", json.dumps({"pattern": "(?=a)b", "type": "string"}), "look-around"),
     (
         "json_schema",

@@ -307,6 +307,12 @@ def test_an_annotation_changes_nothing(tiny: Vocabulary, keyword: str) -> None:
         ({"additionalproperties": 3}, "#/additionalproperties: .*did you mean additionalProperties"),
         ({"anyOf": [{"type": "integer", "maxLenght": 3}]}, "#/anyOf/0/maxLenght: .*did you mean maxLength"),
         ({"anyOf": [{"type": "integer", "colour": 3}]}, "#/anyOf/0/colour: .*begin with x-"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/b"}}},
+            r'#/properties/a/\$ref is "#/\$defs/b", which is not in the schema',
+        ),
+        ({"items": {"$ref": "https://example.org/a"}}, '#/items/.*is "https://example.org/a", which is not in'),
+        ({"$ref": 5}, r"#/\$ref must be a string, not 5"),
         ({"nullable": True}, "#/nullable"),
         ({"type": "string", "nullable": "yes"}, "#/nullable"),
         (of_draft("draft-04", "const"), "#/properties/a/const: .* not a keyword of draft-04"),
@@ -319,6 +325,12 @@ def test_an_annotation_changes_nothing(tiny: Vocabulary, keyword: str) -> None:
 def test_an_invalid_schema_is_refused_with_its_path_and_reason(schema: object, reason: str) -> None:
     with pytest.raises(InvalidSchema, match=f"^{reason}"):
         prepare_schema(schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def test_a_part_can_be_referred_to_by_its_name(tiny: Vocabulary) -> None:
+    named = {"$id": "https://example.org/a", "$ref": "https://example.org/a#/$defs/b", "$defs": {"b": {"const": 5}}}
+    assert admits(tiny, named, "5")
+    assert not admits(tiny, named, "6")
 
 
 def test_property_names_and_constants_are_not_keywords() -> None:
