@@ -3,9 +3,11 @@
 Unknown fields are rejected by name. Unsupported fields that could change the output accept only null.
 """
 
+from collections.abc import Callable
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator, model_validator
 
 T = TypeVar("T")
 
@@ -15,19 +17,43 @@ TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 # Validation ends at the first error: a body has room for a million, and each costs microseconds.
 Items = Annotated[list[T], Field(fail_fast=True)]
 Tokens = Items[Int32]
+_AT_ONCE = 16
+
+
+def _in_parts(given: Any, validate: Callable[[Any], Any]) -> Any:
+    """Validate the members of an object in parts, and end with the first part that has an error."""
+    if not isinstance(given, dict) or len(given) <= _AT_ONCE:
+        return validate(given)
+    members, valid = iter(given.items()), dict[str, Any]()
+    while part := dict(islice(members, _AT_ONCE)):
+        valid |= validate(part)
+    return valid
+
+
+Members = Annotated[dict[str, T], WrapValidator(_in_parts)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
 Schema = dict[str, Any]
 
 MAX_PROMPTS = 128
 
 
-class _Body(BaseModel):
-    """Strict types: strings and numbers are not converted to each other."""
+class StrictBody(BaseModel):
+    """Strict types: strings and numbers are not converted to each other. Unknown fields are errors, but only a few."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_few_unknown_fields(cls, given: Any) -> Any:
+        """Keep the first unknown fields: the error names one, and a body has room for a million."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields) + _AT_ONCE:
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = islice((name for name in given if name not in known), _AT_ONCE)
+        return {name: given[name] for name in given if name in known} | {name: given[name] for name in unknown}
 
-class StreamOptions(_Body):
+
+class StreamOptions(StrictBody):
     """Options of a stream."""
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the usage.")
@@ -37,7 +63,7 @@ class StreamOptions(_Body):
     include_obfuscation: bool | None = Field(None, description="Accepted and ignored.")
 
 
-class JsonSchemaFormat(_Body):
+class JsonSchemaFormat(StrictBody):
     """A JSON schema in OpenAI's format."""
 
     name: str = Field(description="Accepted and ignored.")
@@ -46,14 +72,14 @@ class JsonSchemaFormat(_Body):
     strict: bool | None = Field(None, description="Accepted and ignored: the output always follows the schema.")
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(StrictBody):
     """The format of the output."""
 
     type: Literal["text", "json_object", "json_schema"] = Field(description="The type of the format.")
     json_schema: JsonSchemaFormat | None = Field(None, description="The schema, with type `json_schema`.")
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(StrictBody):
     """The format of the output, as in vLLM. Set one field."""
 
     json_: Schema | str | None = Field(None, alias="json", description="A JSON schema, as an object or as text.")
@@ -62,7 +88,7 @@ class StructuredOutputs(_Body):
     json_object: bool | None = Field(None, description="The output is any JSON object.")
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(StrictBody):
     """Fields common to completions and chats."""
 
     model: str = Field("", description="Name of a served model. Default: the only served model.")
@@ -79,7 +105,7 @@ class GenerationRequest(_Body):
     frequency_penalty: Real | None = Field(
         None, description="Subtracted once for each time a token was generated. Default 0."
     )
-    logit_bias: dict[str, Real] | None = Field(None, description="Added to the logits, by token id.")
+    logit_bias: Members[Real] | None = Field(None, description="Added to the logits, by token id.")
     stream: bool | None = Field(None, description="Respond with server-sent events. Default false.")
     stream_options: StreamOptions | None = Field(None, description="Options with `stream`.")
     response_format: ResponseFormat | None = Field(None, description="The format of the output.")
@@ -132,7 +158,7 @@ class GenerationRequest(_Body):
     timeout: Real | None = Field(None, description="Deadline in seconds, from arrival to the last token.")
 
     user: str | None = Field(None, description="Accepted and ignored.")
-    metadata: dict[str, str] | None = Field(None, description="Accepted and ignored.")
+    metadata: Members[str] | None = Field(None, description="Accepted and ignored.")
     store: bool | None = Field(None, description="Accepted and ignored: nothing is stored.")
     service_tier: str | None = Field(None, description="Accepted and ignored.")
     safety_identifier: str | None = Field(None, description="Accepted and ignored.")
@@ -157,7 +183,7 @@ class CompletionRequest(GenerationRequest):
     suffix: None = Field(None, description="Not supported.")
 
 
-class FunctionCall(_Body):
+class FunctionCall(StrictBody):
     """A function call of the assistant."""
 
     name: str = Field(description="Name of the function.")
@@ -165,7 +191,7 @@ class FunctionCall(_Body):
     parsed_arguments: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
 
 
-class ToolCallInput(_Body):
+class ToolCallInput(StrictBody):
     """A tool call in a message of the assistant."""
 
     model_config = ConfigDict(title="ToolCall")
@@ -185,7 +211,7 @@ class ContentPart(BaseModel):
     text: str | None = Field(None, description="The text.")
 
 
-class ChatMessage(_Body):
+class ChatMessage(StrictBody):
     """A message of a conversation."""
 
     role: str = Field(description="`system`, `user`, `assistant`, `tool`, or another role of the chat template.")
@@ -201,7 +227,7 @@ class ChatMessage(_Body):
     function_call: None = Field(None, description="Not supported.")
 
 
-class Function(_Body):
+class Function(StrictBody):
     """A function that the model can call."""
 
     name: str = Field(description="Name of the function.")
@@ -212,27 +238,27 @@ class Function(_Body):
     )
 
 
-class Tool(_Body):
+class Tool(StrictBody):
     """A tool that the model can call."""
 
     type: Literal["function"] = Field(description="Only functions are supported.")
     function: Function = Field(description="The function.")
 
 
-class NamedFunction(_Body):
+class NamedFunction(StrictBody):
     """The name of a function."""
 
     name: str = Field(description="Name of a function in `tools`.")
 
 
-class NamedTool(_Body):
+class NamedTool(StrictBody):
     """The tool that the model must call."""
 
     type: Literal["function"] = Field(description="Only functions are supported.")
     function: NamedFunction = Field(description="The function.")
 
 
-class ChatTemplateFields(_Body):
+class ChatTemplateFields(StrictBody):
     """Fields that change how a chat becomes a prompt."""
 
     add_generation_prompt: bool | None = Field(
@@ -299,7 +325,7 @@ class TokenizeRequest(ChatTemplateFields):
     mm_processor_kwargs: None = Field(None, description="Not supported.")
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(StrictBody):
     """The body of /detokenize."""
 
     model: str | None = Field(None, description="Name of a served model. Default: the only served model.")

@@ -127,3 +127,35 @@ def test_validation_of_a_list_ends_at_its_first_error(kind: type[BaseModel], bod
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
     assert caught.value.error_count() < 10
+
+
+MANY = {f"x{number}": "y" for number in range(100_000)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "path"),
+    [
+        (CompletionRequest, {"prompt": "a", **MANY}, "x0"),
+        (CompletionRequest, {"prompt": "a", "logit_bias": MANY}, "logit_bias.x0"),
+        (CompletionRequest, {"prompt": "a", "structured_outputs": MANY}, "structured_outputs.x0"),
+        (CompletionRequest, {"prompt": "a", "metadata": dict.fromkeys(MANY, 5)}, "metadata.x0"),
+        (CompletionRequest, {"prompt": "a", "stop": [5] * 100_000}, "stop[0]"),
+        (ChatCompletionRequest, {"messages": [MESSAGES[0] | MANY] * 9}, "messages[0].x0"),
+        (ResponsesRequest, {"input": [{"role": "user", "content": [PARTS[0] | MANY]}]}, "input[0].content[0].x0"),
+        (ResponsesRequest, {"input": "a", "tools": [MANY] * 1000}, "tools[0].type"),
+    ],
+)
+def test_a_body_with_very_many_errors_is_validated_up_to_the_first_few(
+    kind: type[BaseModel], body: Any, path: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() < 100
+    assert violation(caught.value.errors(), body).path == path
+
+
+def test_members_are_validated_whatever_their_number() -> None:
+    biases = {str(number): 0.5 for number in range(1000)}
+    assert CompletionRequest(prompt="a", logit_bias=biases).logit_bias == biases
+    with pytest.raises(ValidationError):
+        CompletionRequest(prompt="a", logit_bias=biases | {"last": "x"})

@@ -6,7 +6,7 @@ Quire has anyway; some have a reason.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.http.openai import requests
@@ -30,11 +30,7 @@ _IGNORED = "Accepted and ignored."
 _IGNORED_ITEM_FIELD = "Accepted and ignored: items of a response are accepted as input."
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class InputText(_Strict):
+class InputText(requests.StrictBody):
     """A text of a message. Images, audio and files are not supported."""
 
     type: Literal["input_text", "output_text"] = Field(description="`input_text`, or `output_text` of the assistant.")
@@ -44,7 +40,7 @@ class InputText(_Strict):
     parsed: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
 
 
-class InputMessage(_Strict):
+class InputMessage(requests.StrictBody):
     """A message of the conversation."""
 
     type: Literal["message"] = Field("message", description="Type of the item.")
@@ -57,7 +53,7 @@ class InputMessage(_Strict):
     phase: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
 
 
-class InputFunctionCall(_Strict):
+class InputFunctionCall(requests.StrictBody):
     """A function call of the assistant."""
 
     type: Literal["function_call"] = Field(description="Type of the item.")
@@ -71,7 +67,7 @@ class InputFunctionCall(_Strict):
     namespace: None = Field(None, description="Not supported.")
 
 
-class FunctionCallResult(_Strict):
+class FunctionCallResult(requests.StrictBody):
     """The output of a function call."""
 
     type: Literal["function_call_output"] = Field(description="Type of the item.")
@@ -84,7 +80,7 @@ class FunctionCallResult(_Strict):
     namespace: None = Field(None, description="Not supported.")
 
 
-class UnsupportedItem(_Strict):
+class UnsupportedItem(requests.StrictBody):
     """An item of another type: always rejected."""
 
     type: Literal[_ITEM_TYPES] = Field(description="Other types are not supported.")  # type: ignore[valid-type]
@@ -104,7 +100,7 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(_Strict):
+class FunctionTool(requests.StrictBody):
     """A function that the model can call. Built-in tools are not supported."""
 
     type: Literal["function"] = Field(description="Only functions are supported.")
@@ -116,14 +112,14 @@ class FunctionTool(_Strict):
     )
 
 
-class FunctionChoice(_Strict):
+class FunctionChoice(requests.StrictBody):
     """The function that the model must call."""
 
     type: Literal["function"] = Field(description="Only functions are supported.")
     name: str = Field(description="Name of a function in `tools`.")
 
 
-class TextFormat(_Strict):
+class TextFormat(requests.StrictBody):
     """The format of the output."""
 
     type: Literal["text", "json_object", "json_schema"] = Field(description="The type of the format.")
@@ -133,14 +129,14 @@ class TextFormat(_Strict):
     strict: bool | None = Field(None, description="Accepted and ignored: the output always follows the schema.")
 
 
-class TextOptions(_Strict):
+class TextOptions(requests.StrictBody):
     """Options of the text."""
 
     format: TextFormat | None = Field(None, description="The format of the output. Default: text.")
     verbosity: None = Field(None, description="Not supported.")
 
 
-class ResponseStreamOptions(_Strict):
+class ResponseStreamOptions(requests.StrictBody):
     """Options of a stream."""
 
     include_obfuscation: bool | None = Field(None, description=_IGNORED)
@@ -173,7 +169,7 @@ class ResponsesRequest(requests.GenerationRequest):
         None, description="Further variables of the chat template, at most 16,384 bytes as JSON."
     )
     truncation: Literal["disabled"] | None = Field(None, description="Only `disabled` is supported.")
-    metadata: dict[str, str] | None = Field(None, description="Returned with the response.")
+    metadata: requests.Members[str] | None = Field(None, description="Returned with the response.")
     prompt_cache_retention: Literal["in_memory"] | None = Field(None, description="Only `in_memory` is supported.")
     stream_options: ResponseStreamOptions | None = Field(None, description="Options with `stream`.")  # type: ignore[assignment]
 
