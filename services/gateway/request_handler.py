@@ -132,6 +132,11 @@ class RequestHandler:
             if finished is not None:
                 observer.on_ended(finished, self._clock())
 
+    def check(self, request: gateway_pb2.GenerateRequest) -> None:
+        """Raise InvalidField if a field other than the prompt is invalid for its model."""
+        vocabulary_size = self._fleet.model(request.model).description().vocabulary_size
+        check_vocabulary(Parameters.of(request), vocabulary_size)
+
     def check_count(self, prompts: Sequence[gateway_pb2.GenerateRequest], origin: Origin) -> None:
         """Raise InvalidField if the prompts of one HTTP request exceed the limit of its tenant together."""
         count = sum(sequences_of(one).count for one in prompts)

@@ -5,28 +5,34 @@ The format depends on the model family; the chat template shows which one it is:
 TAGGED    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with or without text around it (Qwen, Hermes)
 MARKED    `[TOOL_CALLS]`, then a list of such objects or `name{...}` for each call (Mistral)
 BARE      the whole output is an object with `name` and `parameters`, or several of them (Llama 3)
+
+Arguments are returned as the model wrote them. What does not name an offered tool, or has no object as its arguments,
+is no call: it stays text, with its marks.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_CALL_START = re.compile(r'\n?<tool_call>\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
-_CALL_END = "}\n</tool_call>"
+_ENFORCED_START = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_STRUCTURE = re.compile(r'\\.|["{}\[\]\\]', re.DOTALL)
 _MARK = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
 _FIRST_KEYS = ('"name"', '"type"')
 _NAME_BEFORE_ARGUMENTS = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")
-_BETWEEN = re.compile(r"[\s;,]*")
+_BETWEEN = re.compile(r"[\s;,\[\]]*")
+_OBJECT_START = re.compile(r'\{\s*(?=["}])')
+_COLON = re.compile(r"\s*:\s*")
+_MEMBER_END = re.compile(r'\s*(?:,\s*(?=")|(?=\}))')
 _BLANKS = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 
 
 class ToolCall(NamedTuple):
-    """A complete tool call; `arguments` is JSON text."""
+    """A complete tool call; `arguments` is the text of a JSON object as the model wrote it."""
 
     name: str
     arguments: str
@@ -43,6 +49,15 @@ class ArgumentsDelta(NamedTuple):
 
     text: str
 
+
+class _Value(NamedTuple):
+    """A JSON value, and its text."""
+
+    value: Any
+    text: str
+
+
+_MISSING = _Value(None, "")
 
 OutputPart = str | ToolCall | ToolCallStart | ArgumentsDelta
 
@@ -75,20 +90,21 @@ class ToolCallParser(Protocol):
         """Return the parts held back after the last push. Text that did not become a call is plain text."""
 
 
-def parser_for(kind: ToolFormat) -> ToolCallParser:
-    """Return a new parser of the model's format."""
-    parsers: dict[ToolFormat, Callable[[], ToolCallParser]] = {
+def parser_for(kind: ToolFormat, names: Collection[str]) -> ToolCallParser:
+    """Return a new parser of the model's format, for calls of the tools with these names."""
+    parsers: dict[ToolFormat, Callable[[Collection[str]], ToolCallParser]] = {
         ToolFormat.TAGGED: TaggedCallParser,
         ToolFormat.MARKED: MarkedCallParser,
         ToolFormat.BARE: BareCallParser,
     }
-    return parsers[kind]()
+    return parsers[kind](names)
 
 
 class TaggedCallParser:
     """Parses calls between tags, with text around them. Drops whitespace after a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
         self._held = ""
         self._in_call = False
         self._after_call = False
@@ -119,7 +135,7 @@ class TaggedCallParser:
         return [text] if text else []
 
     def _calls(self, body: str, close: str) -> list[OutputPart]:
-        calls = parse_calls(body)
+        calls = parse_calls(body, self._names)
         if not calls:
             return [_OPEN + body + close]
         self._after_call = True
@@ -129,7 +145,8 @@ class TaggedCallParser:
 class MarkedCallParser:
     """Parses text followed by calls up to the end of the output."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
         self._held = ""
         self._marked = False
 
@@ -146,16 +163,17 @@ class MarkedCallParser:
 
     def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
-        if not self._held:
-            return []
-        calls = [call for part in self._held.split(_MARK)[1:] for call in parse_calls(part)] if self._marked else []
-        return [*calls] if calls else [self._held]
+        if not self._marked:
+            return [self._held] if self._held else []
+        marked = self._held.split(_MARK)[1:]
+        return [part for body in marked for part in parse_calls(body, self._names) or (_MARK + body,)]
 
 
 class BareCallParser:
     """Parses output that consists of calls alone. Output with another prefix is text."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
         self._held: str | None = ""  # None: the output is text
 
     def push(self, text: str) -> list[OutputPart]:
@@ -172,72 +190,64 @@ class BareCallParser:
         """See ToolCallParser."""
         if not self._held:
             return []
-        calls = parse_calls(self._held.strip().removeprefix(_PYTHON_TAG))
+        calls = parse_calls(self._held.strip().removeprefix(_PYTHON_TAG), self._names)
         return [*calls] if calls else [self._held]
 
 
-class CallListParser:
-    """Parses one call or a list of calls in JSON. A constraint guarantees that the output has no other text."""
-
-    def __init__(self) -> None:
-        self._held = ""
-
-    def push(self, text: str) -> list[OutputPart]:
-        """See ToolCallParser."""
-        self._held += text
-        pieces: list[OutputPart] = []
-        while "}" in text:
-            start = self._held.find("{")
-            try:
-                value, end = _DECODER.raw_decode(self._held, start)
-            except ValueError:
-                break
-            self._held = self._held[end:]
-            pieces.append(_tool_call(value) or json.dumps(value))
-            text = self._held
-        return pieces
-
-    def finish(self) -> list[OutputPart]:
-        """See ToolCallParser."""
-        rest = self._held.strip(" \t\r\n[],")
-        return [rest] if rest else []
-
-
 class EnforcedCallParser:
-    """Parses calls between tags, and passes on their arguments while they are written.
+    """Parses calls between tags or in a list, and passes on their arguments while they are written.
 
-    A constraint guarantees that the output has no other text.
+    A constraint guarantees that the output has no other text, so all around the arguments is dropped: the start of a
+    call that `max_tokens` cut before its arguments, too.
     """
 
     def __init__(self) -> None:
         self._held = ""
-        self._in_arguments = False
+        self._arguments: _ObjectEnd | None = None  # of the call that is being written
 
     def push(self, text: str) -> list[OutputPart]:
         """See ToolCallParser."""
         self._held += text
         parts: list[OutputPart] = []
-        while True:
-            if self._in_arguments:
-                parts += self._arguments()
-            if self._in_arguments or not (start := _CALL_START.match(self._held)):
-                return parts
-            parts.append(ToolCallStart(json.loads(start[1])))
-            self._held, self._in_arguments = self._held[start.end() :], True
+        while self._held:
+            if self._arguments is None:
+                if not (start := _ENFORCED_START.search(self._held)):
+                    break
+                parts.append(ToolCallStart(json.loads(start[1])))
+                self._held, self._arguments = self._held[start.end() :], _ObjectEnd()
+            text, end = self._held, self._arguments.find(self._held)
+            parts.append(ArgumentsDelta(text[:end]))
+            self._held = "" if end is None else text[end:]
+            self._arguments = self._arguments if end is None else None
+        return parts
 
     def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
-        if self._in_arguments:
-            return [ArgumentsDelta(self._held)] if self._held else []
-        return [self._held] if self._held else []
+        return []
 
-    def _arguments(self) -> list[OutputPart]:
-        """Return the arguments so far; hold text that may be their end."""
-        # The end cannot be part of the arguments: strings of JSON have no new lines.
-        text, end, after = self._held.partition(_CALL_END)
-        final = len(text) - (0 if end else _overlap(text, _CALL_END))
-        self._held, self._in_arguments = after or text[final:], not end
-        return [ArgumentsDelta(text[:final])] if final else []
+
+class _ObjectEnd:
+    """Finds the end of a JSON object that is given in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escapes = False  # the last piece ended within an escape
+
+    def find(self, piece: str) -> int | None:
+        """Return the length of the object's last part if it ends in this piece."""
+        start, self._escapes = int(self._escapes), False
+        for found in _STRUCTURE.finditer(piece, start):
+            mark = found[0]
+            if mark[0] == "\\":
+                self._escapes = len(mark) == 1
+            elif mark == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark in "{[" else -1
+                if not self._depth:
+                    return found.end()
+        return None
 
 
 class ArgumentsParser:
@@ -259,51 +269,61 @@ class ArgumentsParser:
         return []
 
 
-def parse_calls(text: str) -> list[ToolCall]:
-    """Return the calls in a text that consists of calls alone, and an empty list for any other text."""
-    return [*(_calls_or_none(text) or ())]
-
-
-def _calls_or_none(text: str) -> list[ToolCall] | None:
-    calls: list[ToolCall] = []
-    position = _BETWEEN.match(text).end()  # type: ignore[union-attr]  # the pattern matches the empty string, too
-    while position < len(text):
-        named = _NAME_BEFORE_ARGUMENTS.match(text, position)
-        try:
-            value, position = _DECODER.raw_decode(text, named.end() if named else position)
-        except (ValueError, RecursionError):
-            return None
-        found = [{"name": named[1], "arguments": value}] if named else value if isinstance(value, list) else [value]
-        parsed = [_tool_call(one) for one in found]
-        if None in parsed:
-            return None
-        calls += [one for one in parsed if one is not None]
-        position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
-    return calls
-
-
-def _tool_call(value: Any) -> ToolCall | None:
-    """Parse one JSON object; Llama 3 has the key `parameters` for the arguments."""
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some models encode the arguments as a JSON string
-        arguments = _object_in(arguments)
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
+def parse_calls(text: str, names: Collection[str]) -> list[ToolCall]:
+    """Return the calls in a text that consists of calls of these tools alone, and an empty list for any other text."""
     try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (name + text).encode()
-    except ValueError:  # NaN, a number out of range, or an unpaired surrogate, which no answer can hold
-        return None
-    return ToolCall(name, text)
-
-
-def _object_in(text: str) -> Any:
-    try:
-        return json.loads(text)
+        return [*_calls(text, names)]
     except (ValueError, RecursionError):
-        return None
+        return []
+
+
+# The functions below raise ValueError for what is no call.
+
+
+def _calls(text: str, names: Collection[str]) -> Iterator[ToolCall]:
+    at = _skip(_BETWEEN, text, 0)
+    while at < len(text):
+        if named := _NAME_BEFORE_ARGUMENTS.match(text, at):
+            value, at = _value_at(text, named.end())
+            yield _tool_call(named[1], value, names)
+        else:
+            members, at = _object_at(text, at)
+            arguments = members.get("arguments") or members.get("parameters", _MISSING)  # as Llama 3 has it
+            yield _tool_call(members.get("name", _MISSING).value, arguments, names)
+        at = _skip(_BETWEEN, text, at)
+
+
+def _object_at(text: str, at: int) -> tuple[dict[Any, _Value], int]:
+    """Parse an object; return its members and its end. The last of equal keys counts, as in `json.loads`."""
+    members: dict[Any, _Value] = {}
+    at = _skip(_OBJECT_START, text, at)
+    while not text.startswith("}", at):
+        key, at = _value_at(text, at)
+        members[key.value], at = _value_at(text, _skip(_COLON, text, at))
+        at = _skip(_MEMBER_END, text, at)
+    return members, at + 1
+
+
+def _value_at(text: str, at: int) -> tuple[_Value, int]:
+    value, end = _DECODER.raw_decode(text, at)
+    return _Value(value, text[at:end]), end
+
+
+def _skip(expected: re.Pattern[str], text: str, at: int) -> int:
+    if found := expected.match(text, at):
+        return found.end()
+    raise ValueError(f"no {expected.pattern} at {at}")
+
+
+def _tool_call(name: Any, arguments: _Value, names: Collection[str]) -> ToolCall:
+    value, text = arguments
+    if isinstance(value, str):  # some models encode the arguments as a JSON string
+        value, text = json.loads(value), value
+    if not isinstance(name, str) or name not in names or not isinstance(value, dict):
+        raise ValueError("not a call of an offered tool with an object as its arguments")
+    # Refuses NaN, a number out of range, and an unpaired surrogate, which clients cannot read.
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return ToolCall(name, text)
 
 
 def _could_be_calls(text: str) -> bool:

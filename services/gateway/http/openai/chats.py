@@ -71,8 +71,11 @@ class ChatCompletionCall(GenerationCall):
         return self._tool_use().parser()
 
     def prepare_tools(self) -> None:
-        """Make the model call tools as `tool_choice` says, so that the parser finds the calls."""
-        self._tool_use().prepare(self._request)
+        """Make the model call tools as `tool_choice` says, so that the parser finds the calls. Raises InvalidField."""
+        use = self._tool_use()
+        if use.required:
+            self.handler.check(self._request)  # while it has the fields that required calls ignore
+        use.prepare(self._request)
 
     def _tool_use(self) -> ToolUse:
         return ToolUse(self.body, self.tokenizer(self._request.model))

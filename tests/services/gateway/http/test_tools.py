@@ -1,4 +1,5 @@
 import json
+import re
 from typing import Any
 
 import httpx
@@ -8,7 +9,6 @@ from quire.v1 import gateway_pb2
 from services.gateway.text.tool_calls import (
     ArgumentsDelta,
     BareCallParser,
-    CallListParser,
     EnforcedCallParser,
     MarkedCallParser,
     TaggedCallParser,
@@ -25,6 +25,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": SUM, "strict": True}},
     {"type": "function", "function": {"name": "now"}},
 ]
+SUM_CALL = {"type": "function", "function": {"name": "sum"}}
 ASK = {"messages": [{"role": "user", "content": "What time is it?"}], "tools": TOOLS, "max_tokens": 150, "seed": 4}
 
 
@@ -42,9 +43,21 @@ def parse(parser: ToolCallParser, text: str, size: int) -> list[Any]:
     return joined
 
 
-CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b"}'
-A = ToolCall("a", '{"x": 1}')
+CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b", "arguments": {}}'
+A, SPACED = ToolCall("a", '{"x":1}'), ToolCall("a", '{"x": 1}')
 B = ToolCall("b", "{}")
+NO_CALLS = [
+    f"<tool_call>{body}</tool_call>"
+    for body in (
+    '{"name": "c", "arguments": {}}',
+        '{"name": "a"}',
+        '{"name": ["a"], "arguments": {}}',
+        '{"name": "a", "arguments": [1]}',
+        '{"name": "a", "arguments": {"x": }}',
+        '{"name": "a" "arguments": {}}',
+        f'{CALL_A}{{"name": "c", "arguments": {{}}}}',
+    )
+]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -52,60 +65,79 @@ B = ToolCall("b", "{}")
     ("parser", "text", "pieces"),
     [
         (TaggedCallParser, "1 < 2 <tool", ["1 < 2 <tool"]),
-        (TaggedCallParser, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", A]),
+        (TaggedCallParser, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", SPACED]),
         (TaggedCallParser, f"<tool_call>{CALL_A}</tool_call>\n<tool_call>{CALL_B}</tool_call>\n", [A, B]),
         (TaggedCallParser, '<tool_call>{"name":"a","arguments":"{\\"x\\":1}"}', [A]),
+        (TaggedCallParser, f"<tool_call>[{CALL_A},{CALL_B}]</tool_call>", [A, B]),
         (TaggedCallParser, "<tool_call>what?</tool_call> no", ["<tool_call>what?</tool_call> no"]),
         (MarkedCallParser, f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", ["So [TOOL ", A, B]),
         (MarkedCallParser, '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [A, B]),
         (MarkedCallParser, "[TOOL_CALLS]oops", ["[TOOL_CALLS]oops"]),
-        (BareCallParser, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [A, B]),
-        (BareCallParser, '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x": 1}}', [A]),
+        (MarkedCallParser, '[TOOL_CALLS]a{"x":1}[TOOL_CALLS]c{}', [A, "[TOOL_CALLS]c{}"]),
+        (BareCallParser, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [SPACED, B]),
+        (BareCallParser, '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x": 1}}', [SPACED]),
         (BareCallParser, '{"nameless": 1}', ['{"nameless": 1}']),
         (BareCallParser, '{"name": "a", "parameters": {"x', ['{"name": "a", "parameters": {"x']),
         (BareCallParser, "plain", ["plain"]),
-        (CallListParser, '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]', [A, B]),
-        (CallListParser, '{"name": "a", "arguments": {"x": 1}}', [A]),
+        *((TaggedCallParser, text, [text]) for text in NO_CALLS),
     ],
 )  # fmt: skip
 def test_calls_are_parsed_from_text_in_pieces_of_any_size(
     parser: type[Any], text: str, pieces: list[Any], size: int
 ) -> None:
-    assert parse(parser(), text, size) == pieces
+    assert parse(parser({"a", "b"}), text, size) == pieces
 
 
-ENFORCED_A = '<tool_call>\n{"name": "a", "arguments": {"x": "}"}}\n</tool_call>'
+@pytest.mark.parametrize("arguments", ['{"x":1,"x" : 2.0}', "{\n}", '{"x":"\\u00fc/\\/"}', '{ "x": [1e2, -0] }'])
+def test_arguments_are_those_that_the_model_wrote(arguments: str) -> None:
+    call = ToolCall("a", arguments)
+    assert parse(TaggedCallParser({"a"}), f'<tool_call>{{"name":"a","arguments":{arguments}}}</tool_call>', 1) == [call]
+    assert parse(MarkedCallParser({"a"}), f"[TOOL_CALLS]a{arguments}", 1) == [call]
+    assert parse(BareCallParser({"a"}), f'{{"name": "a", "parameters" : {arguments} }}', 1) == [call]
+
+
+ENFORCED_A = '<tool_call>\n{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}\n</tool_call>'
 ENFORCED_B = '<tool_call>\n{"name": "\\"b\\"", "arguments": {}}\n</tool_call>'
+LIST = '[{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}, {"name":"\\"b\\"","arguments":{}}]'
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_arguments_of_enforced_calls_are_passed_on_while_they_are_written(size: int) -> None:
-    text, parser = f"{ENFORCED_A}\n{ENFORCED_B}\n<tool_call>", EnforcedCallParser()
+def enforced(text: str, size: int) -> list[str]:
+    """Parse a text in pieces of `size`; return each call as its name, a colon and its arguments."""
+    parser, calls = EnforcedCallParser(), list[str]()
     pieces = [piece for at in range(0, len(text), size) for piece in parser.push(text[at : at + size])]
-    calls = [""]
-    for piece in pieces:
+    for piece in [*pieces, *parser.finish()]:
         if isinstance(piece, ToolCallStart):
             calls.append(f"{piece.name}:")
         else:
             assert isinstance(piece, ArgumentsDelta)
             assert piece.text
             calls[-1] += piece.text
-    assert calls == ["", 'a:{"x": "}"}', '"b":{}']
-    assert parser.finish() == ["\n<tool_call>"]
+    return calls
 
 
-def test_incomplete_arguments_of_an_enforced_call_are_passed_on() -> None:
+@pytest.mark.parametrize("text", [f"{ENFORCED_A}\n{ENFORCED_B}\n", LIST])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_an_enforced_call_that_is_cut_has_the_arguments_so_far_and_no_other_text(text: str, size: int) -> None:
+    arguments = '{"x": "}\\"", "y": [{}]}'
+    start = text.index("{", text.index("arguments"))
+    for end in range(len(text) + 1):
+        calls = enforced(text[:end], size)
+        assert calls[:1] == ([f"a:{arguments}"[: 2 + end - start]] if end > start else [])
+        assert calls[1:] in ([], ['"b":{'], ['"b":{}'])
+    assert calls == [f"a:{arguments}", '"b":{}']
+
+
+def test_arguments_of_an_enforced_call_are_passed_on_while_they_are_written() -> None:
     parser = EnforcedCallParser()
     assert parser.push(ENFORCED_A.partition("}")[0]) == [ToolCallStart("a"), ArgumentsDelta('{"x": "')]
-    assert parser.push("}\n</tool") == []
-    assert parser.finish() == [ArgumentsDelta("}\n</tool")]
+    assert parser.push("}") == [ArgumentsDelta("}")]
 
 
 def test_text_that_cannot_become_a_call_is_returned_at_once() -> None:
-    assert TaggedCallParser().push("1 < 2, <b") == ["1 < 2, <b"]
-    assert TaggedCallParser().push("so: <tool_") == ["so: "]
-    assert MarkedCallParser().push("[1] [TOOL") == ["[1] "]
-    assert BareCallParser().push("{1}") == ["{1}"]
+    assert TaggedCallParser({"a"}).push("1 < 2, <b") == ["1 < 2, <b"]
+    assert TaggedCallParser({"a"}).push("so: <tool_") == ["so: "]
+    assert MarkedCallParser({"a"}).push("[1] [TOOL") == ["[1] "]
+    assert BareCallParser({"a"}).push("{1}") == ["{1}"]
 
 
 def called(http: httpx.Client, **body: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -149,9 +181,36 @@ def test_several_calls_can_be_required_at_once(http: httpx.Client) -> None:
 
 
 def test_a_named_tool_is_called(http: httpx.Client) -> None:
-    calls, _ = called(http, tool_choice={"type": "function", "function": {"name": "sum"}})
+    calls, _ = called(http, tool_choice=SUM_CALL)
     assert [call["function"]["name"] for call in calls] == ["sum"]
     assert json.loads(calls[0]["function"]["arguments"])["a"] in (1, 2, 3)
+
+
+def test_a_required_call_that_max_tokens_cuts_has_the_arguments_so_far(http: httpx.Client) -> None:
+    whole, _ = called(http, tool_choice=SUM_CALL)
+    for max_tokens in range(1, 60, 4):
+        calls, choice = called(http, tool_choice=SUM_CALL, max_tokens=max_tokens)
+        if choice["finish_reason"] == "tool_calls":
+            break
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["content"] == (None if calls else "")
+        for call in calls:
+            assert whole[0]["function"]["arguments"].startswith(call["function"]["arguments"])
+    assert max_tokens > 20
+
+
+def test_a_required_call_is_not_ended_by_stop_strings_or_stop_tokens(http: httpx.Client) -> None:
+    stops = {"stop": ["\n", '"', "}", "</tool_call>"], "include_stop_str_in_output": True}
+    stops["stop_token_ids"] = http.post("/tokenize", json={"prompt": '{"a":1'}).json()["tokens"]
+    calls, choice = called(http, tool_choice=SUM_CALL, **stops)
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    assert json.loads(calls[0]["function"]["arguments"])["a"] in (1, 2, 3)
+
+
+def test_a_call_of_a_tool_that_was_not_offered_stays_text(http: httpx.Client) -> None:
+    text = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    calls, choice = called(http, guided_regex=re.escape(text).replace("\\ ", " "))
+    assert (calls, choice["message"]["content"], choice["finish_reason"]) == ([], text, "stop")
 
 
 def test_a_call_in_the_models_format_is_parsed(http: httpx.Client) -> None:

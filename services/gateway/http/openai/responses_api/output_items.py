@@ -1,5 +1,6 @@
 """Builds the output items of a response, with the events that announce them."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,7 +49,10 @@ class OutputItems:
         return self._events([{"content": text}])
 
     def finish(self, status: str) -> list[ItemEvent]:
-        """Close the last item with this status. A response without items gets an empty message."""
+        """Close the last item with this status; a complete call is completed in any response.
+
+        A response without items gets an empty message.
+        """
         events = self._events(self._deltas.finish()) if self._deltas else []
         if not self._items:
             events += self._start_message()
@@ -111,6 +115,7 @@ class OutputItems:
         else:
             self._pending.clear()  # a call has no log-probabilities
             item["arguments"] = text
+            status = "completed" if _is_json(text) else status
             done = {**self._call_place(), "name": item["name"], "arguments": text}
             yield "response.function_call_arguments.done", done
         item["status"] = status
@@ -122,6 +127,14 @@ class OutputItems:
 
     def _place(self) -> dict[str, Any]:
         return {**self._call_place(), "content_index": 0}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _text_part(text: str, scores: list[dict[str, Any]]) -> dict[str, Any]:
