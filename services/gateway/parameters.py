@@ -6,11 +6,12 @@ import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.namespace import checked_salt
 from services.gateway.text.stop_strings import StopRules
+from services.gateway.text.tool_choice import check_arguments_schema
 from services.runtime.errors import InvalidField
 from services.wire.duration import checked_seconds_of, seconds_of
 
@@ -203,15 +204,23 @@ def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputCons
     else:
         _check_language(f"constraint.{kind}", given.json_schema or given.regex)
     if given.HasField("json_schema"):
-        _check_json(given.json_schema, "constraint.json_schema")
+        _json_of(given.json_schema, "constraint.json_schema")
+    check_alone(request, f"constraint.{kind}")
+    return given
+
+
+def check_alone(request: gateway_pb2.GenerateRequest, constraint: str) -> None:
+    """Check that no other field excludes tokens beside a constraint, which errors call `constraint`.
+
+    Raises InvalidField.
+    """
     for field, present in (
         ("logit_rules.allowed_token_ids", len(request.logit_rules.allowed_token_ids) > 0),
         ("logit_rules.bad_words", len(request.logit_rules.bad_words) > 0),
         ("stopping.min_tokens", request.stopping.min_tokens > 0),
         ("stopping.ignore_eos", request.stopping.ignore_eos),
     ):
-        _require(not present, field, "cannot be combined with constraint")
-    return given
+        _require(not present, field, f"cannot be combined with {constraint}")
 
 
 def _check_language(field: str, text: str) -> None:
@@ -227,12 +236,13 @@ def _check_tool_calls(calls: decoding_pb2.ToolCallGrammar, field: str) -> None:
     _require(size <= limit, field, f"must have at most {limit} bytes, not {size}")
     for at, tool in enumerate(calls.tools):
         _require(tool.name != "", f"{field}.tools[{at}].name", _NOT_EMPTY)
-        _check_json(tool.parameters, f"{field}.tools[{at}].parameters")
+        place = f"{field}.tools[{at}].parameters"
+        check_arguments_schema(_json_of(tool.parameters, place), place)
 
 
-def _check_json(text: str, field: str) -> None:
+def _json_of(text: str, field: str) -> Any:
     try:
-        json.loads(text)
+        return json.loads(text)
     except RecursionError as error:
         raise InvalidField(f"{field} is nested too deeply", field) from error
     except ValueError as error:

@@ -103,6 +103,15 @@ def timeout(seconds: float) -> Callable[[gateway_pb2.GenerateRequest], None]:
     return change(timeout=timedelta(seconds=seconds))
 
 
+def tool(request: gateway_pb2.GenerateRequest) -> None:
+    request.prompt.chat.messages.add(role="user", content="x")
+    request.prompt.chat.tools.add(name="x", parameters='{"type": "string"}')
+
+
+def call(request: gateway_pb2.GenerateRequest) -> None:
+    request.constraint.tool_calls.tools.add(name="x", parameters='{"type": "array"}')
+
+
 OUT_OF_RANGE = [
     ("no prompt", prompt(), "prompt", "must be given"),
     ("an empty text", prompt(text=""), "prompt.text", "empty"),
@@ -164,6 +173,8 @@ OUT_OF_RANGE = [
     ("a timeout beyond a Duration", change(timeout=Duration(seconds=2**62)), "timeout", "86400"),
     ("a length penalty of 500", beams(length_penalty=500), "beam_search.length_penalty", "500"),
     ("a length penalty of -1e9", beams(length_penalty=-1e9), "beam_search.length_penalty", "-1000000000"),
+    ("a tool whose arguments are a string", tool, "prompt.chat.tools[0].parameters", "'object', not \"string\""),
+    ("a call whose arguments are a list", call, "constraint.tool_calls.tools[0].parameters", "'object', not \"array\""),
     ("more end tokens than a search considers", beams(width=14, ends=300), "stopping.stop_token_ids", "4096"),
 ]
 

@@ -58,9 +58,9 @@ class HttpError(HTTPException):
 
 def error_body(error: Exception, names: FieldNames) -> dict[str, Any]:
     """Return the response body for a ServiceError. `names` are the HTTP names of the request's fields."""
-    param = names.http_name(getattr(error, "field", "")) or None
+    param, message = names.named(getattr(error, "field", ""), str(error))
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
-    return _body(statuses.status_of(error).http, names.translate(str(error)), param, code)
+    return _body(statuses.status_of(error).http, message, param or None, code)
 
 
 def internal_error_body(error: Exception) -> dict[str, Any]:

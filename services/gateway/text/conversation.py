@@ -5,6 +5,7 @@ from typing import Any
 
 from quire.v1 import gateway_pb2
 from services.gateway.text.chat_template import Conversation
+from services.gateway.text.tool_choice import check_arguments_schema
 from services.runtime.errors import InvalidField
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
@@ -70,6 +71,7 @@ def _arguments(text: str) -> Any:
 def _tool(tool: gateway_pb2.Tool, path: str) -> dict[str, Any]:
     _check_named(tool.name, path)
     parameters = _json_object(tool.parameters, f"{path}.parameters") if tool.parameters else _NO_ARGUMENTS
+    check_arguments_schema(parameters, f"{path}.parameters")
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
 

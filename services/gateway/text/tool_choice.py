@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
+from services.runtime.errors import InvalidField
+from services.runtime.http.validation import shown
 
 _MAX_CALLS = 16
 # Keywords beside which an object may get its properties from another schema.
@@ -13,16 +15,24 @@ _VALUES = ("const", "enum", "default", "examples", "example")
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
+def check_arguments_schema(schema: Any, field: str) -> None:
+    """Raise InvalidField if a tool's schema is not that of an object. Without a type it is."""
+    kind = schema.get("type", "object") if isinstance(schema, dict) else schema
+    if kind not in ("object", ["object"]):
+        raise InvalidField(f"{field} must be a JSON schema of type 'object', not {shown(kind)}", field)
+
+
 def arguments_schema(tool: gateway_pb2.Tool) -> str:
     """Return the JSON schema that arguments of a tool are written by, as text.
 
     Objects with properties get no others, unless the schema allows them by `additionalProperties`: small models would
-    invent them. All such arguments are valid under the tool's schema.
+    invent them. All such arguments are valid under the tool's schema, and are objects if that leaves it open.
     """
     if not tool.parameters:
         return json.dumps(_NO_ARGUMENTS)
-    schema = json.loads(tool.parameters)
-    return tool.parameters if _combines(schema) else json.dumps(_closed(schema), ensure_ascii=False)
+    schema = {"type": "object", **json.loads(tool.parameters)}
+    schema.pop("nullable", None)
+    return json.dumps(schema if _combines(schema) else _closed(schema), ensure_ascii=False)
 
 
 def _combines(schema: Any) -> bool:

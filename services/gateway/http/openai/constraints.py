@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.http.openai import requests
+from services.gateway.http.openai.field_names import ConstraintTools
+from services.gateway.parameters import check_alone
 from services.runtime.errors import InvalidField
 
 _KINDS = ("json_schema", "regex", "json_object")
@@ -79,18 +81,22 @@ def _choice(texts: list[str], name: str) -> decoding_pb2.OutputConstraint:
 
 def check_tool_choice(
     request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
-) -> None:
-    """Check a `tool_choice` that requires a call. Raises InvalidField."""
+) -> ConstraintTools | None:
+    """Check a `tool_choice` that requires a call, and return the tools that can be called. Raises InvalidField."""
     choice, tools = body.tool_choice, request.prompt.chat.tools
+    callable_tools = [(at, tool.name) for at, tool in enumerate(tools)]
     if isinstance(choice, requests.NamedTool):
         name = choice.function.name
-        fault = "" if any(tool.name == name for tool in tools) else f"names {name!r}, which is not in tools"
+        callable_tools = [one for one in callable_tools if one[1] == name]
+        fault = "" if callable_tools else f"names {name!r}, which is not in tools"
     elif choice == "required":
         fault = "" if tools else "is 'required', but tools is empty"
     else:
-        return
+        return None
     if fault:
         raise InvalidField(f"tool_choice {fault}", "tool_choice")
     if request.HasField("constraint"):
         raise InvalidField(f"tool_choice cannot be combined with {names['constraint']}", "tool_choice")
+    check_alone(request, "tool_choice")
     names |= {"constraint": "tools", "constraint.json_schema": "tools", "constraint.tool_calls": "tools"}
+    return ConstraintTools(callable_tools, one=choice != "required")

@@ -18,6 +18,8 @@ from services.wire.duration import duration
 
 CHAT_ID_PREFIX = "chatcmpl-"
 _DEFAULT_COMPLETION_TOKENS = 16
+# With log-probabilities of the prompt, a chat is generated from token ids.
+_PROMPT = dict.fromkeys(("prompt", "prompt.token_ids", "prompt.token_ids.ids"), "messages")
 _ALL = -1  # vLLM's value of top_k for all tokens
 _LAST_ID = 2**31 - 1
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -64,8 +66,8 @@ def chat_call(
     if body.logprobs:
         names["output.logprobs"] = "top_logprobs"
         common.output.logprobs = body.top_logprobs or 0
-    check_tool_choice(common, body, names)
-    return TranslatedCall(common.request_id, [common], FieldNames(names))
+    constraint_tools = check_tool_choice(common, body, names)
+    return TranslatedCall(common.request_id, [common], FieldNames(names | _PROMPT, constraint_tools))
 
 
 def request_id_or_new(given: str | None) -> str:

@@ -47,7 +47,7 @@ async def complete_chat(body: requests.ChatCompletionRequest, request: Request) 
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Generate a response to an input. Nothing is stored."""
     conversation = InputConversation(body)
-    request.state.field_names = InputFieldNames.of(conversation, {})  # until the body is translated
+    request.state.field_names = InputFieldNames.of(conversation, FieldNames())  # until the body is translated
     origin, request_id = origin_of(request), request.headers.get(REQUEST_ID)
     call = ResponseCall(handler_of(request), origin, body, conversation, request_id)
     return await _respond(call, request, stream=bool(body.stream))

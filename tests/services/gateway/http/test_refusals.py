@@ -15,6 +15,9 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+UNKNOWN_TYPE = tool(name="y", parameters={"type": "object", "properties": {"a": {"type": "text"}}})
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -75,9 +78,16 @@ def tool(**function: Any) -> dict[str, Any]:
             "tool_choice",
         ),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
-        ({"tools": [tool(name="")]}, "tools[0].name"),
-        ({"tools": [tool(name="x", parameters={"type": 5})], "tool_choice": "required"}, "tools"),
-        ({"messages": [NAMELESS_CALL]}, "messages[0].tool_calls[0].name"),
+        ({"tools": [tool(name="")]}, "tools[0].function.name"),
+        ({"tools": [tool(name="x"), tool(name="")], "tool_choice": "required"}, "tools[1].function.name"),
+        ({"tools": [tool(name="x", parameters={"type": "string"})]}, "tools[0].function.parameters"),
+        ({"tools": [tool(name="x"), UNKNOWN_TYPE], "tool_choice": "required"}, "tools[1].function.parameters"),
+        ({"tools": [tool(name="x"), UNKNOWN_TYPE], "tool_choice": tool(name="y")}, "tools[1].function.parameters"),
+        ({"tools": [tool(name="x")], "tool_choice": "required", "stop_token_ids": [99999]}, "stop_token_ids[0]"),
+        ({"tools": [tool(name="x")], "tool_choice": "required", "stop": [""]}, "stop[0]"),
+        ({"messages": [{"role": "user", "content": "x " * 3000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x " * 3000}], "prompt_logprobs": 0}, "messages"),
+        ({"messages": [NAMELESS_CALL]}, "messages[0].tool_calls[0].function.name"),
         ({"messages": [*MESSAGES, {"role": "", "content": "x"}]}, "messages[1].role"),
         ({"messages": [CRITIC]}, "messages"),
         ({"continue_final_message": True}, "continue_final_message"),
@@ -127,6 +137,15 @@ def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str
         ({"use_beam_search": True, "best_of": 2, "stop": "x"}, "stop cannot be combined with use_beam_search"),
         ({"tool_choice": "required"}, "tool_choice is 'required', but tools is empty"),
         (
+            {"tools": [tool(name="x"), UNKNOWN_TYPE], "tool_choice": tool(name="y")},
+            "tools[1].function.parameters: #/properties/a/type must be one or several of array, boolean, integer, "
+            'null, number, object, string, not "text"',
+        ),
+        (
+            {"tools": [tool(name="x", parameters={"type": ["object", "null"]})]},
+            'tools[0].function.parameters must be a JSON schema of type \'object\', not ["object", "null"]',
+        ),
+        (
             {"messages": [CRITIC]},
             "messages: The chat template does not accept this conversation: No critic may begin.",
         ),
@@ -149,6 +168,32 @@ def test_a_rejection_has_the_names_and_bounds_of_the_http_api(
 ) -> None:
     answer = http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8, **body})
     assert answer.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("constraint", "name"),
+    [
+        ({"guided_choice": ["a", "b"]}, "guided_choice"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"guided_json": {"type": "string"}}, "guided_json"),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [tool(name="x")], "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_what_excludes_tokens_beside_a_constraint_is_refused_with_the_names_of_both(
+    http: httpx.Client, constraint: dict[str, Any], name: str
+) -> None:
+    for field, value in (("min_tokens", 1), ("ignore_eos", True), ("allowed_token_ids", [5]), ("bad_words", ["x"])):
+        body = {"messages": MESSAGES, "max_tokens": 8, field: value, **constraint}
+        error = http.post("/v1/chat/completions", json=body).json()["error"]
+        assert (error["message"], error["param"]) == (f"{field} cannot be combined with {name}", field)
+
+
+def test_a_reference_out_of_a_schema_is_refused_by_field_and_reference(http: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 8, "guided_json": {"items": {"$ref": "#/$defs/a"}}}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["message"] == 'guided_json: #/items/$ref is "#/$defs/a", which is not in the schema'
 
 
 def test_fields_without_effect_are_accepted(http: httpx.Client) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway.http.openai.chats import CallDeltas
+from services.gateway.http.openai.responses_api.output_items import OutputItems
+from services.gateway.text.tool_calls import EnforcedCallParser
 from services.runtime.errors import DeadlineExceeded, GenerationFailed, Overloaded
 from tests.running_quire import RunningQuire
 from tests.services.gateway.http.responses import rejection
@@ -57,6 +60,14 @@ def streamed(response: httpx.Response) -> list[dict[str, Any]]:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "other"}, "tools": [TOOL]}, "tool_choice"),
         ({"tools": [TOOL, {**TOOL, "name": ""}]}, "tools[1].name"),
+        ({"tools": [TOOL, {**TOOL, "name": ""}], "tool_choice": "required"}, "tools[1].name"),
+        ({"tools": [TOOL, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters"),
+        (
+            {"tools": [TOOL, {**TOOL, "parameters": {"additionalProperties": 5}}], "tool_choice": "required"},
+            "tools[1].parameters",
+        ),
+        ({"input": "x " * 3000}, "input"),
+        ({"input": "x " * 1010}, "max_output_tokens"),
     ],
 )
 def test_a_rejection_names_the_field_of_the_responses_api(http: httpx.Client, body: dict[str, Any], param: str) -> None:
@@ -134,6 +145,37 @@ def test_calls_in_the_models_format_become_items_in_order(http: httpx.Client) ->
         * 2,
         "response.completed",
     ]
+
+
+def test_a_required_call_that_the_limit_cuts_is_incomplete_and_has_the_arguments_so_far(http: httpx.Client) -> None:
+    tool = {**TOOL, "parameters": {"type": "object", "properties": {"a": {"const": "x" * 20}}, "required": ["a"]}}
+    whole = '{"a": "' + "x" * 20 + '"}'
+    statuses = []
+    for limit in range(1, 100, 6):
+        body: dict[str, Any] = {"tools": [tool], "tool_choice": "required", "max_output_tokens": limit, "seed": 4}
+        body["parallel_tool_calls"] = False
+        made = post(http, **body).json()
+        *_, last = streamed(post(http, **body, stream=True))
+        (item,), (same,) = made["output"], last["response"]["output"]
+        assert (last["type"], same["status"]) == (f"response.{made['status']}", item["status"])
+        if item["type"] == "message":
+            assert item["content"][0]["text"] == same["content"][0]["text"] == ""
+        else:
+            assert item["arguments"] == same["arguments"]
+            assert whole.replace(" ", "").startswith(item["arguments"].replace(" ", ""))
+        if item["status"] != "completed":
+            assert made["incomplete_details"] == {"reason": "max_output_tokens"}
+        statuses.append((made["status"], item["type"], item["status"]))
+    assert statuses[0] == ("incomplete", "message", "incomplete")
+    assert ("incomplete", "function_call", "incomplete") in statuses
+    assert statuses[-1] == ("completed", "function_call", "completed")
+
+
+def test_a_complete_call_of_an_incomplete_response_is_completed() -> None:
+    items = OutputItems("x", CallDeltas(EnforcedCallParser(), parallel=True))
+    items.push('<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n<tool_call>\n{"na')
+    items.finish("incomplete")
+    assert [(item["arguments"], item["status"]) for item in items.items] == [("{}", "completed")]
 
 
 # Errors, with a handler whose output the test sets.

@@ -9,9 +9,10 @@ from quire.v1 import gateway_pb2
 from services.gateway.http.openai.messages import chat
 from services.gateway.http.openai.requests import ChatCompletionRequest
 from services.gateway.http.openai.tool_use import ToolUse
+from services.gateway.http.openai.translation import chat_call
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
-from services.gateway.text.tool_calls import ArgumentsDelta, ToolCall, ToolCallStart
+from services.gateway.text.tool_calls import ArgumentsDelta, ToolCallStart
 from tests.services.gateway.text.test_detokenizer import byte_level
 
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -64,7 +65,27 @@ def test_a_model_with_another_format_is_held_to_json() -> None:
     assert json.loads(request.constraint.json_schema)["type"] == "array"
     parser = one.parser()
     assert parser
-    assert parser.push('[{"name": "sum", "arguments": {"a": 1}}]') == [ToolCall("sum", '{"a": 1}')]
+    assert parser.push('[{"name": "sum", "arguments": {"a": 1}}]') == [ToolCallStart("sum"), ArgumentsDelta('{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message", "path", "named"),
+    [
+        ("required", "constraint.json_schema: #/$defs/1/type: x", "tools[1].function.parameters", ": #/type: x"),
+        (NAMED, "constraint.json_schema: #/$defs/0/type: x", "tools[1].function.parameters", ": #/$defs/0/type: x"),
+        (NAMED, 'constraint.tool_calls: the parameters of "add": x', "tools[1].function.parameters", ": x"),
+        (NAMED, "constraint.tool_calls.tools[0].name is y", "tools[1].function.name", " is y"),
+        (NAMED, "constraint.tool_calls: all of it", "tools", ": all of it"),
+    ],
+)
+def test_a_fault_in_the_constraint_is_named_by_its_place_in_the_tools(
+    choice: Any, message: str, path: str, named: str
+) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = ChatCompletionRequest.model_validate({"messages": messages, "tools": TOOLS, "tool_choice": choice})
+    names = chat_call(body, None).field_names
+    field = message.partition(":")[0].partition(" ")[0]
+    assert names.named(field, message) == (path, path + named)
 
 
 def test_a_model_that_decides_keeps_the_token_that_marks_calls() -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from quire.v1 import gateway_pb2
-from services.gateway.text.tool_choice import arguments_schema, call_grammar
+from services.gateway.text.tool_choice import arguments_schema, call_grammar, check_arguments_schema
+from services.runtime.errors import InvalidField
 
 DIGIT = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OBJECT = {"type": "object"}
 CLOSED = {"additionalProperties": False, **DIGIT}
 
 
@@ -21,17 +23,29 @@ def closed(schema: Any) -> Any:
     [
         (DIGIT, CLOSED),
         (DIGIT | {"additionalProperties": True}, DIGIT | {"additionalProperties": True}),
-        ({"type": "object"}, {"type": "object"}),
-        ({"$defs": {"d": DIGIT}, "anyOf": [True]}, {"$defs": {"d": CLOSED}, "anyOf": [True]}),
-        ({"allOf": [DIGIT]}, {"allOf": [CLOSED]}),
-        ({"allOf": [DIGIT, {"type": "object"}]}, {"allOf": [DIGIT, {"type": "object"}]}),
+        (OBJECT, OBJECT),
+        (OBJECT | {"$defs": {"d": DIGIT}, "anyOf": [True]}, OBJECT | {"$defs": {"d": CLOSED}, "anyOf": [True]}),
+        (OBJECT | {"allOf": [DIGIT]}, OBJECT | {"allOf": [CLOSED]}),
+        (OBJECT | {"allOf": [DIGIT, OBJECT]}, OBJECT | {"allOf": [DIGIT, OBJECT]}),
         (DIGIT | {"patternProperties": {}}, DIGIT | {"patternProperties": {}}),
-        ({"items": DIGIT | {"anyOf": []}}, {"items": DIGIT | {"anyOf": []}}),
-        ({"const": DIGIT}, {"const": DIGIT}),
+        (OBJECT | {"items": DIGIT | {"anyOf": []}}, OBJECT | {"items": DIGIT | {"anyOf": []}}),
+        (OBJECT | {"const": DIGIT}, OBJECT | {"const": DIGIT}),
     ],
 )  # fmt: skip
 def test_objects_get_no_properties_that_their_schema_does_not_name(schema: Any, enforced: Any) -> None:
     assert closed(schema) == enforced
+
+
+@pytest.mark.parametrize("schema", [{}, {"$ref": "#/$defs/d"}, {"type": "object", "nullable": True}])
+def test_arguments_are_an_object_if_their_schema_leaves_it_open(schema: Any) -> None:
+    assert closed(schema) == OBJECT | {key: value for key, value in schema.items() if key != "nullable"}
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": ["object", "null"]}, {"type": None}, True, 5])
+def test_a_schema_of_something_else_than_an_object_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidField, match="x must be a JSON schema of type 'object', not") as refused:
+        check_arguments_schema(schema, "x")
+    assert refused.value.field == "x"
 
 
 def test_a_tool_without_schema_has_no_arguments() -> None:

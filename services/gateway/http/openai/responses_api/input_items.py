@@ -1,7 +1,7 @@
 """Converts the input of /v1/responses to the messages of a chat."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,10 +98,10 @@ class InputFieldNames(FieldNames):
     origins: Sequence[MessageOrigin] = ()
 
     @classmethod
-    def of(cls, conversation: InputConversation, overrides: Mapping[str, str]) -> "InputFieldNames":
-        """Return the names of a request; `overrides` are those of its chat."""
-        renamed = {path: _NAMES.get(name, name) for path, name in overrides.items()}
-        return cls({**renamed, **_NAMES}, conversation.origins)
+    def of(cls, conversation: InputConversation, names: FieldNames) -> "InputFieldNames":
+        """Return the names of a request; `names` are those of its chat."""
+        renamed = {path: _NAMES.get(name, name) for path, name in names.overrides.items()}
+        return cls({**renamed, **_NAMES}, names.constraint_tools, conversation.origins)
 
     def http_name(self, path: str) -> str:
         """See FieldNames."""

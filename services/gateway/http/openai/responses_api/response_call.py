@@ -42,7 +42,7 @@ class ResponseCall(ChatCompletionCall):
         """Translate the body. Raises InvalidField or UnsupportedField with a chat's names of the fields."""
         super().__init__(handler, origin, chat_body(asked, conversation), request_id)
         self._asked = asked
-        names = InputFieldNames.of(conversation, self.translated.field_names.overrides)
+        names = InputFieldNames.of(conversation, self.translated.field_names)
         self.translated = replace(self.translated, field_names=names)
 
     async def complete(self) -> dict[str, Any]:
@@ -99,4 +99,4 @@ class ResponseCall(ChatCompletionCall):
         if not isinstance(error, ServiceError):
             return "server_error", error_responses.internal_error_body(error)["error"]["message"]
         code = _CODES.get(HTTPStatus(statuses.status_of(error).http), "server_error")
-        return code, self.translated.field_names.translate(str(error))
+        return code, self.translated.field_names.named("", str(error))[1]
