@@ -82,8 +82,8 @@ class GatewayServicer:
         NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
         does not support. UNAVAILABLE: the gateway is draining, or the model has no engine. RESOURCE_EXHAUSTED: the message
         is too large; or the queue is full or the tenant at its limit, and google.rpc.RetryInfo has the time of a retry; or
-        the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, or while it ran; the message
-        has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+        the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, while it ran, or before its
+        first token; the message has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

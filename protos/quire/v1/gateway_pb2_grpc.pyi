@@ -48,8 +48,8 @@ class GatewayStub:
     NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
     does not support. UNAVAILABLE: the gateway is draining, or the model has no engine. RESOURCE_EXHAUSTED: the message
     is too large; or the queue is full or the tenant at its limit, and google.rpc.RetryInfo has the time of a retry; or
-    the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, or while it ran; the message
-    has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+    the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, while it ran, or before its
+    first token; the message has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]
     """Converts a prompt to the token ids that Generate would use. Errors as in Generate."""
@@ -86,8 +86,8 @@ class GatewayAsyncStub(GatewayStub):
     NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
     does not support. UNAVAILABLE: the gateway is draining, or the model has no engine. RESOURCE_EXHAUSTED: the message
     is too large; or the queue is full or the tenant at its limit, and google.rpc.RetryInfo has the time of a retry; or
-    the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, or while it ran; the message
-    has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+    the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, while it ran, or before its
+    first token; the message has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Converts a prompt to the token ids that Generate would use. Errors as in Generate."""
@@ -127,8 +127,8 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         NOT_FOUND: unknown model. ALREADY_EXISTS: the request id is live. UNIMPLEMENTED: a field that this version
         does not support. UNAVAILABLE: the gateway is draining, or the model has no engine. RESOURCE_EXHAUSTED: the message
         is too large; or the queue is full or the tenant at its limit, and google.rpc.RetryInfo has the time of a retry; or
-        the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, or while it ran; the message
-        has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
+        the client did not read its stream. DEADLINE_EXCEEDED: while the request was queued, while it ran, or before its
+        first token; the message has which. Cancelling the call, or its deadline, ends the generation and frees its blocks.
         """
 
     @_abc_1.abstractmethod

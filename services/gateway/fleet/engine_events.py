@@ -31,7 +31,11 @@ _FAILURES: dict[int, type[ServiceError]] = {
     engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
     engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }
-_STARTED_AT_DEADLINE = {engine_pb2.FAILURE_REASON_DEADLINE: True, engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: False}
+_RUNNING = "timeout exceeded while the request was running"
+_AT_DEADLINE = {
+    engine_pb2.FAILURE_REASON_DEADLINE: _RUNNING,
+    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: "timeout exceeded while the request was queued",
+}
 _INVALID_FIELDS = {engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
 _REFUSED_BY_THIS_ENGINE_ONLY = (engine_pb2.REFUSAL_REASON_QUEUE_FULL, engine_pb2.REFUSAL_REASON_UNAVAILABLE)
 
@@ -104,13 +108,15 @@ def failover_after_finish(finished: engine_pb2.RequestFinished, open_samples: Se
 
 def failure_error(finished: engine_pb2.RequestFinished) -> ServiceError:
     """Return the error for a request that failed at its engine."""
-    if finished.failure in _STARTED_AT_DEADLINE:
-        return deadline_error(started=_STARTED_AT_DEADLINE[finished.failure])
+    if finished.failure in _AT_DEADLINE:
+        return DeadlineExceeded(_AT_DEADLINE[finished.failure], "timeout")
     kind = _FAILURES.get(finished.failure, GenerationFailed)
     return kind(finished.detail, _INVALID_FIELDS.get(finished.failure, ""))
 
 
 def deadline_error(*, started: bool) -> DeadlineExceeded:
-    """Return the error for an exceeded deadline; `started`: an engine had started the request."""
-    phase = "was running" if started else "was queued"
-    return DeadlineExceeded(f"timeout exceeded while the request {phase}", "timeout")
+    """Return the error for a deadline that passed at the gateway; `started`: an engine has reported its start.
+
+    The report comes with the first results, so without it the request may be in the queue or in its prefill.
+    """
+    return DeadlineExceeded(_RUNNING if started else "timeout exceeded before the first token", "timeout")

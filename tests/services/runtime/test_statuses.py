@@ -27,6 +27,7 @@ from services.gateway.access.api_keys import make_key
 from services.gateway.fleet import engine_events
 from services.runtime import errors, statuses
 from services.wire import output
+from services.wire.duration import duration
 from tests.api_keys import bearer, write_keys
 from tests.faults import wait_until
 from tests.load import prompt_request
@@ -136,6 +137,8 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             samples = [engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_FAILED)]
             finished = engine_pb2.RequestFinished(**names, samples=samples, failure=failure, detail="the detail")
             return engine_pb2.StepOutput(finished=[finished])
+        if name == "started":
+            return engine_pb2.StepOutput(started=[engine_pb2.RequestStarted(**names)])
         if name == "flood":  # more than is queued for a client, before it can have read any
             tokens = [engine_pb2.SampleTokens(**names, token_ids=[1] * 5000) for _ in range(2)]
             return engine_pb2.StepOutput(tokens=tokens)
@@ -248,6 +251,17 @@ def test_an_engines_refusal_or_failure_reaches_the_client_with_its_status(
     servers: Servers, request_id: str, code: Status, field: str | None, detail: str
 ) -> None:
     assert generate(servers.gateway, request_id=request_id) == (code, detail, field)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "phase"),
+    [("unanswered", "before the first token"), ("started", "while the request was running")],
+)
+def test_a_deadline_that_passes_at_the_gateway_names_the_phase_that_is_known(
+    servers: Servers, request_id: str, phase: str
+) -> None:
+    failure = generate(servers.gateway, request_id=request_id, timeout=duration(0.2))
+    assert failure == (Status.DEADLINE_EXCEEDED, f"timeout exceeded {phase}", "timeout")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         431: "The headers are too large.",
         500: "Internal server error.",
         503: "The gateway is draining, or no engine of the model is ready.",
-        504: "Deadline exceeded, in the queue or while running; the message names which.",
+        504: "Deadline exceeded, in the queue, before the first token or while running; the message names which.",
     }.items()
 }
 ERRORS[429]["headers"] = {
