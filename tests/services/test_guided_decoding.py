@@ -82,7 +82,8 @@ def test_logit_rules_that_could_exclude_every_token_are_refused(tiny_quire: Runn
     assert refusal(tiny_quire, invalid)[0] == "logit_rules.allowed_token_ids"
     invalid = request(regex="a+")
     invalid.logit_rules.bad_words.append("b")
-    assert refusal(tiny_quire, invalid)[0] == "logit_rules.bad_words"
+    message = "logit_rules.bad_words cannot be combined with constraint.regex"
+    assert refusal(tiny_quire, invalid) == ("logit_rules.bad_words", message)
     invalid = request(regex="a+")
     invalid.stopping.min_tokens = 1
     assert refusal(tiny_quire, invalid)[0] == "stopping.min_tokens"
