@@ -214,15 +214,6 @@ def check_alone(request: gateway_pb2.GenerateRequest, constraint: str) -> None:
 
     Raises InvalidField.
     """
-    check_alone(request, f"constraint.{kind}")
-    return given
-
-
-def check_alone(request: gateway_pb2.GenerateRequest, constraint: str) -> None:
-    """Check that no other field excludes tokens beside a constraint, which errors call `constraint`.
-
-    Raises InvalidField.
-    """
     for field, present in (
         ("logit_rules.allowed_token_ids", len(request.logit_rules.allowed_token_ids) > 0),
         ("logit_rules.bad_words", len(request.logit_rules.bad_words) > 0),

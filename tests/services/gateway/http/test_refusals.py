@@ -196,32 +196,6 @@ def test_a_reference_out_of_a_schema_is_refused_by_field_and_reference(http: htt
     assert error["message"] == 'guided_json: #/items/$ref is "#/$defs/a", which is not in the schema'
 
 
-@pytest.mark.parametrize(
-    ("constraint", "name"),
-    [
-        ({"guided_choice": ["a", "b"]}, "guided_choice"),
-        ({"guided_regex": "a+"}, "guided_regex"),
-        ({"guided_json": {"type": "string"}}, "guided_json"),
-        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [tool(name="x")], "tool_choice": "required"}, "tool_choice"),
-    ],
-)
-def test_what_excludes_tokens_beside_a_constraint_is_refused_with_the_names_of_both(
-    http: httpx.Client, constraint: dict[str, Any], name: str
-) -> None:
-    for field, value in (("min_tokens", 1), ("ignore_eos", True), ("allowed_token_ids", [5]), ("bad_words", ["x"])):
-        body = {"messages": MESSAGES, "max_tokens": 8, field: value, **constraint}
-        error = http.post("/v1/chat/completions", json=body).json()["error"]
-        assert (error["message"], error["param"]) == (f"{field} cannot be combined with {name}", field)
-
-
-def test_a_reference_out_of_a_schema_is_refused_by_field_and_reference(http: httpx.Client) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 8, "guided_json": {"items": {"$ref": "#/$defs/a"}}}
-    error = http.post("/v1/chat/completions", json=body).json()["error"]
-    assert error["message"] == 'guided_json: #/items/$ref is "#/$defs/a", which is not in the schema'
-
-
 def test_fields_without_effect_are_accepted(http: httpx.Client) -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     harmless |= {"parallel_tool_calls": True}
