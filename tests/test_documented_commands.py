@@ -1,6 +1,6 @@
 """Every command of README.md and docs/ works as written: it is run, or parsed by its program.
 
-The examples in Python of README.md are run as well.
+Examples in Python are run as well.
 """
 
 import os
@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import click
 import grpc
@@ -23,7 +24,7 @@ import yaml
 from bench.__main__ import module_of
 from quire.v1 import gateway_pb2_grpc
 from services.cli.main import cli
-from tests.documented_commands import PROGRAMS, ROOT, Command, commands, unlabelled_commands
+from tests.documented_commands import PAGES, PROGRAMS, ROOT, Command, commands, unlabelled_commands
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, EXACT, START_SECONDS, STOP_SECONDS, Answer, Output
 
@@ -72,7 +73,11 @@ READ = {
     "docker compose": "make compose-check runs it",
     "helm install": "make helm-check renders it",
     "helm test": "needs a cluster",
+    "helm upgrade": "needs a cluster",
+    "helm history": "needs a cluster",
+    "helm rollback": "needs a cluster",
     "kubectl port-forward": "needs a cluster",
+    "kubectl rollout": "needs a cluster",
 }
 
 
@@ -163,16 +168,21 @@ def read_docker(words: list[str], _shown: bool) -> None:
 
 
 def read_helm(words: list[str], _shown: bool) -> None:
-    assert words[0] in ("install", "test")
-    if words[0] == "install":
+    assert words[0] in ("install", "test", "upgrade", "history", "rollback")
+    if words[0] in ("install", "upgrade"):
         assert (ROOT / words[2] / "Chart.yaml").exists()
+    files = [words[at + 1] for at, word in enumerate(words) if word == "-f"]
+    assert [file for file in files if file != "mine.yaml" and not (ROOT / file).exists()] == []
 
 
 def read_kubectl(words: list[str], _shown: bool) -> None:
     """Check that its object is in the rendered chart of a release called blue."""
-    assert words[0] == "port-forward"
+    assert words[0] in ("port-forward", "rollout")
     if not words[1:]:
         return
+    if words[0] == "rollout":
+        words = words[1:]
+        assert words[0] in ("pause", "resume", "status")
     golden = (ROOT / "tests" / "deployment" / "helm" / "golden" / "default.yaml").read_text()
     objects = [one for one in yaml.safe_load_all(golden) if one]
     made, name = words[1].replace("RELEASE-", "").replace("quire-", "blue-quire-").split("/")
@@ -210,8 +220,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Shell = Callable[[str], "subprocess.Popen[str]"]
 
 
-def python_examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def python_examples() -> list[Any]:
+    found = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    return [pytest.param(code, id=f"{page.name}: {code.splitlines()[0]}") for page, code in found]
 
 
 def free_ports(count: int) -> list[int]:
@@ -290,9 +301,8 @@ def test_a_documented_command_runs(serving: Output, shell: Shell, command: Comma
     assert RUN[kind(command)] in printed_by(shell, command.text)
 
 
-@pytest.mark.parametrize("package", ["grpc", "openai"])
-def test_a_python_example_of_the_readme_prints_an_answer(serving: Output, shell: Shell, package: str) -> None:
-    (code,) = (one for one in python_examples() if package in one.splitlines()[0])
+@pytest.mark.parametrize("code", python_examples())
+def test_a_python_example_prints_an_answer(serving: Output, shell: Shell, code: str) -> None:
     before = len(serving.lines)
     printed = printed_by(shell, f".venv/bin/python - <<'END'\n{code}\nEND\n")
     ended = serving.wait_for("status=OK", after=before)

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -96,6 +96,13 @@ class AnswerFile:
         while self._opened.tell() < self._end:
             if isinstance(custom_id := json.loads(self._opened.readline())["custom_id"], str):
                 yield custom_id
+
+    def request_ids(self, custom_ids: Collection[str]) -> dict[str, str]:
+        """Return the ids of the requests that were answered for these ids, with those of this run."""
+        self._opened.seek(0)
+        answers = (json.loads(content) for content in self._opened)
+        found = [one for one in answers if one["custom_id"] in custom_ids and one["response"]]
+        return {one["custom_id"]: one["response"]["request_id"] for one in found}
 
     @property
     def _opened(self) -> BinaryIO:

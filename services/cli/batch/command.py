@@ -54,6 +54,13 @@ _SERVER_OPTIONS = together(
     f"{_WINDOW_OF_SERVER} with --base-url.",
 )
 @click.option("--results", type=click.Path(dir_okay=False), help="JSON file for the figures of the run.")
+@click.option(
+    "--explain",
+    multiple=True,
+    metavar="CUSTOM_ID",
+    help="Print what happened to the blocks of this request, and why, as `quire explain` does; can be given several "
+    "times.",
+)
 @_SERVER_OPTIONS
 @options_of(EngineSettings, leave_out=_LEFT_OUT, log_level="warning")
 def run_batch(**values: Any) -> None:
@@ -77,13 +84,16 @@ def _run(values: dict[str, Any]) -> int:
         raise click.UsageError(f"--output-file must be a regular file, not {str(answers)!r}")
     if not answers.absolute().parent.is_dir():
         raise click.UsageError(f"--output-file must be a file in an existing folder, not {str(answers)!r}")
-    return execute(requests, answers, _server(values) if values["base_url"] else _engine(values), values["results"])
+    source = _server(values) if values["base_url"] else _engine(values)
+    return execute(requests, answers, source, values["results"], values["explain"])
 
 
 def _server(values: dict[str, Any]) -> "Source":
     """Return a running server. Raises click.UsageError."""
     from services.cli.batch.sources import RunningServer
 
+    if values["explain"]:
+        raise click.UsageError("--explain needs an engine of its own; of a server `quire explain REQUEST_ID` explains")
     names = ("api_key", "api_key_file", "ca")
     options = dict.fromkeys(("certificate", "private_key", "server_name"), "") | {name: values[name] for name in names}
     try:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from blocks import Step, StepResult
-from kvmanager import KVManager, PoolSpec
+from kvmanager import KVManager, Ledger, PoolSpec
 
 
 class CoreBlocks:
@@ -14,9 +14,9 @@ class CoreBlocks:
     sessions = 1
     ready = True
 
-    def __init__(self, spec: PoolSpec, _wake: Callable[[], None]) -> None:
+    def __init__(self, spec: PoolSpec, _wake: Callable[[], None], *, ledger: Ledger) -> None:
         """Attach the pool. The engine needs no wake: an answer is there before its next turn."""
-        self._manager = KVManager(epoch=1)
+        self._manager = KVManager(1, ledger)
         self._session = self._manager.attach(spec)
         self._answers: deque[StepResult] = deque()
         self.attached, self.detached = asyncio.Event(), asyncio.Event()

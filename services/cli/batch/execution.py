@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import click
 from services.cli.batch.answers import AnswerFile, UnusableFile
 from services.cli.batch.display import Bar, summary, write_results
 from services.cli.batch.endpoints import Endpoint, Unreachable
+from services.cli.batch.explanations import explanations
 from services.cli.batch.input_file import input_file
 from services.cli.batch.plan import BatchPlan, InvalidBatch
 from services.cli.batch.run import Totals, Window, run
-from services.cli.batch.sources import Source
+from services.cli.batch.sources import OwnEngine, Source
 from services.models.model_store import ModelUnavailable
 from services.runtime.settings import InvalidSetting
 
@@ -21,13 +23,15 @@ _INTERRUPTED = 130
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-def execute(requests: Path, answers: Path, source: Source, results: str | None) -> int:
-    """Answer a file of requests; return the exit status."""
+def execute(requests: Path, answers: Path, source: Source, results: str | None, explained: Sequence[str] = ()) -> int:
+    """Answer a file of requests, and explain some; return the exit status."""
     try:
         with input_file(requests) as given, closing(AnswerFile(answers)) as file:
-            plan, totals = BatchPlan.of(given.path, file, given.name), Totals()
+            plan, totals = BatchPlan.of(given.path, file, given.name, explained), Totals()
             file.begin()
             interrupted = plan.kept < plan.lines and _interrupted(plan, source, totals)
+            for text in explanations(source.ledger, file, explained) if isinstance(source, OwnEngine) else ():
+                click.echo(text)
             click.echo(summary(plan, totals, interrupted=interrupted), err=True)
             if results:
                 write_results(results, plan, totals)

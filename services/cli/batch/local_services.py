@@ -4,8 +4,10 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
+from kvmanager import Ledger
 from services.cli.batch.core_blocks import CoreBlocks
 from services.cli.batch.endpoints import Endpoint, InProcess
 from services.cli.batch.engine_stub import EngineStub
@@ -22,10 +24,12 @@ _NO_LIMIT = 2**31 - 1
 Result = TypeVar("Result")
 
 
-async def with_engine(settings: EngineSettings, work: Callable[[Endpoint], Awaitable[Result]]) -> Result:
-    """Load the model, do the work, and stop. Raises the error that stopped the engine."""
+async def with_engine(
+    settings: EngineSettings, work: Callable[[Endpoint], Awaitable[Result]], ledger: Ledger
+) -> Result:
+    """Load the model, do the work, and stop; the ledger gets its events. Raises the error that stopped the engine."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    engine = EngineService(replace(settings, max_waiting=_NO_LIMIT), attachment=CoreBlocks)
+    engine = EngineService(replace(settings, max_waiting=_NO_LIMIT), attachment=partial(CoreBlocks, ledger=ledger))
     gateway = GatewayService(_gateway_settings(), connect=EngineStub(engine.servicer).connect)
     services = [asyncio.create_task(engine.run())]
     try:

@@ -1,7 +1,7 @@
 """Compares the lines of a batch with the answers of an earlier run, before anything is computed."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,11 @@ class BatchPlan:
     kept: int
 
     @classmethod
-    def of(cls, path: Path, answers: AnswerFile, name: str = "") -> "BatchPlan":
+    def of(cls, path: Path, answers: AnswerFile, name: str = "", explained: Iterable[str] = ()) -> "BatchPlan":
         """Read the whole file, which messages call `name`.
 
-        Raises InvalidBatch for an id used twice, UnusableFile for answers to other lines.
+        Raises InvalidBatch for an id used twice or an id in `explained` that it lacks, UnusableFile for answers to
+        other lines.
         """
         name = name or str(path)
         keys, kept = array("Q"), 0
@@ -37,6 +38,8 @@ class BatchPlan:
             keys.append(line.key)
             kept += is_answered(line, answers)
         _check_unique(path, name, keys)
+        if missing := [one for one in explained if key_of(one, 0) not in keys]:
+            raise InvalidBatch(f"{name} has no custom_id {missing[0]!r}, which --explain names")
         if kept < len(answers.known):
             _refuse_unknown(name, answers, keys)
         return cls(path, name, answers, len(keys), kept)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Protocol
 
+from kvmanager import Ledger
 from services.cli.batch.endpoints import Endpoint, HttpServer
 from services.cli.batch.run import Window
 from services.cli.local_model import engine_with_folder
@@ -47,6 +48,7 @@ class OwnEngine:
     def __init__(self, settings: EngineSettings, window: int) -> None:
         self._settings = settings
         self._window = window
+        self.ledger = Ledger()  # of its blocks
 
     def prepare(self) -> None:
         """Fetch the model."""
@@ -58,4 +60,4 @@ class OwnEngine:
 
         settings = self._settings
         with logging_to_stderr("run-batch", settings.log_format, settings.log_level):
-            await with_engine(settings, lambda endpoint: work(endpoint, Window(self._window)))
+            await with_engine(settings, lambda endpoint: work(endpoint, Window(self._window)), self.ledger)

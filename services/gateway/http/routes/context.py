@@ -11,7 +11,7 @@ from services.gateway.administration import FleetAdministration
 from services.gateway.request_handler import RequestHandler
 
 
-class Router(APIRouter):
+class HeadRouter(APIRouter):
     """A router that answers HEAD wherever it answers GET. The server drops the body; OpenAPI describes GET alone."""
 
     def add_api_route(

@@ -8,11 +8,11 @@ from quire.v1 import gateway_pb2
 from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import requests, responses
 from services.gateway.http.openai.messages import chat
-from services.gateway.http.routes.context import Router, handler_of, json_response
+from services.gateway.http.routes.context import HeadRouter, handler_of, json_response
 from services.gateway.http.routes.descriptions import ERRORS
 from services.runtime.errors import InvalidField
 
-router = Router(route_class=ApiRoute, responses=ERRORS)
+router = HeadRouter(route_class=ApiRoute, responses=ERRORS)
 
 
 @router.get("/v1/models", responses={200: {"model": responses.Models}})

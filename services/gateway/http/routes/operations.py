@@ -9,7 +9,7 @@ from quire.v1 import gateway_pb2, pins_pb2
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS
 from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import responses
-from services.gateway.http.routes.context import Router, administration_of, handler_of, json_response
+from services.gateway.http.routes.context import HeadRouter, administration_of, handler_of, json_response
 from services.gateway.http.routes.descriptions import ERRORS
 from services.runtime.errors import Unavailable, UnsupportedField
 
@@ -22,8 +22,8 @@ _RESET_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _Model = Annotated[str, Query(description="Name of a served model. Default: the only served model.")]
 
-router = Router(route_class=ApiRoute)
-open_router = Router()
+router = HeadRouter(route_class=ApiRoute)
+open_router = HeadRouter()
 
 
 @open_router.get("/live", responses={200: {"model": responses.State}})

@@ -135,6 +135,7 @@ def test_errors_are_answers_with_their_line_and_the_exit_status_says_so(
     [
         (("--base-url", "127.0.0.1:8000"), "--base-url must be like http://host:port"),
         (("--window", "0"), "--window"),
+        (("--base-url", "http://127.0.0.1:8000", "--explain", "chat 1"), "--explain needs an engine of its own"),
     ],
 )
 def test_invalid_options_are_refused_before_a_file_is_made(
@@ -142,6 +143,29 @@ def test_invalid_options_are_refused_before_a_file_is_made(
 ) -> None:
     status, errors = finish(write(tmp_path / "requests.jsonl", chat(1)), output, *options)
     assert (status, reason in errors, output.exists()) == (2, True, False), errors
+
+
+def test_requests_of_an_own_engine_are_explained(
+    tiny_model: Callable[[str], Path], tmp_path: Path, output: Path
+) -> None:
+    requests = write(
+        tmp_path / "requests.jsonl", chat(1), completion(2, prompt=["a", "b"]), completion(3, n=0), chat(4)
+    )
+    engine = ("--model", str(tiny_model("llama")), "--dtype", "float32", "--device-blocks", "64")
+    asked = [word for name in ("chat 1", "completion 2", "completion 3") for word in ("--explain", name)]
+    command = [*COMMAND, "-i", str(requests), "-o", str(output), *engine]
+    ended = subprocess.run([*command, *asked], capture_output=True, text=True, timeout=START_SECONDS, check=False)
+    lines = ended.stdout.splitlines()
+    beginnings = [
+        "chat 1: It was scheduled",
+        "completion 2: prompt 0: It was scheduled",
+        "completion 2: prompt 1: It was scheduled",
+        "completion 3: the ledger has no event",
+    ]
+    assert [line[: len(start)] for line, start in zip(lines, beginnings, strict=True)] == beginnings, ended.stderr
+    assert ["It finished" in line for line in lines] == [True, True, True, False]
+    missing = subprocess.run([*command, "--explain", "x"], capture_output=True, text=True, check=False)
+    assert (missing.returncode, "no custom_id 'x', which --explain names" in missing.stderr) == (1, True)
 
 
 def test_a_repeated_id_is_refused_before_a_model_is_loaded(tmp_path: Path, output: Path) -> None:
