@@ -113,6 +113,7 @@ FOREIGN: dict[str, set[str]] = {
     },
     "belongs to Kubernetes, Docker or Helm": {
         *("Recreate", "maxSurge: 0", "up --wait", "--wait", "device_ids"),
+        *("--reuse-values", "--reset-then-reuse-values", "kubernetes.io/hostname", "node.kubernetes.io/not-ready"),
     },
     "belongs to a library, which the sentence names": {
         *("UnknownFieldSet", "make_asgi_app", "StreamingResponse", "QueueListener", "/docs", "/openapi.json"),
