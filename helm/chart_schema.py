@@ -24,8 +24,8 @@ OF_THE_CHART = {
 _STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _NAMED: Schema = {"type": "array", "items": {"type": "object", "required": ["name"]}}
-# Names as Kubernetes and the Gateway API accept them: no scheme, no port, no address. Only the first label of a host name
-# can be a wildcard.
+# Names as Kubernetes and the Gateway API accept them: no scheme, no port, no address. Only the first label can be a
+# wildcard.
 _LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _HOST_NAME = rf"(\*\.)?({_LABEL}\.)*[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?"
 _HOSTS: Schema = {"type": "array", "items": {"type": "string", "maxLength": 253, "pattern": f"^{_HOST_NAME}$"}}

@@ -196,8 +196,8 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "a-claim-for-one-node": (
         {"modelCache": {"persistence": FOR_ONE_NODE}, "models": [A_MODEL, {"name": "b", "model": "org/b"}]},
-        "modelCache.persistence.accessModes is ReadWriteOnce, but the engines have 2 pods: those on a second node would "
-        "never start, so use ReadWriteMany, or one node for all engines (engine.nodeSelector with "
+        "modelCache.persistence.accessModes is ReadWriteOnce, but the engines have 2 pods: those on a second node "
+        "would never start, so use ReadWriteMany, or one node for all engines (engine.nodeSelector with "
         "kubernetes.io/hostname)",
     ),
     "a-claim-for-the-ranks-of-one-pod": (
