@@ -49,7 +49,7 @@ B = ToolCall("b", "{}")
 NO_CALLS = [
     f"<tool_call>{body}</tool_call>"
     for body in (
-    '{"name": "c", "arguments": {}}',
+        '{"name": "c", "arguments": {}}',
         '{"name": "a"}',
         '{"name": ["a"], "arguments": {}}',
         '{"name": "a", "arguments": [1]}',
