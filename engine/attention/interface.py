@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from engine.attention.backend import Scoring
 from engine.attention.paged_context import PagedContext
@@ -53,11 +52,10 @@ def paged_attention(
     return output.unsqueeze(0), None
 
 
-def _no_mask(*_arguments: Any, **_options: Any) -> None:
-    """Return no mask: positions and block tables define which tokens are visible."""
-
-
 def register() -> None:
-    """Register paged attention with transformers. Idempotent."""
+    """Register paged attention with transformers. Idempotent.
+
+    No function for its masks is registered, because positions and block tables define which tokens are visible. With
+    one, transformers would compare the position ids in each step, which waits for a GPU.
+    """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

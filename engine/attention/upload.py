@@ -23,7 +23,7 @@ def upload(
         on_host = on_host.to(dtype)
     if device.type == "cpu":
         return on_host
-    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
+    return (on_host.pin_memory() if device.type == "cuda" else on_host).to(device, non_blocking=True)
 
 
 class Download:

@@ -12,6 +12,7 @@ from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
 from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.probe import probe
+from engine.model.waits import avoid_waits
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -40,6 +41,7 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
     Raises ModelUnsupported with the reason if it cannot be served.
     """
     config = model.config.get_text_config()
+    avoid_waits(model)
     return LoadedModel(
         model=model,
         device=model.device,

@@ -1,0 +1,96 @@
+"""Launching a step never waits for the device: on a GPU by torch's own check, else on a device that cannot be read."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.model.decoder import Decoder, ModulesDecoder
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
+from engine.run.runner import ModelRunner
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import PENDING, StepPlan, Work
+from tests.engine.families import FAMILIES, Checkpoint
+from tests.engine.unread_device import UNREAD, WaitsForDevice, never_waiting
+from tests.engine_in_process import GREEDY
+
+pytest.importorskip("triton")
+
+from engine.gpu.graphs import RecordedDecoder
+from engine.gpu.llama import LlamaDecoder
+from engine.gpu.triton_backend import TritonBackend
+
+GPU = pytest.param(
+    torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"), id="gpu"
+)
+DEVICES = [pytest.param(UNREAD, id="unread"), GPU]
+RANDOM = Sampling(0.7, seed=3, top_k=5, top_p=0.9, min_p=0.01)
+PROMPTS = (Work(1, (5, 6, 7), 0, (1,), True, GREEDY), Work(2, (8,), 0, (2,), True, RANDOM))
+# Launched ahead: the tokens of the step before are still on the device.
+AHEAD = (Work(1, (PENDING,), 3, (1,), True, GREEDY), Work(2, (PENDING,), 1, (2,), True, RANDOM))
+
+
+class Place:
+    """A model on a device."""
+
+    def __init__(self, checkpoint: Checkpoint, family: str, device: torch.device) -> None:
+        loaded = load_model(checkpoint(FAMILIES[family]), torch.bfloat16, torch.device("cpu"))
+        self.loaded: LoadedModel = replace(loaded, model=loaded.model.to(device), device=device)
+        self.device = device
+        self.backend = TritonBackend(loaded.geometry, 16, 12, torch.bfloat16, device)
+        self.modules = ModulesDecoder(self.loaded, self.backend)
+
+    def check(self, decoder: Decoder, *steps: tuple[Work, ...]) -> None:
+        runner = ModelRunner(self.loaded, self.backend, 16, decoder=decoder)
+        if self.device.type == "cuda":  # compile and record first
+            self._launch(runner, steps)
+        with never_waiting(self.device):
+            self._launch(runner, steps)
+
+    def _launch(self, runner: ModelRunner, steps: tuple[tuple[Work, ...], ...]) -> None:
+        for number, work in enumerate(steps):
+            runner.launch(StepPlan(number, (), work))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "mixtral", "gemma2", "gpt2", "gpt_neox", "opt", "phi3 with long rotations", "qwen3 with windows"],
+)
+def test_steps_of_the_modules_do_not_wait(checkpoint: Checkpoint, family: str, device: torch.device) -> None:
+    place = Place(checkpoint, family, device)
+    place.check(place.modules, PROMPTS, AHEAD)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_steps_of_the_decoder_with_few_launches_do_not_wait_recorded_or_not(
+    checkpoint: Checkpoint, device: torch.device
+) -> None:
+    place = Place(checkpoint, "qwen3", device)
+    decoder = LlamaDecoder(place.loaded.model, place.backend, place.loaded.context_tokens)
+    place.check(decoder, PROMPTS, AHEAD)
+    place.check(RecordedDecoder(decoder, lambda run: (lambda: None, run()), 16, 6, [1, 2], device), PROMPTS, AHEAD)
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda numbers: numbers.sum().item(),
+        lambda numbers: numbers.tolist(),
+        lambda numbers: bool(numbers[0] > 0),
+        lambda numbers: 3 in numbers,
+        lambda numbers: numbers.cpu(),
+        lambda numbers: numbers.nonzero(),
+        lambda numbers: numbers[numbers > 0],
+        lambda numbers: torch.tensor([1], device=numbers.device),
+        lambda numbers: torch.zeros(3).to(numbers.device),
+        lambda numbers: numbers.copy_(torch.zeros(3)),
+    ],
+)
+def test_whatever_waits_fails_on_a_device_that_cannot_be_read(waits: Callable[[torch.Tensor], object]) -> None:
+    numbers = torch.zeros(3, device=UNREAD)
+    raised = pytest.raises((WaitsForDevice, RuntimeError, NotImplementedError))
+    with raised, torch.inference_mode(), never_waiting(UNREAD):
+        waits(numbers)
