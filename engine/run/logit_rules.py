@@ -6,6 +6,7 @@ penalty scales a bias too. A rule costs only the rows that use it, and changes n
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -13,9 +14,20 @@ import torch
 from engine.schedule.step_plan import RowRules
 
 # Larger than any logit, and small enough that sums stay finite in float32.
-_MAX_LOGIT = 1e9
+MAX_LOGIT = 1e9
 
 _Rule = tuple[Callable[[RowRules], bool], Callable[[torch.Tensor, list[RowRules]], torch.Tensor]]
+
+
+def changes_logits(rules: RowRules) -> bool:
+    """Return whether a row's rules change its logits."""
+    return any(applies(rules) for applies, _ in _RULES)
+
+
+def without_penalties(rules: RowRules) -> RowRules:
+    """Return the rules that apply before penalties."""
+    others = replace(rules.rules, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+    return rules._replace(rules=others, prompt=(), output=())
 
 
 def apply_rules(logits: torch.Tensor, rules: Sequence[RowRules | None]) -> torch.Tensor:
@@ -31,7 +43,7 @@ def apply_rules(logits: torch.Tensor, rules: Sequence[RowRules | None]) -> torch
 def _penalize(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     generated = _counts(logits, [one.output for one in rules])
     known = generated + _counts(logits, [one.prompt for one in rules])
-    repetition = _column(logits, [max(one.rules.repetition_penalty, 1 / _MAX_LOGIT) for one in rules])
+    repetition = _column(logits, [max(one.rules.repetition_penalty, 1 / MAX_LOGIT) for one in rules])
     logits = torch.where(known > 0, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     logits = logits - generated * _column(logits, [one.rules.frequency_penalty for one in rules])
     return logits - (generated > 0) * _column(logits, [one.rules.presence_penalty for one in rules])
@@ -87,5 +99,5 @@ def _index(logits: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[
 
 
 def _column(logits: torch.Tensor, values: list[float]) -> torch.Tensor:
-    bounded = [min(max(value, -_MAX_LOGIT), _MAX_LOGIT) for value in values]
+    bounded = [min(max(value, -MAX_LOGIT), MAX_LOGIT) for value in values]
     return torch.tensor(bounded, dtype=torch.float32, device=logits.device)[:, None]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,11 @@ from engine.run.forward import ForwardPass
 from engine.run.isolation import sample_separately
 from engine.run.logprobs import score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
-from engine.run.sampling import Draw, sample, sample_on_device
+from engine.run.samplers import Sampler, TorchSampler
+from engine.run.sampling import Draw
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan, Work
+
+_TORCH = TorchSampler()
 
 
 class ModelRunner:
@@ -32,17 +36,20 @@ class ModelRunner:
         decoder: Decoder | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         share: Callable[[torch.Tensor], object] = lambda _: None,
+        sampler: Sampler | None = None,
     ) -> None:
         """Combine the parts. `copy_stream` defaults to the one for the model's device.
 
         A `decoder` replaces the model's modules; it uses the cache of the same backend. On a CPU, `clock` (seconds)
         measures the sampling. `share` receives the tokens of each step of plain work: `[samples]` int64, on the device.
+        `sampler` defaults to torch's operators.
         """
         decoder = decoder or ModulesDecoder(loaded, backend)
         self._device: torch.device = loaded.device
         self._pass = ForwardPass(decoder, backend, block_size, self._device, copy_stream)
         self._timer = SampleTimer(self._device, clock)
         self._share = share
+        self._sampler = sampler or _TORCH
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -57,12 +64,12 @@ class ModelRunner:
         started = self._timer.mark()
         if not all(map(is_plain, plan.work)):
             self._pass.forget()
-            results = _results_of(logits, plan.work)
+            results = _results_of(logits, plan.work, self._sampler)
             return _HostTokens(started, self._timer.mark(), results)
         try:
-            tokens = sample_on_device(logits, [draw for work in plan.work for draw in _draws(work)])
+            tokens = self._sampler.sample(logits, [draw for work in plan.work for draw in _draws(work)])
         except Exception as failure:
-            results = sample_separately(logits, plan.work, outcomes, failure)
+            results = sample_separately(logits, plan.work, partial(outcomes, sampler=self._sampler), failure)
             self._keep(plan.work, upload([one.token_id for one in results], torch.int64, self._device))
             return _HostTokens(started, self._timer.mark(), results)
         self._keep(plan.work, tokens)
@@ -121,41 +128,46 @@ class _Row(NamedTuple):
     beam: Work | None = None
 
 
-def _results_of(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
+def _results_of(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler = _TORCH) -> list[Sampled]:
     """Return the results of the logits. An exception raised for one request does not affect the others."""
     try:
-        return outcomes(logits, work)
+        return outcomes(logits, work, sampler)
     except Exception as failure:
-        return sample_separately(logits, work, outcomes, failure)
+        return sample_separately(logits, work, partial(outcomes, sampler=sampler), failure)
 
 
-def outcomes(logits: torch.Tensor, work: Sequence[Work]) -> list[Sampled]:
+def outcomes(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler = _TORCH) -> list[Sampled]:
     """Return the results of a step from the logits of `forward`."""
     rows = [row for item in work for row in _rows(item)]
     beams = [row.beam for row in rows if row.beam is not None]
     if not beams:
-        return _tokens(logits, rows)
+        return _tokens(logits, rows, sampler)
     found = continuations(
         _select(logits, [row.beam is not None for row in rows]),
         [beam.rules for beam in beams],
         [beam.candidates for beam in beams],
     )
     others = [row for row in rows if row.beam is None]
-    tokens = iter(_tokens(_select(logits, [row.beam is None for row in rows]), others) if others else [])
+    tokens = iter(_tokens(_select(logits, [row.beam is None for row in rows]), others, sampler) if others else [])
     beam_tokens = iter(found)
     return [next(tokens) if row.beam is None else next(beam_tokens) for row in rows]
 
 
-def _tokens(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Sampled]:
+def _tokens(logits: torch.Tensor, rows: Sequence[_Row], sampler: Sampler) -> list[Sampled]:
     """Return a token for each row that is not a beam's, with log-probabilities if requested."""
     draws = [row.draw for row in rows if row.draw]
-    drawn = iter(sample(_select(logits, [row.draw is not None for row in rows]), draws) if draws else [])
+    drawn = iter(_drawn(logits, rows, draws, sampler) if draws else [])
     tokens = [next(drawn) if row.draw else row.token_id for row in rows]
     asked = [(token, row.logprobs) for token, row in zip(tokens, rows, strict=True) if row.logprobs is not None]
     if not asked:
         return [Sampled(token) for token in tokens]
     scores = iter(score(_select(logits, [row.logprobs is not None for row in rows]), *zip(*asked, strict=True)))
     return [Sampled(token) if row.logprobs is None else next(scores) for token, row in zip(tokens, rows, strict=True)]
+
+
+def _drawn(logits: torch.Tensor, rows: Sequence[_Row], draws: Sequence[Draw], sampler: Sampler) -> list[int]:
+    tokens: list[int] = sampler.sample(_select(logits, [row.draw is not None for row in rows]), draws).tolist()
+    return tokens
 
 
 def is_plain(work: Work) -> bool:
@@ -177,7 +189,7 @@ def _draws(work: Work) -> list[Draw]:
     if not work.samples:
         return []
     end = work.end
-    return [Draw(work.sampling, index, end, work.rules) for index in work.sample_indices]
+    return [Draw(work.sampling, index, end, work.rules, work.sequence) for index in work.sample_indices]
 
 
 def _select(logits: torch.Tensor, chosen: list[bool]) -> torch.Tensor:

@@ -8,7 +8,9 @@ result depends neither on the rest of the batch nor on earlier samples, and a st
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.attention.upload import upload
 from engine.run.logit_rules import apply_rules
@@ -18,19 +20,24 @@ from engine.schedule.step_plan import RowRules
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 # Below this only the most likely token can win, and float32 underflows.
-_MIN_TEMPERATURE = 1e-30
+MIN_TEMPERATURE = 1e-30
 # Above this all allowed tokens are equally likely; an infinite divisor would turn the others into NaN.
-_MAX_TEMPERATURE = 1e30
+MAX_TEMPERATURE = 1e30
 _MAX_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1; at 1 the noise would be -inf
 
 
 class Draw(NamedTuple):
-    """How one row is sampled: parameters, the counters of its random numbers, and the rules for its logits."""
+    """How one row is sampled: parameters, the counters of its random numbers, and the rules for its logits.
+
+    `position` is that of the sampled token: the number of tokens before it. `sequence` names the sequence whose token
+    counts a device may keep; without it, the rules have all tokens.
+    """
 
     sampling: Sampling
     sample_index: int
     position: int
     rules: RowRules | None = None
+    sequence: int | None = None
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -65,7 +72,7 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     # Subtract the maximum, because rules can make logits so large that a low temperature overflows float32.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / _column(
-        logits, [min(max(draw.sampling.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE) for draw in draws]
+        logits, [min(max(draw.sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE) for draw in draws]
     )
     filtered = _filter(scaled, draws)
     return (filtered + gumbel_noise(draws, logits.shape[-1], logits.device)).argmax(dim=-1)
@@ -96,7 +103,7 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 
 def gumbel_noise(draws: Sequence[Draw], vocabulary: int, device: torch.device) -> torch.Tensor:
     """Return `[rows, vocabulary]` float32 Gumbel noise, a pure function of each row's draw and the token id."""
-    starts = [_signed(_row_state(draw)) for draw in draws]
+    starts = np.array(row_states(draws), dtype=np.uint64).view(np.int64)
     state = upload(starts, torch.int64, device)[:, None]
     token_ids = torch.arange(vocabulary, dtype=torch.int64, device=device)
     bits = _mix(state + token_ids * _signed(_GOLDEN))
@@ -106,22 +113,27 @@ def gumbel_noise(draws: Sequence[Draw], vocabulary: int, device: torch.device) -
     return -torch.log(-torch.log1p(-uniform))
 
 
-def _row_state(draw: Draw) -> int:
-    state = 0
-    for part in (draw.sampling.seed, draw.sample_index, draw.position):
-        state = _mix_integer((state + part * _GOLDEN + _GOLDEN) & _MASK64)
-    return state
+def row_states(draws: Sequence[Draw]) -> list[int]:
+    """Return the 64 bits from which the noise of each row is counted."""
+    counters = np.array(
+        [(draw.sampling.seed & _MASK64, draw.sample_index, draw.position) for draw in draws], dtype=np.uint64
+    ).reshape(-1, 3)
+    states = np.zeros(len(draws), dtype=np.uint64)
+    for part in counters.T:
+        states = _mix_unsigned(states + (part + np.uint64(1)) * np.uint64(_GOLDEN))
+    mixed: list[int] = states.tolist()
+    return mixed
 
 
-def _mix_integer(value: int) -> int:
+def _mix_unsigned(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Mix 64 bits (the finalizer of splitmix64, Steele et al. 2014)."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
-    """Apply `_mix_integer` to int64 tensors, whose products wrap around."""
+    """Apply `_mix_unsigned` to int64 tensors, whose products wrap around."""
     values = (values ^ _shift(values, 30)) * _signed(0xBF58476D1CE4E5B9)
     values = (values ^ _shift(values, 27)) * _signed(0x94D049BB133111EB)
     return values ^ _shift(values, 31)

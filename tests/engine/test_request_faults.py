@@ -116,6 +116,10 @@ def has_guilty_seed(one: Any, *_: object) -> bool:
     return one.sampling.seed == GUILTY_SEED
 
 
+def draws_guilty_seed(draws: list[sampling.Draw]) -> bool:
+    return any(map(has_guilty_seed, draws))
+
+
 def is_guilty_sequence(one: sequence_group.Sequence, *_: object) -> bool:
     return has_guilty_seed(one.request)
 
@@ -128,8 +132,8 @@ SEEDED = {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED)}
 SEARCH = {"beam_search": BeamSearch(GUILTY_WIDTH)}
 FAULTS: dict[str, Install] = {
     "logit rule": bias_rule,
-    "random numbers": call_of(sampling, "_row_state", has_guilty_seed, **SEEDED),
-    "random numbers of a sample": call_of(sampling, "_row_state", has_guilty_seed, samples=3, **SEEDED),
+    "random numbers": call_of(sampling, "row_states", draws_guilty_seed, **SEEDED),
+    "random numbers of a sample": call_of(sampling, "row_states", draws_guilty_seed, samples=3, **SEEDED),
     "log-probabilities": call_of(logprobs, "_score_chunk", is_guilty_score, logprobs=GUILTY_LOGPROBS),
     "prompt's log-probabilities": call_of(logprobs, "_score_chunk", is_guilty_score, prompt_logprobs=GUILTY_LOGPROBS),
     "candidates": call_of(continuations, "_likeliest", lambda _, count: count == 2 * GUILTY_WIDTH, **SEARCH),
