@@ -12,15 +12,14 @@ from pathlib import Path
 import torch
 
 from bench.gpu_check import DRY, REPETITIONS
+from bench.gpu_check.budgets import BUDGETS, SECONDS, limit_of, working_seconds
 from bench.gpu_check.notes import Result
-from bench.gpu_check.part import PARTS
-from bench.gpu_check.processes import Part, limit_of
+from bench.gpu_check.processes import Part
 from bench.report.results import print_rows, publish, write
 from bench.report.targets import RESULTS, ROOT
 
 # Without a GPU kernels are interpreted, and figures have no meaning.
 PATIENCE = 10 if DRY else 1
-SECONDS = 450 * PATIENCE  # of the whole, so that it ends within ten minutes
 
 
 def main() -> None:
@@ -44,7 +43,9 @@ def main() -> None:
 def _options() -> Namespace:
     parser = ArgumentParser(prog="python -m bench.gpu_check", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="small cases, without a GPU")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="that the whole may take: %(default)s")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS * PATIENCE, help="that the whole may take: %(default)s"
+    )
     parser.add_argument("--results", type=Path, help=f"folder for gpu.json: {RESULTS.relative_to(ROOT)}, but if dry")
     return parser.parse_args()
 
@@ -57,12 +58,13 @@ def _checked(options: Namespace, begun: float, folder: Path | None) -> Result:
         result.take(line)
         write("gpu", result.rows, REPETITIONS, folder, **_more(result))
 
-    limits = [part.seconds * PATIENCE for part in PARTS.values()]
-    for place, name in enumerate(PARTS):
-        left = options.seconds - (time.monotonic() - begun)
-        limit = limit_of(limits[place], limits[place + 1 :], left)
+    budgets = [seconds * PATIENCE for seconds in BUDGETS.values()]
+    for place, name in enumerate(BUDGETS):
+        now = time.monotonic()
+        limit = limit_of(budgets[place], budgets[place + 1 :], options.seconds - (now - begun))
         print(f"{name}: within {limit:.0f} s", flush=True)
-        command = [sys.executable, "-m", "bench.gpu_check.part", name, *(["--dry"] if DRY else [])]
+        until = now + working_seconds(limit)
+        command = [sys.executable, "-m", "bench.gpu_check.part", name, str(until), *(["--dry"] if DRY else [])]
         if failure := Part(command).follow(limit, take):  # pragma: no cover - tests/bench/test_gpu_check.py
             result.failures[name] = failure
     return result

@@ -10,14 +10,6 @@ from threading import Timer
 from bench.report.targets import ROOT
 
 
-def limit_of(own: float, others: Sequence[float], left: float) -> float:
-    """Return the time limit of a part in seconds.
-
-    If the remaining time is less than the sum of all limits, limits shrink in proportion.
-    """
-    return min(own, max(0.0, left) * own / (own + sum(others)))
-
-
 class Part:
     """A process and its children. Its last argument is the descriptor for its notes."""
 

@@ -34,13 +34,14 @@ def take_turns(runs: Mapping[str, Run], repetitions: int, device: torch.device, 
     seconds: Seconds = {name: [] for name in runs}
     for repetition in track(range(repetitions + 1), what):
         for name, run in runs.items():
-            spent = _seconds(run, device)
+            spent = seconds_of(run, device)
             if repetition:
                 seconds[name].append(spent)
     return seconds
 
 
-def _seconds(run: Run, device: torch.device) -> float:
+def seconds_of(run: Run, device: torch.device) -> float:
+    """Run it once, and return its seconds by the clock of the device."""
     if device.type != "cuda":
         begun = perf_counter()
         run()

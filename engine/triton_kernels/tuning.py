@@ -1,6 +1,6 @@
 """Tile sizes of the kernels. Chosen without autotuning, because a captured graph keeps one binary."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -43,6 +43,17 @@ class Tuning:
         return self.programs * self.waves
 
 
+# Tiles of decoding and of prefill for 16-bit types, by padded head size; smaller and larger heads use the nearest. Rows
+# are minimums. K and V being loaded must fit into shared memory. Of the stages of decoding, block ids take two and the
+# softmax one, so five keep two tiles of K and V. `make gpu-check` measures others and prints these lines.
+TILES = {
+    64: (Tiling(16, 128, 4, 5), Tiling(128, 64, 4, 3)),
+    128: (Tiling(16, 64, 4, 5), Tiling(128, 64, 8, 3)),
+    256: (Tiling(16, 32, 4, 5), Tiling(64, 32, 8, 2)),
+}
+PROGRAMS_PER_PROCESSOR, WAVES, MIN_CHUNK = 2, 2, 256
+
+
 def tuning_for(head_size: int, dtype: torch.dtype, group: int, device: torch.device) -> Tuning:
     """Return the tuning for heads of this size, of which `group` query heads share K and V."""
     rows = padded(group, _MIN_ROWS)
@@ -50,7 +61,7 @@ def tuning_for(head_size: int, dtype: torch.dtype, group: int, device: torch.dev
         return Tuning(Tiling(rows, 128, 4, 1), Tiling(max(rows, 128), 256, 4, 1), 4, 1, 128, 1024, 1 << 16)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     decode, prefill = _tilings(padded(head_size), dtype, rows)
-    return Tuning(decode, prefill, 2 * processors, 2, 256, 1, 1 << 11)
+    return Tuning(decode, prefill, PROGRAMS_PER_PROCESSOR * processors, WAVES, MIN_CHUNK, 1, 1 << 11)
 
 
 def padded(size: int, least: int = 16) -> int:
@@ -61,15 +72,11 @@ def padded(size: int, least: int = 16) -> int:
 def _tilings(dims: int, dtype: torch.dtype, rows: int) -> tuple[Tiling, Tiling]:
     """Choose tiles for heads of padded size `dims`, with at least `rows` rows in a tile.
 
-    K and V being loaded must fit into shared memory. Of the stages of decoding, block ids take two and the softmax one,
-    so five keep two tiles of K and V. float32 has no lossless tensor cores; its tiles stay small.
+    float32 has no lossless tensor cores; its tiles stay small.
     """
     if dtype == torch.float32:
         keys, warps = (32, 4) if dims <= 64 else (16, 8)
         return Tiling(rows, keys, warps, 2), Tiling(max(rows, 32 if dims <= 128 else 16), keys, warps, 2)
-    warps = 4 if rows <= 32 else 8
-    if dims <= 64:
-        return Tiling(rows, 128, warps, 5), Tiling(max(rows, 128), 64, 4, 3)
-    if dims == 128:
-        return Tiling(rows, 64, warps, 5), Tiling(max(rows, 128), 64, 8, 3)
-    return Tiling(rows, 32, warps, 5), Tiling(max(rows, 64), 32, 8, 2)
+    decode, prefill = TILES[min(max(dims, min(TILES)), max(TILES))]
+    warps = decode.warps if rows <= 32 else max(decode.warps, 8)
+    return replace(decode, rows=rows, warps=warps), replace(prefill, rows=max(rows, prefill.rows))

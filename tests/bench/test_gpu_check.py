@@ -7,7 +7,7 @@ import torch
 
 from bench.gpu_check import __main__ as check
 from bench.gpu_check.notes import Result
-from bench.gpu_check.processes import Part, limit_of
+from bench.gpu_check.processes import Part
 
 NEVER = 3600.0
 ROW = '{"row": {"metric": "m", "value": 1.0, "unit": "s", "peer": null, "target": null, "met": null}}'
@@ -55,16 +55,6 @@ def test_failures_are_reported_by_name() -> None:
     result.take('{"raw": ["uniform", {"paged": [1.0]}]}\n')
     assert result.failures == {"flex": "RuntimeError: no"}
     assert result.raw == {"uniform": {"paged": [1.0]}}
-
-
-def test_time_limits_shrink_with_the_remaining_time_and_never_exceed_it() -> None:
-    limits, left, spent = [150.0, 60.0, 150.0], 300.0, []
-    for place, own in enumerate(limits):
-        spent.append(limit_of(own, limits[place + 1 :], left))
-        left -= spent[-1]
-    assert spent == [125.0, 50.0, 125.0]
-    assert limit_of(60, [150], 1000) == 60
-    assert limit_of(60, [150], -5) == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

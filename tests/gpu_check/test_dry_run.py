@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu_check import suite
+from bench.gpu_check.parts import tests as suite
 from bench.report.targets import targets
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("files", "which"), suite.SUITE, ids=[which for _, which in suite.SUITE])
+@pytest.mark.parametrize(("files", "which"), suite.FULL, ids=[which for _, which in suite.FULL])
 def test_each_part_of_the_suite_selects_tests(files: tuple[str, ...], which: str) -> None:
     line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files, "-k", which]
     assert subprocess.run(line, cwd=ROOT, capture_output=True, check=False).returncode == 0

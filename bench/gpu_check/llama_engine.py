@@ -1,0 +1,182 @@
+"""A random model of Llama-3-8B's shape, its runner, and an engine whose KV manager is another process."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from bench.gpu_check.cases import BLOCK_SIZE
+from bench.gpu_check.timing import recorder
+from blocks import blocks_for
+from engine.attention.interface import ATTENTION_NAME, register
+from engine.gpu.graphs import RecordedDecoder
+from engine.gpu.triton_backend import TritonBackend
+from engine.model.decoder import Decoder, ModulesDecoder
+from engine.model.loaded import LoadedModel
+from engine.model.loading import take
+from engine.run.loop import Engine
+from engine.run.runner import ModelRunner
+from engine.schedule.limits import Limits
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.step_plan import Launched, Sampled, StepPlan
+from kvmanager import PoolSpec
+from services.engine.block_client import BlockClient
+from services.engine.startup.backends import gpu_decoder
+
+Wait = Callable[[bool], None]
+
+_WAIT_SECONDS = 60
+# https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
+LLAMA_3_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": False,
+}
+TINY = LLAMA_3_8B | {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def random_model(config: dict[str, Any], device: torch.device) -> LoadedModel:
+    """Create the model on its device, because 8 billion random numbers take minutes on the host."""
+    register()
+    torch.manual_seed(1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            model = AutoModelForCausalLM.from_config(LlamaConfig(**config), attn_implementation=ATTENTION_NAME)
+    finally:
+        torch.set_default_dtype(before)
+    return take(model.eval(), "random")
+
+
+class Decoders(NamedTuple):
+    """The decoder of a model over a backend, and the same with recorded decoding steps."""
+
+    backend: TritonBackend
+    eager: Decoder
+    recorded: RecordedDecoder
+
+
+def decoders(
+    loaded: LoadedModel, blocks: int, batches: Sequence[int], device: torch.device, host_blocks: int = 0
+) -> Decoders:
+    """Allocate a cache, and record decoding steps of these batch sizes. Raises AssertionError without fused decoder."""
+    backend = TritonBackend(loaded.geometry, BLOCK_SIZE, blocks, loaded.dtype, device, host_blocks)
+    modules = ModulesDecoder(loaded, backend)
+    eager = gpu_decoder(loaded, backend, modules)
+    assert eager is not modules, "the fused decoder differs from the model's modules"
+    width = blocks_for(loaded.context_tokens, BLOCK_SIZE)
+    recorded = RecordedDecoder(eager, recorder(device), BLOCK_SIZE, width, batches, device)
+    recorded.prepare(lambda done, of: print(f"recorded {done} of {of} batch sizes", flush=True))
+    return Decoders(backend, eager, recorded)
+
+
+@dataclass
+class TimedRunner:
+    """A runner that adds up the seconds in which the host waited for the device."""
+
+    runner: ModelRunner
+    device: torch.device
+    waited: float = 0.0
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Launch a step."""
+        return _TimedStep(self, self.runner.launch(plan))
+
+
+class _TimedStep(NamedTuple):
+    watch: TimedRunner
+    launched: Launched
+
+    def result(self) -> list[Sampled]:
+        begun = time.perf_counter()
+        try:
+            return self.launched.result()
+        finally:
+            self.watch.waited += time.perf_counter() - begun
+
+    def sample_seconds(self) -> float:
+        return self.launched.sample_seconds()
+
+
+@contextmanager
+def engine_of(
+    runner: TimedRunner, loaded: LoadedModel, blocks: int, token_budget: int, sequences: int
+) -> Iterator[tuple[Engine, Wait]]:
+    """Connect an engine with an empty pool to a KV manager in another process.
+
+    Yields the engine, and a function that waits for the manager after a turn without progress.
+    """
+    capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK_SIZE, blocks)
+    scheduler = Scheduler(capacity, Limits(max(token_budget, sequences), sequences), ahead=True)
+    spec = PoolSpec("gpu-check", 1, loaded.fingerprint, BLOCK_SIZE, blocks)
+    news = threading.Event()
+    with _manager() as address, _event_loop() as loop:
+        link, task = asyncio.run_coroutine_threadsafe(_attach(address, spec, news.set), loop).result(_WAIT_SECONDS)
+
+        def wait(progressed: bool) -> None:
+            if not progressed:
+                assert news.wait(_WAIT_SECONDS), "the KV manager does not answer"
+                news.clear()
+
+        while not link.ready:
+            wait(progressed=False)
+            link.receive()
+        yield Engine(scheduler, runner, link, time.monotonic), wait
+        loop.call_soon_threadsafe(task.cancel)
+
+
+async def _attach(address: str, spec: PoolSpec, wake: Any) -> tuple[BlockClient, "asyncio.Task[None]"]:
+    link = BlockClient(address, spec, wake)
+    return link, asyncio.create_task(link.run())
+
+
+@contextmanager
+def _manager() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "kvmanager.sock"
+        command = [sys.executable, "-m", "bench.gpu_check.manager_process", str(socket)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serving\n", "the KV manager did not start"
+        try:
+            yield f"unix:{socket}"
+        finally:
+            process.communicate()
+
+
+@contextmanager
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_WAIT_SECONDS)
