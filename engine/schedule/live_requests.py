@@ -1,5 +1,7 @@
 """Accepts, pins, cancels and fails requests by their ids."""
 
+from math import inf
+
 from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, PinUnavailable, QueueFull, RequestExists
 from engine.schedule.endings import RequestEndings
 from engine.schedule.pool.pins import PinnedPrefix, Pins, request_of
@@ -14,6 +16,7 @@ class LiveRequests:
 
     def __init__(self, queue: RequestQueue, view: PoolView, pins: Pins, endings: RequestEndings) -> None:
         self.draining = False
+        self._earliest_deadline = inf  # of all live requests, or earlier
         self._queue = queue
         self._view = view
         self._pins = pins
@@ -48,6 +51,7 @@ class LiveRequests:
             ) from failed
 
     def _add(self, request: Request) -> None:
+        self._earliest_deadline = min(self._earliest_deadline, inf if request.deadline is None else request.deadline)
         self._queue.add_group(Group.of(request, self._queue.sequence_ids, self._queue.limits.priority_aging))
 
     # Pins.
@@ -114,8 +118,11 @@ class LiveRequests:
 
     def fail_expired(self, now: float) -> None:
         """Fail the requests whose deadline has passed."""
-        live = self._queue.by_request.values()
-        late = [one for one in live if one.request.deadline is not None and one.request.deadline <= now]
+        if now < self._earliest_deadline:
+            return
+        live = [group for group in self._all() if group.request.deadline is not None]
+        late = [group for group in live if _deadline(group) <= now]
+        self._earliest_deadline = min([_deadline(group) for group in live if group not in late], default=inf)
         for group in late:
             if group.stats.scheduled_at is None:
                 self._endings.fail(group, Failure.DEADLINE_QUEUED, "deadline exceeded in the queue")
@@ -135,3 +142,8 @@ class LiveRequests:
 
     def _all(self) -> list[Group]:
         return list(self._queue.by_request.values())
+
+
+def _deadline(group: Group) -> float:
+    deadline = group.request.deadline
+    return inf if deadline is None else deadline

@@ -35,15 +35,23 @@ class Publisher:
         """Process the results of a step."""
         sampled = iter(results)
         found: dict[Group, list[Sampled]] = {}
-        recomputed = 0
+        computed = recomputed = 0
         for work in plan.work:
-            scores = list(islice(sampled, len(work.to_score.token_ids))) if work.to_score else []
-            tokens = list(islice(sampled, len(work.sample_indices))) if work.samples else []
             sequence = self._queue.sequence(work.sequence)
             if sequence.lost_tokens:
                 recomputed += _count_recomputed(sequence, work)
-            sequence.mark_computed(work.end)
+            fed = len(work.token_ids)
+            computed += fed
+            sequence.mark_computed(work.start + fed)
             group = sequence.group
+            if work.samples and len(group.members) == 1 and not (work.to_score or group.beams):  # nearly all work
+                try:
+                    self._take_only_token(group, sequence, next(sampled), now)
+                except Exception as fault:
+                    self._endings.record_fault(group, fault)
+                continue
+            scores = list(islice(sampled, len(work.to_score.token_ids))) if work.to_score else []
+            tokens = list(islice(sampled, len(work.sample_indices))) if work.samples else []
             try:
                 if scores:
                     self._take_scores(group, scores)
@@ -53,7 +61,7 @@ class Publisher:
                     found.setdefault(group, []).extend(tokens)
             except Exception as fault:
                 self._endings.record_fault(group, fault)
-        self._queue.totals.count_computed(sum(len(work.token_ids) for work in plan.work), recomputed)
+        self._queue.totals.count_computed(computed, recomputed)
         for group, continuations in found.items():
             try:
                 self._advance_beams(group, continuations, now)
@@ -65,6 +73,20 @@ class Publisher:
         _check_faults(scores)
         self._outputs.emit(Scored(group.request.request_id, group.scored, scores))
         group.count_scored(len(scores))
+
+    def _take_only_token(self, group: Group, sequence: Sequence, token: Sampled, now: float) -> None:
+        """Do what `_take_tokens` does for one token of a group of one sequence."""
+        if token.fault is not None:
+            raise token.fault
+        self._count_generated(group, 1, now)
+        sequence.append(token.token_id)
+        if sequence.finish is not None:
+            self._outputs.emit(Tokens(group.request.request_id, [token], sequence.index, sequence))
+            self._endings.close(group)
+            return
+        self._outputs.emit(Tokens(group.request.request_id, [token], sequence.index))
+        if not sequence.table:
+            group.restart_from_trunk()
 
     def _take_tokens(self, group: Group, tokens: Iterable[tuple[int, Sampled]], now: float) -> None:
         for index, token in tokens:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from blocks import blocks_for, counted
 from engine.bad_words import MAX_LENGTH, MAX_SEQUENCES, NO_BAD_WORDS, BadWords
@@ -164,6 +165,22 @@ class Request:
     def sequences(self) -> int:
         """Number of sequences that it runs at the same time."""
         return self.beam_search.width if self.beam_search else len(self.samples) - len(self.ended)
+
+    @cached_property
+    def longest(self) -> int:
+        """Most tokens of a sequence, with its prompt."""
+        return len(self.prompt) + self.stopping.max_tokens
+
+    @cached_property
+    def has_rules(self) -> bool:
+        """Whether rules may change the logits of a token."""
+        return self.logit_rules != NO_RULES or self.stopping.min_tokens > 0 or self.constraint is not None
+
+    @cached_property
+    def runs_ahead(self) -> bool:
+        """Whether its next step can be planned before its last token is known."""
+        depends = self.constraint or self.logit_rules.penalizes or self.beam_search
+        return not depends and self.logprobs is None and self.prompt_logprobs is None
 
 
 @dataclass(frozen=True)

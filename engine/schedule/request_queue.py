@@ -24,9 +24,12 @@ class RequestQueue:
         self.totals = SchedulerTotals()
         self.waiting: list[Group] = []
         self.running: list[Group] = []
+        self._running: set[Group] = set()
         self.admitting: dict[int, Group] = {}
         self.by_request: dict[str, Group] = {}
         self.sequence_ids = count(1)
+        self._isolated = 0  # live requests that are or were isolated,
+        self._prefills = 0  # and those that only prefill
         self._by_id: dict[int, Sequence] = {}
         self._queued_tokens: dict[Group, int] = {}  # uncomputed tokens of each waiting group,
         self._all_queued_tokens = 0  # and their sum
@@ -35,6 +38,8 @@ class RequestQueue:
 
     def add_group(self, group: Group) -> None:
         """Add a new group, waiting."""
+        self._isolated += group.request.isolated
+        self._prefills += group.request.prefill_only
         self.by_request[group.request.request_id] = group
         self.add_sequences(group.members)
         self.add_waiting(group)
@@ -49,8 +54,10 @@ class RequestQueue:
         If the group is admitting, its allocation is in flight.
         """
         del self.by_request[group.request.request_id]
-        if group in self.running:
-            self.running.remove(group)
+        self._isolated -= group.request.isolated
+        self._prefills -= group.request.prefill_only
+        if group in self._running:
+            self._stop_running(group)
         elif group in self.waiting:
             self._stop_waiting(group)
         return group.id not in self.admitting
@@ -81,10 +88,11 @@ class RequestQueue:
     def add_running(self, group: Group) -> None:
         """Insert a group with its first blocks into the running list."""
         insort(self.running, group, key=_key)
+        self._running.add(group)
 
     def preempt(self, group: Group) -> None:
         """Move a running group to waiting: its blocks are taken."""
-        self.running.remove(group)
+        self._stop_running(group)
         self.add_waiting(group)
 
     def resume(self, group: Group) -> None:
@@ -92,6 +100,10 @@ class RequestQueue:
         if group in self.waiting:
             self._stop_waiting(group)
             self.add_running(group)
+
+    def _stop_running(self, group: Group) -> None:
+        self.running.remove(group)
+        self._running.remove(group)
 
     def _stop_waiting(self, group: Group) -> None:
         self.waiting.remove(group)
@@ -109,6 +121,10 @@ class RequestQueue:
         """Return a live sequence, or None."""
         return self._by_id.get(number)
 
+    def runs(self, group: Group) -> bool:
+        """Return whether a group has blocks."""
+        return group in self._running
+
     @property
     def running_sequences(self) -> int:
         """Number of sequences that hold blocks, including those not forked yet."""
@@ -117,7 +133,14 @@ class RequestQueue:
     @property
     def holds_isolated(self) -> bool:
         """Whether an isolated group has blocks, or its allocation is in flight."""
+        if not self._isolated:
+            return False
         return any(group.isolated for group in (*self.running, *self.admitting.values()))
+
+    @property
+    def prefills(self) -> list[Group]:
+        """The running groups that only prefill."""
+        return [group for group in self.running if group.request.prefill_only] if self._prefills else []
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -126,8 +149,15 @@ class RequestQueue:
         Counts of waiting groups are those at the time they were queued, so that the cost grows only with running
         groups.
         """
-        busy = (*self.running, *self.admitting.values())
-        return self._all_queued_tokens + sum([group.uncomputed_tokens for group in busy])
+        found = self._all_queued_tokens
+        for group in self.running:
+            members = group.members
+            if len(members) == 1 and group.forked:  # as below, without a call: nearly all groups, after every step
+                behind = len(members[0].tokens) - 1 - members[0].computed
+                found += behind if behind > 0 else 0
+            else:
+                found += group.uncomputed_tokens
+        return found + sum(group.uncomputed_tokens for group in self.admitting.values())
 
 
 def _key(group: Group) -> OrderKey:

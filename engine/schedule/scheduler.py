@@ -101,7 +101,7 @@ class Scheduler:
     def build_step(self, plan: StepPlan | None) -> Step | None:
         """Build the Step needed after `plan`; None if one is in flight or nothing is needed."""
         if not self.step_in_flight:
-            for group in [one for one in self._queue.running if one.request.prefill_only and one.ready_to_fork]:
+            for group in [one for one in self._queue.prefills if one.ready_to_fork]:
                 self._endings.end(group, FinishReason.STOP)
         return self._blocks.build_step(plan, self._steps.now)
 

@@ -37,7 +37,7 @@ class Sequence:
     group: "Group"
     index: int
     tokens: list[int]
-    table: list[int] = field(default_factory=list)
+    table: tuple[int, ...] = ()
     room: int = 0
     computed: int = 0
     committed: int = 0
@@ -60,7 +60,7 @@ class Sequence:
     @property
     def generated(self) -> int:
         """Number of generated tokens."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - len(self.group.request.prompt)
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -82,14 +82,15 @@ class Sequence:
         """Most slots it can need before it is forked or ends. The last generated token is never fed back."""
         if not self.group.forked:
             return self.group.common
-        return len(self.request.prompt) + self.request.stopping.max_tokens - 1
+        return self.group.request.longest - 1
 
     def rules_at(self, end: int) -> RowRules | None:
         """Return the rules for the logits after its first `end` tokens, None if there are none."""
-        request, length = self.request, len(self.request.prompt)
-        rules, banned = request.logit_rules, request.stopping.banned_after(end - length)
-        if rules is NO_RULES and not banned and not self.mask:
+        request = self.group.request
+        if not request.has_rules:
             return None
+        length = len(request.prompt)
+        rules, banned = request.logit_rules, request.stopping.banned_after(end - length)
         if rules.bad_words.sequences:
             banned |= rules.bad_words.banned_after(self.tokens, length, end)
         if rules.penalizes:
@@ -112,15 +113,15 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """Append a sampled token and finish the sequence if the token ends it. Raises ConstraintFailed."""
-        stopping = self.request.stopping
-        if token in stopping.token_ids:
+        request = self.group.request
+        if token in request.stopping.token_ids:
             self.tokens.append(token)
             self.finish, self.stop_token = FinishReason.STOP, token
             return
         self.continue_with(token)
         if self.state is not None and self.state.complete:
             self.finish = FinishReason.STOP
-        elif self.generated >= stopping.max_tokens:
+        elif len(self.tokens) >= request.longest:
             self.finish = FinishReason.LENGTH
 
     def continue_with(self, token: int) -> None:

@@ -8,6 +8,7 @@ from engine.schedule.request import NO_RULES, LogitRules, Sampling
 
 # Placeholder of a token that the step in flight samples.
 PENDING = -1
+PENDING_TOKEN = (PENDING,)
 
 
 class RowRules(NamedTuple):
@@ -53,7 +54,8 @@ class Work(NamedTuple):
 
     If the only token is PENDING, the step launched before samples it.
 
-    `block_table` covers position `start + len(token_ids) - 1`. `sample_indices` and the position seed the random
+    `block_table` is the whole table of the sequence, the same object until it changes; it covers at least position
+    `start + len(token_ids) - 1`. `sample_indices` and the position seed the random
     numbers. `rules` change the logits of all samples. `to_score` are prompt tokens whose log-probabilities are
     requested; `logprobs` is the number requested for samples. A beam returns `candidates` continuations instead of a
     sample; 0 if the sequence is no beam.

@@ -3,14 +3,25 @@
 The live samples of a request are gang-scheduled: all of them take part in a step, or none.
 """
 
+from collections.abc import Mapping
+
 from engine.schedule.endings import RequestEndings
 from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.live_requests import LiveRequests
 from engine.schedule.pool.block_planner import BlockPlanner
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.request_queue import RequestQueue
-from engine.schedule.step_plan import StepPlan, Work
-from engine.schedule.step_work import Cursor, can_run_ahead, list_gangs, token_counts, work_of
+from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.step_plan import PENDING_TOKEN, StepPlan, Work
+from engine.schedule.step_work import (
+    Cursor,
+    decoding_alone,
+    decoding_work,
+    list_gangs,
+    token_counts,
+    work_after,
+    work_of,
+)
 
 
 class StepPlanner:
@@ -36,9 +47,17 @@ class StepPlanner:
     def plan(self, now: float) -> StepPlan | None:
         """Return the next step, or None if there is nothing to do."""
         self._begin_step(now)
-        budget = self._queue.limits.token_budget
         work: list[Work] = []
-        for gang in list_gangs(self._isolation.batch(now, step_in_flight=self._blocks.in_flight), {}):
+        others: list[Group] = []
+        for group in self._isolation.batch(now, step_in_flight=self._blocks.in_flight):
+            if (sequence := decoding_alone(group)) is None:
+                others.append(group)
+            elif sequence.computed < sequence.room:
+                self._add_decoding(work, sequence)
+            else:
+                self._queue.totals.count_skipped(self._blocks.awaits_blocks(sequence))
+        budget = self._queue.limits.token_budget - len(work)
+        for gang in list_gangs(others, {}):
             if fed := token_counts(gang, budget):
                 budget -= sum(fed)
                 work += self._works(gang, fed)
@@ -55,22 +74,36 @@ class StepPlanner:
 
         Returns None if the tokens of `plan` must be known first, or if waiting would let more sequences take part.
         """
-        in_flight = {work.sequence: work for work in plan.work}
-        groups = (self._queue.sequence(number).group for number in in_flight)
-        if self._queue.holds_isolated or not all(map(can_run_ahead, groups)):
+        if self._queue.holds_isolated:
             return None
-        budget, size = self._queue.limits.token_budget, self._view.block_size
+        try:
+            work = self._work_ahead({work.sequence: work for work in plan.work})
+        except Exception:  # the next plan fails the request: it also takes part in the step in flight
+            return None
+        return StepPlan(plan.step + 1, self._blocks.take_copies(), tuple(work)) if work else None
+
+    def _work_ahead(self, in_flight: Mapping[int, Work]) -> list[Work] | None:
         work: list[Work] = []
-        for gang in list_gangs(self._queue.running, in_flight):
+        others: list[Group] = []
+        for group in self._queue.running:
+            sequence = group.members[0]
+            before = in_flight.get(sequence.id)
+            if not group.request.runs_ahead and any(member.id in in_flight for member in group.members):
+                return None
+            if before is None or not before.samples or len(group.members) > 1 or not group.forked:
+                others.append(group)
+            elif len(sequence.tokens) + 1 < group.request.longest:  # else it ends with the token in flight
+                if before.end >= sequence.room:
+                    return None
+                work.append(work_after(sequence, before))
+        budget = self._queue.limits.token_budget - len(work)
+        for gang in list_gangs(others, in_flight):
             fed = token_counts(gang, budget)
             if not fed and any(cursor.start >= cursor.sequence.room for cursor in gang):
                 return None
             budget -= sum(fed)
-            try:
-                work += [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
-            except Exception:  # the next plan fails it: it also takes part in the step in flight
-                return None
-        return StepPlan(plan.step + 1, self._blocks.take_copies(), tuple(work)) if work else None
+            work += [work_of(cursor, count) for cursor, count in zip(gang, fed, strict=False)]
+        return work
 
     def adopt(self, ahead: StepPlan, now: float) -> StepPlan:
         """Return the valid part of a step planned ahead, after the tokens before it were sampled.
@@ -78,10 +111,10 @@ class StepPlanner:
         Work of sequences that ended or were preempted meanwhile is dropped; its results are discarded.
         """
         self._begin_step(now)
-        known = [self._still_valid(work) for work in ahead.work]
+        valid = tuple(filter(self._is_valid, ahead.work))
         if self._endings.fail_faulty():
             return self.adopt(ahead, now)
-        return self._planned(StepPlan(ahead.step, ahead.copies, tuple(work for work in known if work is not None)))
+        return self._planned(ahead if len(valid) == len(ahead.work) else StepPlan(ahead.step, ahead.copies, valid))
 
     def _begin_step(self, now: float) -> None:
         self.now = now
@@ -90,27 +123,48 @@ class StepPlanner:
     def _planned(self, plan: StepPlan) -> StepPlan:
         self._queue.totals.count_step(plan.step, len(plan.work))
         for work in plan.work:
-            stats = self._queue.sequence(work.sequence).group.stats
-            if stats.scheduled_at is None:
-                stats.schedule(self.now)
+            if work.token_ids is not PENDING_TOKEN:  # else it takes part in the step before, too
+                stats = self._queue.sequence(work.sequence).group.stats
+                if stats.scheduled_at is None:
+                    stats.schedule(self.now)
         return plan
 
-    def _still_valid(self, work: Work) -> Work | None:
-        """Return the work with its tokens filled in, or None if the sequence no longer needs it."""
+    def _is_valid(self, work: Work) -> bool:
+        """Return whether a sequence still needs work planned ahead, after the step before it."""
         sequence = self._queue.find(work.sequence)
-        if sequence is None or sequence.group not in self._queue.running or sequence.release_pending:
-            return None
-        needless = sequence.finish is not None and sequence.group.forked
-        if needless or not sequence.table or sequence.computed != work.start:
-            return None
-        known = self._works([Cursor(sequence, work.start, 0)], [len(work.token_ids)])
-        return known[0] if known and known[0]._replace(token_ids=work.token_ids) == work else None
+        if sequence is None or sequence.computed != work.start or not self._queue.runs(sequence.group):
+            return False
+        if sequence.release_pending or not sequence.table or (sequence.finish is not None and sequence.group.forked):
+            return False
+        if work.block_table is not sequence.table:
+            covered = self._view.blocks_for(work.end)
+            if work.block_table[:covered] != sequence.table[:covered]:
+                return False
+        if work.token_ids is not PENDING_TOKEN:
+            known = self._works([Cursor(sequence, work.start, 0)], [len(work.token_ids)])
+            return bool(known) and known[0]._replace(block_table=work.block_table) == work
+        if not sequence.group.forked or len(sequence.tokens) != work.start + 1:
+            return False
+        return not sequence.group.request.has_rules or self._has_rules(sequence, work)
+
+    def _has_rules(self, sequence: Sequence, work: Work) -> bool:
+        """Return whether the rules of work planned ahead hold now that the token before it is known."""
+        try:
+            return sequence.rules_at(work.start + 1) == work.rules
+        except Exception as fault:
+            self._endings.record_fault(sequence.group, fault)
+            return False
+
+    def _add_decoding(self, work: list[Work], sequence: Sequence) -> None:
+        try:
+            work.append(decoding_work(sequence))
+        except Exception as fault:
+            self._endings.record_fault(sequence.group, fault)
 
     def _works(self, gang: list[Cursor], fed: list[int]) -> list[Work]:
         """Return the work of a gang; if an exception is raised for its request, record it and return none."""
-        size = self._view.block_size
         try:
-            return [work_of(cursor, count, size) for cursor, count in zip(gang, fed, strict=False)]
+            return [work_of(cursor, count) for cursor, count in zip(gang, fed, strict=False)]
         except Exception as fault:
             self._endings.record_fault(gang[0].sequence.group, fault)
             return []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from engine.schedule.sequence_group import Group, Sequence
-from engine.schedule.step_plan import PENDING, PromptPart, Work
+from engine.schedule.step_plan import PENDING_TOKEN, PromptPart, Work
 
 
 class Cursor(NamedTuple):
@@ -26,6 +26,48 @@ class Cursor(NamedTuple):
     def prefilling(self) -> bool:
         """Whether more than the last token is not computed."""
         return not self.pending and self.sequence.group.end_of(self.sequence) - self.start > 1
+
+
+def decoding_alone(group: Group) -> Sequence | None:
+    """Return the only sequence of a group, as nearly all have one, if just its last token is not computed."""
+    members = group.members
+    if len(members) == 1 and group.forked and group.beams is None:
+        sequence = members[0]
+        if len(sequence.tokens) - sequence.computed == 1:
+            return sequence
+    return None
+
+
+def decoding_work(sequence: Sequence) -> Work:
+    """Return the work that computes the last token of a `decoding_alone` sequence."""
+    request, end = sequence.group.request, len(sequence.tokens)
+    return Work(
+        sequence.id,
+        (sequence.tokens[-1],),
+        sequence.computed,
+        sequence.table,
+        True,
+        request.sampling,
+        (sequence.index,),
+        sequence.rules_at(end) if request.has_rules else None,
+        request.logprobs,
+    )
+
+
+def work_after(sequence: Sequence, before: Work) -> Work:
+    """Return the work that computes the token which `before`, in flight, samples for a sequence that is alone."""
+    request, start = sequence.group.request, before.start + len(before.token_ids)
+    return Work(
+        before.sequence,
+        PENDING_TOKEN,
+        start,
+        sequence.table,
+        True,
+        before.sampling,
+        before.sample_indices,
+        sequence.rules_at(start + 1) if request.has_rules else None,
+        before.logprobs,
+    )
 
 
 def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[list[Cursor]]:
@@ -55,7 +97,7 @@ def token_counts(gang: list[Cursor], budget: int) -> list[int]:
     return found if budget >= len(gang) and min(found) > 0 else []
 
 
-def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
+def work_of(cursor: Cursor, count: int) -> Work:
     """Return the work that schedules `count` tokens of a sequence."""
     sequence, end = cursor.sequence, cursor.start + count
     group = sequence.group
@@ -65,9 +107,9 @@ def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
     request = group.request
     return Work(
         sequence=sequence.id,
-        token_ids=(PENDING,) if cursor.pending else tuple(sequence.tokens[cursor.start : end]),
+        token_ids=PENDING_TOKEN if cursor.pending else tuple(sequence.tokens[cursor.start : end]),
         start=cursor.start,
-        block_table=tuple(sequence.table[: -(-end // block_size)]),
+        block_table=sequence.table,
         samples=bool(indices),
         sampling=request.sampling,
         sample_indices=indices,
@@ -76,16 +118,6 @@ def work_of(cursor: Cursor, count: int, block_size: int) -> Work:
         to_score=_to_score(group, end),
         candidates=group.beams.candidates if group.beams else 0,
     )
-
-
-def can_run_ahead(group: Group) -> bool:
-    """Return whether the next work of a group can be planned before its last token is known.
-
-    Bad words may ban other tokens then. This is rare, so such work is planned, and dropped if they do.
-    """
-    request = group.request
-    depends = request.constraint or request.logit_rules.penalizes or request.beam_search
-    return not depends and request.logprobs is None and request.prompt_logprobs is None
 
 
 def _to_score(group: Group, end: int) -> PromptPart | None:

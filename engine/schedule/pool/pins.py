@@ -160,7 +160,7 @@ class Pins:
             view.clear_host_copies()
         for pin, group in self._computed:
             count = len(pin.token_ids) // self._view.capacity.block_size
-            pin.state, pin.blocks = PinState.PENDING, tuple(group.trunk.table[:count])
+            pin.state, pin.blocks = PinState.PENDING, group.trunk.table[:count]
             self._in_flight[len(step.pins)] = pin
             step.pins.append(Pin(pin.name, group.trunk.id, count))
             view.pin(pin.blocks)

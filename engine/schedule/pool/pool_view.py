@@ -82,9 +82,10 @@ class PoolView:
             return
         if sequence.swapped:
             self._release_host_blocks(sequence)
-            sequence.table, sequence.swapped = [], False
-        self._holders.subtract(sequence.table[change.first_index :])
-        sequence.table[change.first_index :] = change.block_ids
+            sequence.table, sequence.swapped = (), False
+        if replaced := sequence.table[change.first_index :]:
+            self._holders.subtract(replaced)
+        sequence.table = (*sequence.table[: change.first_index], *change.block_ids)
         for block in change.block_ids:
             if not self._holders[block]:
                 self._host_copies.pop(block, None)
@@ -95,8 +96,7 @@ class PoolView:
         """Share the parent's blocks below `length` with a new sequence, as the block manager does."""
         keep = self.blocks_for(length)
         self._release_blocks(parent.table[keep:])
-        del parent.table[keep:]
-        child.table = list(parent.table)
+        parent.table = child.table = parent.table[:keep]
         self._holders.update(child.table)
         parent.room = child.room = length
 
@@ -106,7 +106,7 @@ class PoolView:
             self._release_host_blocks(sequence)
         else:
             self._release_blocks(sequence.table)
-        sequence.table, sequence.room, sequence.swapped = [], 0, False
+        sequence.table, sequence.room, sequence.swapped = (), 0, False
 
     # Swapping.
 
@@ -129,7 +129,7 @@ class PoolView:
         for block, moved in zip(sequence.table, change.block_ids, strict=True):
             self._host_copies[block] = (moved, self._host_generations[moved])
         self._host_holders.update(change.block_ids)
-        sequence.table, sequence.swapped = list(change.block_ids), True
+        sequence.table, sequence.swapped = tuple(change.block_ids), True
 
     def _is_on_host(self, block: int) -> bool:
         host_block, generation = self._host_copies.get(block, (0, 0))

@@ -145,7 +145,7 @@ def _check(engine: ModelEngine, name: str, whole: ModelEngine, cut: _Cut) -> Non
         _check_scores(rest, drawn[length:])
         end, undisturbed_end = members[index], expected.members[index]
         if index in cut.request.ended:
-            assert (rest, end.finish, end.table) == ([], FinishReason.STOP, [])
+            assert (rest, end.finish, end.table) == ([], FinishReason.STOP, ())
         else:
             assert (end.finish, end.stop_token) == (undisturbed_end.finish, undisturbed_end.stop_token)
     assert [token.token_id for token in engine.scored[name]] == [token.token_id for token in whole.scored[undisturbed]]

@@ -196,7 +196,7 @@ def submit_pair(engine, shared, number):
 
 def slots(engine, sequence):
     """K and V of a sequence's slots, `[slots, layers, 2, heads, size]`."""
-    cache = engine.backend.cache[sequence.table]  # [blocks, layers, 2, slots, heads, size]
+    cache = engine.backend.cache[list(sequence.table)]  # [blocks, layers, 2, slots, heads, size]
     return cache.permute(0, 3, 1, 2, 4, 5).flatten(0, 1).clone()
 
 
