@@ -20,8 +20,8 @@ PORTS = {"QUIRE_GRPC_PORT": "50151", "QUIRE_HTTP_PORT": "8100", "QUIRE_MAP_PORT"
 LOGS = {"QUIRE_LOG_SIZE": "4k", "QUIRE_LOG_FILES": "1"}
 LOG_BYTES, LAST_LINE = 4096, '"message": "102000"'
 WRITER = 'seq 100000 102000 >/proc/$(cut -d " " -f 1 /proc/1/task/1/children)/fd/2'
-# Kill one process of a rank other than 0.
-KILL = 'for p in /proc/[0-9]*; do if grep -q worker_process $p/cmdline; then kill -9 "${p#/proc/}"; exit; fi; done'
+# Kill one process of a rank other than 0. The pattern does not match the command line of this script itself.
+KILL = 'for p in /proc/[0-9]*; do if grep -q "[w]orker_process" $p/cmdline; then kill -9 ${p#/proc/}; exit; fi; done'
 
 pytestmark = pytest.mark.timeout(3600)
 
