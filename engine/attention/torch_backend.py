@@ -12,6 +12,7 @@ import torch
 from blocks import Copy
 from engine.attention.backend import PagedBatch, Rows, Scoring
 from engine.attention.tensor_backend import TensorBackend
+from engine.attention.upload import upload
 
 
 class TorchBackend(TensorBackend):
@@ -32,11 +33,11 @@ class TorchBackend(TensorBackend):
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs by one kernel on a GPU, else block by block: torch's CPU indexing copies single elements."""
-        if not self.cache.is_cuda:
+        if not (copies and self.cache.is_cuda):
             super().copy_blocks(copies)
             return
-        sources = [copy.source for copy in copies]
-        self.cache[[copy.destination for copy in copies]] = self.cache[sources]
+        sources, destinations = (upload(list(ids), torch.int64, self.cache.device) for ids in zip(*copies, strict=True))
+        self.cache[destinations] = self.cache[sources]
 
     def _attend_rows(self, layer: int, query: torch.Tensor, rows: Rows, scoring: Scoring) -> torch.Tensor:
         key, value = self._gather(layer, rows)

@@ -1,31 +1,34 @@
-"""Copies between the tiers: inline, or on a separate stream of the accelerator, concurrent with its computation."""
+"""Copies between the tiers: inline, or on streams of the accelerator for each direction, beside its computation."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from engine.attention.backend import Direction
+
 
 class Event(Protocol):
-    """Completion of work launched on a stream. Both methods may raise the error of the work."""
+    """Completion of a launched copy. Both methods may raise the error of the copy."""
 
     def query(self) -> bool:
-        """Return whether the work has ended, without waiting."""
+        """Return whether the copy has ended, without waiting."""
 
     def wait(self) -> None:
-        """Delay all later computation until the work has ended.
+        """Delay what is launched next until the copy has ended.
 
-        On an accelerator this blocks the compute stream, on the CPU the caller.
+        On an accelerator this blocks the current stream, on the CPU the caller.
         """
 
 
 class CopyStream(Protocol):
-    """Runs launched copies one after the other, in launch order."""
+    """Runs launched copies: those of one direction one after the other, the two directions at the same time."""
 
-    def launch(self, copy: Callable[[], None]) -> Event:
+    def launch(self, copy: Callable[[], None], direction: Direction) -> Event:
         """Start a copy after all computation launched so far, and return its completion event.
 
-        `copy` works on the current stream. Raises the error of `copy` if it is known immediately.
+        `copy` works on the current stream, and may wait for events of the other direction. Raises the error of `copy`
+        if it is known immediately.
         """
 
 
@@ -40,27 +43,41 @@ class _Ended:
 class InlineCopyStream:
     """Runs copies immediately, in the caller."""
 
-    def launch(self, copy: Callable[[], None]) -> Event:
+    def launch(self, copy: Callable[[], None], direction: Direction) -> Event:  # noqa: ARG002
         """Copy, and return when the copy is done or queued before all later computation."""
         copy()
         return _Ended()
 
 
+class _CudaEvent:
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event = event
+        self._device = device
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> None:
+        # Without an argument it would be a stream of the thread's current device.
+        self._event.wait(torch.cuda.current_stream(self._device))
+
+
 class CudaCopyStream:
-    """A CUDA stream separate from the compute stream."""
+    """Two CUDA streams besides that of the computation, because the bus carries both directions at the same time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+        self._streams = {one: torch.cuda.Stream(device) for one in Direction}  # type: ignore[no-untyped-call]
 
-    def launch(self, copy: Callable[[], None]) -> Event:
+    def launch(self, copy: Callable[[], None], direction: Direction) -> Event:
         """Queue a copy behind all work queued on the current stream so far."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        stream = self._streams[direction]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             copy()
-            event: Event = self._stream.record_event()
-            return event
+            return _CudaEvent(stream.record_event(), self._device)
 
 
 def copy_stream_for(device: torch.device) -> CopyStream:
-    """Return a separate stream if the device has streams, else one that copies inline."""
+    """Return separate streams if the device has streams, else one that copies inline."""
     return CudaCopyStream(device) if device.type == "cuda" else InlineCopyStream()

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from blocks import Copy
-from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.tensor_backend import TensorBackend
 from engine.attention.upload import upload
-from engine.triton_kernels.block_copy import copy_blocks
+from engine.triton_kernels.block_copy import copy_blocks, swap_blocks
 from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode
 from engine.triton_kernels.paged_layer import PagedLayer
@@ -118,8 +118,19 @@ class TritonBackend(TensorBackend):
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs in one launch."""
         if copies:
-            pairs = upload(np.array(copies, dtype=np.int64), torch.int64, self.cache.device)
-            copy_blocks(self.cache, pairs, self._tuning(1))
+            copy_blocks(self.cache, self._pairs(copies), self._tuning(1))
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy all pairs in one launch, whose kernel reads or writes the pinned memory of the host."""
+        assert self.host_cache is not None, "swap requires a host tier"
+        to_host = direction is Direction.DEVICE_TO_HOST
+        source, target = (self.cache, self.host_cache) if to_host else (self.host_cache, self.cache)
+        if copies:
+            swap_blocks(source, target, self._pairs(copies), self._tuning(1))
+
+    def _pairs(self, copies: Sequence[Copy]) -> torch.Tensor:
+        # Allocated on the current stream, as is the launch that reads it, so that it may be dropped after the launch.
+        return upload(np.array(copies, dtype=np.int64), torch.int64, self.cache.device)
 
     def _work_of(self, batch: PagedBatch, heads: int, window: int | None) -> WorkList:
         """Return the work list of a batch, filled by the first of its layers."""

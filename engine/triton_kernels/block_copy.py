@@ -1,4 +1,4 @@
-"""Copies whole blocks within a cache, all pairs in one launch."""
+"""Copies whole blocks within a cache or between the tiers, all pairs in one launch."""
 
 import torch
 import triton
@@ -7,6 +7,8 @@ import triton.language as tl
 from engine.triton_kernels.tuning import Tuning
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
+# Of a copy between the tiers, which the bus limits: 16 programs have 256 KiB in flight, and most processors compute.
+_SWAP_PROGRAMS = 16
 
 
 def copy_blocks(cache: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> None:
@@ -14,9 +16,27 @@ def copy_blocks(cache: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> Non
 
     `pairs`: `[copies, 2]` int64.
     """
-    memory = _as_words(cache)
-    words = memory.shape[1]
-    _copy[(len(pairs), -(-words // tuning.copy_words))](memory, pairs, words, WORDS=tuning.copy_words, num_warps=4)
+    _launch(cache, cache, pairs, tuning, most_programs=None)
+
+
+def swap_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> None:
+    """Copy block `pairs[i, 0]` of one tier to block `pairs[i, 1]` of the other, byte for byte.
+
+    The caches are contiguous; that of the host is pinned, so that the kernel reaches it by its address. `pairs`:
+    `[copies, 2]` int64 on the device; destinations are distinct.
+    """
+    _launch(source, target, pairs, tuning, _SWAP_PROGRAMS)
+
+
+def _launch(
+    source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, tuning: Tuning, most_programs: int | None
+) -> None:
+    read, written = _as_words(source), _as_words(target)
+    words = read.shape[1]
+    parts = -(-words // tuning.copy_words)
+    pieces = len(pairs) * parts
+    programs = min(pieces, most_programs or pieces)
+    _copy[(programs,)](read, written, pairs, words, parts, pieces, WORDS=tuning.copy_words, num_warps=4)
 
 
 def _as_words(cache: torch.Tensor) -> torch.Tensor:
@@ -26,11 +46,13 @@ def _as_words(cache: torch.Tensor) -> torch.Tensor:
     return rows.view(next(word for word in _WORDS if size % word.itemsize == 0))
 
 
-@triton.jit
-def _copy(memory, pairs, words, WORDS: tl.constexpr):
-    """Copy a part of one block."""
-    pair = pairs + tl.program_id(0) * 2
-    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-    source = memory + tl.load(pair) * words + word
-    target = memory + tl.load(pair + 1) * words + word
-    tl.store(target, tl.load(source, mask=word < words, other=0), mask=word < words)
+@triton.jit(do_not_specialize=["parts", "pieces"])
+def _copy(source, target, pairs, words, parts, pieces, WORDS: tl.constexpr):
+    """Copy every `programs`-th part of a block."""
+    for piece in tl.range(tl.program_id(0), pieces, tl.num_programs(0)):
+        pair = pairs + piece // parts * 2
+        word = piece % parts * WORDS + tl.arange(0, WORDS)
+        there = word < words
+        # Read once, so it should not displace what computation has in L2.
+        content = tl.load(source + tl.load(pair) * words + word, mask=there, other=0, eviction_policy="evict_first")
+        tl.store(target + tl.load(pair + 1) * words + word, content, mask=there)

@@ -20,7 +20,14 @@ from engine.run.runner import ModelRunner
 from engine.schedule.outputs import Finished
 from engine.schedule.request import Capacity
 from engine.schedule.step_plan import Copies, Done, StepPlan, Work
-from tests.engine.copy_streams import MAX_SECONDS, FreeCopyStream, HeldCopy, HeldCopyStream, LateCopyStream
+from tests.engine.copy_streams import (
+    MAX_SECONDS,
+    FreeCopyStream,
+    HeldCopy,
+    HeldCopyStream,
+    LateCopyStream,
+    UnevenCopyStream,
+)
 from tests.engine_in_process import GREEDY, EngineInProcess, ModelEngine, loaded_model
 from tests.reference import greedy_reference
 
@@ -374,7 +381,7 @@ class Twins:
 
 
 class TestRandomCopiesAndSteps:
-    @pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, FreeCopyStream])
+    @pytest.mark.parametrize("kind", [InlineCopyStream, LateCopyStream, UnevenCopyStream, FreeCopyStream])
     def test_equal_a_reference_that_copies_one_by_one(self, kind: type[Any]) -> None:
         stream = kind()
         for seed in range(20):

@@ -2,12 +2,13 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 
 from blocks import Copy, blocks_for
-from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
@@ -165,6 +166,33 @@ class TestBlocks:
         before = backend.cache.clone()
         backend.copy_blocks([Copy(1, 3)])
         assert torch.equal(backend.cache, before[[0, 1, 2, 1]])
+
+    @pytest.mark.skipif(DEVICE.type != "cpu", reason="launches are counted under the interpreter")
+    @pytest.mark.parametrize("direction", Direction)
+    def test_many_blocks_are_swapped_by_one_launch_of_few_programs(
+        self, direction: Direction, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from triton.runtime.interpreter import InterpretedFunction
+
+        launched: list[tuple[int, ...]] = []
+        plain = InterpretedFunction.run
+
+        def run(kernel: Any, *arguments: Any, grid: tuple[int, ...], **named: Any) -> None:
+            launched.append(grid)
+            plain(kernel, *arguments, grid=grid, **named)
+
+        monkeypatch.setattr(InterpretedFunction, "run", run)
+        backend = make_triton_backend()(CacheGeometry(2, 2, 4), 4, 40, torch.float32, host_blocks=40)
+        assert backend.host_cache is not None
+        source, target = backend.cache, backend.host_cache
+        if direction is Direction.HOST_TO_DEVICE:
+            source, target = target, source
+        source.normal_()
+        backend.swap([Copy(block, 41 - block) for block in range(1, 40, 2)], direction)
+        expected = torch.zeros_like(target)
+        expected[2:41:2] = source[range(39, 0, -2)]
+        assert torch.equal(target, expected)
+        assert launched == [(16,)]
 
     def test_a_write_changes_its_own_slots_only_and_attending_and_padding_none(self) -> None:
         backend = make_triton_backend()(CacheGeometry(3, 2, 4), 4, 6, torch.float32)

@@ -1,0 +1,129 @@
+"""Every two accesses of the GPU path to the same memory are ordered by a stream or an event."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from blocks import Copy
+from engine.attention.backend import Direction
+from engine.gpu.copy_stream import CudaCopyStream
+from engine.run import block_copies
+from engine.run.block_copies import BlockCopies
+from engine.schedule.step_plan import Copies, Work
+from tests.engine.happens_before import AccessedBlocks, FakeCuda, Race
+from tests.engine_in_process import GREEDY
+
+GPU = torch.device("cuda", 0)
+SLOTS = 2
+OUT, BACK = Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+class Engine:
+    """Copies and steps as an engine launches them, on the streams of `cuda`."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.stream = CudaCopyStream(GPU)
+        self.backend = AccessedBlocks(cuda)
+        self.copies = BlockCopies(self.backend, self.stream, SLOTS)  # type: ignore[arg-type]
+
+    def copy(self, out: tuple[tuple[int, int], ...] = (), back: tuple[tuple[int, int], ...] = ()) -> None:
+        self.copies.make([Copies(tuple(Copy(*one) for one in out), tuple(Copy(*one) for one in back))])
+
+    def step(self, table: tuple[int, ...], start: int) -> None:
+        self.copies.wait_for([Work(1, (0,) * (len(table) * SLOTS - start), start, table, True, GREEDY)])
+        self.cuda.launch(
+            [("device", block) for block in table], [("device", block) for block in table[start // SLOTS :]]
+        )
+
+
+@pytest.fixture
+def engine(cuda: FakeCuda) -> Engine:
+    return Engine(cuda)
+
+
+def test_a_block_is_swapped_out_then_reused_by_a_step(engine: Engine) -> None:
+    engine.step((3,), 0)
+    engine.copy(out=((3, 1),))
+    engine.step((3,), 0)
+
+
+def test_a_block_is_swapped_in_then_read_by_a_step(engine: Engine) -> None:
+    engine.copy(back=((1, 3),))
+    engine.step((3, 4), SLOTS)
+
+
+def test_a_block_is_swapped_out_and_another_swapped_into_its_place_at_once(engine: Engine) -> None:
+    engine.copy(out=((3, 1),), back=((2, 3),))
+
+
+def test_a_block_is_swapped_out_and_in_again(engine: Engine) -> None:
+    engine.copy(out=((3, 1),))
+    engine.copy(back=((1, 5),))
+
+
+def test_a_host_block_is_read_then_overwritten(engine: Engine) -> None:
+    engine.copy(back=((1, 5),))
+    engine.copy(out=((3, 1),))
+
+
+def test_both_directions_are_at_work_at_once_if_they_share_no_block(engine: Engine, cuda: FakeCuda) -> None:
+    engine.copy(out=((3, 1),), back=((2, 4),))
+    out, back = cuda.streams[-2:]
+    assert out.name not in back.clock
+    assert back.name not in out.clock
+
+
+def test_random_copies_and_steps_are_ordered(engine: Engine) -> None:
+    source = random.Random(3)
+
+    def pairs() -> tuple[Copy, ...]:
+        chosen = source.sample(range(1, 6), source.randrange(4))
+        return tuple(Copy(source.randrange(1, 6), destination) for destination in chosen)
+
+    for _ in range(150):
+        within = pairs()
+        written = {copy.destination for copy in within}
+        within = tuple(copy for copy in within if copy.source not in written)
+        engine.copies.make([Copies(pairs(), pairs(), within)])
+        table = tuple(source.sample(range(1, 6), source.randrange(1, 6)))
+        engine.step(table, source.randrange(len(table) * SLOTS))
+
+
+def test_many_blocks_are_few_launches_of_bounded_size(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.copy(out=tuple((block, 100 - block) for block in range(1, 60)))
+    assert engine.backend.launches == 1
+    monkeypatch.setattr(block_copies, "_LAUNCHED_BLOCKS", 20)
+    engine.copy(back=tuple((block, 100 - block) for block in range(1, 60)))
+    assert engine.backend.launches == 1 + 3
+    assert engine.copies.in_flight == 1 + 3
+
+
+class TestFake:
+    """The tests' model of streams finds missing waits."""
+
+    @pytest.mark.parametrize(
+        "launch",
+        [
+            lambda engine: engine.stream.launch(lambda: engine.backend.swap([Copy(1, 7)], OUT), OUT),
+            lambda engine: engine.stream.launch(lambda: engine.backend.swap([Copy(7, 2)], BACK), BACK),
+        ],
+    )
+    def test_copies_that_wait_for_nothing(self, engine: Engine, launch: Callable[[Engine], object]) -> None:
+        engine.copy(back=((5, 1),), out=((2, 7),))
+        with pytest.raises(Race, match="stream"):
+            launch(engine)
+
+    def test_a_step_that_waits_for_nothing(self, engine: Engine, cuda: FakeCuda) -> None:
+        engine.copy(out=((2, 7),))
+        with pytest.raises(Race, match=r"\('device', 2\) is written on compute while it is read on stream"):
+            cuda.launch(writes=[("device", 2)])

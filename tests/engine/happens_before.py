@@ -1,0 +1,109 @@
+"""CUDA's streams and events on a CPU: nothing runs later, but accesses that no event orders are found.
+
+Each stream has a vector clock (Fidge 1988, Mattern 1989); an event is a copy of one. Of two accesses to the same
+memory, one of them a write, the later one's clock must include the earlier one. The order in which a GPU happens to run
+the streams does not matter, so one run shows every missing wait.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+
+class Race(AssertionError):
+    """Two accesses to the same memory on different streams that nothing orders."""
+
+
+class FakeEvent:
+    def __init__(self, cuda: "FakeCuda", clock: dict[str, int]) -> None:
+        self._cuda = cuda
+        self.clock = clock
+
+    def query(self) -> bool:
+        return False  # the latest possible end
+
+    def wait(self, stream: "FakeStream | None" = None) -> None:
+        (stream or self._cuda.current).wait_event(self)
+
+
+class FakeStream:
+    def __init__(self, cuda: "FakeCuda", name: str) -> None:
+        self._cuda = cuda
+        self.name = name
+        self.clock: dict[str, int] = defaultdict(int)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        for name, time in event.clock.items():
+            self.clock[name] = max(self.clock[name], time)
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.wait_event(other.record_event())
+
+    def record_event(self) -> FakeEvent:
+        return FakeEvent(self._cuda, dict(self.clock))
+
+
+class FakeCuda:
+    """Streams of one device. `current` is the stream that launches go to."""
+
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.current = self.stream("compute")
+        self._written: dict[Hashable, tuple[str, int]] = {}
+        self._read: dict[Hashable, dict[str, int]] = defaultdict(dict)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Replace torch's streams."""
+        patch.setattr(torch.cuda, "Stream", lambda *_: self.stream(f"stream {len(self.streams)}"))
+        patch.setattr(torch.cuda, "current_stream", lambda *_: self.current)
+        patch.setattr(torch.cuda, "stream", self.using)
+
+    def stream(self, name: str) -> FakeStream:
+        self.streams.append(FakeStream(self, name))
+        return self.streams[-1]
+
+    @contextmanager
+    def using(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def launch(self, reads: Iterable[Hashable] = (), writes: Iterable[Hashable] = ()) -> None:
+        """Note what work on the current stream accesses. Raises Race."""
+        stream = self.current
+        stream.clock[stream.name] += 1
+        stamp = (stream.name, stream.clock[stream.name])
+        for memory in reads:
+            self._after(memory, "read", "written", *self._written.get(memory, stamp))
+            self._read[memory][stream.name] = stamp[1]
+        for memory in writes:
+            self._after(memory, "written", "written", *self._written.get(memory, stamp))
+            for reader, time in self._read.pop(memory, {}).items():
+                self._after(memory, "written", "read", reader, time)
+            self._written[memory] = stamp
+
+    def _after(self, memory: Hashable, access: str, earlier: str, name: str, time: int) -> None:
+        if self.current.clock[name] < time:
+            raise Race(f"{memory} is {access} on {self.current.name} while it is {earlier} on {name}")
+
+
+class AccessedBlocks:
+    """An attention backend without contents that notes which blocks of which tier it accesses."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
+        self.launches = 0
+
+    def swap(self, copies: Any, direction: Any) -> None:
+        self.launches += 1
+        tiers = ("device", "host") if direction.name == "DEVICE_TO_HOST" else ("host", "device")
+        self._cuda.launch([(tiers[0], one.source) for one in copies], [(tiers[1], one.destination) for one in copies])
+
+    def copy_blocks(self, copies: Any) -> None:
+        self._cuda.launch([("device", one.source) for one in copies], [("device", one.destination) for one in copies])
