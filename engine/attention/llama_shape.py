@@ -73,6 +73,18 @@ def is_llama_shaped(model: Any) -> bool:
     )
 
 
+def fused_parts(config: Any) -> list[tuple[str, ...]]:
+    """Return the names of the matrices that a decoder multiplies as one, by layer: q, k and v; gate and up."""
+    if config.model_type not in _KINDS:
+        return []
+    parts = ("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj"))
+    return [
+        tuple(f"model.layers.{layer}.{module}.{name}.weight" for name in names)
+        for layer in range(config.num_hidden_layers)
+        for module, names in parts
+    ]
+
+
 def head_size(config: Any) -> int:
     """Return the number of elements of a head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

@@ -5,6 +5,7 @@ weights, as in transformers.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,25 @@ def _head_norms(attention: Any) -> HeadNorms | None:
 
 
 def _fused(modules: tuple[Any, ...]) -> torch.Tensor:
-    """Return the modules' weights as one matrix, and make theirs views of it to save memory."""
-    fused = torch.cat([one.weight.detach() for one in modules])
-    parts = torch.split(fused, [len(one.weight) for one in modules])
+    """Return the modules' weights as one matrix, and make theirs views of it to save memory.
+
+    Without a copy if they were loaded side by side, see engine.model.weights.
+    """
+    weights = [one.weight.detach() for one in modules]
+    if _side_by_side(weights):
+        rows = sum(map(len, weights))
+        return weights[0].as_strided((rows, weights[0].shape[1]), weights[0].stride())
+    fused = torch.cat(weights)
+    parts = torch.split(fused, [len(one) for one in weights])
     for one, part in zip(modules, parts, strict=True):
         one.weight.data = part
     return fused
+
+
+def _side_by_side(weights: list[torch.Tensor]) -> bool:
+    """Return whether each matrix begins in memory where the one before ends."""
+    return all(one.is_contiguous() for one in weights) and all(
+        before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr()
+        and before.data_ptr() + before.nbytes == after.data_ptr()
+        for before, after in pairwise(weights)
+    )

@@ -10,19 +10,22 @@ from transformers import AutoModelForCausalLM
 
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
+from engine.model.checkpoint import Checkpoint
 from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.probe import probe
+from engine.model.unsupported import quantization
 from engine.model.waits import avoid_waits
+from engine.model.weights import load_modules
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     """Load a Hugging Face folder. Raises ModelUnsupported with the reason if the model cannot be served."""
     register()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
-        )
-        loaded = take(model.to(device).eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
+        if fault := quantization(folder):
+            raise ModelUnsupported(fault)
+        model = load_modules(folder, dtype, device) if Checkpoint.in_folder(folder) else _load(folder, dtype, device)
+        loaded = take(model.eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
         return replace(loaded, folder=folder)
     except KeyError as error:
         raise ModelUnsupported(
@@ -33,6 +36,14 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
         raise ModelUnsupported(f"{folder.name}: {' '.join(str(error).split())}") from error
     except (ModelUnsupported, ValueError, OSError, ImportError) as error:
         raise ModelUnsupported(f"{folder.name}: {_first_line(error)}") from error
+
+
+def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Load weights in other formats than safetensors, the whole model on the host first."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+    )
+    return model.to(device)
 
 
 def take(model: Any, fingerprint: str) -> LoadedModel:

@@ -13,6 +13,7 @@ from engine.attention.llama_shape import head_size, is_llama_shaped
 from engine.errors import ModelUnsupported
 from engine.model.loading import context_tokens
 from engine.model.sizing import StepSizes, check_ranks
+from engine.model.unsupported import declared_quantization
 from engine.native.decoder import runs
 
 
@@ -70,8 +71,8 @@ def read_shape(source: Path, dtype: torch.dtype) -> ModelShape:
 
 def shape_of(configuration: Any, dtype: torch.dtype) -> ModelShape:
     """Create the model on the meta device and measure it. Raises ModelUnsupported and exceptions of transformers."""
-    if getattr(configuration, "quantization_config", None):
-        raise ModelUnsupported("its weights are quantized, so their size does not follow from their shapes")
+    if fault := declared_quantization(configuration.to_dict()):
+        raise ModelUnsupported(fault)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=dtype)
     config = model.config.get_text_config()

@@ -23,6 +23,7 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
+from engine.model.unsupported import quantization
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard
@@ -44,6 +45,8 @@ class ModelFolder:
         """Read the configuration. Raises ModelUnsupported if the ranks cannot share the model."""
         self._folder = folder
         with _named(folder):
+            if fault := quantization(folder):
+                raise ModelUnsupported(fault)
             self._config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
             register()
             with torch.device("meta"):

@@ -27,7 +27,7 @@ from tests.engine_in_process import GREEDY, EngineInProcess
 pytest.importorskip("triton")
 
 from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Result, Run, batch_sizes
-from engine.gpu.llama import LlamaDecoder
+from engine.gpu.llama import LlamaDecoder, _fused
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 
@@ -90,6 +90,21 @@ def test_the_models_modules_share_the_weights_that_were_fused(tiny_model: Tiny) 
     weights = [one.weight for one in (attention.q_proj, attention.k_proj, attention.v_proj)]
     assert torch.equal(weights[1], before)
     assert len({one.untyped_storage().data_ptr() for one in weights}) == 1
+
+
+def test_matrices_that_were_loaded_side_by_side_are_not_copied(tiny_model: Tiny) -> None:
+    loaded = load_model(tiny_model("llama"), torch.float32, DEVICE)
+    attention = loaded.model.model.layers[0].self_attn
+    parts = attention.q_proj, attention.k_proj, attention.v_proj
+    matrix = torch.cat([one.weight.detach() for one in parts])
+    for one, rows in zip(parts, matrix.split([len(one.weight) for one in parts]), strict=True):
+        one.weight.data = rows
+    LlamaDecoder(loaded.model, make_triton_backend()(loaded.geometry, BLOCK, 4, torch.float32), loaded.context_tokens)
+    assert attention.q_proj.weight.data_ptr() == matrix.data_ptr()
+    fused = _fused(parts)
+    assert fused.data_ptr() == matrix.data_ptr()
+    assert torch.equal(fused, matrix)
+    assert _fused(parts[::-1]).data_ptr() != matrix.data_ptr(), "in another order they are"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,12 +1,10 @@
 """Predicted memory equals the engine's memory, and the numbers of the PagedAttention paper are reproduced."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, OPTConfig
 
 from engine.attention import TorchBackend
@@ -22,6 +20,7 @@ from engine.model.sizing import PoolSize, blocks_within, cache_bytes
 from engine.run.sampling import Draw, sample_on_device
 from engine.schedule.request import Sampling
 from tests.engine.families import FAMILIES, FURTHER, Checkpoint, Family
+from tests.engine.model.peak_memory import peak_bytes
 
 GIB = 1 << 30
 ALL = FAMILIES | {name: Family(name, config) for name, config in FURTHER.items()}
@@ -131,19 +130,6 @@ def test_memory_for_padding_alone_holds_no_block() -> None:
 
 
 # One step
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """Return the peak memory that a function allocates."""
-    run()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    peak = now = 0
-    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    return peak
 
 
 def shape_in_float32(config: Any) -> ModelShape:

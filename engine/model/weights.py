@@ -1,0 +1,174 @@
+"""Loads a model's weights tensor by tensor: no second copy in host memory, nor on the device.
+
+transformers makes the modules without memory, and asks for each tensor when it has its place: it renames, stacks and
+converts as its families need, and ties what they share. This module gives it the tensors, on their device. Those that
+`engine.gpu.llama` multiplies together are placed side by side, so that it finds its matrices ready.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from engine.attention.interface import ATTENTION_NAME
+from engine.attention.llama_shape import fused_parts
+from engine.errors import ModelUnsupported
+from engine.model.checkpoint import Checkpoint
+from engine.model.staging import Staging, cuda_staging
+
+# Variable of transformers: tensors are read when they are placed, not ahead by threads.
+_ONE_AT_A_TIME = "HF_DEACTIVATE_ASYNC_LOAD"
+_SHOWN = 3
+
+
+@dataclass
+class WeightReader:
+    """Reads the tensors of a checkpoint to one device, each once. Without staging they stay mapped in host memory.
+
+    `together` has the names of tensors whose rows are placed side by side, in `dtype`; others keep the files' type.
+    """
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    staging: Staging | None = None
+    together: list[tuple[str, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._groups = {name: names for names in self.together for name in names}
+        self._places: dict[str, torch.Tensor] = {}
+
+    def tensors(self) -> dict[str, "FileTensor"]:
+        """Return all tensors, not read yet."""
+        return {name: FileTensor(self, name) for name in self.checkpoint.names}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the device."""
+        stored: torch.Tensor = self.checkpoint.stored(name)[...]
+        if self.staging is None:
+            return stored
+        grouped = name in self._groups
+        place = self._place(name) if grouped else torch.empty(stored.shape, dtype=stored.dtype, device=self.device)
+        self.staging.copy(stored, place)
+        return place
+
+    def _place(self, name: str) -> torch.Tensor:
+        """Return the rows for a tensor, in one matrix with those of its group."""
+        if name not in self._places:
+            names = self._groups[name]
+            shapes = [self.checkpoint.stored(one).get_shape() for one in names]
+            rows = [shape[0] for shape in shapes]
+            matrix = torch.empty([sum(rows), *shapes[0][1:]], dtype=self.dtype, device=self.device)
+            self._places.update(zip(names, matrix.split(rows), strict=True))
+        return self._places.pop(name)
+
+
+class FileTensor:
+    """A tensor of a checkpoint that `[...]` reads, like the handles of safetensors that transformers works with."""
+
+    def __init__(self, reader: WeightReader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+
+    def __getitem__(self, _all: EllipsisType) -> torch.Tensor:
+        return self._reader.read(self._name)
+
+
+def load_modules(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Load the modules of a folder with safetensors files, with paged attention, which must be registered.
+
+    Raises ModelUnsupported, naming the tensor, if one is missing, unknown or has another shape than its place.
+    """
+    reader = WeightReader(Checkpoint(folder), dtype, device)
+    if device.type != "cpu":
+        reader = gpu_reader(reader, folder, cuda_staging(device))
+    return modules_of(reader, folder)
+
+
+def gpu_reader(reader: WeightReader, folder: Path, staging: Staging) -> WeightReader:
+    """Return the reader with staging, and with the tensors together that the GPU's decoder multiplies together."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    names, checkpoint = set(reader.checkpoint.names), reader.checkpoint
+    groups = [group for group in fused_parts(config) if names.issuperset(group)]
+    together = [group for group in groups if len({tuple(checkpoint.stored(one).get_shape()[1:]) for one in group}) == 1]
+    return WeightReader(checkpoint, reader.dtype, reader.device, staging, together)
+
+
+def modules_of(reader: WeightReader, folder: Path) -> Any:
+    """Return transformers' modules with the weights of a reader. Raises ModelUnsupported as `load_modules`."""
+    whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+    kind, config = _class_of(whole)
+    with _one_at_a_time(reader.staging is not None):
+        model, found = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=reader.tensors(),
+            dtype=reader.dtype,
+            device_map=None if reader.device.type == "cpu" else {"": reader.device},
+            attn_implementation=ATTENTION_NAME,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+        )
+    if reader.staging:
+        reader.staging.finish()
+    # A checkpoint of text and images has more tensors than its text model.
+    _check_complete(found, extras_allowed=config is not whole)
+    if model.can_generate() and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
+def _class_of(config: Any) -> tuple[Any, Any]:
+    """Return the class of a configuration's model, and the part of the configuration that it takes."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelUnsupported(f"models of type {config.model_type!r} are no causal language models of transformers")
+    kinds = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if isinstance(kinds, list | tuple):
+        declared = getattr(config, "architectures", None) or ()
+        kinds = next((kind for kind in kinds if kind.__name__ in declared), kinds[0])
+    text = config.sub_configs.get("text_config")
+    return kinds, config.get_text_config() if text and kinds.config_class is text else config
+
+
+def _check_complete(found: dict[str, Any], *, extras_allowed: bool) -> None:
+    if missing := found["missing_keys"]:
+        raise ModelUnsupported(f"its files lack the {_listed(missing)}")
+    if mismatched := found["mismatched_keys"]:
+        name, given, expected = min(mismatched)
+        raise ModelUnsupported(f"its tensor {name} has shape {tuple(given)}, but its configuration {tuple(expected)}")
+    if (extra := found["unexpected_keys"]) and not extras_allowed:
+        raise ModelUnsupported(f"its files have the unknown {_listed(extra)}")
+    if faults := found["error_msgs"]:
+        raise ModelUnsupported(str(faults[0]))
+
+
+def _listed(names: set[str]) -> str:
+    """Return a few names, in order of their numbers."""
+    ordered = sorted(
+        names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    )
+    more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    return f"{'tensor' if len(ordered) == 1 else 'tensors'} {', '.join(ordered[:_SHOWN])}{more}"
+
+
+@contextmanager
+def _one_at_a_time(required: bool) -> Iterator[None]:
+    """Let transformers read a tensor only when it places it. Not for threads that load other models meanwhile."""
+    before = os.environ.get(_ONE_AT_A_TIME)
+    if required:
+        os.environ[_ONE_AT_A_TIME] = "1"
+    try:
+        yield
+    finally:
+        if required and before is None:
+            del os.environ[_ONE_AT_A_TIME]
+        elif required and before is not None:
+            os.environ[_ONE_AT_A_TIME] = before

@@ -1,0 +1,251 @@
+"""Weights reach their device tensor by tensor, with the values that transformers loads, or are refused by name."""
+
+import json
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from engine.attention.interface import ATTENTION_NAME, register
+from engine.errors import ModelUnsupported
+from engine.model.checkpoint import INDEX, Checkpoint
+from engine.model.loading import load_model
+from engine.model.staging import Staging, Wait
+from engine.model.weights import WeightReader, gpu_reader, modules_of
+from engine.parallel.loading import ModelFolder
+from tests.engine.families import FAMILIES, FURTHER, Family
+from tests.engine.families import Checkpoint as Folder
+from tests.engine.model.peak_memory import peak_bytes
+from tests.tiny_models import usual_size
+
+CPU = torch.device("cpu")
+PIECE_BYTES = 1000
+# Matrices side by side, with biases and with norms; experts that are stacked; a tied head, and transposed matrices; a
+# head that is not tied; projections of the embeddings; rotations by length; rotations of two kinds.
+KINDS = ("llama", "qwen2", "qwen3", "mixtral", "gpt2", "gemma2", "opt with projections", "phi3 with long rotations")
+MORE = ("gemma3_text",)
+
+Tiny = Callable[[str], Path]
+
+
+class FakeDevice:
+    """A device in host memory that copies only when something waits for it, as late as a busy GPU could."""
+
+    def __init__(self) -> None:
+        self.buffers: list[torch.Tensor] = []
+        self._queued: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+        self.staging = Staging(self._allocate, self._send, PIECE_BYTES)
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        self.buffers.append(torch.empty(size, dtype=torch.uint8))
+        return self.buffers[-1]
+
+    def _send(self, piece: torch.Tensor, target: torch.Tensor) -> Wait:
+        self._queued.append((piece, target))
+        return lambda: self._run_until(target)
+
+    def _run_until(self, last: torch.Tensor) -> None:
+        while any(target is last for _, target in self._queued):
+            piece, target = self._queued.popleft()
+            target.copy_(piece)
+
+
+class CountedReader(WeightReader):
+    """A reader on a fake device that counts the reads of each tensor."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reads: Counter[str] = Counter()
+
+    def read(self, name: str) -> torch.Tensor:
+        self.reads[name] += 1
+        found = super().read(name)
+        assert self.staging
+        self.staging.finish()  # a stream orders later kernels behind the copies; the fake has no order
+        return found
+
+
+def gpu_like(folder: Path, dtype: torch.dtype, staging: Staging | None = None) -> CountedReader:
+    """Return a reader as for a GPU, on a fake device."""
+    plain = WeightReader(Checkpoint(folder), dtype, CPU)
+    reader = gpu_reader(plain, folder, staging or FakeDevice().staging)
+    return CountedReader(reader.checkpoint, dtype, CPU, reader.staging, reader.together)
+
+
+def by_transformers(folder: Path, dtype: torch.dtype) -> Any:
+    register()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
+
+
+@pytest.fixture
+def copy(tiny_model: Tiny, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model("llama"), tmp_path / "copy")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *MORE])
+def test_parameters_buffers_and_ties_are_those_that_transformers_loads(checkpoint: Folder, kind: str) -> None:
+    folder = checkpoint(FAMILIES.get(kind) or Family(kind, FURTHER[kind]))
+    reader = gpu_like(folder, torch.bfloat16)
+    expected, found = by_transformers(folder, torch.bfloat16), modules_of(reader, folder)
+    assert set(reader.reads.values()) == {1}, "no tensor is read twice"
+    assert len(reader.reads) == len(reader.checkpoint.names), "every tensor is read"
+    for theirs, ours in ((expected.state_dict(), found.state_dict()), *[map(buffers, (expected, found))]):
+        assert list(theirs) == list(ours)
+        for name, tensor in theirs.items():
+            assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape), name
+            assert torch.equal(ours[name], tensor), name
+    assert tied(found) == tied(expected)
+    assert found.generation_config.to_dict() == expected.generation_config.to_dict()
+
+
+def buffers(model: Any) -> dict[str, torch.Tensor]:
+    return dict(model.named_buffers())
+
+
+def tied(model: Any) -> bool:
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_cpu_gets_the_same_weights_without_staging(tiny_model: Tiny, dtype: torch.dtype) -> None:
+    folder = tiny_model("llama")
+    expected, found = by_transformers(folder, dtype), load_model(folder, dtype, CPU).model
+    assert all(torch.equal(one, other) for one, other in zip(found.parameters(), expected.parameters(), strict=True))
+
+
+@usual_size
+def test_loading_takes_the_memory_of_the_weights_and_of_one_tensor_more(tiny_model: Tiny) -> None:
+    folder = tiny_model("llama")
+    register()
+    staging = FakeDevice().staging
+    weights = sum(one.nbytes for one in by_transformers(folder, torch.bfloat16).parameters())
+    largest = 384 * 96 * 4  # the embeddings, in the file's float32
+    mapped = (folder / "model.safetensors").stat().st_size  # the file, which the profiler counts too
+    peak = peak_bytes(lambda: modules_of(gpu_like(folder, torch.bfloat16, staging), folder)) - mapped
+    assert weights <= peak < weights + largest
+
+
+class TestStaging:
+    @pytest.mark.parametrize("length", [0, 1, 249, 250, 251, 5000])
+    def test_a_tensor_of_any_size_crosses_in_two_buffers_that_are_not_written_too_early(self, length: int) -> None:
+        device = FakeDevice()
+        sources = [torch.randn(length), torch.randn(7, length), torch.randn(())]
+        targets = [torch.empty_like(one) for one in sources]
+        for source, target in zip(sources, targets, strict=True):
+            device.staging.copy(source, target)
+        device.staging.finish()
+        assert all(map(torch.equal, sources, targets))
+        assert [len(one) for one in device.buffers] == [PIECE_BYTES] * 2
+
+    def test_an_element_larger_than_a_buffers_rest_is_not_divided(self) -> None:
+        device = FakeDevice()
+        source = torch.arange(400, dtype=torch.int64)
+        device.staging.copy(source, target := torch.empty_like(source))
+        device.staging.finish()
+        assert torch.equal(source, target)
+
+
+class TestFiles:
+    def test_files_of_an_index_are_read_like_one(self, copy: Path) -> None:
+        whole = load_model(copy, torch.float32, CPU)
+        split_files(copy)
+        (copy / "consolidated.safetensors").write_bytes(b"another format, which the index does not name")
+        parts = load_model(copy, torch.float32, CPU)
+        named = zip(whole.model.parameters(), parts.model.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in named)
+
+    def test_an_index_that_does_not_fit_its_files_is_refused_naming_tensor_and_file(self, copy: Path) -> None:
+        split_files(copy)
+        index = json.loads((copy / INDEX).read_text())
+        places = index["weight_map"]
+        name = "model.norm.weight"
+        faults = {
+            f"places tensor {name} in a.safetensors, which lacks it": places | {name: "a.safetensors"},
+            "its folder lacks c.safetensors": places | {name: "c.safetensors"},
+            "names a file outside the model's folder, '../b.safetensors'": places | {name: "../b.safetensors"},
+            "has no weight_map from tensors to files": {},
+        }
+        for fault, weight_map in faults.items():
+            (copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+            with pytest.raises(ModelUnsupported, match=f"^copy: .*{fault}"):
+                load_model(copy, torch.float32, CPU)
+
+    def test_a_damaged_file_is_refused_by_name(self, copy: Path) -> None:
+        file = copy / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(ModelUnsupported, match=r"^copy: model\.safetensors cannot be read: "):
+            load_model(copy, torch.float32, CPU)
+
+    @pytest.mark.parametrize(
+        ("change", "fault"),
+        [
+            (lambda all_: all_.pop("model.norm.weight"), "its files lack the tensor model.norm.weight"),
+            (
+                lambda all_: [all_.pop(f"model.layers.0.mlp.{part}_proj.weight") for part in ("up", "gate", "down")],
+                "its files lack the tensors model.layers.0.mlp.down_proj.weight, ",
+            ),
+            (
+                lambda all_: all_.update({"model.extra.weight": torch.zeros(1)}),
+                "its files have the unknown tensor model.extra.weight",
+            ),
+            (
+                lambda all_: all_.update({"model.norm.weight": torch.zeros(95)}),
+                r"its tensor model.norm.weight has shape \(95,\), but its configuration \(96,\)",
+            ),
+            (
+                lambda all_: all_.update({"model.layers.0.self_attn.q_proj.weight": torch.zeros(8, 96)}),
+                r"its tensor model.layers.0.self_attn.q_proj.weight has shape \(8, 96\), but its configuration \(96, 96\)",
+            ),
+        ],
+    )
+    def test_missing_unknown_and_misshaped_tensors_are_refused_by_name(
+        self, copy: Path, change: Callable[[dict[str, torch.Tensor]], object], fault: str
+    ) -> None:
+        tensors = load_file(copy / "model.safetensors")
+        change(tensors)
+        save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelUnsupported, match=f"^copy: {fault}"):
+            load_model(copy, torch.float32, CPU)
+        with pytest.raises(ModelUnsupported, match=fault):
+            modules_of(gpu_like(copy, torch.float32), copy)
+
+
+def split_files(folder: Path) -> None:
+    """Divide the weights between two files with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    places = {name: "ab"[number % 2] + ".safetensors" for number, name in enumerate(tensors)}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name, place in places.items() if place == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("declared", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq, 4 bits"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq, 4 bits"),
+        ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes, 4 bits"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({}, "modelopt"),
+    ],
+)
+def test_quantized_weights_are_refused_by_their_method(copy: Path, declared: dict[str, Any], method: str) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | declared))
+    if not declared:
+        (copy / "hf_quant_config.json").write_text("{}")
+    refused = rf"^copy: its weights are quantized \({method}\), which is not served"
+    with pytest.raises(ModelUnsupported, match=refused):
+        load_model(copy, torch.float32, CPU)
+    with pytest.raises(ModelUnsupported, match=refused):
+        ModelFolder(copy, 2)
