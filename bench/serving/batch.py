@@ -18,7 +18,7 @@ from typing import Any
 from bench.loads.peer import Figures, Worker
 from bench.report.results import Row, publish, row, track
 
-REPETITIONS = 3
+REPETITIONS = 5
 REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 96, 128, 32
 DEVICE_BLOCKS = 1024
 VOCABULARY = 49_000
