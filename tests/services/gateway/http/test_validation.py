@@ -11,6 +11,7 @@ from services.runtime.http.validation import violation
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 PARTS = [{"type": "input_text", "text": "Hello"}, {"type": "input_image", "image_url": "x"}]
+CALL = {"type": "function_call", "call_id": "1", "name": "sum", "arguments": "{}"}
 NOT_STORED = "is not supported: responses are not stored, because gateways share no state"
 
 
@@ -87,6 +88,12 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
             "tools[0].type",
             'must be "function", not "file_search"',
         ),
+        (
+            ResponsesRequest,
+            {"input": [*MESSAGES, {**CALL, "async": True, "caller": None}]},
+            "input[1].async",
+            "input[1].async is not a field of this request",
+        ),
         (ResponsesRequest, {"input": "x", "store": True}, "store", f"store {NOT_STORED}"),
         (ResponsesRequest, {"input": "x", "store": "yes"}, "store", 'store must be false, not "yes"'),
         (ResponsesRequest, {"input": "x", "background": True}, "background", f"background {NOT_STORED}"),
@@ -113,6 +120,18 @@ def test_an_invalid_body_is_described_by_its_path_and_value(
     found = violation(caught.value.errors(), body)
     assert found.path == path
     assert message in found.message
+
+
+def test_unknown_members_of_an_input_item_are_ignored_if_they_are_null() -> None:
+    dumped = {"async": None, "async_": None, "namespace": None}
+    part = {"type": "output_text", "text": "Well.", **dumped}
+    items = [
+        {"type": None, "role": "assistant", "content": [part], **dumped},
+        {**CALL, **dumped},
+        {"type": "function_call_output", "call_id": "1", "output": "2", **dumped},
+    ]
+    message, call, result = ResponsesRequest.model_validate({"input": items}).input
+    assert (message.content[0].text, call.name, result.output) == ("Well.", "sum", "2")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ Quire has anyway; some have a reason.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.http.openai import requests
@@ -30,7 +30,21 @@ _IGNORED = "Accepted and ignored."
 _IGNORED_ITEM_FIELD = "Accepted and ignored: items of a response are accepted as input."
 
 
-class InputText(requests.StrictBody):
+class DumpedBody(requests.StrictBody):
+    """A part of the input that clients copy from a response. An unknown member is ignored if it is null.
+
+    OpenAI's client dumps every member that its own version has, and newer versions have more.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
+
+
+class InputText(DumpedBody):
     """A text of a message. Images, audio and files are not supported."""
 
     type: Literal["input_text", "output_text"] = Field(description="`input_text`, or `output_text` of the assistant.")
@@ -40,10 +54,10 @@ class InputText(requests.StrictBody):
     parsed: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
 
 
-class InputMessage(requests.StrictBody):
+class InputMessage(DumpedBody):
     """A message of the conversation."""
 
-    type: Literal["message"] = Field("message", description="Type of the item.")
+    type: Literal["message"] | None = Field("message", description="Type of the item.")
     role: Literal["user", "assistant", "system", "developer"] = Field(
         description="Author of the message; `developer` is `system` for a chat template without that role."
     )
@@ -53,7 +67,7 @@ class InputMessage(requests.StrictBody):
     phase: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
 
 
-class InputFunctionCall(requests.StrictBody):
+class InputFunctionCall(DumpedBody):
     """A function call of the assistant."""
 
     type: Literal["function_call"] = Field(description="Type of the item.")
@@ -67,7 +81,7 @@ class InputFunctionCall(requests.StrictBody):
     namespace: None = Field(None, description="Not supported.")
 
 
-class FunctionCallResult(requests.StrictBody):
+class FunctionCallResult(DumpedBody):
     """The output of a function call."""
 
     type: Literal["function_call_output"] = Field(description="Type of the item.")
@@ -87,7 +101,9 @@ class UnsupportedItem(requests.StrictBody):
 
 
 def _tag(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind is None:
+        return "message"
     return kind if kind in _ITEM_TYPES else "unsupported"
 
 
