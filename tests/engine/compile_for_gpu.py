@@ -1,7 +1,8 @@
-"""Compiles every kernel of the Triton backend for an absent GPU, and prints the shared memory of each.
+"""Compiles every kernel for absent GPUs, and prints what a program of each occupies.
 
-Run it as a module, without TRITON_INTERPRET; with `all`, for all shapes instead of the first. The backend runs
-unchanged; launches only compile. The compiler needs no GPU to find errors and excessive shared memory.
+Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [CAPABILITY...]`. With `all`, for all shapes instead of the
+first; with `sampler`, its kernels too; without capabilities, for 90. The backend and the sampler run unchanged; launches only compile. The compiler needs no
+GPU to find errors, excessive shared memory and spilled registers.
 """
 
 import sys
@@ -16,55 +17,64 @@ from triton.runtime.jit import JITFunction
 
 from bench.gpu_check.ceilings import reading
 from blocks import Copy
-from engine.attention.backend import PagedBatch, Scoring
+from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.gpu.triton_backend import TritonBackend
-from engine.schedule.request import Sampling
-from engine.schedule.step_plan import Work
+from engine.run.device_sampler import DeviceSampler
+from engine.run.sampling import Draw
+from engine.schedule.request import LogitRules, Sampling
+from engine.schedule.step_plan import RowRules, Work
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
+from tests.engine.gpu_resources import Resources
 
 CPU = torch.device("cpu")
-HOPPER = GPUTarget("cuda", 90, 32)
-# Type, head size, KV heads, query heads of each, block size, scoring.
+# Type, head size, KV heads, query heads of each, block size, scoring. Together they have all tuned tiles.
 SHAPES = [
     (torch.bfloat16, 64, 3, 3, 32, Scoring(0.1, window=100, softcap=30.0)),
     (torch.bfloat16, 128, 8, 4, 16, Scoring(0.1)),
     (torch.float16, 80, 2, 1, 16, Scoring(0.1)),
     (torch.float16, 256, 1, 20, 24, Scoring(0.1, window=4096)),
     (torch.float32, 128, 8, 4, 16, Scoring(0.1)),
+    (torch.float32, 64, 3, 3, 32, Scoring(0.1)),
 ]
+VOCABULARY = 128256
 
 
 class Launches:
-    """Compiles instead of launching, and prints the name and the bytes of shared memory."""
+    """Compiles instead of launching, and prints the resources."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: "Driver") -> None:
         self.run = JITFunction.run
+        self.driver = driver
 
     def __call__(self, kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         assert all(0 <= size < 2**31 for size in grid)
         compiled = self.run(kernel, *arguments, grid=grid, warmup=True, **options)
-        sys.stdout.write(f"{kernel.__name__} {compiled.metadata.shared}\n")
+        cuobjdump = triton.knobs.nvidia.cuobjdump.path
+        resources = Resources.of(self.driver.capability, kernel.__name__, compiled, cuobjdump)
+        sys.stdout.write(" ".join(map(str, resources)) + "\n")
 
 
 class Driver(SimpleNamespace):
-    """The part of a driver that compilation needs."""
+    """The part of a driver that compilation needs, with a device for each compute capability."""
+
+    capability = 90
 
     def get_current_target(self) -> GPUTarget:
-        return HOPPER
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.capability
 
     def get_current_stream(self, _device: int) -> int:
         return 0
 
 
 def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: int, scoring: Scoring) -> None:
-    backend = TritonBackend(CacheGeometry(2, kv_heads, size), block_size, 8, dtype, CPU)
+    backend = TritonBackend(CacheGeometry(2, kv_heads, size), block_size, 8, dtype, CPU, host_blocks=2)
     work = [Work(1, (0,), 2 * block_size, (1, 2, 3), True, Sampling()), Work(2, (0,) * 9, 0, (4,), True, Sampling())]
     batch = PagedBatch.of(work, block_size, CPU)
     heads = kv_heads * group
@@ -72,6 +82,7 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
     backend.write(0, key, value, batch)
     backend.attend(0, torch.randn(10, heads, size).to(dtype), batch, scoring)
     backend.copy_blocks([Copy(1, 2)])
+    backend.swap([Copy(1, 2)], Direction.DEVICE_TO_HOST)
     projected = torch.randn(10, (heads + 2 * kv_heads) * size).to(dtype)
     rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=dtype)
     layer = PagedLayer(backend.cache, 0)
@@ -88,14 +99,27 @@ def use_kernels_without_cache() -> None:
     reading(hidden)()
 
 
+def use_sampler(dtype: torch.dtype) -> None:
+    penalties = RowRules(LogitRules(1.1, 0.2, 0.3), (1, 2), (3,))
+    for sampling in (Sampling(), Sampling(top_p=0.9, top_k=50, min_p=0.1)):
+        draws = [Draw(sampling, 0, 3, penalties, 7), Draw(Sampling(temperature=0.0), 0, 3)]
+        DeviceSampler(2, VOCABULARY, CPU).sample(torch.randn(2, VOCABULARY).to(dtype), draws)
+
+
 def main() -> None:
-    triton.runtime.driver.set_active(Driver())
-    launches = Launches()
+    driver = Driver()
+    triton.runtime.driver.set_active(driver)
+    launches = Launches(driver)
+    every = "all" in sys.argv[1:]
     processors = patch("torch.cuda.get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     with processors, patch.object(JITFunction, "run", lambda *a, **k: launches(*a, **k)):
-        for shape in SHAPES if "all" in sys.argv[1:] else SHAPES[:1]:
-            use(*shape)
-        use_kernels_without_cache()
+        for capability in [int(one) for one in sys.argv[1:] if one.isdigit()] or [90]:
+            driver.capability = capability
+            for shape in SHAPES if every else SHAPES[:1]:
+                use(*shape)
+            use_kernels_without_cache()
+            for dtype in (torch.bfloat16, torch.float32) if "sampler" in sys.argv[1:] else ():
+                use_sampler(dtype)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from bench.gpu_check.budgets import BUDGETS
 from bench.gpu_check.parts import tests as suite
 from bench.report.targets import targets
+from tests.gpu_check.bare_environment import DOCUMENTED, closure, make_bare_environment
 
 ROOT = Path(__file__).parents[2]
 BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the batch of small cases, and the batches on a GPU
@@ -29,8 +31,9 @@ exclude_lines = pragma: no cover - CUDA
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dry run's results and its covered lines."""
+    """The dry run's results and its covered lines, in an environment without Quire and its further packages."""
     folder = tmp_path_factory.mktemp("dry")
+    make_bare_environment(folder / "bare", "coverage")
     (folder / "settings").write_text(SETTINGS.format(folder=folder))
     coverage(folder, "run", "-m", "bench.gpu_check", "--dry", "--results", str(folder))
     coverage(folder, "combine")
@@ -40,7 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def coverage(folder: Path, command: str, *arguments: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
-    line = [sys.executable, "-m", "coverage", command, f"--rcfile={folder / 'settings'}", *arguments]
+    line = [
+        str(folder / "bare" / "bin" / "python"),
+        "-m",
+        "coverage",
+        command,
+        f"--rcfile={folder / 'settings'}",
+        *arguments,
+    ]
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
@@ -56,14 +66,22 @@ def test_each_part_of_the_suite_selects_tests(files: tuple[str, ...], which: str
     assert subprocess.run(line, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
+def test_the_environment_has_what_the_page_names_and_nothing_of_quire() -> None:
+    page = (ROOT / "docs" / "benchmarking.md").read_text()
+    assert f"a Python with {', '.join(DOCUMENTED[:-1])} and {DOCUMENTED[-1]}." in page
+    assert (
+        closure(DOCUMENTED)
+        .keys()
+        .isdisjoint({"quire", "grpcio-health-checking", "googleapis-common-protos", "prometheus-client"})
+    )
+
+
 @pytest.mark.timeout(1800)
 def test_every_line_of_a_part_runs_without_a_gpu(folder: Path) -> None:
     files = json.loads((folder / "lines.json").read_text())["files"]
     missing = {Path(name).name: file["missing_lines"] for name, file in files.items() if file["missing_lines"]}
     assert {name: lines for name, lines in missing.items() if name not in NOT_PARTS} == {}
-    assert {"kernels.py", "llama.py", "suite.py", "part.py", "manager_process.py"} <= {
-        Path(name).name for name in files
-    }
+    assert {f"{name}.py" for name in (*BUDGETS, "part", "manager_process")} <= {Path(name).name for name in files}
 
 
 def test_every_part_succeeds(folder: Path) -> None:

@@ -3,33 +3,63 @@
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from services.models.model_store import default_cache
+from tests.engine.gpu_resources import PROCESSORS, Resources
 from tests.engine.triton_case import make_triton_backend
 
 ROOT = Path(__file__).parents[3]
-SHARED_BYTES = 227 * 1024  # limit of a program on an H100 or H200
 KERNELS = {"_write", "_list_work", "_decode", "_combine", "_prefill", "_copy", "_write_rotated"}
 KERNELS |= {"_add_and_norm", "_silu_gated", "_read"}
+SAMPLER = {"scan", "measure", "gather", "choose"}
 
 
-def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_shared_memory() -> None:
-    check_kernels()
+def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_processors() -> None:
+    check_kernels("90")
 
 
-def check_kernels(*which: str) -> None:
+@pytest.mark.parametrize(
+    ("capability", "shared", "registers", "threads", "programs"),
+    [
+        (90, 227 << 10, 32, 128, 1),
+        (90, (227 << 10) + 1, 32, 128, 0),
+        (80, 163 << 10, 32, 128, 1),
+        (80, (163 << 10) + 1, 32, 128, 0),
+        (90, 72704, 168, 128, 3),
+        (80, 72704, 168, 128, 2),
+        (90, 0, 255, 256, 1),
+        (90, 0, 255, 512, 0),
+        (100, 0, 32, 1024, 2),
+    ],
+)
+def test_programs_of_a_processor_are_limited_by_memory_registers_and_threads(
+    capability: int, shared: int, registers: int, threads: int, programs: int
+) -> None:
+    assert Resources(capability, "kernel", shared, registers, 0, threads).programs == programs
+
+
+def check_kernels(*which: str, packages: Path | None = None) -> list[Resources]:
+    """Compile the kernels, and check that each can be launched; `packages` come before those that are installed."""
     make_triton_backend()
     cache = default_cache().parent / "triton"  # Triton compiles a kernel again when its source changes
+    paths = [str(path) for path in (packages, ROOT) if path]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = [sys.executable, "-m", "tests.engine.compile_for_gpu", *which]
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if "ptxas" in ended.stderr and "not found" in ended.stderr:
         pytest.skip("this Triton has no assembler for GPUs")
     assert ended.returncode == 0, ended.stderr
-    compiled = [line.split() for line in ended.stdout.splitlines()]
-    assert Counter(name for name, _ in compiled).keys() == KERNELS
-    assert max(int(shared) for _, shared in compiled) <= SHARED_BYTES
+    found = [_resources(line) for line in ended.stdout.splitlines()]
+    assert {one.kernel for one in found} == KERNELS | (SAMPLER if "sampler" in which else set())
+    assert {one.capability for one in found} == {int(one) for one in which if one.isdigit()} <= PROCESSORS.keys()
+    assert [one for one in found if not one.programs] == []
+    return found
+
+
+def _resources(line: str) -> Resources:
+    capability, kernel, *numbers = line.split()
+    return Resources(int(capability), kernel, *map(int, numbers))
