@@ -4,15 +4,18 @@ llguidance compiles lazily: most of the work happens when a mask is computed, an
 them a state fails, but never the engine. `compile_sandbox` bounds the compilation itself.
 """
 
+import json
+import re
 from collections.abc import Iterable, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
+from services.engine.guided.faults import locate, sentence
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.json_schemas import prepare_schema
 from services.engine.guided.text_tokenizer import text_tokenizer
@@ -32,8 +35,9 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 _TRIED_TOKENS = 16
-_MAX_FAULT_LENGTH = 300
 _NO_CONTINUATION = "NoExtensionBias"  # llguidance's error if no token can follow
 
 
@@ -89,8 +93,7 @@ class CompiledGrammar:
         self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
         self._position = None if spec.kind == "regex" else JsonPosition()
         if self._matcher.is_error():
-            place, message = split_fault(self._matcher.get_error())
-            raise InvalidGrammar(place + _fault(message))
+            raise InvalidGrammar(_explained(self._matcher.get_error(), spec, vocabulary))
         try:
             self.start().allowed()
         except ConstraintFailed as failed:
@@ -145,35 +148,56 @@ class _State:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintFailed(_fault(self._matcher.get_error()))
+            raise ConstraintFailed(sentence(self._matcher.get_error()))
 
 
 def _grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
     """Return a grammar in llguidance's form. Raises InvalidGrammar."""
     if spec.kind == "regex":
-        return LLMatcher.grammar_from_regex(spec.text)
-    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": vocabulary.whitespace}
+        return LLMatcher.grammar_from_regex(with_ascii_classes(spec.text))
     try:
         if spec.kind == "tool_calls":
             source = tool_call_grammar(spec.text, prepare_schema, vocabulary.whitespace, vocabulary.tags)
             return LLMatcher.grammar_from_lark(source)
         schema = prepare_schema(spec.text) if spec.kind == "json_schema" else _ANY_OBJECT
-        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        return _schema_grammar(schema, vocabulary)
     except (ValueError, RecursionError) as error:
-        raise InvalidGrammar(_fault(str(error))) from error
+        raise InvalidGrammar(sentence(str(error))) from error
+
+
+def _schema_grammar(schema: str, vocabulary: Vocabulary) -> str:
+    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": vocabulary.whitespace}
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def with_ascii_classes(pattern: str) -> str:
+    r"""Return a pattern whose \d and \w are ASCII, as in the patterns of JSON schemas; \s is Unicode's in both."""
+    return _ESCAPE.sub(lambda escape: _ASCII_CLASSES.get(escape[0], escape[0]), pattern)
+
+
+def _explained(message: str, spec: GrammarSpec, vocabulary: Vocabulary) -> str:
+    """Return the reason why a grammar does not compile, with its place in the schema or the tools."""
+    at, message = split_fault(message)
+    fault = sentence(message)
+    if spec.kind == "json_schema":
+        schema, place = spec.text, ""
+    elif spec.kind == "tool_calls" and at is not None:
+        schema, place = json.loads(spec.text)[1][at][1], f"tools[{at}].parameters: "
+    else:
+        return fault
+
+    def fault_of(part: dict[str, Any]) -> str:
+        grammar = _schema_grammar(json.dumps(part), vocabulary)
+        matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
+        return sentence(matcher.get_error()) if matcher.is_error() else ""
+
+    return f"{place}{locate(json.loads(prepare_schema(schema)), fault, fault_of)}: {fault}"
 
 
 def _shown_names(backend: tokenizers.Tokenizer, hidden: Set[int]) -> dict[str, int]:
     """Return the hidden tokens that are shown in an output: the tags with which some models write calls of tools."""
     added = backend.get_added_tokens_decoder()
     return {token.content: at for at, token in added.items() if at in hidden and not token.special}
-
-
-def _fault(message: str) -> str:
-    """Shorten llguidance's message to one line."""
-    _, of_a_pattern, what = message.partition("\nerror: ")  # the rest repeats the pattern several times
-    line = " ".join((what.partition("\n")[0] if of_a_pattern else message.replace("<non-verbose/>", "")).split())
-    return line if len(line) <= _MAX_FAULT_LENGTH else line[:_MAX_FAULT_LENGTH] + "..."
 
 
 def _tokenizer(folder: Path) -> tokenizers.Tokenizer:

@@ -7,6 +7,7 @@ number must be exact as a double; other bounds move inwards to the next double, 
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from fractions import Fraction
@@ -34,6 +35,8 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _NAMING = ("$id", "id", "$anchor")
 _META_SCHEMAS = ("http://json-schema.org/", "https://json-schema.org/")  # llguidance has them
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/2019-09|draft/2020-12)/schema#?")
 _IDENTIFIERS = ("$schema", "$id", "id", "$anchor", "$defs", "definitions")
 
 ENFORCED = frozenset(
@@ -112,7 +115,8 @@ class _SchemaPreparation:
             return  # llguidance finds what is not a schema at all
         self._seen.add(id(node))
         for keyword in list(node):
-            self._check_keyword(node, keyword, f"{path}/{_escaped(keyword)}")
+            self._check_keyword(node, keyword, f"{path}/{pointer_part(keyword)}")
+        _check_draft(node, path)
         _check_types(node, path)
         _check_values(node, path)
         _add_null(node, path)
@@ -123,7 +127,7 @@ class _SchemaPreparation:
         self._note_multiple(node, path)
         applied = [keyword for keyword in ("allOf", "anyOf", "oneOf", "$ref") if keyword in node]
         self._intersects |= "allOf" in applied or bool(applied and len(node) > 1) or "patternProperties" in node
-        for child, where in _children(node, path):
+        for child, where in children(node, path):
             self._visit(child, where)
         self._has_names |= any(isinstance(node.get(keyword), str) for keyword in _NAMING)
         if "$ref" in node:
@@ -177,7 +181,8 @@ class _SchemaPreparation:
         return place
 
 
-def _children(node: _Node, path: str) -> Iterator[tuple[object, str]]:
+def children(node: _Node, path: str) -> Iterator[tuple[object, str]]:
+    """Yield the schemas in a schema, with their paths; None for a keyword that is missing."""
     for keyword in _SUBSCHEMAS:
         yield node.get(keyword), f"{path}/{keyword}"
     for keyword in _LISTS:
@@ -185,7 +190,14 @@ def _children(node: _Node, path: str) -> Iterator[tuple[object, str]]:
             yield from ((part, f"{path}/{keyword}/{number}") for number, part in enumerate(parts))
     for keyword in _MAPS:
         if isinstance(named := node.get(keyword), dict):
-            yield from ((part, f"{path}/{keyword}/{_escaped(name)}") for name, part in named.items())
+            yield from ((part, f"{path}/{keyword}/{pointer_part(name)}") for name, part in named.items())
+
+
+def _check_draft(node: _Node, path: str) -> None:
+    """Check that llguidance has the meta-schema that `$schema` names: nothing is retrieved."""
+    draft = node.get("$schema", _DRAFT)
+    if not isinstance(draft, str) or not _DRAFTS.fullmatch(draft):
+        raise InvalidSchema(f'{path}/$schema must be that of draft 4 or later, such as "{_DRAFT}", not {_shown(draft)}')
 
 
 def _check_types(node: _Node, path: str) -> None:
@@ -193,7 +205,7 @@ def _check_types(node: _Node, path: str) -> None:
     for one in types if isinstance(types, list) else [types]:
         if one not in _TYPES:
             raise InvalidSchema(f"{path}/type must be one or several of {', '.join(_TYPES)}, not {_shown(one)}")
-    for keyword in ("enum", "allOf", "anyOf", "oneOf"):
+    for keyword in ("type", "enum", "allOf", "anyOf", "oneOf"):
         if node.get(keyword) == []:
             raise InvalidSchema(f"{path}/{keyword} must have at least one entry")
 
@@ -212,7 +224,7 @@ def _numbers(value: object, path: str) -> Iterator[tuple[int | float, str]]:
     """Yield the numbers in a value, with their paths."""
     if isinstance(value, dict):
         for name, part in value.items():
-            yield from _numbers(part, f"{path}/{_escaped(name)}")
+            yield from _numbers(part, f"{path}/{pointer_part(name)}")
     elif isinstance(value, list):
         for number, part in enumerate(value):
             yield from _numbers(part, f"{path}/{number}")
@@ -289,7 +301,8 @@ def _check_counts(node: _Node, path: str) -> None:
             raise InvalidSchema(f"{path}/{keyword} is {_shown(count)}, which no output reaches")
 
 
-def _escaped(name: str) -> str:
+def pointer_part(name: str) -> str:
+    """Return a name as it is written in a JSON pointer, shortened."""
     return name[:_MAX_VALUE_LENGTH].replace("~", "~0").replace("/", "~1")
 
 

@@ -53,12 +53,12 @@ def tool_call_grammar(
     return "\n".join(lines)
 
 
-def split_fault(message: str) -> tuple[str, str]:
-    """Return the tool at fault, if llguidance's message is about its schema, and the message without the grammar."""
+def split_fault(message: str) -> tuple[int | None, str]:
+    """Return the number of the tool whose schema llguidance's message is about, and the message without the grammar."""
     if not (found := _FAULT_OF_SCHEMA.match(message)):
-        return "", message
+        return None, message
     at = (int(found[1]) - _HEADER_LINES - 1) // _LINES_OF_TOOL
-    return f"tools[{at}].parameters: ", _LINE_OF_GRAMMAR.split(message[found.end() :])[0]
+    return at, _LINE_OF_GRAMMAR.split(message[found.end() :])[0]
 
 
 def _literal(text: str) -> str:

@@ -327,6 +327,48 @@ def test_an_invalid_schema_is_refused_with_its_path_and_reason(schema: object, r
         prepare_schema(schema if isinstance(schema, str) else json.dumps(schema))
 
 
+@pytest.mark.parametrize(
+    ("schema", "refusal"),
+    [
+        (
+            {"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}},
+            "#/properties/a/oneOf: its cases may overlap; use anyOf, or cases that differ in type or in a required ",
+        ),
+        ({"items": {"type": "string", "pattern": "("}}, "#/items/pattern: unclosed group"),
+        ({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(?=a)b"}]}, "#/anyOf/1/pattern: look-around, "),
+        ({"type": "string", "pattern": "a^b"}, "#/pattern: ^ is supported only at the start of a pattern"),
+        ({"patternProperties": {"/(": {}}}, "#/patternProperties/~1(: unclosed group"),
+        ({"properties": {"a": {"type": "string", "format": "foo"}}}, '#/properties/a/format: the format "foo" is not '),
+        (
+            {"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"type": "string", "pattern": "["}}},
+            "#/$defs/x/pattern: unclosed character class",
+        ),
+        ({"properties": {"a": 5}}, "#/properties/a: schema must be an object or boolean"),
+        ({"items": {"required": 5}}, "#/items/required: Expected array"),
+        ({"items": {"$ref": "https://json-schema.org/x"}}, '#/items/$ref: "https://json-schema.org/x" is not in the '),
+        ({"items": {"type": []}}, "#/items/type must have at least one entry"),
+        ({"$schema": "foo"}, "#/$schema must be that of draft 4 or later, "),
+        ({"$schema": 5}, "#/$schema must be that of draft 4 or later, "),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_its_place_in_plain_words(
+    tiny: Vocabulary, schema: object, refusal: str
+) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        compiled(tiny, schema)
+    assert str(caught.value).startswith(refusal)
+
+
+@pytest.mark.parametrize("pattern", [r"[\d.]+", r"\D", r"\w", r"[^\W]", r"\s", r"\S"])
+def test_a_regular_expression_has_the_classes_of_a_pattern(tiny: Vocabulary, pattern: str) -> None:
+    texts = ["5", "\u0663", "a", "\u00e4", "_", " ", "\u00a0", "-", "."]
+    language = CompiledGrammar(tiny, GrammarSpec("regex", pattern))
+    schema = {"type": "string", "pattern": f"^{pattern}$"}
+    admitted = [text for text in texts if test_grammars.admits(language, tiny, text)]
+    assert admitted == [text for text in texts if admits(tiny, schema, json.dumps(text, ensure_ascii=False))]
+    assert "\u0663" not in admitted or pattern in (r"\D", r"\S")
+
+
 def test_a_part_can_be_referred_to_by_its_name(tiny: Vocabulary) -> None:
     named = {"$id": "https://example.org/a", "$ref": "https://example.org/a#/$defs/b", "$defs": {"b": {"const": 5}}}
     assert admits(tiny, named, "5")

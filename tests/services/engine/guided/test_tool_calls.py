@@ -81,7 +81,11 @@ def test_an_output_of_one_call_at_most_ends_with_it(tiny: Vocabulary) -> None:
         ({}, 1, "at least one tool"),
         ({"now": NOTHING}, 17, "max_calls between 1 and 16"),
         ({"now": NOTHING, "add": {"type": "thing"}}, 1, r"\[1\].parameters: #/type must be one or several"),
-        ({"now": NOTHING, "add": {"format": "x"}}, 1, r"^tools\[1\].parameters: Unknown format: x$"),
+        (
+            {"now": NOTHING, "add": {"format": "x"}},
+            1,
+            r'^tools\[1\].parameters: #/format: the format "x" is not supported$',
+        ),
     ],
 )
 def test_an_invalid_grammar_is_refused_with_the_tool(
