@@ -20,6 +20,7 @@ from services.cli.connection import address_option, connection_options, read_tex
 from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together
 from services.engine.settings import EngineSettings
 from services.runtime.log_relay import relay_child, service_with_json_log
+from services.runtime.logs import print_stacks_at_signal
 
 if TYPE_CHECKING:
     from services.cli.connection import Connection
@@ -33,6 +34,7 @@ _TOKENS = click.IntRange(0, 2**31 - 1)
 
 def main() -> None:
     """Run the command line; settings also come from the environment, such as QUIRE_ENGINE_BLOCK_SIZE."""
+    print_stacks_at_signal()
     if os.getpid() == 1 and (service := service_with_json_log(sys.argv[1:], os.environ)):
         relay_child(service)
     cli.main(auto_envvar_prefix="QUIRE", prog_name="quire")

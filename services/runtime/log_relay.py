@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from services.runtime.logs import json_formatter
+from services.runtime.logs import STACKS_SIGNAL, json_formatter
 
 SERVICES = ("engine", "gateway", "kvmanager", "serve")
 _STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
@@ -20,7 +20,7 @@ _CHUNK = 65536
 # Bytes of a line; longer ones are cut.
 _LONGEST_LINE = 1024 * 1024
 _LAST_SECONDS = 1.0
-_FORWARDED = (signal.SIGTERM, signal.SIGINT)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, STACKS_SIGNAL)
 # Exit status of a process that a signal ended, as shells have it.
 _ENDED_BY_SIGNAL = 128
 

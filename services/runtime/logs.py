@@ -5,11 +5,13 @@ queue are dropped and counted; a later line reports their number.
 """
 
 import copy
+import faulthandler
 import json
 import logging
 import os
 import queue
 import re
+import signal
 import sys
 import threading
 import time
@@ -20,6 +22,9 @@ from types import TracebackType
 from typing import Any
 
 from services.runtime.settings import setting
+
+# At this signal a process writes the stacks of its threads to standard error, and goes on.
+STACKS_SIGNAL = signal.SIGUSR1
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -47,6 +52,11 @@ def format_setting() -> Any:
 def level_setting() -> Any:
     """Declare the field `log_level` of a service's settings."""
     return setting("info", _LEVEL, choices=LEVELS)
+
+
+def print_stacks_at_signal() -> None:
+    """Write the stacks of all threads at STACKS_SIGNAL, also while a thread is blocked in native code."""
+    faulthandler.register(STACKS_SIGNAL, file=_STANDARD_ERROR)
 
 
 class LogWriter:

@@ -303,6 +303,13 @@ def test_explain_reports_an_unknown_request_in_one_line(tiny_quire: RunningQuire
     assert_fails_in_one_line(done, "NOT_FOUND")
 
 
+def test_a_service_prints_its_stacks_at_a_signal_and_goes_on(tiny_quire: RunningQuire) -> None:
+    before = len(tiny_quire.output.lines)
+    os.kill(tiny_quire.children()["kvmanager"], signal.SIGUSR1)
+    tiny_quire.output.wait_for("most recent call first", after=before)
+    assert quire("health", tiny_quire.addresses["KV manager"], "--service", "quire.v1.KVManager").returncode == 0
+
+
 def test_model_prints_only_the_folder(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     done = quire("model", str(folder))

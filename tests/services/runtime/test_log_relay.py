@@ -50,6 +50,24 @@ def test_a_stop_signal_reaches_the_service() -> None:
     assert child.returncode == 1
 
 
+def test_the_stacks_of_a_blocked_service_are_logged_at_a_signal_and_it_goes_on() -> None:
+    child = started(
+        "import signal; from services.runtime.logs import print_stacks_at_signal; print_stacks_at_signal();"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
+        "print('up', flush=True); signal.sigwait([signal.SIGTERM]); sys.exit(3)"
+    )
+    assert child.stderr is not None
+    read = child.stderr.readline
+    assert json.loads(read())["message"] == "up"
+    child.send_signal(signal.SIGUSR1)
+    lines = iter(lambda: json.loads(read())["message"], '  File "<string>", line 1 in <module>')
+    assert next(lines).startswith("Current thread ")
+    assert all("sigwait" in line for line in lines)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=CALL_SECONDS)
+    assert child.returncode == 3
+
+
 @pytest.mark.parametrize(
     ("line", "environment", "service"),
     [
