@@ -5,7 +5,7 @@ Every command has the options, so that gRPC is imported only where a connection 
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -45,11 +45,15 @@ _ADDRESSES = {"gateway": "127.0.0.1:50051", "kvmanager": "127.0.0.1:50053"}
 
 @dataclass(frozen=True)
 class Connection:
-    """A service's address, its TLS files and the API key for it; empty: none."""
+    """A service's address, its TLS files and the API key for it; empty: none.
+
+    `instance` says which `quire serve` it belongs to, if the user named neither an address nor an instance.
+    """
 
     address: str
     tls: "ClientTLS | None" = None
     api_key: str = ""
+    instance: str = ""
 
     @classmethod
     def of(cls, address: str, options: dict[str, Any]) -> "Connection":
@@ -106,8 +110,8 @@ def connection_options(service: str = "gateway", *, api_key: bool = True) -> Cal
             for one in (given or "").split(",") if service == "kvmanager" else (given,):
                 if one:
                     _check_address("--address" if address else "ADDRESS", one)
-            place = given or ("" if values.get("url") else _found(service, instance))
-            command(connection=Connection.of(place, options), **values)
+            place, note = (given or "", "") if given or values.get("url") else _found(service, instance)
+            command(connection=replace(Connection.of(place, options), instance=note), **values)
 
         shown = (("--instance", "INSTANCE", _INSTANCE), *_OPTIONS, *(_KEY_OPTIONS if api_key else ()))
         return together(
@@ -153,15 +157,22 @@ def _check_address(option: str, address: str) -> None:
         raise click.UsageError(str(error)) from error
 
 
-def _found(service: str, instance: str) -> str:
-    """Return the address of a service of a running `quire serve`, or the service's default address."""
-    from services.cli.local.instances import NoSuchInstance, find
+def _found(service: str, instance: str) -> tuple[str, str]:
+    """Return the address of a service of a running `quire serve`, or the service's default address.
+
+    The second value says which one it is, empty if the user named it.
+    """
+    from services.cli.local.instances import NoSuchInstance, find, running
 
     try:
         found = find(instance)
     except NoSuchInstance as error:
         raise click.UsageError(str(error)) from error
-    return str(getattr(found, service)) if found else _ADDRESSES[service]
+    if found is None:
+        return _ADDRESSES[service], ""
+    others = ", ".join(one.name for one in running() if one.name != found.name)
+    among = f", the newest; others run: {others} (--instance)" if others else ""
+    return str(getattr(found, service)), "" if instance else f"this is the `quire serve` {found.name}{among}"
 
 
 def _api_key(given: str, file: str) -> str:

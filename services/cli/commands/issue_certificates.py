@@ -54,9 +54,10 @@ def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days
     from services.cli.commands.authority import create
 
     try:
-        _report(list(create(folder, services, _by_service(hosts, services), days, keep=keep)))
+        made = list(create(folder, services, _by_service(hosts, services), days, keep=keep))
     except (InvalidSetting, OSError) as error:
         raise click.ClickException(str(error)) from error
+    _report(made)
 
 
 @certificates.command("renew")
@@ -72,9 +73,10 @@ def renew_all(folder: Path, days: float, within_days: float, *, everything: bool
     from services.cli.commands.authority import open_authority, renew
 
     try:
-        _report(list(renew(open_authority(folder), days, None if everything else within_days)))
+        made = list(renew(open_authority(folder), days, None if everything else within_days))
     except (InvalidSetting, OSError) as error:
         raise click.ClickException(str(error)) from error
+    _report(made)
 
 
 def _by_service(hosts: Sequence[str], services: Sequence[str]) -> dict[str, list[str]]:

@@ -63,6 +63,8 @@ def replay(file: str, options: Options, as_json: bool) -> int:
                     return _replay_requests(reader, options, as_json, progress)
                 case other:
                     raise InvalidRecord(f"its format is {other!r}, which this version does not support")
+    except BrokenPipeError:  # of the output, such as `| head`: click ends the command
+        raise
     except (OSError, InvalidRecord) as error:
         errors.print(f"{file} cannot be replayed: {error}", style="red", markup=False)
         return 1
@@ -74,6 +76,8 @@ def print_record(file: str) -> int:
         with Path(file).open("rb") as opened:
             for line in lines(RecordReader(opened)):
                 click.echo(line)
+    except BrokenPipeError:  # as above
+        raise
     except (OSError, InvalidRecord) as error:
         click.echo(f"{file} cannot be read: {error}", err=True)
         return 1

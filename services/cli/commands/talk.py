@@ -117,7 +117,9 @@ async def explain(connection: Connection, request_id: str, timeout: float) -> in
     if found:
         return 0
     # A KV manager that does not answer may be the one with the request.
-    return fail(*min(failures, key=lambda one: one[1].code() is grpc.StatusCode.NOT_FOUND))
+    address, error = min(failures, key=lambda one: one[1].code() is grpc.StatusCode.NOT_FOUND)
+    unknown = error.code() is grpc.StatusCode.NOT_FOUND
+    return fail(address, error, connection.instance if unknown else "")
 
 
 async def _addresses(given: str) -> list[str]:
@@ -233,7 +235,7 @@ def _read_line() -> str:
     return line
 
 
-def fail(address: str, error: grpc.aio.AioRpcError) -> int:
+def fail(address: str, error: grpc.aio.AioRpcError, note: str = "") -> int:
     """Print the error of a call, and return the exit status."""
-    click.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
+    click.echo(f"{address}: {error.code().name}: {error.details()}{note and f'; {note}'}", err=True)
     return 1

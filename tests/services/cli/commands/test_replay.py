@@ -1,7 +1,10 @@
 """`quire replay` of records of an engine in this process, and of invalid files."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +244,21 @@ def test_a_file_that_is_no_record_is_reported_in_one_line(
 
 
 # Printing
+
+
+@pytest.mark.parametrize("command", [("replay", "--print"), ("replay",), ("certificates", "create")], ids=" ".join)
+def test_a_closed_output_is_not_reported_as_an_error_of_a_file(command: tuple[str, ...], tmp_path: Path) -> None:
+    path = saved(a_record(1)[0], tmp_path) if command[0] == "replay" else tmp_path / "certificates"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "services.cli.main", *command, path],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_a_record_is_printed_by_line_with_tokens_as_counts(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
+from quire.v1 import kvmanager_pb2_grpc
 from services.cli.local import instances
 from services.cli.local.instances import Instance, NoSuchInstance, find, published, reachable, running
 from services.cli.main import cli
@@ -136,6 +139,36 @@ def test_without_an_instance_commands_call_the_default_addresses(
     done = invoke(*command)
     assert (done.exit_code, called) == (1, [address])
     assert address in done.output
+
+
+class NoRequests(kvmanager_pb2_grpc.KVManagerServicer):
+    def Explain(self, request: Any, context: grpc.ServicerContext) -> None:  # noqa: N802
+        context.abort(grpc.StatusCode.NOT_FOUND, f"no request {request.request_id}")
+
+
+@pytest.mark.parametrize(
+    ("others", "options", "note"),
+    [
+        ((), (), "; this is the `quire serve` mine"),
+        (("a", "b"), (), "; this is the `quire serve` mine, the newest; others run: b, a (--instance)"),
+        (("a",), ("--instance", "mine"), ""),
+    ],
+)
+def test_explain_of_an_unknown_request_names_the_instance_that_it_asked(
+    others: tuple[str, ...], options: tuple[str, ...], note: str, tmp_path: Path
+) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    kvmanager_pb2_grpc.add_KVManagerServicer_to_server(NoRequests(), server)
+    address = f"unix:{tmp_path}/k.sock"
+    server.add_insecure_port(address)
+    server.start()
+    with ExitStack() as running_ones:
+        for ready_at, name in enumerate(others):
+            running_ones.enter_context(published(instance(name, float(ready_at))))
+        running_ones.enter_context(published(Instance("mine", "unix:/no/g.sock", address, [], ready_at=9.0)))
+        done = invoke("explain", "r1", *options)
+    server.stop(None).wait()
+    assert (done.exit_code, done.output) == (1, f"{address}: NOT_FOUND: no request r1{note}\n")
 
 
 def test_a_missing_instance_is_refused_by_its_name() -> None:
