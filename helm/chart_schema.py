@@ -6,6 +6,7 @@ from typing import Any
 
 from chart_values import Value
 
+from deploy.prometheus.rules import RUNBOOK_URL
 from deploy.prometheus.thresholds import PRESETS, THRESHOLDS, Threshold
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
@@ -44,6 +45,12 @@ _TOLERATIONS: Schema = {
     "items": {"type": "object", "properties": {"tolerationSeconds": {"type": "integer"}}},
 }
 _NAME_PART: Schema = {"type": "string", "pattern": "^([a-z]([-a-z0-9]*[a-z0-9])?)?$"}
+# As container runtimes accept it, perhaps with a host and its port: no capitals, no tag, no scheme.
+_REPOSITORY_PART = "[a-z0-9]+([-._]+[a-z0-9]+)*"
+_REPOSITORY: Schema = {
+    "type": "string",
+    "pattern": f"^({_REPOSITORY_PART}(:[0-9]+)?/)?{_REPOSITORY_PART}(/{_REPOSITORY_PART})*$",
+}
 _GIVEN: Schema = {"type": "string", "minLength": 1}
 _QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(k|[KMGTPE]i?)?$"}
 _DURATION: Schema = {
@@ -84,7 +91,8 @@ BOUNDS: dict[str, Schema] = {
     "nameOverride": _NAME_PART,
     "fullnameOverride": _NAME_PART,
     "model": _GIVEN,
-    "image.repository": _GIVEN,
+    "image.repository": _REPOSITORY,
+    "image.tag": {"type": "string", "pattern": "^([A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?$"},
     "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "image.pullPolicy": {"type": "string", "enum": ["Always", "IfNotPresent", "Never"]},
     "imagePullSecrets": _NAMED,
@@ -114,6 +122,7 @@ BOUNDS: dict[str, Schema] = {
         "additionalProperties": False,
         "properties": {one.name: _threshold(one) for one in THRESHOLDS},
     },
+    "prometheusRule.runbookUrl": {"type": "string", "pattern": RUNBOOK_URL},
     "labels": _STRINGS,
     "annotations": _STRINGS,
     "apiKey.key": _GIVEN,

@@ -135,7 +135,8 @@ FOREIGN: dict[str, set[str]] = {
         *("--max-model-len", "--tensor-parallel-size", "--otlp-traces-endpoint", "--kv-cache-memory-bytes"),
     },
     "is a program or message of the operating system": {
-        *("py-spy dump", "openssl x509 -enddate -noout -in FILE", "NVRM: Xid", "$XDG_RUNTIME_DIR", "mv", "cp"),
+        *("kill -USR1 PID", "kill PID", "openssl x509 -enddate -noout -in FILE", "NVRM: Xid", "$XDG_RUNTIME_DIR"),
+        *("mv", "cp"),
         "/etc/quire/tls",
     },
     "is a path that prometheus_client serves": {"/metrics"},

@@ -40,7 +40,9 @@ COMPOSE_OPTIONS = {
     "rm": {"--force"},
     "restart": set[str](),
     "port": {"--index"},
-    "logs": {"--no-log-prefix"},
+    "logs": {"--no-log-prefix", "--tail"},
+    "ps": {"--all"},
+    "kill": {"--signal"},
 }
 # Documented commands that run against the README's `make serve`, and their output.
 RUN = {
@@ -78,6 +80,10 @@ READ = {
     "helm rollback": "needs a cluster",
     "kubectl port-forward": "needs a cluster",
     "kubectl rollout": "needs a cluster",
+    "amtool": "needs an Alertmanager",
+    "git checkout": "of a release",
+    "make image": "make compose-check builds it",
+    "docker push": "needs a registry",
 }
 
 
@@ -148,7 +154,7 @@ def read_make(words: list[str], _shown: bool) -> None:
 
 def read_docker(words: list[str], _shown: bool) -> None:
     if words[0] != "compose":
-        assert words[0] in ("stop", "build")
+        assert words[0] in ("stop", "build", "push", "events")
         return
     name, *rest = words[1:]
     options = {word.split("=")[0] for word in rest if word.startswith("--")}
@@ -176,19 +182,18 @@ def read_helm(words: list[str], _shown: bool) -> None:
 
 
 def read_kubectl(words: list[str], _shown: bool) -> None:
-    """Check that its object is in the rendered chart of a release called blue."""
-    assert words[0] in ("port-forward", "rollout")
-    if not words[1:]:
-        return
-    if words[0] == "rollout":
+    """Check that its objects are in the rendered chart of a release called blue."""
+    assert words[0] in ("port-forward", "rollout", "get", "describe", "logs", "exec")
+    if words[0] == "rollout" and words[1:]:
         words = words[1:]
-        assert words[0] in ("pause", "resume", "status")
+        assert words[0] in ("pause", "resume", "restart", "status")
     golden = (ROOT / "tests" / "deployment" / "helm" / "golden" / "default.yaml").read_text()
     objects = [one for one in yaml.safe_load_all(golden) if one]
-    made, name = words[1].replace("RELEASE-", "").replace("quire-", "blue-quire-").split("/")
-    (found,) = [one for one in objects if (one["kind"].lower(), one["metadata"]["name"]) == (made, name)]
-    if made == "service":
-        assert {port["port"] for port in found["spec"]["ports"]} >= {int(word) for word in words[2:]}
+    for named in (word for word in words[1:] if "/" in word):
+        made, name = named.replace("RELEASE-", "").replace("quire-", "blue-quire-").split("/")
+        (found,) = [one for one in objects if (one["kind"].lower(), one["metadata"]["name"]) == (made, name)]
+        if made == "service":
+            assert {port["port"] for port in found["spec"]["ports"]} >= {int(word) for word in words[2:]}
 
 
 def read_pip(words: list[str], _shown: bool) -> None:

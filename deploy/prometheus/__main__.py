@@ -1,14 +1,16 @@
 """Writes the rules of this folder: `python -m deploy.prometheus`.
 
-With --preset it writes alerts to standard output instead, with the thresholds that --set changes:
+With --preset it writes alerts to standard output instead, with the thresholds that --set changes, and links to the
+runbooks at --runbook-url:
 
     python -m deploy.prometheus --preset gpu --set firstTokenSeconds=5 > deploy/prometheus/alerts-own.yml
 """
 
 import argparse
+import re
 import sys
 
-from deploy.prometheus.rules import FOLDER, alerts, files
+from deploy.prometheus.rules import FOLDER, RUNBOOK_URL, RUNBOOKS, alerts, files
 from deploy.prometheus.thresholds import PRESETS, THRESHOLDS, UnknownThreshold, changed, preset
 
 
@@ -23,16 +25,32 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="Write nothing; exit with 1 if a file is stale.")
     parser.add_argument("--preset", choices=PRESETS, help="Write alerts with these thresholds to standard output.")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER", help="Change a threshold.")
+    parser.add_argument(
+        "--runbook-url",
+        metavar="URL",
+        help=f"Address of the page of runbooks, before an alert's anchor. Default: {RUNBOOKS}, in the repository.",
+    )
     arguments = parser.parse_args()
     if arguments.preset:
         try:
-            sys.stdout.write(alerts(changed(preset(arguments.preset), map(_given, arguments.set))))
-        except UnknownThreshold as reason:
+            values = changed(preset(arguments.preset), map(_given, arguments.set))
+            sys.stdout.write(alerts(values, _runbook_url(arguments.runbook_url or RUNBOOKS)))
+        except (UnknownThreshold, WrongRunbookURL) as reason:
             parser.error(str(reason))
-    elif arguments.set:
-        parser.error("--set needs --preset")
+    elif arguments.set or arguments.runbook_url:
+        parser.error(f"{'--set' if arguments.set else '--runbook-url'} needs --preset")
     else:
         _write(check=arguments.check)
+
+
+class WrongRunbookURL(Exception):
+    """It is no address to which an anchor can be added."""
+
+
+def _runbook_url(given: str) -> str:
+    if not re.match(RUNBOOK_URL, given):
+        raise WrongRunbookURL(f"--runbook-url {given}: it must be http://... or https://..., without an anchor")
+    return given
 
 
 def _given(text: str) -> tuple[str, float]:

@@ -18,6 +18,9 @@ from deploy.prometheus.vllm_rules import vllm_rules
 FOLDER = Path(__file__).parent
 TEMPLATE = FOLDER / "alerts.template.yml"
 MATCHERS = "<matchers>"
+# The page of the runbooks as the template names it, and what can stand in its place: an address without an anchor.
+RUNBOOKS = "docs/alerts.md"
+RUNBOOK_URL = r"^(docs/alerts\.md|https?://[^\s#\"'`{}<>\\]+)$"
 
 _WINDOWS = ("5m", "30m", "1h", "6h")
 _WHERE = "{{ with $labels.release }} (release {{ . }}{{ with $labels.namespace }}, namespace {{ . }}{{ end }}){{ end }}"
@@ -29,9 +32,9 @@ _EXPRESSION = re.compile(r"^( +)expr: (?:>-\n(?:\1  .*\n)+|.+\n)", re.MULTILINE)
 _SELECTOR = re.compile(r"(?<![\w.*:\"])(up|process_\w+|quire_\w+|quire:\w+:\w+)\b(\{)?")
 
 
-def alerts(values: Mapping[str, float]) -> str:
-    """Return the alerts for all releases of a Prometheus."""
-    return with_values(_template(), values)
+def alerts(values: Mapping[str, float], runbook_url: str = RUNBOOKS) -> str:
+    """Return the alerts for all releases of a Prometheus; `runbook_url` is the address of the page of runbooks."""
+    return with_values(_template().replace(f"{RUNBOOKS}#", f"{runbook_url}#"), values)
 
 
 def chart_rules() -> dict[str, str]:

@@ -21,6 +21,7 @@ from tests.services.test_metrics import OF_TLS, SHOWN
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
 ONE_RELEASE = [path for path in CASES if path.stem in ("blocks", "objectives", "requests", "services")]
 RUNBOOKS = ROOT / "docs" / "alerts.md"
+PAGE = "https://wiki.example.org/alerts.html"
 PROMETHEUS_OWN = {"up", "process_start_time_seconds"}
 
 Rule = dict[str, Any]
@@ -130,6 +131,16 @@ def test_the_documentation_names_panels_that_exist() -> None:
     assert found <= titles
 
 
+def test_the_documentation_has_the_dashboard_of_each_panel_that_it_names() -> None:
+    text = RUNBOOKS.read_text()
+    rows = {
+        name: set(re.findall('"([^"]+)"', row)) for name, row in re.findall(r"^\| (\w[\w ]+) \| (\".+) \|$", text, re.M)
+    }
+    runbooks = set(re.findall('"([^"]+)"', text.partition("\n## Objectives at risk")[2]))
+    titles = {board.title: {panel.title for panel in board.panels} & runbooks for board in dashboards()}
+    assert rows == titles
+
+
 def test_compose_mounts_the_file_of_alerts_that_its_variable_names() -> None:
     (default,) = re.findall(r"^QUIRE_ALERTS=(.*)$", (ROOT / ".env").read_text(), re.MULTILINE)
     assert default == ALERTS.name
@@ -163,6 +174,10 @@ def test_rules_with_own_thresholds_are_written_for_plain_prometheus() -> None:
     command = (sys.executable, "-m", "deploy.prometheus", "--preset", "gpu", "--set", "firstTokenSeconds=5")
     written = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert written == rendered(preset("gpu") | {"firstTokenSeconds": 5})
+    linked = subprocess.run(
+        [*command, "--runbook-url", PAGE], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert linked == written.replace("docs/alerts.md#", f"{PAGE}#") != written
     refused = subprocess.run([*command[:-1], "x=1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "there is no threshold x" in refused.stderr

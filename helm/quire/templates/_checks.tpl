@@ -8,6 +8,7 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{ include "quire.modelFaults" . }}
 {{ include "quire.claimFaults" . }}
 {{ include "quire.rankFaults" . }}
+{{ include "quire.resourceFaults" . }}
 {{ include "quire.tlsFaults" . }}
 {{ include "quire.exposureFaults" . }}
 {{ include "quire.kvmanagerFaults" . }}

@@ -4,8 +4,9 @@ with its own thresholds.
 */}}
 {{- define "quire.ruleGroups" -}}
 {{- $groups := list }}
+{{- $runbooks := printf "%s#" .Values.metrics.prometheusRule.runbookUrl }}
 {{- range $path := include "quire.ruleFiles" . | fromJsonArray }}
-{{- $text := $.Files.Get $path | replace "<matchers>" (printf "namespace=%q,release=%q" $.Release.Namespace $.Release.Name) }}
+{{- $text := $.Files.Get $path | replace "<matchers>" (printf "namespace=%q,release=%q" $.Release.Namespace $.Release.Name) | replace "docs/alerts.md#" $runbooks }}
 {{- range $name, $value := include "quire.thresholds" $ | fromJson }}
 {{- $text = $text | replace (printf "<%s>" $name) (printf "%g" (float64 $value)) }}
 {{- $text = $text | replace (printf "<%s:le>" $name) (include "quire.bucket" $value) }}

@@ -142,6 +142,7 @@ def test_the_notes_explain_how_to_call_the_gateway_and_warn(monitored: bool) -> 
     assert "fetches the model demo" in text
     assert "gateway 9151, engine 9152, kvmanager 9153" in text
     assert ("metrics.serviceMonitor.enabled=true" in text) is not monitored
+    assert "For the alerts, set metrics.prometheusRule.enabled=true." in text
 
 
 @pytest.mark.parametrize("monitored", [True, False])
@@ -149,6 +150,7 @@ def test_the_notes_name_the_series_that_rules_without_a_service_monitor_need(mon
     text = notes({"metrics": {"prometheusRule": {"enabled": True}, "serviceMonitor": {"enabled": monitored}}})
     assert ("WARNING: metrics.prometheusRule is enabled without metrics.serviceMonitor." in text) is not monitored
     assert ("namespace=llm, release=blue" in text) is not monitored
+    assert "set metrics.prometheusRule.runbookUrl" in text
 
 
 def test_the_notes_state_that_clients_need_a_key_and_tls() -> None:

@@ -155,6 +155,17 @@ def test_a_release_whose_targets_are_gone_for_hours_pages_until_it_is_uninstalle
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_runbooks_are_at_the_given_address() -> None:
+    rule = {"enabled": True, "runbookUrl": "https://wiki.example.org/alerts.html"}
+    spec = only(render({"metrics": {"prometheusRule": rule}}), "PrometheusRule")["spec"]
+    found = [one for group in spec["groups"] for one in group["rules"] if "alert" in one]
+    assert found
+    for one in found:
+        assert one["annotations"]["runbook_url"] == f"https://wiki.example.org/alerts.html#{one['alert'].lower()}"
+    for wrong in ("https://wiki.example.org/alerts#top", "wiki.example.org", "https://x/{{ 1 }}", ""):
+        assert "'/metrics/prometheusRule/runbookUrl'" in refusal({"metrics": {"prometheusRule": {"runbookUrl": wrong}}})
+
+
 def rules_of(release: str) -> list[Object]:
     return [rule for group in groups_of(release) for rule in group["rules"]]
 
