@@ -1,18 +1,18 @@
 """A client's request with its fields checked and its defaults filled in."""
 
-import json
 import math
 import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.namespace import checked_salt
 from services.gateway.text.stop_strings import StopRules
 from services.gateway.text.tool_choice import check_arguments_schema
 from services.runtime.errors import InvalidField
+from services.runtime.http.json_body import parse_text
 from services.wire.duration import checked_seconds_of, seconds_of
 
 MAX_REQUEST_ID_BYTES = 128
@@ -204,7 +204,7 @@ def _constraint(request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputCons
     else:
         _check_language(f"constraint.{kind}", given.json_schema or given.regex)
     if given.HasField("json_schema"):
-        _json_of(given.json_schema, "constraint.json_schema")
+        parse_text(given.json_schema, "constraint.json_schema")
     check_alone(request, f"constraint.{kind}")
     return given
 
@@ -237,16 +237,7 @@ def _check_tool_calls(calls: decoding_pb2.ToolCallGrammar, field: str) -> None:
     for at, tool in enumerate(calls.tools):
         _require(tool.name != "", f"{field}.tools[{at}].name", _NOT_EMPTY)
         place = f"{field}.tools[{at}].parameters"
-        check_arguments_schema(_json_of(tool.parameters, place), place)
-
-
-def _json_of(text: str, field: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise InvalidField(f"{field} is nested too deeply", field) from error
-    except ValueError as error:
-        raise InvalidField(f"{field} must be JSON: {error}", field) from error
+        check_arguments_schema(parse_text(tool.parameters, place), place)
 
 
 def _stopping(given: decoding_pb2.Stopping) -> StopRules:

@@ -57,7 +57,8 @@ BAD = [
     ({"regex": ""}, "constraint.regex", "bytes, not 0"),
     ({"regex": "a" * 65537}, "constraint.regex", "bytes, not 65537"),
     ({"regex": "("}, "constraint.regex", "unclosed group"),
-    ({"json_schema": "{"}, "constraint.json_schema", "must be JSON"),
+    ({"json_schema": "{"}, "constraint.json_schema", "is not JSON"),
+    ({"json_schema": '{"type": 1, "type": 2}'}, "constraint.json_schema", "the key 'type' is duplicated"),
     ({"json_schema": "[" * 60000}, "constraint.json_schema", "nested"),
     ({"json_schema": EXPLODES}, "constraint.json_schema", "too much"),
 ]

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from services.gateway.http.json_body import MAX_DEPTH, MalformedJson
-from services.gateway.http.json_body import parse as parse_json
+from services.runtime.http.json_body import MAX_DEPTH, MalformedJson
+from services.runtime.http.json_body import parse as parse_json
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # A request has at most 4 MiB, its line a little more.
@@ -18,6 +19,7 @@ _MAX_ID_CHARACTERS = 512
 _MAX_LEVELS = MAX_DEPTH + 1  # of a body, and the object around it
 _FIELDS = ("custom_id", "method", "url", "body")
 _SHOWN = 60
+_PLACE_IN_TEXT = re.compile(r": line \d+ column (\d+) \(char \d+\)")
 _FINGERPRINT_DIGITS = 32
 _KEY_BYTES = 8
 
@@ -81,7 +83,8 @@ def parse(number: int, content: bytes) -> Line:
     try:
         value = parse_json(content, "it", _MAX_LEVELS)
     except MalformedJson as error:
-        return _faulty(number, _readable_id(content), content, str(error))
+        fault = _PLACE_IN_TEXT.sub(r" at column \1", str(error))  # the place in the line: its number is in the message
+        return _faulty(number, _readable_id(content), content, fault)
     if not isinstance(value, dict):
         return _faulty(number, None, content, "it is not a JSON object")
     custom_id = value.get("custom_id")

@@ -10,8 +10,8 @@ from fastapi.routing import APIRoute
 
 from services.gateway.access.callers import Caller
 from services.gateway.http.error_responses import HttpError
-from services.gateway.http.json_body import MalformedJson, parse
 from services.runtime.http.disconnect import ClientDisconnected
+from services.runtime.http.json_body import MalformedJson, parse
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
 
 Authenticate = Callable[[str | None], Caller]

@@ -7,17 +7,20 @@ from quire.v1 import gateway_pb2
 from services.gateway.text.chat_template import Conversation
 from services.gateway.text.tool_choice import check_arguments_schema
 from services.runtime.errors import InvalidField
+from services.runtime.http.json_body import MAX_DEPTH, parse_text
+from services.runtime.http.validation import shown
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 _MAX_ROLE_LENGTH = 64
 _MAX_VARIABLE_BYTES = 16 * 1024
-_MAX_DEPTH = 64
 
 
 def conversation_of(chat: gateway_pb2.Chat) -> Conversation:
     """Convert a chat. Raises InvalidField."""
     messages = [_message(message, f"prompt.chat.messages[{at}]") for at, message in enumerate(chat.messages)]
     tools = [_tool(tool, f"prompt.chat.tools[{at}]") for at, tool in enumerate(chat.tools)]
+    _check_calls(chat)
+    _check_tool_names(chat)
     opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message
     if chat.continue_final_message:
         _check_continuation(chat)
@@ -30,6 +33,34 @@ def _check_continuation(chat: gateway_pb2.Chat) -> None:
         raise InvalidField(f"{field} cannot be combined with prompt.chat.add_generation_prompt", field)
     if chat.messages and chat.messages[-1].role != "assistant":
         raise InvalidField(f"{field} needs a last message of the role 'assistant'", field)
+    if chat.messages and chat.messages[-1].tool_calls:
+        raise InvalidField(f"{field} cannot continue a message that has tool_calls", field)
+
+
+def _check_calls(chat: gateway_pb2.Chat) -> None:
+    """Check that calls are the assistant's, and that each result is that of an earlier call."""
+    call_ids = set[str]()
+    for at, message in enumerate(chat.messages):
+        path = f"prompt.chat.messages[{at}]"
+        if message.tool_calls and message.role != "assistant":
+            fault = f"requires the role 'assistant', not {shown(message.role)}"
+            raise InvalidField(f"{path}.tool_calls {fault}", f"{path}.tool_calls")
+        call_ids.update(call.id for call in message.tool_calls)
+        if message.role != "tool":
+            continue
+        if not message.tool_call_id:
+            raise InvalidField(f"{path}.tool_call_id is missing", f"{path}.tool_call_id")
+        if message.tool_call_id not in call_ids:
+            fault = f"must be the id of an earlier call, not {shown(message.tool_call_id)}"
+            raise InvalidField(f"{path}.tool_call_id {fault}", f"{path}.tool_call_id")
+
+
+def _check_tool_names(chat: gateway_pb2.Chat) -> None:
+    first: dict[str, int] = {}
+    for at, tool in enumerate(chat.tools):
+        if (before := first.setdefault(tool.name, at)) != at:
+            field = f"prompt.chat.tools[{at}].name"
+            raise InvalidField(f"{field} is that of prompt.chat.tools[{before}], too: {shown(tool.name)}", field)
 
 
 def _variables(chat: gateway_pb2.Chat) -> dict[str, Any]:
@@ -61,11 +92,16 @@ def _call(call: gateway_pb2.ToolCall, path: str) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """Return the arguments of an earlier call; text that is no JSON object, as models write it at times, unchanged."""
+    """Return the arguments of an earlier call; text that is no JSON object, as models write it at times, unchanged.
+
+    The last of equal keys counts.
+    """
     try:
-        return _json_object(text or "{}", "arguments")
-    except InvalidField:
+        value = json.loads(text or "{}")
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # includes an unpaired surrogate
         return text
+    return value if isinstance(value, dict) and not _is_deeper(value, MAX_DEPTH) else text
 
 
 def _tool(tool: gateway_pb2.Tool, path: str) -> dict[str, Any]:
@@ -82,18 +118,9 @@ def _check_named(name: str, path: str) -> None:
 
 
 def _json_object(text: str, path: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidField(f"{path} is not valid JSON: {error}", path) from error
+    value = parse_text(text, path)
     if not isinstance(value, dict):
         raise InvalidField(f"{path} must be a JSON object", path)
-    if _is_deeper(value, _MAX_DEPTH):
-        raise InvalidField(f"{path} must be nested at most {_MAX_DEPTH} levels deep", path)
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise InvalidField(f"{path} has an unpaired surrogate", path) from error
     return value
 
 

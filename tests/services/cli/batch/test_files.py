@@ -10,7 +10,7 @@ import pytest
 from services.cli.batch.answers import AnswerFile, UnusableFile, answered, refused_line
 from services.cli.batch.lines import URLS, Line, read
 from services.cli.batch.plan import BatchPlan, InvalidBatch
-from services.gateway.http.json_body import MAX_DEPTH
+from services.runtime.http.json_body import MAX_DEPTH
 
 GOOD = {"custom_id": "a", "method": "POST", "url": URLS[0], "body": {"messages": []}}
 

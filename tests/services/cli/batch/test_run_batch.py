@@ -111,7 +111,7 @@ def test_errors_are_answers_with_their_line_and_the_exit_status_says_so(
     answers = {answer["custom_id"]: answer for answer in answers_in(output)}
     assert answers[None]["error"] == {
         "code": "invalid_line",
-        "message": "line 2: it is not JSON: Expecting value: line 1 column 1 (char 0)",
+        "message": "line 2: it is not JSON: Expecting value at column 1",
         "line": 2,
     }
     assert answers["completion 2"]["response"]["status_code"] == 400

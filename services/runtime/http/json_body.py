@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from typing import Any, NoReturn
 
+from services.runtime.errors import InvalidField
+
 MAX_DEPTH = 64
 
 # Possessive quantifiers, so that the search never backtracks.
@@ -42,6 +44,15 @@ def parse(body: bytes, name: str = "the body", depth: int = MAX_DEPTH) -> Any:
         raise
     except ValueError as error:
         raise MalformedJson(f"{name} has an integer of more than {sys.get_int_max_str_digits()} digits") from error
+
+
+def parse_text(text: str, field: str) -> Any:
+    """Parse the JSON text of a field, by the rules of `parse`. Raises InvalidField."""
+    try:
+        return parse(text.encode(), field)
+    except MalformedJson as error:
+        message = str(error)
+        raise InvalidField(message if message.startswith(field) else f"{field}: {message}", field) from error
 
 
 def _depth(text: str, most: int) -> int:
