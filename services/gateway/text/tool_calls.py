@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ENFORCED_START = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_IN_STRING = re.compile(r'\\.|["\x00-\x1f]', re.DOTALL)
 _STRUCTURE = re.compile(r'\\.|["{}\[\]\\]', re.DOTALL)
 _MARK = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
@@ -107,17 +108,15 @@ class TaggedCallParser:
         self._names = names
         self._held = ""
         self._in_call = False
+        self._end = _MarkFinder(_CLOSE)
         self._after_call = False
 
     def push(self, text: str) -> list[OutputPart]:
         """See ToolCallParser."""
         self._held += text
         pieces: list[OutputPart] = []
-        while (end := self._held.find(_CLOSE if self._in_call else _OPEN)) >= 0:
-            before = self._held[:end]
-            self._held = self._held[end + len(_CLOSE if self._in_call else _OPEN) :]
-            pieces += self._calls(before, _CLOSE) if self._in_call else self._text(before)
-            self._in_call = not self._in_call
+        while (end := self._end.find(self._held) if self._in_call else self._held.find(_OPEN)) >= 0:
+            pieces += self._pass(end)
         if not self._in_call:
             end = len(self._held) - _overlap(self._held, _OPEN)
             pieces += self._text(self._held[:end])
@@ -126,7 +125,17 @@ class TaggedCallParser:
 
     def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
-        return self._calls(self._held, "") if self._in_call else self._text(self._held)
+        pieces: list[OutputPart] = []
+        while self._in_call and (end := self._held.find(_CLOSE)) >= 0:  # in a string that does not end: no JSON
+            pieces += self._pass(end) + self.push("")
+        return pieces + (self._calls(self._held, "") if self._in_call else self._text(self._held))
+
+    def _pass(self, end: int) -> list[OutputPart]:
+        """Return the parts before the tag at `end`, and go on after it."""
+        before, tag = self._held[:end], _CLOSE if self._in_call else _OPEN
+        pieces = self._calls(before, _CLOSE) if self._in_call else self._text(before)
+        self._held, self._in_call, self._end = self._held[end + len(tag) :], not self._in_call, _MarkFinder(_CLOSE)
+        return pieces
 
     def _text(self, text: str) -> list[OutputPart]:
         if self._after_call:
@@ -165,7 +174,7 @@ class MarkedCallParser:
         """See ToolCallParser."""
         if not self._marked:
             return [self._held] if self._held else []
-        marked = self._held.split(_MARK)[1:]
+        marked = _split(self._held, _MARK)[1:]
         return [part for body in marked for part in parse_calls(body, self._names) or (_MARK + body,)]
 
 
@@ -224,6 +233,37 @@ class EnforcedCallParser:
     def finish(self) -> list[OutputPart]:
         """See ToolCallParser."""
         return []
+
+
+class _MarkFinder:
+    """Finds a mark outside JSON strings, in a text that grows. A line end in a string shows that it is no JSON."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._outside = re.compile(f'"|{re.escape(mark)}')
+        self._at = 0  # where the search goes on
+        self._in_string = False
+
+    def find(self, text: str) -> int:
+        """Return the place of the mark, -1 if there is none yet. `text` begins with the text of the last call."""
+        while found := (_IN_STRING if self._in_string else self._outside).search(text, self._at):
+            if found[0] == self._mark:
+                return found.start()
+            self._at = found.end()
+            if found[0][0] != "\\":
+                self._in_string = not self._in_string
+        unread = text.endswith("\\") if self._in_string else _overlap(text, self._mark)
+        self._at = max(self._at, len(text) - unread)
+        return -1
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """Split a text at a mark outside JSON strings; after a string that does not end, anywhere."""
+    parts: list[str] = []
+    while (end := _MarkFinder(mark).find(text)) >= 0:
+        parts.append(text[:end])
+        text = text[end + len(mark) :]
+    return parts + text.split(mark)
 
 
 class _ObjectEnd:

@@ -46,6 +46,10 @@ def parse(parser: ToolCallParser, text: str, size: int) -> list[Any]:
 CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b", "arguments": {}}'
 A, SPACED = ToolCall("a", '{"x":1}'), ToolCall("a", '{"x": 1}')
 B = ToolCall("b", "{}")
+TAG = ToolCall("a", '{"x":"\\"</tool_call>\\\\"}')
+TAG_IN_STRING = f'{{"name":"a","arguments":{TAG.arguments}}}'
+CALLED_B = f"<tool_call>{CALL_B}</tool_call>"
+MARK_IN_STRING = '{"x":"[TOOL_CALLS]"}'
 NO_CALLS = [
     f"<tool_call>{body}</tool_call>"
     for body in (
@@ -72,6 +76,12 @@ NO_CALLS = [
         (TaggedCallParser, "<tool_call>what?</tool_call> no", ["<tool_call>what?</tool_call> no"]),
         (MarkedCallParser, f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", ["So [TOOL ", A, B]),
         (MarkedCallParser, '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [A, B]),
+        (TaggedCallParser, f"<tool_call>{TAG_IN_STRING}</tool_call>{CALL_B}", [TAG, CALL_B]),
+        (TaggedCallParser, f'<tool_call>"</tool_call> {CALLED_B}', ['<tool_call>"</tool_call> ', B]),
+        (TaggedCallParser, f'<tool_call>"\n</tool_call> {CALLED_B}', ['<tool_call>"\n</tool_call> ', B]),
+        (TaggedCallParser, f"<tool_call>{TAG_IN_STRING[:-5]}", [f"<tool_call>{TAG_IN_STRING[:-5]}"]),
+        (MarkedCallParser, f"[TOOL_CALLS]a{MARK_IN_STRING}[TOOL_CALLS]b{{}}", [ToolCall("a", MARK_IN_STRING), B]),
+        (MarkedCallParser, '[TOOL_CALLS]"[TOOL_CALLS]b{}', ['[TOOL_CALLS]"', B]),
         (MarkedCallParser, "[TOOL_CALLS]oops", ["[TOOL_CALLS]oops"]),
         (MarkedCallParser, '[TOOL_CALLS]a{"x":1}[TOOL_CALLS]c{}', [A, "[TOOL_CALLS]c{}"]),
         (BareCallParser, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [SPACED, B]),

@@ -23,6 +23,7 @@ def test_the_schema_of_a_tool_with_a_surrogate_is_refused_by_name() -> None:
     [
         '{"name": "f", "arguments": {"\\ud800": 1}}',
         '{"name": "\\ud800", "arguments": {}}',
+        '{"name": "f", "arguments": {"a": "\\ud83d"}}',
         '{"name": "f", "arguments": {"a": NaN}}',
         '{"name": "f", "arguments": {"a": 1e999}}',
     ],
