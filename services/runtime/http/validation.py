@@ -24,8 +24,8 @@ _EXPECTED = {  # pydantic's error type: what the value must be
 }
 _LISTS = {  # the members of union types
     "list[str]": "an array of strings",
-    "list[constrained-int]": "an array of integers",
-    "list[list[constrained-int]]": "an array of such arrays",
+    "list[int]": "an array of integers",
+    "list[list[int]]": "an array of such arrays",
 }
 _JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _RANGES = ((-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1))

@@ -1,7 +1,8 @@
 """Responses of /v1/completions."""
 
-from collections.abc import Sequence
-from contextlib import aclosing
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
 from quire.v1 import gateway_pb2
@@ -10,11 +11,12 @@ from services.gateway.http.events import merge, to_json
 from services.gateway.http.openai import generation_output, logprobs, requests
 from services.gateway.http.openai.generation_output import ChunkWriter, CollectedGeneration, GenerationCall
 from services.gateway.http.openai.translation import completion_call
-from services.gateway.request_handler import RequestHandler
+from services.gateway.request_handler import RequestHandler, Responses
 from services.runtime.errors import InvalidField, UnsupportedField
 from services.runtime.http.server_sent_events import Events
 
 _KIND = "text_completion"
+_IN_PROMPT = re.compile(r"\bprompt(?:\.text|\.token_ids(?:\.ids)?)?(?![\w.])")
 
 
 class _Prompt(NamedTuple):
@@ -42,7 +44,7 @@ class CompletionCall(GenerationCall):
     async def complete(self) -> dict[str, Any]:
         """Generate the complete response. Raises ServiceError."""
         await self._read_prompts()
-        collected = await generation_output.collect_all([self.generate(one) for one in self.translated.generations])
+        collected = await generation_output.collect_all([self._generate(at) for at in range(len(self.prompts))])
         return {
             **self.base_fields(_KIND, collected[0].started.model),
             "choices": [choice for at, one in enumerate(collected) for choice in self._choices(at, one)],
@@ -53,15 +55,30 @@ class CompletionCall(GenerationCall):
         """Yield the chunks of the response, the first (which may be empty) at the start. Raises ServiceError."""
         await self._read_prompts()
         writers = [_CompletionChunkWriter(self, at) for at in range(len(self.prompts))]
-        streams = [
-            generation_output.stream_chunks(self.generate(one), writer)
-            for one, writer in zip(self.translated.generations, writers, strict=True)
-        ]
+        streams = [generation_output.stream_chunks(self._generate(at), writer) for at, writer in enumerate(writers)]
         async with aclosing(streams[0] if len(streams) == 1 else merge(streams)) as chunks:
             async for chunk in chunks:
                 yield chunk
         for last in self.usage_chunk(_KIND, writers):
             yield last
+
+    async def _generate(self, at: int) -> Responses:
+        async with aclosing(self.generate(self.translated.generations[at])) as responses:
+            with self._locating(at):
+                async for response in responses:
+                    yield response
+
+    @contextmanager
+    def _locating(self, at: int) -> Iterator[None]:
+        """Name the prompt at fault, if the client sent a list of prompts."""
+        try:
+            yield
+        except InvalidField as error:
+            given = self.body.prompt
+            if isinstance(given, str) or isinstance(given[0], int) or not _IN_PROMPT.match(error.field):
+                raise
+            field, message = (_IN_PROMPT.sub(f"prompt[{at}]", text, count=1) for text in (error.field, str(error)))
+            raise InvalidField(message, field) from error
 
     async def _read_prompts(self) -> None:
         """Tokenize or detokenize the prompts, if the response includes them."""
@@ -69,7 +86,8 @@ class CompletionCall(GenerationCall):
         if not body.echo and body.prompt_logprobs is None:
             return
         for at, one in enumerate(self.translated.generations):
-            self.prompts[at] = await self._read(one)
+            with self._locating(at):
+                self.prompts[at] = await self._read(one)
             one.ClearField("truncate_prompt_tokens")
             one.prompt.token_ids.ids[:] = self.prompts[at].token_ids
             if body.echo and body.logprobs is not None:

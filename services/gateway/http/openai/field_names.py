@@ -31,9 +31,9 @@ _NAMES = {
     "prompt.chat": "messages",
     "token_ids": "tokens",
 }
-_PATH = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+)*")
+_PATH = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+)*(?:\[\d+\])?")
 _NOT_A_WORD = re.compile(r"[._]")
-_FIRST_WORD = re.compile(r"[a-z]+(?= )")
+_FIRST_WORD = re.compile(r"\A[a-z]+(?= )")
 _OF_FUNCTION = re.compile(r"\b((?:tools|tool_calls)\[\d+\])\.(?=(?:name|description|parameters|arguments)\b)")
 # The places of tools in a constraint on calls. A list of calls has the tools' schemas as definitions.
 _IN_GRAMMAR = re.compile(r"constraint\.tool_calls(?:: |\.)tools\[(\d+)\]")
@@ -95,6 +95,9 @@ class FieldNames:
 
     def _name(self, path: str) -> str:
         names = _NAMES | self.overrides
+        if path not in names and path.endswith("]"):
+            path, bracket, index = path.partition("[")
+            return self._name(path) + bracket + index
         for known in sorted(names, key=len, reverse=True):
             if path == known and names[known]:
                 return names[known]

@@ -17,6 +17,8 @@ TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 # Validation ends at the first error: a body has room for a million, and each costs microseconds.
 Items = Annotated[list[T], Field(fail_fast=True)]
 Tokens = Items[Int32]
+# Of any size: a bound would blur the errors of the union type that prompts have. The translation checks it.
+PromptTokens = Items[int]
 _AT_ONCE = 16
 
 
@@ -97,7 +99,7 @@ class GenerationRequest(StrictBody):
         None, description="Sample from the most likely tokens up to this total probability. Default 1."
     )
     n: Int32 | None = Field(None, description="Number of choices for each prompt. Default 1.")
-    seed: Int64 | None = Field(None, description="Seed of the sampling; the same seed gives the same output.")
+    seed: Int64 | None = Field(None, description="Seed of the sampling; the same seed gives the same random numbers.")
     stop: str | Items[str] | None = Field(None, description="Stop strings, at most 64.")
     presence_penalty: Real | None = Field(
         None, description="Subtracted from the logits of generated tokens. Default 0."
@@ -171,7 +173,7 @@ class GenerationRequest(StrictBody):
 class CompletionRequest(GenerationRequest):
     """The body of /v1/completions."""
 
-    prompt: str | Items[str] | Tokens | Items[Tokens] = Field(
+    prompt: str | Items[str] | PromptTokens | Items[PromptTokens] = Field(
         description=f"Text or token ids, or a list of up to {MAX_PROMPTS} of either."
     )
     max_tokens: Int32 | None = Field(None, description="Maximum number of tokens for each choice. Default 16.")

@@ -22,7 +22,8 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _PROMPT = dict.fromkeys(("prompt", "prompt.token_ids", "prompt.token_ids.ids"), "messages")
 _ALL = -1  # vLLM's value of top_k for all tokens
 _LAST_ID = 2**31 - 1
-_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+# Without leading zeros: "5" and "05" would be two biases of one token.
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _REQUEST_ID = re.compile(r"[!-~]{1,100}")
 
 
@@ -64,7 +65,7 @@ def chat_call(
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("top_logprobs requires logprobs to be true", "top_logprobs")
     if body.logprobs:
-        names["output.logprobs"] = "top_logprobs"
+        names["output.logprobs"] = "logprobs" if body.top_logprobs is None else "top_logprobs"
         common.output.logprobs = body.top_logprobs or 0
     constraint_tools = check_tool_choice(common, body, names)
     return TranslatedCall(common.request_id, [common], FieldNames(names | _PROMPT, constraint_tools))
@@ -77,7 +78,7 @@ def request_id_or_new(given: str | None) -> str:
 
 def _common(body: requests.GenerationRequest) -> tuple[gateway_pb2.GenerateRequest, dict[str, str]]:
     """Translate the common fields; also return the HTTP names that depend on the request."""
-    names: dict[str, str] = {}
+    names = {"stopping.stop_strings[0]": "stop"} if isinstance(body.stop, str) else {}
     request = gateway_pb2.GenerateRequest(
         model=body.model,
         sampling=_sampling(body),
@@ -178,13 +179,21 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[gatew
     if not given:
         raise InvalidField("prompt must not be empty", "prompt")
     if isinstance(given[0], int):
-        return [_tokens_prompt(given)]
+        return [_tokens_prompt(given, "prompt")]
     if len(given) > requests.MAX_PROMPTS:
         raise InvalidField(f"prompt must have at most {requests.MAX_PROMPTS} entries, not {len(given)}", "prompt")
-    return [gateway_pb2.Prompt(text=one) if isinstance(one, str) else _tokens_prompt(one) for one in given]
+    return [
+        gateway_pb2.Prompt(text=one) if isinstance(one, str) else _tokens_prompt(one, f"prompt[{at}]")
+        for at, one in enumerate(given)
+    ]
 
 
-def _tokens_prompt(token_ids: Any) -> gateway_pb2.Prompt:
+def _tokens_prompt(token_ids: Any, path: str) -> gateway_pb2.Prompt:
+    """Translate token ids; the vocabulary's size is checked later."""
+    if token_ids and (min(token_ids) < -_LAST_ID or max(token_ids) > _LAST_ID):
+        at, token = next((at, one) for at, one in enumerate(token_ids) if abs(one) > _LAST_ID)
+        field = f"{path}[{at}]"
+        raise InvalidField(f"{field} must be a token id between 0 and {_LAST_ID}, not {shown(token)}", field)
     return gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=token_ids))
 
 

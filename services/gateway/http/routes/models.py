@@ -1,8 +1,10 @@
 """The endpoints that describe models, and convert between text and tokens."""
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request, Response
+from starlette.exceptions import HTTPException
 
 from quire.v1 import gateway_pb2
 from services.gateway.http.json_request import ApiRoute
@@ -24,6 +26,8 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}", responses={200: {"model": responses.Model}})
 async def get_model(name: str, request: Request) -> Response:
     """Describe a served model."""
+    if not name:  # elsewhere, no name means the only model
+        raise HTTPException(HTTPStatus.NOT_FOUND)
     return json_response(_model(handler_of(request).model(name)))
 
 

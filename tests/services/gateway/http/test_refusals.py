@@ -7,6 +7,7 @@ import pytest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 NAMELESS_CALL = {"role": "assistant", "tool_calls": [{"id": "", "function": {"name": "", "arguments": "{}"}}]}
+RESULT = {"role": "tool", "tool_call_id": "2", "content": "5"}
 CRITIC = {"role": "critic", "content": "No."}
 LAST = {"role": "assistant", "content": "So"}
 
@@ -40,6 +41,12 @@ UNKNOWN_TYPE = tool(name="y", parameters={"type": "object", "properties": {"a": 
         ({"stop_token_ids": [1, 99999]}, "stop_token_ids[1]"),
         ({"logit_bias": {"99999": 1}}, "logit_bias[99999]"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({"stop": ""}, "stop"),
+        ({"use_beam_search": True, "best_of": 2, "logprobs": True}, "logprobs"),
+        ({"guided_json": '{"type": "object", "type": "array"}'}, "guided_json"),
+        ({"messages": [*MESSAGES, RESULT]}, "messages[1].tool_call_id"),
+        ({"tools": [tool(name="x"), tool(name="y"), tool(name="x")]}, "tools[2].function.name"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -115,7 +122,11 @@ def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str,
         ({}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": ["x", ""]}, "prompt[1]"),
+        ({"prompt": ["x", ""], "echo": True}, "prompt[1]"),
+        ({"prompt": [[1], [1, 99999]]}, "prompt[1][1]"),
+        ({"prompt": [[1], [1, 99999999999]]}, "prompt[1][1]"),
         ({"prompt": ["x"] * 129}, "prompt"),
         ({"prompt": [99999]}, "prompt[0]"),
         ({"prompt": ["x", 5]}, "prompt[1]"),
@@ -134,6 +145,9 @@ def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str
     ("body", "message"),
     [
         ({"top_k": -2}, "top_k must be at least -1, not -2"),
+        ({"use_beam_search": True, "logprobs": True}, "logprobs cannot be combined with use_beam_search"),
+        ({"stop": ""}, "stop must have between 1 and 1024 bytes, not 0"),
+        ({"guided_json": '{"type": 1, "type": 2}'}, "guided_json: the key 'type' is duplicated in one object"),
         ({"use_beam_search": True, "best_of": 2, "stop": "x"}, "stop cannot be combined with use_beam_search"),
         ({"tool_choice": "required"}, "tool_choice is 'required', but tools is empty"),
         (
@@ -194,6 +208,11 @@ def test_a_reference_out_of_a_schema_is_refused_by_field_and_reference(http: htt
     body = {"messages": MESSAGES, "max_tokens": 8, "guided_json": {"items": {"$ref": "#/$defs/a"}}}
     error = http.post("/v1/chat/completions", json=body).json()["error"]
     assert error["message"] == 'guided_json: #/items/$ref is "#/$defs/a", which is not in the schema'
+
+
+def test_a_model_without_a_name_is_not_that_of_an_empty_field(http: httpx.Client) -> None:
+    for path in ("/v1/models/", "/v1//models"):
+        assert http.get(path).status_code == 404
 
 
 def test_fields_without_effect_are_accepted(http: httpx.Client) -> None:

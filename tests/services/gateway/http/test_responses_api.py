@@ -45,6 +45,8 @@ def streamed(response: httpx.Response) -> list[dict[str, Any]]:
         ({"input": [SAID, {**CALL, "name": ""}]}, "input[1].name"),
         ({"input": [SAID, {**CALL, "name": ""}], "instructions": "x"}, "input[1].name"),
         ({"input": [SAID, CALL, {**CALL, "name": ""}]}, "input[2].name"),
+        ({"use_beam_search": True, "include": ["message.output_text.logprobs"]}, "include"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),
         ({"min_tokens": 50}, "min_tokens"),
@@ -75,6 +77,7 @@ def test_a_rejection_names_the_field_of_the_responses_api(http: httpx.Client, bo
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (404 if param == "model" else 400, param), error
     assert param in error["message"]
+    assert "input.input" not in error["message"]
     chat_words = ("messages", "response_format", "max_completion_tokens", "max_tokens", "function.")
     assert not any(word in error["message"].split("not {")[0] for word in chat_words), error["message"]
 

@@ -27,6 +27,7 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
             "prompt must be a string, an array of strings, an array of integers or ",
         ),
         (CompletionRequest, {"prompt": [1, 1.5]}, "prompt[1]", "prompt[1] must be an integer, not 1.5"),
+        (CompletionRequest, {"prompt": [1, "a"]}, "prompt[1]", 'prompt[1] must be an integer, not "a"'),
         (CompletionRequest, {"prompt": ["a", 5]}, "prompt[1]", "prompt[1] must be a string, not 5"),
         (CompletionRequest, {"prompt": [[1], [2, "a"]]}, "prompt[1][1]", 'prompt[1][1] must be an integer, not "a"'),
         (

@@ -28,6 +28,7 @@ _NAMES = {
     "prompt.chat": "input",
     "prompt.chat.messages": _MESSAGES,
     "messages": _MESSAGES,
+    "logprobs": "include",
     "stopping.max_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
