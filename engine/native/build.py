@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from engine.native.compiler import run_compiler
 from engine.native.cpu_class import CLASSES, CpuClass, KernelsUnavailable
 
 _SOURCE = Path(__file__).parent / "x86" / "kernels.cpp"  # includes the others: a single translation unit
@@ -37,7 +38,7 @@ def compile_for(cpu: CpuClass, library: Path, seconds: float = _SECONDS) -> None
     """Compile the build of a class into an existing folder. Raises KernelsUnavailable."""
     with tempfile.TemporaryDirectory(dir=library.parent) as unfinished:
         output = Path(unfinished) / library.name
-        _run([_compiler(), *_FLAGS, *cpu.flags, str(_SOURCE), "-o", str(output)], seconds)
+        _compile([_compiler(), *_FLAGS, *cpu.flags, str(_SOURCE), "-o", str(output)], output.parent, seconds)
         output.write_bytes(sealed(output.read_bytes()))
         output.replace(library)  # atomic, so that no process loads an incomplete file
 
@@ -75,18 +76,32 @@ def _compiler() -> str:
 def _key(compiler: str) -> str:
     """Return a digest of everything the library depends on besides its class: source, flags and compiler."""
     digest = source_digest()
-    digest.update(" ".join((compiler, _run([compiler, "--version"]))).encode())
+    digest.update(" ".join((compiler, _version(compiler))).encode())
     return digest.hexdigest()[:20]
 
 
-def _run(command: list[str], seconds: float = _SECONDS) -> str:
+def _version(compiler: str) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - a compiler, with arguments that are all ours
-            command, capture_output=True, text=True, timeout=seconds, check=False
+            [compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelsUnavailable(f"{command[0]} did not run: {error}") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise KernelsUnavailable(f"{command[0]} failed: {next((one for one in lines if 'error' in one), lines[-1])}")
+        raise KernelsUnavailable(f"{compiler} did not run: {error}") from error
+    _check(compiler, done.returncode, done.stderr)
     return done.stdout
+
+
+def _compile(command: list[str], folder: Path, seconds: float) -> None:
+    try:
+        status, errors = run_compiler(command, folder, seconds)
+    except subprocess.TimeoutExpired as error:
+        raise KernelsUnavailable(f"{command[0]} did not end within {seconds:g} s") from error
+    except OSError as error:
+        raise KernelsUnavailable(f"{command[0]} did not run: {error}") from error
+    _check(command[0], status, errors)
+
+
+def _check(compiler: str, status: int, errors: str) -> None:
+    if status:
+        lines = errors.strip().splitlines() or [f"exit status {status}"]
+        raise KernelsUnavailable(f"{compiler} failed: {next((one for one in lines if 'error' in one), lines[-1])}")
