@@ -84,8 +84,8 @@ class Sampling(_message.Message):
     INVALID_ARGUMENT.
     """
     seed: _builtins.int
-    """Seed of the request's random numbers. Equal seed, prompt and parameters give equal tokens, in any batch. Absent:
-    the gateway draws one and reports it in Started.
+    """Seed of the request's random numbers. Equal seed, prompt and parameters give equal random numbers, in any batch;
+    equal tokens, too, where logits do not differ by rounding. Absent: the gateway draws one and reports it in Started.
     """
     sample_count: _builtins.int
     """Samples of the prompt, or answers of a beam search. Default 1. Less than 1, or more than the width of the search:
