@@ -65,7 +65,10 @@ def streamed(response: httpx.Response) -> list[dict[str, Any]]:
         ({"tools": [TOOL, {**TOOL, "name": ""}], "tool_choice": "required"}, "tools[1].name"),
         ({"tools": [TOOL, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters"),
         (
-            {"tools": [TOOL, {**TOOL, "parameters": {"additionalProperties": 5}}], "tool_choice": "required"},
+            {
+                "tools": [TOOL, {**TOOL, "name": "other", "parameters": {"additionalProperties": 5}}],
+                "tool_choice": "required",
+            },
             "tools[1].parameters",
         ),
         ({"input": "x " * 3000}, "input"),
