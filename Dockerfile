@@ -19,7 +19,7 @@ FROM ${PYTHON_IMAGE} AS kernels
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends g++
 WORKDIR /source
 COPY engine/__init__.py engine/
-COPY engine/native/__init__.py engine/native/build.py engine/native/cpu_class.py engine/native/prebuilt.py engine/native/
+COPY engine/native/__init__.py engine/native/build.py engine/native/compiler.py engine/native/cpu_class.py engine/native/prebuilt.py engine/native/
 COPY engine/native/x86 engine/native/x86
 RUN mkdir engine/native/prebuilt && if [ "$(uname -m)" = x86_64 ]; then python -m engine.native.prebuilt; fi
 
