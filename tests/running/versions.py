@@ -118,8 +118,8 @@ class VersionedService(RunningService):
         self.channel = open_channel(self.address)
 
     def faults(self) -> list[str]:
-        """Lines of its output that report a fault."""
-        return [line for line in self.output.lines if _FAULTS.search(line)]
+        """Lines of its output that report a fault, after its version and kind."""
+        return [f"{self.version.name} {self.label}: {line}" for line in self.output.lines if _FAULTS.search(line)]
 
 
 class Fleet:
