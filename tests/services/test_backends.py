@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from engine.attention import TorchBackend
+from engine.gpu.graphs import RecordedDecoder, Recorder, batch_sizes
 from engine.model.decoder import ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.schedule.request import Capacity
 from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder
+from services.engine.startup.decoder_check import replays
 from services.runtime.settings import InvalidSetting
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
@@ -65,3 +67,38 @@ def test_a_model_whose_logits_differ_on_the_gpus_decoder_runs_through_its_module
     backend = make_triton_backend()(other.geometry, 16, 8, torch.float32)
     modules = ModulesDecoder(other, backend)
     assert gpu_decoder(other, backend, modules) is modules
+
+
+def _runs_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    result = run()
+    return lambda: result.copy_(run()), result  # type: ignore[return-value]
+
+
+def _keeps_its_result(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    return lambda: None, run()
+
+
+def _mixes_rows(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    result = run()
+    return lambda: result.copy_(run().roll(1, 0)), result  # type: ignore[return-value]
+
+
+def _reads_freed_memory(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    result = run()
+    return lambda: result.fill_(torch.nan), result  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("record", "same"),
+    [(_runs_again, True), (_keeps_its_result, False), (_mixes_rows, False), (_reads_freed_memory, False)],
+)
+def test_recorded_steps_are_used_only_if_they_give_the_logits_of_launched_ones(
+    load: Callable[[str, torch.device], LoadedModel], record: Recorder, same: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load("llama", CPU)
+    backend = TorchBackend(loaded.geometry, 16, 8)
+    modules = ModulesDecoder(loaded, backend)
+    recorded = RecordedDecoder(modules, record, 16, 8, batch_sizes(5), CPU)
+    recorded.prepare(lambda done, of: None)
+    assert replays(recorded, modules, loaded, backend, 3) is same
+    assert ("recorded steps are not used" in caplog.text) is not same

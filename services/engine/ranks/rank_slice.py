@@ -81,7 +81,7 @@ class SliceLoader:
         decoder = mine.decoder(backend)
         ahead = self.device.type == "cuda"
         if ahead:
-            decoder = recorded_decoder(decoder, options) or decoder
+            decoder = recorded_decoder(decoder, options, backend) or decoder
         ranks.limit(settings.rank_seconds)
         log.info("rank %d of %d is loaded", ranks.rank, ranks.size)
         return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead)

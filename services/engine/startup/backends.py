@@ -18,7 +18,7 @@ from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
-from services.engine.startup.decoder_check import matches, warm_up
+from services.engine.startup.decoder_check import matches, replays, warm_up
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from engine.gpu.triton_backend import TritonBackend
 
 Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
+
+# The recorded batch of three sequences has padding.
+_COMPARED_SEQUENCES = 3
 
 log = logging.getLogger("quire.engine")
 
@@ -156,7 +159,7 @@ def _triton(options: BackendOptions, backend: Any) -> BackendChoice:
     modules = ModulesDecoder(options.loaded, backend)
     decoder = gpu_decoder(options.loaded, backend, modules)
     description = "the model's modules" if decoder is modules else "few launches"
-    if recorded := recorded_decoder(decoder, options):
+    if recorded := recorded_decoder(decoder, options, backend):
         return BackendChoice(backend, recorded, f"{description}, recorded for decoding", ahead=True)
     return BackendChoice(backend, decoder, description, ahead=True)
 
@@ -171,8 +174,11 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
     return decoder if matches("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 
-def recorded_decoder(decoder: Decoder, options: BackendOptions) -> Decoder | None:
-    """Return the decoder with recorded decoding steps, or None if recording fails. Raises DeviceLost."""
+def recorded_decoder(decoder: Decoder, options: BackendOptions, backend: Backend) -> Decoder | None:
+    """Return the decoder with recorded decoding steps; None if recording fails, or if their logits are not its own.
+
+    Raises DeviceLost.
+    """
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
     capacity = options.capacity
@@ -183,10 +189,11 @@ def recorded_decoder(decoder: Decoder, options: BackendOptions) -> Decoder | Non
     try:
         with watched(check_of(options.device)):
             recorded.prepare(lambda done, of: log.info("recorded decoding steps: %d of %d sizes", done, of))
+            same = replays(recorded, decoder, options.loaded, backend, min(_COMPARED_SEQUENCES, options.max_sequences))
     except RuntimeError as failure:  # torch raises it if a launch waits for the device
         log.warning("decoding steps cannot be recorded, so each one is launched anew: %s", failure)
         return None
-    return recorded
+    return recorded if same else None
 
 
 _BACKENDS: dict[str, Callable[[BackendOptions], Backend]] = {

@@ -1,4 +1,4 @@
-"""Checks that Quire's own decoders compute the same logits as a model's modules."""
+"""Checks that Quire's own decoders compute the same logits as a model's modules, and recorded steps those launched."""
 
 import logging
 from typing import Protocol
@@ -14,7 +14,7 @@ from engine.schedule.step_plan import Work
 
 # Both round, at different places: logits differ by some hundredths of their spread, and by more at single tokens.
 _MAX_DIFFERENCE = 0.2
-_CHECKED_TOKENS = 24
+CHECKED_TOKENS = 24
 
 log = logging.getLogger("quire.engine")
 
@@ -47,19 +47,54 @@ def matches(name: str, ours: Decoder, modules: Decoder, loaded: LoadedModel, bac
     return True
 
 
+def replays(recorded: Decoder, launched: Decoder, loaded: LoadedModel, backend: _Cached, sequences: int) -> bool:
+    """Return True if recorded steps give nearly the logits of the same steps launched; otherwise log a warning.
+
+    Compares steps of one sequence and of `sequences`, whose tokens, lengths and padding are not those of the recording.
+    Overwrites the first blocks of the cache, which must be free.
+    """
+    token_ids, positions, prompt = _prompt(loaded, backend)
+    with torch.inference_mode():
+        launched.logits(token_ids, positions, positions[-1:], prompt)
+        # All steps before any result, because the ranks of a model must run the same steps whatever each one finds.
+        steps = [_decoding_step(token_ids, positions, prompt, count) for count in (1, min(sequences, len(token_ids)))]
+        both = [[one.logits(*step).float() for one in (recorded, launched)] for step in steps]
+        # Logits of a padding token may all be equal. NaN of ours is found, because it is below no number.
+        rows = torch.cat([_apart(found, expected)[expected.std(dim=1) > 0] for found, expected in both])
+        apart = float(rows.max()) if len(rows) else 0.0
+    if not apart < _MAX_DIFFERENCE:
+        log.warning("recorded steps are not used for this model: their logits differ by %.2g", apart)
+        return False
+    return True
+
+
+def _decoding_step(
+    token_ids: torch.Tensor, positions: torch.Tensor, prompt: PagedBatch, rows: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]:
+    """Return a step that feeds each of the prompt's last tokens again, as a sequence of its own."""
+    table, fed = tuple(prompt.tables[0].tolist()), len(token_ids)
+    work = [_work(position, 1, table) for position in range(fed - rows, fed)]
+    batch = PagedBatch.of(work, prompt.block_size, token_ids.device)
+    return token_ids[-rows:], positions[-rows:], torch.arange(rows, device=token_ids.device), batch
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the difference of each row of logits relative to its standard deviation."""
+    return (found - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)
+
+
 def _difference(ours: Decoder, modules: Decoder, loaded: LoadedModel, backend: _Cached) -> float:
     """Return the difference of the logits relative to their standard deviation: the median over a few tokens."""
     token_ids, places, batch = _prompt(loaded, backend)
     with torch.inference_mode():
         theirs, found = (one.logits(token_ids, places, places, batch).float() for one in (modules, ours))
-        apart = (found - theirs).square().mean(dim=1).sqrt() / theirs.std(dim=1)
-        return float(apart.nanmedian())  # logits of a padding token may all be equal
+        return float(_apart(found, theirs).nanmedian())  # logits of a padding token may all be equal
 
 
 def _prompt(loaded: LoadedModel, backend: _Cached) -> tuple[torch.Tensor, torch.Tensor, PagedBatch]:
     """Return a few tokens, their positions, and the batch that writes them into the first blocks."""
     block_size, device = backend.block_size, backend.cache.device
-    count = min(_CHECKED_TOKENS, loaded.context_tokens, (len(backend.cache) - 1) * block_size)
+    count = min(CHECKED_TOKENS, loaded.context_tokens, (len(backend.cache) - 1) * block_size)
     token_ids = torch.tensor([7919 * number % loaded.vocabulary_size for number in range(count)], device=device)
     table = tuple(range(1, blocks_for(count, block_size) + 1))
     batch = PagedBatch.of([_work(0, count, table)], block_size, device)
