@@ -5,8 +5,10 @@ that depends on lengths is computed on the device. A batch uses the next larger 
 0, which is never allocated.
 """
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -64,11 +66,26 @@ class CudaRecorder:
                 run()
         current.wait_stream(self._capture_stream)
         graph = torch.cuda.CUDAGraph()
-        # A failed capture leaves torch on the capture stream.
-        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._pool):
+        # A failed capture leaves torch on the capture stream. Without a stream, torch would capture on another one than
+        # the first runs, where libraries have no workspace yet and would allocate it in the graph's memory.
+        captured = torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream)
+        with torch.cuda.stream(current), _no_collection(), captured:
             output = run()
         self._pool = self._pool or graph.pool()
         return graph.replay, output
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect garbage now instead of during a capture: freeing another graph would make the capture fail."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def batch_sizes(most: int) -> list[int]:

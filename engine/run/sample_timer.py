@@ -14,15 +14,15 @@ class SampleTimer:
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
         """`clock` returns seconds; it is unused on a GPU."""
-        self._on_gpu = device.type == "cuda"
+        self._device = device
         self._clock = clock
 
     def mark(self) -> Mark:
         """Record a mark behind all work launched so far."""
-        if not self._on_gpu:
+        if self._device.type != "cuda":
             return self._clock()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))  # by default a stream of the thread's current device
         return event
 
 

@@ -47,12 +47,23 @@ class FakeStream:
         return FakeEvent(self._cuda, dict(self.clock))
 
 
+class FakeGraph:
+    """A graph that is never replayed."""
+
+    def pool(self) -> object:
+        return self
+
+    def replay(self) -> None:
+        raise NotImplementedError
+
+
 class FakeCuda:
     """Streams of one device. `current` is the stream that launches go to."""
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
         self.current = self.stream("compute")
+        self.capturing = False
         self._written: dict[Hashable, tuple[str, int]] = {}
         self._read: dict[Hashable, dict[str, int]] = defaultdict(dict)
 
@@ -66,6 +77,24 @@ class FakeCuda:
         self.streams.append(FakeStream(self, name))
         return self.streams[-1]
 
+    def install_graphs(self, patch: pytest.MonkeyPatch) -> list["FakeGraph"]:
+        """Replace torch's graphs, and return those that are captured from now on."""
+        graphs: list[FakeGraph] = []
+
+        @contextmanager
+        def graph(captured: FakeGraph, pool: object, stream: FakeStream | None = None) -> Iterator[None]:
+            graphs.append(captured)
+            with self.using(stream or self.stream("torch's own")):
+                self.capturing = True
+                try:
+                    yield
+                finally:
+                    self.capturing = False
+
+        patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+        patch.setattr(torch.cuda, "graph", graph)
+        return graphs
+
     @contextmanager
     def using(self, stream: FakeStream) -> Iterator[None]:
         before, self.current = self.current, stream
@@ -75,7 +104,9 @@ class FakeCuda:
             self.current = before
 
     def launch(self, reads: Iterable[Hashable] = (), writes: Iterable[Hashable] = ()) -> None:
-        """Note what work on the current stream accesses. Raises Race."""
+        """Note what work on the current stream accesses, unless it is only captured. Raises Race."""
+        if self.capturing:
+            return
         stream = self.current
         stream.clock[stream.name] += 1
         stamp = (stream.name, stream.clock[stream.name])

@@ -1,7 +1,9 @@
 """Every two accesses of the GPU path to the same memory are ordered by a stream or an event."""
 
+import gc
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from blocks import Copy
 from engine.attention.backend import Direction
 from engine.gpu.copy_stream import CudaCopyStream
+from engine.gpu.graphs import CudaRecorder
 from engine.run import block_copies
 from engine.run.block_copies import BlockCopies
 from engine.schedule.step_plan import Copies, Work
@@ -106,6 +109,42 @@ def test_many_blocks_are_few_launches_of_bounded_size(engine: Engine, monkeypatc
     engine.copy(back=tuple((block, 100 - block) for block in range(1, 60)))
     assert engine.backend.launches == 1 + 3
     assert engine.copies.in_flight == 1 + 3
+
+
+class TestCapture:
+    def test_a_graph_is_captured_on_the_stream_of_its_first_runs_behind_earlier_work(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cuda.install_graphs(monkeypatch)
+        record = CudaRecorder(GPU)
+        compute, streams = cuda.current, []
+
+        def run() -> None:
+            streams.append(cuda.current.name)
+            cuda.launch(reads=["buffers"], writes=["workspace"])
+
+        for _ in range(2):
+            cuda.launch(writes=["buffers"])
+            record(run)
+        assert len(set(streams)) == 1
+        assert streams[0] != compute.name
+        assert cuda.current is compute
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_no_garbage_is_collected_during_a_capture(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, fails: bool
+    ) -> None:
+        graphs = cuda.install_graphs(monkeypatch)
+
+        def run() -> None:
+            if graphs:
+                assert not gc.isenabled()
+                assert not fails
+
+        with pytest.raises(AssertionError) if fails else nullcontext():
+            CudaRecorder(GPU)(run)
+        assert graphs
+        assert gc.isenabled()
 
 
 class TestFake:
