@@ -3,6 +3,9 @@
 Keys visible to all rows of a tile are processed without a mask, as in SGLang's extend kernel. There, the keys of the
 fed tokens come from the activations. Here they are read from the cache, where they were just written and still are in
 L2.
+
+Few tiles behind a long prefix would leave most of the device idle. Then the keys of each tile are split over several
+programs, and a second kernel merges their results (Flash-Decoding, as in decoding).
 """
 
 import torch
@@ -16,6 +19,8 @@ from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.softmax_tiles import attend_tiles
 from engine.triton_kernels.tuning import INTERPRETED, Tuning, padded
 from engine.triton_kernels.work_list import WorkList, tile_tokens
+
+_MERGED_ROWS = 16  # of a tile, by one program
 
 
 def prefill(
@@ -33,9 +38,16 @@ def prefill(
     """
     size = query.shape[2]
     group = query.shape[1] // layer.kv_heads
-    _prefill[(len(work.tiles), layer.kv_heads)](
+    tiles, rows = len(work.tiles), tuning.prefill.rows
+    splits = split_count(tiles, layer.kv_heads, batch.tables.shape[1] * layer.block_size, tuning)
+    parts = (tiles * layer.kv_heads * splits, rows) if splits > 1 else (0, rows)
+    partial_sums = torch.empty(*parts, size, dtype=torch.float32, device=query.device)
+    partial_weights = torch.empty(*parts, 2, dtype=torch.float32, device=query.device)
+    _prefill[(tiles, layer.kv_heads, splits)](
         query,
         output,
+        partial_sums,
+        partial_weights,
         layer.memory,
         batch.tables,
         batch.first,
@@ -47,8 +59,10 @@ def prefill(
         query.stride(1),
         batch.tables.stride(0),
         *layer.strides,
+        tuning.min_chunk,
         factors.scale,
         factors.cap,
+        SPLIT=splits > 1,
         WINDOW=factors.window,
         CAPPED=factors.capped,
         KV_HEADS=layer.kv_heads,
@@ -56,19 +70,72 @@ def prefill(
         TOKENS=tile_tokens(group, tuning),
         BLOCK_SIZE=layer.block_size,
         HEAD_SIZE=size,
-        ROWS=tuning.prefill.rows,
+        ROWS=rows,
         DIMS=padded(size),
         KEYS=tuning.prefill.keys,
         STAGES=tuning.prefill.stages,
         INTERPRETED=INTERPRETED,
         num_warps=tuning.prefill.warps,
     )
+    if splits > 1:
+        _merge[(tiles, layer.kv_heads, triton.cdiv(rows, _MERGED_ROWS))](
+            output,
+            partial_sums,
+            partial_weights,
+            batch.first,
+            batch.ends,
+            work.tiles,
+            work.totals,
+            tuning.min_chunk,
+            splits,
+            WINDOW=factors.window,
+            KV_HEADS=layer.kv_heads,
+            GROUP=group,
+            TOKENS=tile_tokens(group, tuning),
+            HEAD_SIZE=size,
+            ROWS=rows,
+            MERGED=_MERGED_ROWS,
+            DIMS=padded(size),
+            KEYS=tuning.prefill.keys,
+            INTERPRETED=INTERPRETED,
+            num_warps=2,
+        )
 
 
-@triton.jit(do_not_specialize=["layer", "table_stride"])
+def split_count(tiles: int, kv_heads: int, most_keys: int, tuning: Tuning) -> int:
+    """Return how many programs share the keys of each tile and KV head, from numbers known on the host.
+
+    So many that all together occupy the device, and none has less than a chunk of `most_keys`, the longest sequence.
+    """
+    return max(1, min(tuning.programs // (tiles * kv_heads), most_keys // tuning.min_chunk))
+
+
+@triton.jit
+def _range_of_tile(first, ends, tiles, tile, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """Return a tile's sequence, its first and last fed token, and the range of keys that its tokens see."""
+    sequence = tl.load(tiles + tile * 2)
+    begin = tl.load(tiles + tile * 2 + 1)
+    fed = tl.load(first + sequence + 1) - tl.load(first + sequence)
+    prefix = tl.load(ends + sequence) - fed
+    final = tl.minimum(begin + TOKENS, fed) - 1
+    oldest = tl.zeros_like(prefix)
+    if WINDOW > 0:
+        oldest = tl.maximum(prefix + begin + 1 - WINDOW, 0)
+    return sequence, begin, final, prefix, oldest, prefix + final + 1
+
+
+@triton.jit
+def _chunk_of(keys, splits, min_chunk, KEYS: tl.constexpr):
+    """Return the keys of one program, a multiple of KEYS."""
+    return (tl.maximum((keys + splits - 1) // splits, min_chunk) + KEYS - 1) // KEYS * KEYS
+
+
+@triton.jit(do_not_specialize=["layer", "table_stride", "min_chunk"])
 def _prefill(
     query,
     output,
+    partial_sums,
+    partial_weights,
     cache,
     tables,
     first,
@@ -82,8 +149,10 @@ def _prefill(
     block_stride,
     layer_stride,
     value_offset,
+    min_chunk,
     scale,
     cap,
+    SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -97,56 +166,124 @@ def _prefill(
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Attend for one tile of fed tokens and the query heads of one KV head."""
+    """Attend for one tile of fed tokens and the query heads of one KV head, to all keys or to one part of them."""
     tile = tl.program_id(0)
     if tile < tl.load(totals + 1):
         kv_head = tl.program_id(1)
-        sequence = tl.load(tiles + tile * 2)
-        begin = tl.load(tiles + tile * 2 + 1)
-        place = tl.load(first + sequence)
-        fed = tl.load(first + sequence + 1) - place
-        prefix = tl.load(ends + sequence) - fed
+        sequence, begin, final, prefix, oldest, stop = _range_of_tile(first, ends, tiles, tile, TOKENS, WINDOW)
+        mine, mine_stop = oldest, stop
+        whole_tile = True
+        if SPLIT:
+            chunk = _chunk_of(stop - oldest, tl.num_programs(2), min_chunk, KEYS)
+            mine = oldest + tl.program_id(2) * chunk
+            mine_stop = tl.minimum(mine + chunk, stop)
+            whole_tile = stop - oldest <= chunk
+        if mine < mine_stop:
+            place = tl.load(first + sequence)
+            rows = tl.arange(0, ROWS)
+            dims = tl.arange(0, DIMS)
+            tokens = tl.minimum(begin + rows // GROUP, final)
+            heads = kv_head * GROUP + rows % GROUP
+            there = (begin + rows // GROUP <= final)[:, None] & (dims < HEAD_SIZE)[None, :]
+            batch_rows = (place + tokens).to(tl.int64)
+            places = batch_rows[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
+            packed = widened(tl.load(query + places, mask=there, other=0), INTERPRETED)
 
-        rows = tl.arange(0, ROWS)
-        dims = tl.arange(0, DIMS)
-        final = tl.minimum(begin + TOKENS, fed) - 1
-        tokens = tl.minimum(begin + rows // GROUP, final)
-        heads = kv_head * GROUP + rows % GROUP
-        there = (begin + rows // GROUP <= final)[:, None] & (dims < HEAD_SIZE)[None, :]
-        batch_rows = (place + tokens).to(tl.int64)
-        places = batch_rows[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
-        packed = widened(tl.load(query + places, mask=there, other=0), INTERPRETED)
-
-        keys = cache + layer.to(tl.int64) * layer_stride + kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_SIZE)
-        table = tables + sequence.to(tl.int64) * table_stride
-        last = prefix + tokens
-        stop = prefix + final + 1  # end of the keys visible to the tile's last token
-        all_see_until = prefix + begin + 1
-        oldest = tl.zeros_like(stop)
-        whole = tl.zeros_like(stop)  # start of the tiles whose keys all rows see
-        if WINDOW > 0:
-            oldest = tl.maximum(prefix + begin + 1 - WINDOW, 0)
-            all_see_from = tl.maximum(stop - WINDOW, 0)
-            whole = tl.minimum(oldest + (all_see_from - oldest + KEYS - 1) // KEYS * KEYS, stop)
-        ragged = whole + tl.maximum(all_see_until - whole, 0) // KEYS * KEYS
-        state = (
-            tl.zeros([ROWS, DIMS], tl.float32),
-            tl.full([ROWS], -1e30, tl.float32),
-            tl.zeros([ROWS], tl.float32),
-        )
-        if WINDOW > 0:
+            keys = cache + layer.to(tl.int64) * layer_stride + kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_SIZE)
+            table = tables + sequence.to(tl.int64) * table_stride
+            last = prefix + tokens
+            all_see_until = prefix + begin + 1
+            whole = tl.zeros_like(stop)  # start of the tiles of keys that all rows see
+            if WINDOW > 0:
+                all_see_from = tl.maximum(stop - WINDOW, 0)
+                whole = tl.minimum(oldest + (all_see_from - oldest + KEYS - 1) // KEYS * KEYS, stop)
+            ragged = whole + tl.maximum(all_see_until - whole, 0) // KEYS * KEYS
+            # All parts begin and end whole tiles of keys behind `oldest`, or at `stop`.
+            whole = tl.minimum(tl.maximum(whole, mine), mine_stop)
+            ragged = tl.minimum(tl.maximum(ragged, mine), mine_stop)
+            state = (
+                tl.zeros([ROWS, DIMS], tl.float32),
+                tl.full([ROWS], -1e30, tl.float32),
+                tl.zeros([ROWS], tl.float32),
+            )
+            if WINDOW > 0:
+                state = attend_tiles(
+                    packed, state, keys, table, mine, whole, last, block_stride, value_offset, scale, cap,
+                    WINDOW, CAPPED, True, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
+                )  # fmt: skip
             state = attend_tiles(
-                packed, state, keys, table, oldest, whole, last, block_stride, value_offset, scale, cap,
+                packed, state, keys, table, whole, ragged, last, block_stride, value_offset, scale, cap,
+                WINDOW, CAPPED, False, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
+            )  # fmt: skip
+            sums, greatest, weights = attend_tiles(
+                packed, state, keys, table, ragged, mine_stop, last, block_stride, value_offset, scale, cap,
                 WINDOW, CAPPED, True, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
             )  # fmt: skip
-        state = attend_tiles(
-            packed, state, keys, table, whole, ragged, last, block_stride, value_offset, scale, cap,
-            WINDOW, CAPPED, False, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
-        )  # fmt: skip
-        sums, _, weights = attend_tiles(
-            packed, state, keys, table, ragged, stop, last, block_stride, value_offset, scale, cap,
-            WINDOW, CAPPED, True, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
-        )  # fmt: skip
-        places = (batch_rows[:, None] * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + dims[None, :]
-        attended = rounded(sums / weights[:, None], output.dtype.element_ty, INTERPRETED)
-        tl.store(output + places, attended, mask=there)
+            if whole_tile:
+                places = (batch_rows[:, None] * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + dims[None, :]
+                attended = rounded(sums / weights[:, None], output.dtype.element_ty, INTERPRETED)
+                tl.store(output + places, attended, mask=there)
+            elif SPLIT:
+                # Not divided, because a row may see none of these keys.
+                part = (tile * KV_HEADS + kv_head).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
+                slots = part * ROWS + rows
+                tl.store(partial_sums + slots[:, None] * HEAD_SIZE + dims[None, :], sums, mask=there)
+                tl.store(partial_weights + slots * 2, greatest)
+                tl.store(partial_weights + slots * 2 + 1, weights)
+
+
+@triton.jit(do_not_specialize=["min_chunk", "splits"])
+def _merge(
+    output,
+    partial_sums,
+    partial_weights,
+    first,
+    ends,
+    tiles,
+    totals,
+    min_chunk,
+    splits,
+    WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    MERGED: tl.constexpr,
+    DIMS: tl.constexpr,
+    KEYS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Merge the results of a tile's parts for a few of its rows, if it has several parts."""
+    tile = tl.program_id(0)
+    if tile < tl.load(totals + 1):
+        sequence, begin, final, _, oldest, stop = _range_of_tile(first, ends, tiles, tile, TOKENS, WINDOW)
+        count = tl.cdiv(stop - oldest, _chunk_of(stop - oldest, splits, min_chunk, KEYS))
+        if count > 1:
+            kv_head = tl.program_id(1)
+            rows = tl.program_id(2) * MERGED + tl.arange(0, MERGED)
+            dims = tl.arange(0, DIMS)
+            tokens = begin + rows // GROUP
+            filled = (rows < ROWS) & (tokens <= final)
+            there = filled[:, None] & (dims < HEAD_SIZE)[None, :]
+            sums = tl.zeros([MERGED, DIMS], tl.float32)
+            greatest = tl.full([MERGED], -1e30, tl.float32)
+            weights = tl.zeros([MERGED], tl.float32)
+            for number in tl.range(0, count):
+                slots = ((tile * KV_HEADS + kv_head).to(tl.int64) * splits + number) * ROWS + rows
+                most = tl.load(partial_weights + slots * 2, mask=filled, other=-1e30)
+                part_weights = tl.load(partial_weights + slots * 2 + 1, mask=filled, other=0)
+                part = tl.load(partial_sums + slots[:, None] * HEAD_SIZE + dims[None, :], mask=there, other=0)
+                grown = tl.maximum(greatest, most)
+                faded = tl.exp2(greatest - grown)
+                share = tl.exp2(most - grown)
+                sums = sums * faded[:, None] + part * share[:, None]
+                weights = weights * faded + part_weights * share
+                greatest = grown
+            heads = kv_head * GROUP + rows % GROUP
+            batch_rows = (tl.load(first + sequence) + tokens).to(tl.int64)
+            places = (batch_rows[:, None] * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + dims[None, :]
+            weights = tl.where(filled, weights, 1.0)
+            tl.store(
+                output + places, rounded(sums / weights[:, None], output.dtype.element_ty, INTERPRETED), mask=there
+            )

@@ -81,6 +81,10 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
     key, value = torch.randn(2, 10, kv_heads, size).to(dtype)
     backend.write(0, key, value, batch)
     backend.attend(0, torch.randn(10, heads, size).to(dtype), batch, scoring)
+    # The keys of few tokens behind a long prefix are split.
+    table = (1,) * (1024 // block_size + 1)
+    behind = PagedBatch.of([Work(3, (0,) * 2, 1022, table, True, Sampling())], block_size, CPU)
+    backend.attend(0, torch.randn(2, heads, size).to(dtype), behind, scoring)
     backend.copy_blocks([Copy(1, 2)])
     backend.swap([Copy(1, 2)], Direction.DEVICE_TO_HOST)
     projected = torch.randn(10, (heads + 2 * kv_heads) * size).to(dtype)

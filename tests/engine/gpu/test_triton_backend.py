@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from tests.engine.triton_case import DEVICE, make_triton_backend
 
 pytest.importorskip("triton")
 from engine.gpu.triton_backend import TritonBackend
-from engine.triton_kernels.tuning import tuning_for
+from engine.triton_kernels import prefill
+from engine.triton_kernels.tuning import Tiling, tuning_for
+from engine.triton_kernels.work_list import tile_tokens
 
 TOLERANCE = 2e-5
 MIXED = (Feed(0, 1), Feed(37, 1), Feed(16, 1), Feed(0, 33), Feed(20, 13), Feed(63, 1), Feed(15, 17), Feed(3, 1))
@@ -36,6 +39,30 @@ def test_prompts_may_begin_anywhere_in_a_tile_of_keys(window: int | None) -> Non
     keys = tuning_for(8, torch.float32, 2, DEVICE).prefill.keys
     feeds = [Feed(keys + distance, 3) for distance in range(-5, 3)]
     assert Case(feeds, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [None, 20, 700])
+def test_the_keys_of_a_tile_may_be_split_over_programs(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill, "split_count", lambda *_: 4)
+    feeds = [Feed(1000, 3), Feed(0, 5), Feed(700, 50), Feed(300, 2), Feed(600, 1)]
+    assert Case(feeds, kv_heads=1, group=3, scoring=Scoring(0.25, window), make=make_triton_backend()).run() < TOLERANCE
+
+
+def test_few_new_tokens_behind_a_long_prefix_occupy_the_device() -> None:
+    """Llama-3-8B on an H100 with 132 processors: 32 query heads share 8 KV heads, 264 programs run at once."""
+    h100 = replace(
+        tuning_for(128, torch.float32, 4, DEVICE), prefill=Tiling(128, 64, 8, 3), programs=264, min_chunk=256
+    )
+
+    def splits(fed: int, keys: int) -> int:
+        tiles = -(-fed // tile_tokens(4, h100))
+        return prefill.split_count(tiles, 8, keys, h100)
+
+    assert splits(16, 32 * 1024 + 16) == 33, "264 programs of 1,024 keys instead of 8 of 32,784"
+    assert splits(64, 32 * 1024 + 64) == 16, "256 programs"
+    assert splits(512, 32 * 1024 + 512) == 2
+    assert splits(16, 300) == 1, "a short sequence is one chunk"
+    assert splits(2048, 2048) == 1, "64 tiles occupy the device themselves"
 
 
 def test_71_query_heads_may_share_a_kv_head() -> None:

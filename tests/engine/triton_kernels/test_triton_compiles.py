@@ -12,7 +12,7 @@ from tests.engine.gpu_resources import PROCESSORS, Resources
 from tests.engine.triton_case import make_triton_backend
 
 ROOT = Path(__file__).parents[3]
-KERNELS = {"_write", "_list_work", "_decode", "_combine", "_prefill", "_copy", "_write_rotated"}
+KERNELS = {"_write", "_list_work", "_decode", "_combine", "_prefill", "_merge", "_copy", "_write_rotated"}
 KERNELS |= {"_add_and_norm", "_silu_gated", "_read"}
 SAMPLER = {"scan", "measure", "gather", "choose"}
 
