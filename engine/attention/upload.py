@@ -5,6 +5,7 @@ behind another. torch caches pinned memory and reuses it once its copy is done.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int32] | NDArray[np.int64]
 IntegerType = type[np.int32] | type[np.int64]
+
+_ALIGNMENT = 16  # bytes
 
 
 def upload(
@@ -24,6 +27,26 @@ def upload(
     if device.type == "cpu":
         return on_host
     return (on_host.pin_memory() if device.type == "cuda" else on_host).to(device, non_blocking=True)
+
+
+def upload_together(arrays: Sequence[Integers], device: torch.device) -> list[torch.Tensor]:
+    """Return arrays as tensors on the device, by one copy; on a CPU they share the arrays' memory.
+
+    Each begins at a multiple of 16 bytes, because Triton compiles kernels again for tensors that do not.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(one) for one in arrays]
+    ends = list(accumulate((-(-one.nbytes // _ALIGNMENT) * _ALIGNMENT for one in arrays), initial=0))
+    packed = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    on_host = packed.numpy()
+    for first, one in zip(ends, arrays, strict=False):
+        on_host[first : first + one.nbytes] = one.view(np.uint8)
+    on_device = packed.to(device, non_blocking=True)
+    types = [torch.int32 if one.dtype == np.int32 else torch.int64 for one in arrays]
+    return [
+        on_device[first : first + one.nbytes].view(dtype)
+        for first, one, dtype in zip(ends, arrays, types, strict=False)
+    ]
 
 
 class Download:

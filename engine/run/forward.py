@@ -6,13 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.attention.backend import AttentionBackend, PagedBatch
-from engine.attention.upload import upload
+from engine.attention.block_tables import BlockTables
+from engine.attention.upload import Integers, upload_together
 from engine.gpu.copy_stream import CopyStream, copy_stream_for
 from engine.model.decoder import Decoder
 from engine.run.block_copies import BlockCopies
-from engine.schedule.step_plan import PENDING, StepPlan, Work
+from engine.schedule.step_plan import PENDING, PENDING_TOKEN, StepPlan, Work
+
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class ForwardPass:
@@ -31,6 +35,7 @@ class ForwardPass:
         self._block_size = block_size
         self._device = device
         self._latest = _LatestTokens(())
+        self._tables = BlockTables(device)
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(device), block_size)
 
     def run(self, plan: StepPlan) -> torch.Tensor | None:
@@ -54,48 +59,75 @@ class ForwardPass:
 
     def logits(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
-        token_ids = [token for item in work for token in item.token_ids]
-        positions = [position for item in work for position in range(item.start, item.end)]
-        inputs = self._upload_columns(token_ids, positions, self._logit_indices(work))
-        self._insert_pending(inputs[0], token_ids, work)
-        return self._decoder.logits(*inputs, PagedBatch.of(work, self._block_size, self._device))
+        inputs = self._inputs(work)
+        tables = self._tables.update(work)
+        block = tables.rows.repeat(inputs.fed), inputs.positions // self._block_size
+        slots = self._tables.host[block].astype(np.int64) * self._block_size + inputs.positions % self._block_size
+        narrow = self._device.type == "cpu" and self._decoder.integers is np.int32
+        wide = (inputs.token_ids, inputs.positions, inputs.places)
+        columns: list[Integers] = [one.astype(np.int32) if narrow else one for one in wide]
+        pending = self._pending(work, inputs.token_ids)
+        others = (slots, inputs.first, inputs.ends, *pending, tables.rows, tables.changed, tables.values)
+        token_ids, positions, places, *rest = upload_together([*columns, *others], self._device)
+        slots_of, first, ends, targets, sources, rows, changed, values = rest
+        if len(pending[0]):
+            token_ids[targets] = self._latest.tokens[sources].to(token_ids.dtype)
+        batch = PagedBatch(
+            block_size=self._block_size,
+            fed=tuple(inputs.fed),
+            slots=slots_of,
+            first=first,
+            ends=ends,
+            tables=self._tables.select(rows, tables.width, changed, values),
+        )
+        return self._decoder.logits(token_ids, positions, places, batch)
 
-    def _upload_columns(
-        self, token_ids: list[int], positions: list[int], places: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return three tensors of the decoder's integers. On a CPU they are parts of one array, which costs less.
+    def _inputs(self, work: tuple[Work, ...]) -> "_Inputs":
+        fed = [len(item.token_ids) for item in work]
+        starts = np.array([item.start for item in work], dtype=np.int64)
+        first = np.array([0, *accumulate(fed)], dtype=np.int64)
+        token_ids = np.array([token for item in work for token in item.token_ids], dtype=np.int64)
+        positions = np.arange(len(token_ids)) - (first[:-1] - starts).repeat(fed)
+        if any(item.to_score for item in work):
+            places = np.array(_logit_indices(work), dtype=np.int64)
+        else:
+            places = (first[1:] - 1).repeat([len(item.sample_indices) if item.samples else 0 for item in work])
+        return _Inputs(fed, token_ids, positions, places, first.astype(np.int32), (starts + fed).astype(np.int32))
 
-        On a GPU they are not, because Triton compiles kernels again for tensors that are not aligned.
-        """
-        if self._device.type != "cpu":
-            known, placed, chosen = (upload(one, torch.int64, self._device) for one in (token_ids, positions, places))
-            return known, placed, chosen
-        values = np.array([*token_ids, *positions, *places], dtype=self._decoder.integers)
-        fed = len(token_ids)
-        parts = values[:fed], values[fed : 2 * fed], values[2 * fed :]
-        return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
+    def _pending(
+        self, work: tuple[Work, ...], token_ids: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the indices of pending tokens in the flattened batch, and of these among the latest step's tokens."""
+        pending = [item.sequence for item in work if item.token_ids == PENDING_TOKEN]
+        if not pending:
+            return _NONE, _NONE
+        rows = self._latest.rows()
+        return (token_ids == PENDING).nonzero()[0], np.array([rows[one] for one in pending], dtype=np.int64)
 
-    def _logit_indices(self, work: tuple[Work, ...]) -> list[int]:
-        """Return the indices in the flattened batch whose logits are needed."""
-        places: list[int] = []
-        fed = 0
-        for item in work:
-            if part := item.to_score:
-                first = fed + part.position - 1 - item.start
-                places += range(first, first + len(part.token_ids))
-            fed += len(item.token_ids)
-            if item.samples:
-                places += [fed - 1] * len(item.sample_indices)
-        return places
 
-    def _insert_pending(self, known: torch.Tensor, token_ids: list[int], work: tuple[Work, ...]) -> None:
-        """Copy the pending ones of the input token ids from the latest step, on the device."""
-        pending = [item.sequence for item in work if item.token_ids == (PENDING,)]
-        if pending:
-            rows = self._latest.rows()
-            drawn = self._latest.tokens[upload([rows[one] for one in pending], torch.int64, self._device)]
-            places = [place for place, token in enumerate(token_ids) if token == PENDING]
-            known[upload(places, torch.int64, self._device)] = drawn.to(known.dtype)
+class _Inputs(NamedTuple):
+    """The inputs of a step: `fed` is the number of tokens of each work; see PagedBatch and Decoder."""
+
+    fed: list[int]
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    places: NDArray[np.int64]
+    first: NDArray[np.int32]
+    ends: NDArray[np.int32]
+
+
+def _logit_indices(work: tuple[Work, ...]) -> list[int]:
+    """Return the indices in the flattened batch whose logits are needed."""
+    places: list[int] = []
+    fed = 0
+    for item in work:
+        if part := item.to_score:
+            first = fed + part.position - 1 - item.start
+            places += range(first, first + len(part.token_ids))
+        fed += len(item.token_ids)
+        if item.samples:
+            places += [fed - 1] * len(item.sample_indices)
+    return places
 
 
 class _LatestTokens(NamedTuple):

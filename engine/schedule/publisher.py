@@ -1,6 +1,6 @@
 """Processes the results of a step: lengths, scores, tokens and ended requests."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from blocks import FreeReason
@@ -49,18 +49,8 @@ class Publisher:
                     self._take_only_token(group, sequence, next(sampled), now)
                 except Exception as fault:
                     self._endings.record_fault(group, fault)
-                continue
-            scores = list(islice(sampled, len(work.to_score.token_ids))) if work.to_score else []
-            tokens = list(islice(sampled, len(work.sample_indices))) if work.samples else []
-            try:
-                if scores:
-                    self._take_scores(group, scores)
-                if not group.beams:
-                    self._take_tokens(group, zip(work.sample_indices, tokens, strict=False), now)
-                elif tokens:
-                    found.setdefault(group, []).extend(tokens)
-            except Exception as fault:
-                self._endings.record_fault(group, fault)
+            elif beams := self._take_outcomes(group, work, sampled, now):
+                found.setdefault(group, []).extend(beams)
         self._queue.totals.count_computed(computed, recomputed)
         for group, continuations in found.items():
             try:
@@ -68,6 +58,20 @@ class Publisher:
             except Exception as fault:
                 self._endings.record_fault(group, fault)
         self._endings.fail_faulty()
+
+    def _take_outcomes(self, group: Group, work: Work, sampled: Iterator[Sampled], now: float) -> list[Sampled]:
+        """Take the scores and tokens of any work; return the candidates of a beam instead."""
+        scores = list(islice(sampled, len(work.to_score.token_ids))) if work.to_score else []
+        tokens = list(islice(sampled, len(work.sample_indices))) if work.samples else []
+        try:
+            if scores:
+                self._take_scores(group, scores)
+            if group.beams:
+                return tokens
+            self._take_tokens(group, zip(work.sample_indices, tokens, strict=False), now)
+        except Exception as fault:
+            self._endings.record_fault(group, fault)
+        return []
 
     def _take_scores(self, group: Group, scores: list[Sampled]) -> None:
         _check_faults(scores)

@@ -75,4 +75,5 @@ def test_tokens_are_in_the_order_of_sampling_work(runner: ModelRunner, tiny_mode
         work(prompts[2], 0, (3,)),
         work(prompts[1], 0, (2,)),
     )
-    assert tokens_of(runner, StepPlan(1, (), works)) == [first, third, second]
+    numbered = tuple(one._replace(sequence=number) for number, one in enumerate(works))
+    assert tokens_of(runner, StepPlan(1, (), numbered)) == [first, third, second]

@@ -1,0 +1,60 @@
+"""Block tables that stay on a device between steps."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.attention.block_tables import BlockTables
+from engine.schedule.request import Sampling
+from engine.schedule.step_plan import Work
+
+Tables = dict[int, tuple[int, ...]]
+
+
+def tables_elsewhere() -> BlockTables:
+    """Return tables with a copy on a device; its tensors stay on the CPU."""
+    tables = BlockTables(torch.device("cpu"))
+    tables._on_host = False
+    return tables
+
+
+def step(tables: BlockTables, wanted: Tables) -> tuple[np.ndarray, int]:
+    """Return the tables of a step, and the number of blocks that were written for it."""
+    work = [Work(number, (0,), 0, table, True, Sampling()) for number, table in wanted.items()]
+    found = tables.update(work)
+    parts = (torch.from_numpy(one) for one in (found.rows, found.changed, found.values))
+    rows, changed, values = parts
+    return tables.select(rows, found.width, changed, values).numpy(), len(found.changed)
+
+
+def padded(wanted: Tables) -> np.ndarray:
+    width = max(map(len, wanted.values()), default=0)
+    rows = [(*table, *[0] * (width - len(table))) for table in wanted.values()]
+    return np.array(rows, dtype=np.int32).reshape(len(rows), width)
+
+
+_numbers = st.integers(1, 40)
+_tables = st.lists(st.integers(1, 1000), max_size=20).map(tuple)
+
+
+@given(steps=st.lists(st.dictionaries(_numbers, _tables, max_size=30), min_size=1, max_size=6))
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_tables_of_each_step_are_those_of_its_work(elsewhere: bool, steps: list[Tables]) -> None:
+    tables = tables_elsewhere() if elsewhere else BlockTables(torch.device("cpu"))
+    for wanted in steps:
+        assert np.array_equal(step(tables, wanted)[0], padded(wanted))
+
+
+def test_a_step_uploads_only_the_blocks_that_changed() -> None:
+    tables = tables_elsewhere()
+    wanted = {number: tuple(range(number, number + 10)) for number in range(1, 9)}
+    step(tables, wanted)
+    assert step(tables, wanted)[1] == 0
+    wanted[3] = (*wanted[3], 77)
+    assert step(tables, wanted)[1] == 1
+    wanted[3] = (99, *wanted[3][1:])
+    assert step(tables, wanted)[1] == 11
+    del wanted[5]
+    assert step(tables, wanted)[1] == 0
