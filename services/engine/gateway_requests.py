@@ -4,19 +4,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from engine.constraint import Constraint
 from engine.errors import RequestRefused, SubmissionFailed
-from engine.schedule.outputs import Finished, Output
+from engine.schedule.outputs import Finished, Output, Tokens
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
-from services.wire.output import add_output, failed_message, finished_message, refused_message
+from services.wire.output import TokenWriter, add_output, failed_message, finished_message, merge, refused_message
 from services.wire.request import request_of
 
 # Time limit for sending one message to a gateway.
@@ -42,6 +42,12 @@ class _Owner:
     attempt: int
     submitted_at: float
     arrival_step: int
+    writers: dict[int, TokenWriter] = field(default_factory=dict)  # by sample
+
+    def writer(self, request_id: str, sample: int) -> TokenWriter:
+        if sample not in self.writers:
+            self.writers[sample] = TokenWriter(request_id, self.attempt, sample)
+        return self.writers[sample]
 
 
 class GatewayRequests:
@@ -67,6 +73,7 @@ class GatewayRequests:
         self._owners: dict[str, _Owner] = {}
         self._unwritten: dict[str, str] = {}  # requests whose outputs could not be written, with the reason
         self._to_send: dict[GatewayLink, engine_pb2.StepOutput] = {}
+        self._parts: dict[GatewayLink, list[bytes]] = {}  # tokens that follow those of `_to_send`
 
     def submit(self, link: GatewayLink, arrival: Arrival) -> None:
         """Queue a request; a refusal becomes an output."""
@@ -101,6 +108,8 @@ class GatewayRequests:
     def deliver(self, outputs: list[Output]) -> None:
         """Queue one message on each link that has outputs."""
         self._write_all(outputs)
+        for link in list(self._parts):
+            self._message_to(link)
         to_send, self._to_send = self._to_send, {}
         for link, message in to_send.items():
             message.step = self._scheduler.totals.steps
@@ -130,7 +139,11 @@ class GatewayRequests:
             log.exception("a request could not be reported")
 
     def _message_to(self, link: GatewayLink) -> engine_pb2.StepOutput:
-        return self._to_send.setdefault(link, engine_pb2.StepOutput())
+        """Return the message for a link, with all that was written so far."""
+        message = self._to_send.setdefault(link, engine_pb2.StepOutput())
+        if parts := self._parts.pop(link, None):
+            merge(message, parts)
+        return message
 
     def _write_all(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -153,6 +166,12 @@ class GatewayRequests:
         owner = self._owners[output.request_id]
         if output.request_id in self._unwritten and not isinstance(output, Finished):
             return
+        if isinstance(output, Tokens) and output.end is None and len(output.tokens) == 1:
+            token = output.tokens[0]
+            if token.logprob is None:  # nearly all outputs
+                parts = self._parts.setdefault(owner.link, [])
+                owner.writer(output.request_id, output.sample).write(parts, token.token_id)
+                return
         message = self._message_to(owner.link)
         if not isinstance(output, Finished):
             add_output(message, output, owner.attempt)

@@ -13,7 +13,7 @@ from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
 from services.gateway.fleet.engine_events import EventBatch
 from services.wire.duration import seconds_of
-from services.wire.output import add_output, finished_message, refused_message
+from services.wire.output import TokenWriter, add_output, finished_message, merge, refused_message
 
 TOKENS = st.integers(0, (1 << 31) - 1)
 LOGPROBS = st.floats(-1000, 0, width=32)
@@ -21,6 +21,20 @@ SAMPLED = st.builds(Sampled, TOKENS, LOGPROBS, st.lists(st.tuples(TOKENS, LOGPRO
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
 TIMES = st.integers(0, 1 << 20).map(lambda units: units / 512)
 REFUSALS = (EngineUnavailable, UnsupportedField, InvalidRequest, QueueFull, RequestExists)
+
+
+@given(NAMES, st.integers(0, 1 << 20), st.integers(0, 200), st.lists(TOKENS, min_size=1, max_size=3))
+def test_tokens_written_as_bytes_are_those_of_a_message(
+    request_id: str, attempt: int, sample: int, token_ids: list[int]
+) -> None:
+    as_messages, as_bytes, parts = engine_pb2.StepOutput(), engine_pb2.StepOutput(), list[bytes]()
+    writer = TokenWriter(request_id, attempt, sample)
+    for token_id in token_ids:
+        add_output(as_messages, Tokens(request_id, [Sampled(token_id)], sample), attempt)
+        writer.write(parts, token_id)
+    merge(as_bytes, parts)
+    assert as_bytes == as_messages
+    assert not parts
 
 
 @given(st.lists(SAMPLED, max_size=4))
