@@ -107,7 +107,10 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
 @click.command()
 @options_of(
     EngineSettings,
-    leave_out=("device", "dtype", "attention_backend", "kernels_folder", "cache_mib", "threads"),
+    leave_out=(
+        *("device", "dtype", "attention_backend", "kernels_folder"),
+        *("cache_mib", "gpu_memory_utilization", "threads"),
+    ),
     device_blocks=8192,
     token_budget=8192,
 )

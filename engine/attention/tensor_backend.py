@@ -28,6 +28,12 @@ class TensorBackend:
         self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
         self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
 
+    def resize(self, device_blocks: int) -> None:
+        """Allocate the cache anew, of another size. Its contents are lost, and no recorded step may refer to it."""
+        dtype, device = self.cache.dtype, self.cache.device
+        self.cache = torch.empty(0, dtype=dtype, device=device)  # not both at the same time
+        self.cache = make_cache(self.geometry, device_blocks, self.block_shape(), dtype, device)
+
     def block_shape(self) -> tuple[int, ...]:
         """Return (slots, KV heads, head size)."""
         return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)

@@ -109,7 +109,7 @@ def _fused(modules: tuple[Any, ...]) -> torch.Tensor:
 
     Without a copy if they were loaded side by side, see engine.model.weights.
     """
-    weights = [one.weight.detach() for one in modules]
+    weights: list[torch.Tensor] = [one.weight.detach() for one in modules]
     if _side_by_side(weights):
         rows = sum(map(len, weights))
         return weights[0].as_strided((rows, weights[0].shape[1]), weights[0].stride())

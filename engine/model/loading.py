@@ -32,6 +32,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
             f"{folder.name}: it does not use transformers' attention interface, but selects its attention by name "
             f"and has none named {error}"
         ) from error
+    except torch.OutOfMemoryError as error:
+        raise ModelUnsupported(f"{folder.name}: its weights take more memory than the device has free") from error
     except StrictDataclassError as error:
         raise ModelUnsupported(f"{folder.name}: {' '.join(str(error).split())}") from error
     except (ModelUnsupported, ValueError, OSError, ImportError) as error:

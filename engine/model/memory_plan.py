@@ -9,16 +9,12 @@ from typing import Any
 import torch
 
 from engine.model.model_shape import ModelShape
-from engine.model.sizing import PoolSize, blocks_within, cache_bytes
+from engine.model.sizing import DoesNotFit, PoolSize, blocks_on_gpu, blocks_within, cache_bytes
 
 # An engine's process on a CPU: Python, torch, transformers and the libraries of its service.
 CPU_PROCESS_BYTES = 768 << 20
 # Requests of a gateway for each sequence of the engine: enough waiting to keep the batch full.
 _REQUESTS_PER_SEQUENCE = 1.25
-
-
-class DoesNotFit(Exception):
-    """The plan is impossible; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +97,13 @@ class Planner:
 
     def for_memory(self, memory_bytes: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
         """Return the plan for this share of a device's memory. Raises DoesNotFit."""
-        usable, fixed = int(memory_bytes * utilization), self._fixed_bytes(host_memory_bytes)
-        sequences = self._sequences(lambda count: self.blocks_within(usable - fixed - self._step_bytes(count)))
-        blocks = self.blocks_within(usable - fixed - self._step_bytes(sequences))
+        fixed = self._fixed_bytes(host_memory_bytes)
+        sequences = self._sequences(lambda count: self._blocks_of(memory_bytes, utilization, fixed, count))
+        blocks = self._blocks_of(memory_bytes, utilization, fixed, sequences)
         if not blocks:
-            needed = fixed + self._step_bytes(sequences) + cache_bytes(1, self._block_bytes)
-            raise DoesNotFit(f"{_gib(usable)} of it can be used, but a pool of one block needs {_gib(needed)}")
+            usable = _gib(int(memory_bytes * utilization))
+            needed = _gib(fixed + self._step_bytes(sequences) + cache_bytes(1, self._block_bytes))
+            raise DoesNotFit(f"{usable} of it can be used, but a pool of one block needs {needed}")
         return self._plan(memory_bytes, utilization, blocks, sequences, host_memory_bytes)
 
     def for_blocks(self, blocks: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
@@ -143,6 +140,16 @@ class Planner:
             token_budget=self._workload.token_budget,
             host_blocks=self.blocks_within(host_memory_bytes),
         )
+
+    def _blocks_of(self, memory_bytes: int, utilization: float, fixed: int, sequences: int) -> int:
+        """Return the blocks beside a step of so many sequences, 0 if none fits."""
+        used = fixed + self._step_bytes(sequences)
+        if not self._on_gpu:
+            return self.blocks_within(int(memory_bytes * utilization) - used)
+        try:  # as at the engine's start, which measures what is used and free
+            return blocks_on_gpu(memory_bytes, utilization, used, memory_bytes - used, self._block_bytes)
+        except DoesNotFit:
+            return 0
 
     def _fixed_bytes(self, host_memory_bytes: int) -> int:
         """Return the memory in use before the first block. On a CPU both tiers share the same memory."""

@@ -24,7 +24,7 @@ def unknown_layer(config: Any) -> str:
 
 
 def quantization(folder: Path) -> str:
-    """Return why the quantized weights of a folder are refused, with the method's name; empty if they are not quantized.
+    """Return why the quantized weights of a folder are refused, with the method's name; empty for others.
 
     Raises OSError or ValueError if the configuration cannot be read.
     """

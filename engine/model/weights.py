@@ -67,7 +67,7 @@ class WeightReader:
             shapes = [self.checkpoint.stored(one).get_shape() for one in names]
             rows = [shape[0] for shape in shapes]
             matrix = torch.empty([sum(rows), *shapes[0][1:]], dtype=self.dtype, device=self.device)
-            self._places.update(zip(names, matrix.split(rows), strict=True))
+            self._places.update(zip(names, torch.split(matrix, rows), strict=True))
         return self._places.pop(name)
 
 
@@ -152,9 +152,7 @@ def _check_complete(found: dict[str, Any], *, extras_allowed: bool) -> None:
 
 def _listed(names: set[str]) -> str:
     """Return a few names, in order of their numbers."""
-    ordered = sorted(
-        names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-    )
+    ordered = sorted(names, key=lambda name: [part.zfill(9) for part in re.split(r"(\d+)", name)])
     more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
     return f"{'tensor' if len(ordered) == 1 else 'tensors'} {', '.join(ordered[:_SHOWN])}{more}"
 

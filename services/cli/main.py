@@ -326,11 +326,13 @@ def _range_of(name: str, least: int | None = None) -> click.IntRange:
 )
 @click.option("--no-prefix-cache", is_flag=True, help="Disable the prefix cache.")
 @click.option(
-    "--token-budget", type=_range_of("token_budget"), help="Maximum number of tokens of one step. Default: as recorded."
+    "--token-budget",
+    type=_range_of("token_budget", 1),
+    help="Maximum number of tokens of one step. Default: as recorded.",
 )
 @click.option(
     "--max-sequences",
-    type=_range_of("max_sequences"),
+    type=_range_of("max_sequences", 1),
     help="Maximum number of running sequences. Default: as recorded.",
 )
 @click.option(

@@ -165,7 +165,7 @@ class EngineService:
             device_blocks=capacity.device_blocks,
             dtype=str(parts.loaded.dtype).removeprefix("torch."),
             tokenizer_digest=tokenizer.digest(),
-            max_sequences=self._settings.max_sequences,
+            max_sequences=parts.scheduler.limits.max_sequences,
             device=parts.device,
             features=FEATURES,
         )

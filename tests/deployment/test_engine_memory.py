@@ -19,7 +19,7 @@ from services.engine.settings import EngineSettings
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / ".env").read_text()
 PRESET = (ROOT / "helm" / "quire" / "presets" / "production-values.yaml").read_text()
-DEFAULTS = EngineSettings()
+DEFAULTS = EngineSettings().for_device(on_gpu=False)
 GIB = 1 << 30
 
 

@@ -116,4 +116,6 @@ def _engine(values: dict[str, Any]) -> "Source":
     from services.cli.batch.sources import OwnEngine
 
     settings = settings_from(EngineSettings, values)
-    return OwnEngine(settings, values["window"] or min(_WINDOW_OVER_SEQUENCES * settings.max_sequences, _MAX_WINDOW))
+    return OwnEngine(
+        settings, lambda sequences: values["window"] or min(_WINDOW_OVER_SEQUENCES * sequences, _MAX_WINDOW)
+    )

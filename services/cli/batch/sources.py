@@ -45,7 +45,8 @@ class RunningServer:
 class OwnEngine:
     """An engine of this process."""
 
-    def __init__(self, settings: EngineSettings, window: int) -> None:
+    def __init__(self, settings: EngineSettings, window: Callable[[int], int]) -> None:
+        """`window` returns the maximum sequences in flight for those of the engine, which its device decides."""
         self._settings = settings
         self._window = window
         self.ledger = Ledger()  # of its blocks
@@ -57,7 +58,10 @@ class OwnEngine:
     async def serve(self, work: Work) -> None:
         """Load the model, and serve it."""
         from services.cli.batch.local_services import with_engine  # imports torch
+        from services.engine.startup.device import device_of
 
         settings = self._settings
+        sequences = settings.limits(on_gpu=device_of(settings.device).type == "cuda").max_sequences
+        window = self._window(sequences)
         with logging_to_stderr("run-batch", settings.log_format, settings.log_level):
-            await with_engine(settings, lambda endpoint: work(endpoint, Window(self._window)), self.ledger)
+            await with_engine(settings, lambda endpoint: work(endpoint, Window(window)), self.ledger)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from services.cli.options import FiniteFloat
-from services.engine.settings import EngineSettings
+from services.engine.settings import CPU_TOKEN_BUDGET, GPU_MEMORY_UTILIZATION, GPU_TOKEN_BUDGET, EngineSettings
 
 if TYPE_CHECKING:
     from engine.model.memory_plan import MemoryPlan
@@ -77,8 +77,10 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 )
 @click.option(
     "--memory-utilization",
+    "--gpu-memory-utilization",
+    "memory_utilization",
     type=FiniteFloat(0.01, 1),
-    default=0.9,
+    default=GPU_MEMORY_UTILIZATION,
     show_default=True,
     help="Fraction of the memory to plan with. The rest is for a GPU's context, libraries and fragmentation.",
 )
@@ -100,9 +102,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--token-budget",
     type=click.IntRange(1, _MOST["token_budget"]),
-    default=_DEFAULTS["token_budget"],
-    show_default=True,
-    help="Tokens fed in one step at most.",
+    help=f"Tokens fed in one step at most. Default: {CPU_TOKEN_BUDGET}, on a GPU {GPU_TOKEN_BUDGET}.",
 )
 @click.option(
     "--max-sequences",
@@ -139,6 +139,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         )
     on_gpu = given[0] == "gpu_memory" or (given[0] != "memory" and values["device"] != "cpu")
     type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    values["token_budget"] = values["token_budget"] or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
     shape = _shape(model, type_name, values["tensor_parallel"])
     found = _found(given[0], shape, type_name, values, on_gpu=on_gpu)
     if found.max_sequences > _MOST["max_sequences"]:
@@ -174,7 +175,8 @@ def _shape(model: str, type_name: str, ranks: int) -> "ModelShape":
 def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any], *, on_gpu: bool) -> "MemoryPlan":
     import torch
 
-    from engine.model.memory_plan import DoesNotFit, Planner, Workload
+    from engine.model.memory_plan import Planner, Workload
+    from engine.model.sizing import DoesNotFit
 
     context = values["context"] or shape.context_tokens
     if context > shape.context_tokens:

@@ -20,6 +20,7 @@ def split_engine(engine: EngineSettings, count: int) -> list[EngineSettings]:
         return [replace(engine, engine_id=name)]
     if engine.device == "cuda":
         raise InvalidSetting(f"engines is {count}, but all of them would share one GPU: start each with `quire engine`")
+    engine = engine.for_device(on_gpu=False)
     shared = replace(
         engine,
         device="cpu",  # `auto` would give each of them the same GPU

@@ -14,6 +14,7 @@ from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.loaded import LoadedModel
 from engine.parallel.leader import LeadingRunner
 from engine.run.runner import ModelRunner
+from engine.run.samplers import sampler_for
 from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
@@ -47,6 +48,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     # It refuses a model before others start.
     loader = SliceLoader(settings, given or Placement.local(0, settings.tensor_parallel, 0))
     store, group = _meet(settings, given) if given else _start(settings)
+    settings = loader.settings
     try:
         mine = _connect(loader, group, store)
     except Exception as failure:
@@ -64,6 +66,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
         decoder=mine.decoder,
         clock=time.monotonic,
         share=mine.ranks.broadcast if mine.ahead else (lambda tokens: tokens),
+        sampler=sampler_for(mine.loaded.device, settings.max_sequences, mine.loaded.vocabulary_size),
     )
     leading = LeadingRunner(runner, group.send_plan, ahead=mine.ahead)
     watched = WatchedRunner(leading, check_of(loader.device))

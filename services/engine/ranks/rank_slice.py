@@ -9,15 +9,20 @@ from pathlib import Path
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from engine.attention.tensor_backend import TensorBackend
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel
 from engine.parallel import TorchRanks
 from engine.parallel.loading import ModelFolder
+from engine.run.runner import ModelRunner
+from engine.run.samplers import sampler_for
 from engine.schedule.request import Capacity
+from engine.schedule.step_plan import StepPlan
 from services.engine.ranks.placement import LOOPBACK, Placement
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, recorded_decoder
 from services.engine.startup.device import capacity_of, device_of, dtype_of
+from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
 
 # For all ranks to connect and to read their weights: one may have to wait for a slower one.
@@ -49,7 +54,9 @@ class SliceLoader:
         torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_size))
         self.device = device_of(settings.device, place.local_rank)
         self.kernels = kernels_for(settings.attention_backend, self.device, settings.kernels_folder)
-        self._settings = settings
+        self.settings = settings = settings.for_device(on_gpu=self.device.type == "cuda")
+        """With the defaults of the device."""
+        self._measurement = PoolMeasurement(CudaMemory(self.device)) if is_measured(settings) else None
         self._place = place
         self._dtype = dtype_of(settings.dtype, self.device, self.kernels)
         self._folder = ModelFolder(Path(settings.model), settings.tensor_parallel)
@@ -65,7 +72,7 @@ class SliceLoader:
 
         Raises ModelUnsupported, InvalidSetting, and RankFailed if another rank has ended.
         """
-        settings = self._settings
+        settings = self.settings
         if self.device.type == "cpu" and self._place.address == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         rank, size = self._place.rank, settings.tensor_parallel
@@ -79,9 +86,26 @@ class SliceLoader:
         options = BackendOptions(settings.attention_backend, mine.loaded, capacity, self.kernels, sequences)
         backend = choose_rank_backend(options)
         decoder = mine.decoder(backend)
+        if self._measurement:
+            blocks = ranks.minimum(self._blocks(self._measurement, mine.loaded, backend, decoder, capacity))
+            assert isinstance(backend, TensorBackend), "those of GPUs are"
+            backend.resize(blocks)
+            capacity = replace(capacity, device_blocks=blocks)
         ahead = self.device.type == "cuda"
         if ahead:
             decoder = recorded_decoder(decoder, options, backend) or decoder
         ranks.limit(settings.rank_seconds)
         log.info("rank %d of %d is loaded", ranks.rank, ranks.size)
         return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead)
+
+    def _blocks(
+        self, measurement: PoolMeasurement, loaded: LoadedModel, backend: Backend, decoder: Decoder, capacity: Capacity
+    ) -> int:
+        """Return the blocks that fit on this rank, by a step that all ranks run; only rank 0 samples."""
+        sampler = sampler_for(self.device, self.settings.max_sequences, loaded.vocabulary_size)
+        runner = ModelRunner(loaded, backend, capacity.block_size, decoder=decoder, sampler=sampler)
+
+        def run(plan: StepPlan) -> object:
+            return runner.launch(plan).result() if self._place.rank == 0 else runner.forward(plan.work)
+
+        return measurement.blocks(run, self.settings, loaded, capacity)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -11,16 +11,19 @@ import torch
 from blocks import Copy
 from engine.attention.backend import Direction
 from engine.gpu.device_watch import WatchedRunner, check_of
+from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel
 from engine.native.decoder import NativeDecoder
 from engine.native.kernels import Kernels
 from engine.run.runner import ModelRunner
+from engine.run.samplers import sampler_for
 from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of
+from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
 
@@ -45,19 +48,37 @@ def assemble(settings: EngineSettings) -> EngineParts:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = device_of(settings.device)
+    settings = settings.for_device(on_gpu=device.type == "cuda")
+    measurement = PoolMeasurement(CudaMemory(device)) if is_measured(settings) else None
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = _load(settings, device, kernels)
     capacity = capacity_of(settings, loaded)
-    chosen = choose_backend(
-        BackendOptions(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences)
-    )
+    sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size)
+
+    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences)
+
+    def measure(backend: Backend, decoder: Decoder) -> int:
+        assert measurement is not None, "the pool has no size yet"
+        trial = ModelRunner(loaded, backend, capacity.block_size, decoder=decoder, sampler=sampler)
+        return measurement.blocks(lambda plan: trial.launch(plan).result(), settings, loaded, capacity)
+
+    chosen = choose_backend(options, measure if measurement else None)
+    if measurement:
+        capacity = replace(capacity, device_blocks=len(chosen.backend.cache) - 1)
     if kernels and loaded.model and isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files:
         VerifiedModels(Path(settings.kernels_folder)).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
-    runner = ModelRunner(loaded, chosen.backend, capacity.block_size, decoder=chosen.decoder, clock=time.monotonic)
+    runner = ModelRunner(
+        loaded,
+        chosen.backend,
+        capacity.block_size,
+        decoder=chosen.decoder,
+        clock=time.monotonic,
+        sampler=sampler,
+    )
     return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), device_name(device, kernels))
 
 

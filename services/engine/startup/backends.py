@@ -11,6 +11,7 @@ import torch
 from blocks import blocks_for
 from engine.attention import TorchBackend
 from engine.attention.llama_shape import is_llama_shaped
+from engine.attention.tensor_backend import TensorBackend
 from engine.errors import BackendUnavailable
 from engine.gpu.device_watch import check_of, watched
 from engine.model.decoder import Decoder, ModulesDecoder
@@ -30,6 +31,9 @@ Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
 
 # The recorded batch of three sequences has padding.
 _COMPARED_SEQUENCES = 3
+
+# Returns the blocks of the pool for a backend with a decoder.
+Measure: TypeAlias = "Callable[[Backend, Decoder], int]"
 
 log = logging.getLogger("quire.engine")
 
@@ -64,13 +68,19 @@ class BackendOptions(NamedTuple):
         return (capacity.block_size, capacity.device_blocks, self.loaded.dtype, self.device, capacity.host_blocks)
 
 
-def choose_backend(options: BackendOptions) -> BackendChoice:
+def choose_backend(options: BackendOptions, measure: "Measure | None" = None) -> BackendChoice:
     """Allocate the cache of the requested backend, or of the fastest available one, and make its decoder.
 
+    `measure` finds the number of blocks of a pool whose cache is only large enough for trials; then steps are recorded.
     Raises InvalidSetting if the requested backend cannot run.
     """
     name = _fastest(options) if options.attention == "auto" else options.attention
     choice = _DECODERS[name](options, _allocate(name, options))
+    if measure:
+        assert isinstance(choice.backend, TensorBackend), "those of GPUs are"
+        choice.backend.resize(measure(choice.backend, choice.decoder))
+    if name == "triton":
+        choice = _recorded(options, choice)
     log.info("attention backend: %s; steps run by %s", name, choice.description)
     return choice
 
@@ -159,9 +169,15 @@ def _triton(options: BackendOptions, backend: Any) -> BackendChoice:
     modules = ModulesDecoder(options.loaded, backend)
     decoder = gpu_decoder(options.loaded, backend, modules)
     description = "the model's modules" if decoder is modules else "few launches"
-    if recorded := recorded_decoder(decoder, options, backend):
-        return BackendChoice(backend, recorded, f"{description}, recorded for decoding", ahead=True)
     return BackendChoice(backend, decoder, description, ahead=True)
+
+
+def _recorded(options: BackendOptions, choice: BackendChoice) -> BackendChoice:
+    """Return the choice with recorded decoding steps, if they can be recorded."""
+    recorded = recorded_decoder(choice.decoder, options, choice.backend)
+    if recorded is None:
+        return choice
+    return choice._replace(decoder=recorded, description=f"{choice.description}, recorded for decoding")
 
 
 def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:

@@ -2,6 +2,7 @@
 
 import torch
 
+from blocks import blocks_for
 from engine.attention.cache import CacheGeometry
 from engine.model.loaded import LoadedModel
 from engine.model.sizing import blocks_within
@@ -10,6 +11,8 @@ from engine.schedule.request import Capacity
 from kvmanager import limits
 from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings
+from services.engine.startup.decoder_check import CHECKED_TOKENS
+from services.engine.startup.gpu_pool import is_measured
 from services.runtime.settings import InvalidSetting
 
 _MIB = 1024 * 1024
@@ -49,7 +52,11 @@ def dtype_of(name: str, device: torch.device, kernels: Kernels | None) -> torch.
 
 
 def capacity_of(settings: EngineSettings, loaded: LoadedModel) -> Capacity:
-    """Return the limits of requests. Raises InvalidSetting if the memory holds no block, or too many."""
+    """Return the limits of requests, for settings of the device (`EngineSettings.for_device`).
+
+    A pool that is measured later has a few blocks for trials. Raises InvalidSetting if the memory holds no block, or
+    too many.
+    """
     return Capacity(
         context_tokens=min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size),
         vocabulary_size=loaded.vocabulary_size,
@@ -62,6 +69,8 @@ def capacity_of(settings: EngineSettings, loaded: LoadedModel) -> Capacity:
 def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: torch.dtype) -> int:
     if settings.device_blocks:
         return settings.device_blocks
+    if is_measured(settings):
+        return blocks_for(CHECKED_TOKENS, settings.block_size)
     block_bytes = geometry.block_bytes(settings.block_size, dtype)
     blocks = blocks_within(settings.cache_mib * _MIB, block_bytes)
     if not blocks:

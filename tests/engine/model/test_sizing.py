@@ -14,9 +14,9 @@ from engine.attention.interface import ATTENTION_NAME, register
 from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
-from engine.model.memory_plan import DoesNotFit, Planner, Workload
+from engine.model.memory_plan import Planner, Workload
 from engine.model.model_shape import ModelShape, read_shape, shape_of
-from engine.model.sizing import PoolSize, blocks_within, cache_bytes
+from engine.model.sizing import DoesNotFit, PoolSize, blocks_on_gpu, blocks_within, cache_bytes
 from engine.run.sampling import Draw, sample_on_device
 from engine.schedule.request import Sampling
 from tests.engine.families import FAMILIES, FURTHER, Checkpoint, Family
@@ -187,6 +187,28 @@ def test_activations_take_less_than_predicted_but_not_far_less(name: str) -> Non
 
 
 # Plans
+
+
+@pytest.mark.parametrize(
+    ("utilization", "used", "free", "blocks"),
+    [
+        (0.9, 300, 690, 59),  # 10 are the context's
+        (1.0, 300, 690, 66),  # of the free memory, 20 stay for recorded steps
+        (0.9, 300, 400, 37),  # other processes have 300
+        (0.32, 300, 690, 1),
+    ],
+)
+def test_a_gpus_pool_has_the_share_that_weights_and_step_leave_and_no_more_than_is_free(
+    utilization: float, used: int, free: int, blocks: int
+) -> None:
+    assert blocks_on_gpu(1000, utilization, used, free, 10) == blocks
+
+
+def test_a_gpu_without_room_for_a_block_is_refused_with_the_reason() -> None:
+    with pytest.raises(DoesNotFit, match=r"^0\.90 GiB of it can be used, but a pool of one block needs 1\.02 GiB$"):
+        blocks_on_gpu(GIB, 0.9, GIB, 0, 10 << 20)
+    with pytest.raises(DoesNotFit, match=r"^0\.02 GiB of it are free beside weights and a step, too few"):
+        blocks_on_gpu(GIB, 0.9, GIB // 2, GIB // 50, 10 << 20)
 
 
 def planner(*, on_gpu: bool = True, **workload: Any) -> Planner:

@@ -200,7 +200,7 @@ class TestFiles:
             ),
             (
                 lambda all_: all_.update({"model.layers.0.self_attn.q_proj.weight": torch.zeros(8, 96)}),
-                r"its tensor model.layers.0.self_attn.q_proj.weight has shape \(8, 96\), but its configuration \(96, 96\)",
+                r"its tensor model.layers.0.self_attn.q_proj.weight has shape \(8, 96\), but its configuration ",
             ),
         ],
     )

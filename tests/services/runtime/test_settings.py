@@ -83,6 +83,38 @@ def test_a_token_budget_below_the_sequences_is_refused_naming_both() -> None:
         EngineSettings(token_budget=7, max_sequences=8)
 
 
+def test_defaults_of_an_engine_follow_its_device_and_give_way_to_what_is_set() -> None:
+    def of(settings: EngineSettings, *, on_gpu: bool) -> tuple[int, int, int]:
+        found = settings.for_device(on_gpu=on_gpu)
+        return found.token_budget, found.max_sequences, found.cache_mib
+
+    assert of(EngineSettings(), on_gpu=False) == (512, 64, 1024)
+    assert of(EngineSettings(), on_gpu=True) == (2048, 256, 0)
+    assert of(EngineSettings(token_budget=100), on_gpu=True) == (100, 100, 0)
+    assert of(EngineSettings(max_sequences=2048, cache_mib=5), on_gpu=False) == (2048, 2048, 5)
+    assert of(EngineSettings(attention_backend="flex"), on_gpu=True) == (2048, 256, 1024)
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ({"device_blocks": 9}, "but device_blocks is 9: give one of them"),
+        ({"cache_mib": 9}, "but cache_mib is 9: give one of them"),
+        ({"device": "cpu"}, "but the device is a CPU, whose pool has cache_mib"),
+        ({"attention_backend": "flex"}, "but attention_backend is 'flex', whose pool has cache_mib"),
+    ],
+)
+def test_a_share_of_a_gpu_is_refused_beside_another_size_of_the_pool(others: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^gpu_memory_utilization is 0.8, {reason}$"):
+        EngineSettings(gpu_memory_utilization=0.8, **others)
+
+
+def test_a_share_of_a_gpu_is_refused_where_a_cpu_was_found() -> None:
+    settings = EngineSettings(gpu_memory_utilization=0.8)
+    with pytest.raises(InvalidSetting, match="but the device is a CPU"):
+        settings.for_device(on_gpu=False)
+
+
 @pytest.mark.parametrize("field", ["engine_id", "model_name", "model"])
 @pytest.mark.parametrize("name", ["n" * 201, "a\nb", "\udcff"])
 def test_a_name_that_the_kv_manager_would_refuse_is_refused(field: str, name: str) -> None:
@@ -147,7 +179,8 @@ def test_every_setting_is_read() -> None:
 
 @pytest.mark.parametrize("label", TYPES)
 def test_settings_reach_a_child_process_unchanged(label: str) -> None:
-    fields = dataclasses.fields(TYPES[label])
+    # The share of a GPU excludes the other sizes of a pool.
+    fields = [field for field in dataclasses.fields(TYPES[label]) if field.name != "gpu_memory_utilization"]
     settings = TYPES[label](**{field.name: another_value(field) for field in fields})
     assert parse(label, *arguments_of(settings)) == settings
 
@@ -183,7 +216,11 @@ def test_serve_has_settings_of_gateway_and_kv_manager_but_not_of_internal_links(
         (("engine", "--block-size", "0"), {}, "block_size must be at least 1, not 0"),
         (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "0"}, "block_size must be at least 1, not 0"),
         (("engine",), {"QUIRE_ENGINE_BLOCK_SIZE": "many"}, "'--block-size': 'many' is not a valid integer"),
-        (("serve",), {"QUIRE_SERVE_TOKEN_BUDGET": "5"}, "token_budget must be at least max_sequences (64), not 5"),
+        (
+            ("serve", "--max-sequences", "64"),
+            {"QUIRE_SERVE_TOKEN_BUDGET": "5"},
+            "token_budget must be at least max_sequences (64), not 5",
+        ),
         (("gateway", "--max-requests", "0"), {}, "max_requests must be at least 1, not 0"),
         (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds must be at least 0, not -1.0"),
         (("kvmanager", "--listen", ""), {}, "listen must not be empty"),
@@ -217,7 +254,7 @@ def test_the_command_refuses_a_bad_setting_by_name(
 
 
 def test_the_process_of_a_command_with_a_bad_setting_ends_without_a_traceback() -> None:
-    process = launch("serve", QUIRE_SERVE_TOKEN_BUDGET="5")
+    process = launch("serve", QUIRE_SERVE_TOKEN_BUDGET="5", QUIRE_SERVE_MAX_SEQUENCES="64")
     output, _ = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 2
     assert "token_budget must be at least max_sequences (64), not 5" in " ".join(output.split())
