@@ -55,7 +55,8 @@ class _CudaEvent:
         self._device = device
 
     def query(self) -> bool:
-        return self._event.query()
+        ended: bool = self._event.query()  # type: ignore[no-untyped-call]
+        return ended
 
     def wait(self) -> None:
         # Without an argument it would be a stream of the thread's current device.
