@@ -1,6 +1,7 @@
 """The kernels compile for a GPU without one: the compiler rejects code that the interpreter accepts."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,17 @@ from tests.engine.gpu_resources import PROCESSORS, Resources
 from tests.engine.triton_case import make_triton_backend
 
 ROOT = Path(__file__).parents[3]
-KERNELS = {"_write", "_list_work", "_decode", "_combine", "_prefill", "_merge", "_copy", "_write_rotated"}
-KERNELS |= {"_add_and_norm", "_silu_gated", "_read"}
-SAMPLER = {"scan", "measure", "gather", "choose"}
+FOLDER = ROOT / "engine" / "triton_kernels"
+# A launch is written as `kernel[(grid)](arguments)`.
+LAUNCH = re.compile(r"^ +(?:return )?(\w+)\[\(.*\)\]\(", re.MULTILINE)
+
+
+def launched(*files: Path) -> set[str]:
+    return {name for file in files for name in LAUNCH.findall(file.read_text())}
+
+
+SAMPLER = launched(*FOLDER.glob("sampling/*.py"))
+KERNELS = launched(*FOLDER.glob("*.py")) | {"_read"}  # the last is that of bench.gpu_check.ceilings
 
 
 def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_processors() -> None:
