@@ -1,8 +1,8 @@
 """Compiles every kernel for absent GPUs, and prints what a program of each occupies.
 
-Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [CAPABILITY...]`. With `all`, for all shapes instead of the
-first; with `sampler`, its kernels too; without capabilities, for 90. The backend and the sampler run unchanged; launches only compile. The compiler needs no
-GPU to find errors, excessive shared memory and spilled registers.
+Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [CAPABILITY...]`. With `all`, for all shapes instead of
+the first; with `sampler`, its kernels too; without capabilities, for 90. The backend and the sampler run unchanged;
+launches only compile. The compiler needs no GPU to find errors, excessive shared memory and spilled registers.
 """
 
 import sys
