@@ -5,10 +5,7 @@ converts as its families need, and ties what they share. This module gives it th
 `engine.gpu.llama` multiplies together are placed side by side, so that it finds its matrices ready.
 """
 
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import EllipsisType
@@ -24,14 +21,14 @@ from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.staging import Staging, cuda_staging
 
-# Variable of transformers: tensors are read when they are placed, not ahead by threads.
-_ONE_AT_A_TIME = "HF_DEACTIVATE_ASYNC_LOAD"
 _SHOWN = 3
 
 
 @dataclass
 class WeightReader:
     """Reads the tensors of a checkpoint to one device, each once. Without staging they stay mapped in host memory.
+
+    transformers may read with several threads.
 
     `together` has the names of tensors whose rows are placed side by side, in `dtype`; others keep the files' type.
     """
@@ -44,7 +41,7 @@ class WeightReader:
 
     def __post_init__(self) -> None:
         self._groups = {name: names for names in self.together for name in names}
-        self._places: dict[str, torch.Tensor] = {}
+        self._matrices: dict[tuple[str, ...], torch.Tensor] = {}
 
     def tensors(self) -> dict[str, "FileTensor"]:
         """Return all tensors, not read yet."""
@@ -62,13 +59,13 @@ class WeightReader:
 
     def _place(self, name: str) -> torch.Tensor:
         """Return the rows for a tensor, in one matrix with those of its group."""
-        if name not in self._places:
-            names = self._groups[name]
-            shapes = [self.checkpoint.stored(one).get_shape() for one in names]
-            rows = [shape[0] for shape in shapes]
+        names = self._groups[name]
+        shapes = [self.checkpoint.stored(one).get_shape() for one in names]
+        rows = [shape[0] for shape in shapes]
+        if names not in self._matrices:  # of two threads that find none, one makes the matrix
             matrix = torch.empty([sum(rows), *shapes[0][1:]], dtype=self.dtype, device=self.device)
-            self._places.update(zip(names, torch.split(matrix, rows), strict=True))
-        return self._places.pop(name)
+            self._matrices.setdefault(names, matrix)
+        return torch.split(self._matrices[names], rows)[names.index(name)]
 
 
 class FileTensor:
@@ -106,17 +103,16 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     """Return transformers' modules with the weights of a reader. Raises ModelUnsupported as `load_modules`."""
     whole = AutoConfig.from_pretrained(folder, local_files_only=True)
     kind, config = _class_of(whole)
-    with _one_at_a_time(reader.staging is not None):
-        model, found = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=reader.tensors(),
-            dtype=reader.dtype,
-            device_map=None if reader.device.type == "cpu" else {"": reader.device},
-            attn_implementation=ATTENTION_NAME,
-            ignore_mismatched_sizes=True,  # reported below, by name
-            output_loading_info=True,
-        )
+    model, found = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=reader.tensors(),
+        dtype=reader.dtype,
+        device_map=None if reader.device.type == "cpu" else {"": reader.device},
+        attn_implementation=ATTENTION_NAME,
+        ignore_mismatched_sizes=True,  # reported below, by name
+        output_loading_info=True,
+    )
     if reader.staging:
         reader.staging.finish()
     # A checkpoint of text and images has more tensors than its text model.
@@ -155,18 +151,3 @@ def _listed(names: set[str]) -> str:
     ordered = sorted(names, key=lambda name: [part.zfill(9) for part in re.split(r"(\d+)", name)])
     more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
     return f"{'tensor' if len(ordered) == 1 else 'tensors'} {', '.join(ordered[:_SHOWN])}{more}"
-
-
-@contextmanager
-def _one_at_a_time(required: bool) -> Iterator[None]:
-    """Let transformers read a tensor only when it places it. Not for threads that load other models meanwhile."""
-    before = os.environ.get(_ONE_AT_A_TIME)
-    if required:
-        os.environ[_ONE_AT_A_TIME] = "1"
-    try:
-        yield
-    finally:
-        if required and before is None:
-            del os.environ[_ONE_AT_A_TIME]
-        elif required and before is not None:
-            os.environ[_ONE_AT_A_TIME] = before

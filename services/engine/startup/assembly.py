@@ -1,6 +1,7 @@
 """Assembles an engine from its settings: model, cache, backend, scheduler. Takes seconds; run it on a thread."""
 
 import logging
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
 
 _MEASURED_COPIES = 8
+# Variable of transformers: no threads read ahead, so stacked tensors leave their memory to those of the next layer.
+_ONE_TENSOR_AT_A_TIME = "HF_DEACTIVATE_ASYNC_LOAD"
 
 log = logging.getLogger("quire.engine")
 
@@ -89,6 +92,8 @@ def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | Non
         verified = VerifiedModels(Path(settings.kernels_folder)).find(folder, kernels)
         if verified:
             return verified.loaded(folder)
+    if device.type == "cuda":
+        os.environ.setdefault(_ONE_TENSOR_AT_A_TIME, "1")
     from transformers.utils import logging as transformers_logging
 
     from engine.model.loading import load_model

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ def by_transformers(folder: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
 
 
+@pytest.fixture(autouse=True)
+def one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an engine loads onto a GPU. The fake device and the profiler see one thread."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
+
+
 @pytest.fixture
 def copy(tiny_model: Tiny, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_model("llama"), tmp_path / "copy")
@@ -143,12 +150,25 @@ class TestStaging:
         assert all(map(torch.equal, sources, targets))
         assert [len(one) for one in device.buffers] == [PIECE_BYTES] * 2
 
+    def test_threads_have_buffers_of_their_own(self) -> None:
+        staging = Staging(lambda size: torch.empty(size, dtype=torch.uint8), copy_now, PIECE_BYTES)
+        sources = [torch.randn(3000) for _ in range(32)]
+        targets = [torch.empty_like(one) for one in sources]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(staging.copy, sources, targets))
+        assert all(map(torch.equal, sources, targets))
+
     def test_an_element_larger_than_a_buffers_rest_is_not_divided(self) -> None:
         device = FakeDevice()
         source = torch.arange(400, dtype=torch.int64)
         device.staging.copy(source, target := torch.empty_like(source))
         device.staging.finish()
         assert torch.equal(source, target)
+
+
+def copy_now(piece: torch.Tensor, target: torch.Tensor) -> Wait:
+    target.copy_(piece)
+    return lambda: None
 
 
 class TestFiles:
