@@ -117,9 +117,9 @@ async def explain(connection: Connection, request_id: str, timeout: float) -> in
     if found:
         return 0
     # A KV manager that does not answer may be the one with the request.
-    address, error = min(failures, key=lambda one: one[1].code() is grpc.StatusCode.NOT_FOUND)
-    unknown = error.code() is grpc.StatusCode.NOT_FOUND
-    return fail(address, error, connection.instance if unknown else "")
+    address, failure = min(failures, key=lambda one: one[1].code() is grpc.StatusCode.NOT_FOUND)
+    unknown = failure.code() is grpc.StatusCode.NOT_FOUND
+    return fail(address, failure, connection.instance if unknown else "")
 
 
 async def _addresses(given: str) -> list[str]:
