@@ -69,6 +69,7 @@ class BlockTables:
         places = np.concatenate(changed) if changed and not self._on_host else _NOTHING
         return TableRows(np.array(rows, dtype=np.int64), width, places, self.host.reshape(-1)[places])
 
+    @torch.inference_mode()
     def select(self, rows: torch.Tensor, width: int, changed: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write what changed on the device, and return `[sequences, width]` int32 tables of these rows."""
         if self._on_host:

@@ -36,17 +36,31 @@ def upload_together(arrays: Sequence[Integers], device: torch.device) -> list[to
     """
     if device.type == "cpu":
         return [torch.from_numpy(one) for one in arrays]
-    ends = list(accumulate((-(-one.nbytes // _ALIGNMENT) * _ALIGNMENT for one in arrays), initial=0))
-    packed = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return unpack(pack(arrays, pinned=device.type == "cuda").to(device, non_blocking=True), arrays)
+
+
+def pack(arrays: Sequence[Integers], *, pinned: bool) -> torch.Tensor:
+    """Return the bytes of one-dimensional arrays, each at a multiple of 16, in one new tensor of the host."""
+    places = _places(arrays)
+    packed = torch.empty(places[-1], dtype=torch.uint8, pin_memory=pinned)
     on_host = packed.numpy()
-    for first, one in zip(ends, arrays, strict=False):
+    for first, one in zip(places, arrays, strict=False):
         on_host[first : first + one.nbytes] = one.view(np.uint8)
-    on_device = packed.to(device, non_blocking=True)
-    types = [torch.int32 if one.dtype == np.int32 else torch.int64 for one in arrays]
+    return packed
+
+
+def unpack(packed: torch.Tensor, arrays: Sequence[Integers]) -> list[torch.Tensor]:
+    """Return the parts of packed arrays as views."""
     return [
-        on_device[first : first + one.nbytes].view(dtype)
-        for first, one, dtype in zip(ends, arrays, types, strict=False)
+        packed[first : first + one.nbytes].view(torch.int32 if one.dtype == np.int32 else torch.int64)
+        for first, one in zip(_places(arrays), arrays, strict=False)
     ]
+
+
+def _places(arrays: Sequence[Integers]) -> list[int]:
+    """Return the first byte of each array, and the end."""
+    sizes = (-(-one.nbytes // _ALIGNMENT) * _ALIGNMENT for one in arrays)
+    return list(accumulate(sizes, initial=0))
 
 
 class Download:

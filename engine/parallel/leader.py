@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from engine.errors import EngineBroken, RankFailed
 from engine.parallel.plan_message import PlanEncoder
-from engine.run.runner import is_plain
 from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan
 
 
@@ -28,7 +27,7 @@ class LeadingRunner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Launch a step on all ranks. Raises RankFailed, as does its result, and the runner's EngineBroken."""
-        shares_tokens = self._ahead and bool(plan.work) and all(map(is_plain, plan.work))
+        shares_tokens = self._ahead and bool(plan.work)
         self._send(self._encoder.encode(plan, shares_tokens=shares_tokens))
         try:
             return _Led(plan.step, self._runner.launch(plan))

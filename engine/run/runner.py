@@ -15,7 +15,7 @@ from engine.model.loaded import LoadedModel
 from engine.run.continuations import continuations
 from engine.run.forward import ForwardPass
 from engine.run.isolation import sample_separately
-from engine.run.logprobs import score
+from engine.run.logprobs import Scores, score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
 from engine.run.samplers import Sampler, TorchSampler
 from engine.run.sampling import Draw
@@ -55,29 +55,42 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Start block copies and the forward pass, behind the steps launched before. Raises CopyFailed.
 
-        On a GPU all work is queued on the current stream, where only plain tokens are sampled; other steps have ended
-        when this returns.
+        On a GPU all work is queued on the current stream; a step with beams has ended when this returns.
         """
         logits = self._pass.run(plan)
         if logits is None:
             return Done([])
         started = self._timer.mark()
-        if not all(map(is_plain, plan.work)):
-            self._pass.forget()
-            results = _results_of(logits, plan.work, self._sampler)
-            return _HostTokens(started, self._timer.mark(), results)
+        rows = None if all(map(is_plain, plan.work)) else [row for item in plan.work for row in _rows(item)]
+        if rows and any(row.beam for row in rows):
+            return self._on_host(plan.work, _results_of(logits, plan.work, self._sampler), started)
         try:
-            tokens = self._sampler.sample(logits, [draw for work in plan.work for draw in _draws(work)])
+            draws = [draw for item in plan.work for draw in _draws(item)]
+            sampled = logits if rows is None else _select(logits, _are_drawn(rows))
+            tokens = self._sampler.sample(sampled, draws) if draws else _no_tokens(self._device)
+            scores = None if rows is None else _scores_of(logits, rows, tokens)
         except Exception as failure:
             results = sample_separately(logits, plan.work, partial(outcomes, sampler=self._sampler), failure)
-            self._keep(plan.work, upload([one.token_id for one in results], torch.int64, self._device))
-            return _HostTokens(started, self._timer.mark(), results)
+            return self._on_host(plan.work, results, started)
         self._keep(plan.work, tokens)
-        return _DeviceTokens(started, self._timer.mark(), Download(tokens))
+        downloaded = Download(tokens)
+        if rows is None or scores is None:
+            return _DeviceTokens(started, self._timer.mark(), downloaded)
+        return _ScoredTokens(started, self._timer.mark(), downloaded, rows, scores)
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
         return self._pass.logits(work)
+
+    def _on_host(self, work: Sequence[Work], results: list[Sampled], started: Mark) -> Launched:
+        """Return a step with results, and keep its tokens for sequences whose next step is planned already."""
+        outcome = iter(results)
+        tokens: list[int] = []
+        for item in work:
+            found = [next(outcome) for _ in range(item.outcomes)]
+            tokens += [one.token_id for one in found[len(found) - len(item.sample_indices) :]] if item.samples else []
+        self._keep(work, upload(tokens, torch.int64, self._device))
+        return _HostTokens(started, self._timer.mark(), results)
 
     def _keep(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
         self._pass.keep(work, tokens)
@@ -103,6 +116,24 @@ class _DeviceTokens(_Sampling):
 
     def result(self) -> list[Sampled]:
         return [Sampled(token) for token in self.tokens.wait()]
+
+
+@dataclass(frozen=True)
+class _ScoredTokens(_Sampling):
+    """A step whose tokens and scores are being copied to the host."""
+
+    tokens: Download
+    rows: Sequence["_Row"]
+    scores: Scores
+
+    def result(self) -> list[Sampled]:
+        drawn = iter(self.tokens.wait())
+        found = [Sampled(next(drawn) if row.draw else row.token_id) for row in self.rows]
+        asked = [(place, row.logprobs) for place, row in enumerate(self.rows) if row.logprobs is not None]
+        scored = self.scores.wait([found[place].token_id for place, _ in asked], [count for _, count in asked])
+        for (place, _), one in zip(asked, scored, strict=True):
+            found[place] = one
+        return found
 
 
 @dataclass(frozen=True)
@@ -166,8 +197,25 @@ def _tokens(logits: torch.Tensor, rows: Sequence[_Row], sampler: Sampler) -> lis
 
 
 def _drawn(logits: torch.Tensor, rows: Sequence[_Row], draws: Sequence[Draw], sampler: Sampler) -> list[int]:
-    tokens: list[int] = sampler.sample(_select(logits, [row.draw is not None for row in rows]), draws).tolist()
+    tokens: list[int] = sampler.sample(_select(logits, _are_drawn(rows)), draws).tolist()
     return tokens
+
+
+def _are_drawn(rows: Sequence[_Row]) -> list[bool]:
+    return [row.draw is not None for row in rows]
+
+
+def _no_tokens(device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
+def _scores_of(logits: torch.Tensor, rows: Sequence[_Row], drawn: torch.Tensor) -> Scores:
+    """Score the known and the drawn tokens of rows that want it; `drawn` `[draws]` int64 stay on the device."""
+    device = logits.device
+    tokens = upload([row.token_id for row in rows], torch.int64, device)
+    tokens[upload([place for place, row in enumerate(rows) if row.draw], torch.int64, device)] = drawn
+    wanted = upload([place for place, row in enumerate(rows) if row.logprobs is not None], torch.int64, device)
+    return Scores(logits.index_select(0, wanted), tokens.index_select(0, wanted))
 
 
 def is_plain(work: Work) -> bool:

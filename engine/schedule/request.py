@@ -179,8 +179,7 @@ class Request:
     @cached_property
     def runs_ahead(self) -> bool:
         """Whether its next step can be planned before its last token is known."""
-        depends = self.constraint or self.logit_rules.penalizes or self.beam_search
-        return not depends and self.logprobs is None and self.prompt_logprobs is None
+        return not (self.constraint or self.logit_rules.penalizes or self.beam_search)
 
 
 @dataclass(frozen=True)

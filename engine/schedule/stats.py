@@ -18,6 +18,8 @@ class SchedulerTotals:
     cached_tokens: int = 0  # and those of them that hit the prefix cache
     planned: int = 0  # sequences scheduled, summed over steps,
     skipped: int = 0  # and those left out because the block manager's result was late
+    ahead: int = 0  # sequences of steps planned ahead, summed over steps,
+    sat_out: int = 0  # and those that such a step left out because they need the results of the step before
     swapped_tokens: int = 0  # computed tokens that preemptions swapped out
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))  # of requests
 
@@ -29,6 +31,11 @@ class SchedulerTotals:
     def count_skipped(self, sequences: int) -> None:
         """Count sequences left out of a step because their blocks are in flight."""
         self.skipped += sequences
+
+    def count_ahead(self, sequences: int, sat_out: int) -> None:
+        """Count the sequences of a step planned ahead, and those that it leaves out."""
+        self.ahead += sequences
+        self.sat_out += sat_out
 
     def count_started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a started request."""

@@ -15,6 +15,7 @@ from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import PENDING_TOKEN, StepPlan, Work
 from engine.schedule.step_work import (
     Cursor,
+    awaits_results,
     decoding_alone,
     decoding_work,
     list_gangs,
@@ -72,7 +73,7 @@ class StepPlanner:
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after `plan`, which is in flight. Sequences do not change until `adopt`.
 
-        Returns None if the tokens of `plan` must be known first, or if waiting would let more sequences take part.
+        Returns None if the results of `plan` must be known first, or if waiting would let more sequences take part.
         """
         if self._queue.holds_isolated:
             return None
@@ -83,13 +84,20 @@ class StepPlanner:
         return StepPlan(plan.step + 1, self._blocks.take_copies(), tuple(work)) if work else None
 
     def _work_ahead(self, in_flight: Mapping[int, Work]) -> list[Work] | None:
+        """Return the work of the groups that can run ahead; those that need results sit out.
+
+        A group that sits out is not in flight afterwards, so that it takes part in the next step. None if more
+        sequences would sit out than run: each of them misses a step, which costs more than a pause between two steps.
+        """
         work: list[Work] = []
         others: list[Group] = []
+        sitting_out = 0
         for group in self._queue.running:
             sequence = group.members[0]
             before = in_flight.get(sequence.id)
-            if not group.request.runs_ahead and any(member.id in in_flight for member in group.members):
-                return None
+            if awaits_results(group, in_flight):
+                sitting_out += len(group.live)
+                continue
             if before is None or not before.samples or len(group.members) > 1 or not group.forked:
                 others.append(group)
             elif len(sequence.tokens) + 1 < group.request.longest:  # else it ends with the token in flight
@@ -103,6 +111,9 @@ class StepPlanner:
                 return None
             budget -= sum(fed)
             work += [work_of(cursor, count) for cursor, count in zip(gang, fed, strict=False)]
+        if sitting_out > len(work):
+            return None
+        self._queue.totals.count_ahead(len(work), sitting_out)
         return work
 
     def adopt(self, ahead: StepPlan, now: float) -> StepPlan:

@@ -70,6 +70,17 @@ def work_after(sequence: Sequence, before: Work) -> Work:
     )
 
 
+def awaits_results(group: Group, in_flight: Mapping[int, Work]) -> bool:
+    """Return whether the next work of a group depends on results of its work in flight, beyond the token itself."""
+    request = group.request
+    if request.runs_ahead and request.prompt_logprobs is None:
+        return False
+    works = [in_flight[member.id] for member in group.members if member.id in in_flight]
+    if group.beams or any(work.to_score for work in works):
+        return bool(works)
+    return not request.runs_ahead and any(work.samples for work in works)
+
+
 def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[list[Cursor]]:
     """List the cursors that must be scheduled together: decoding samples of a group, then prompts one by one.
 

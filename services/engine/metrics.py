@@ -90,6 +90,19 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         lambda stats: {(): stats.totals.skipped},
     ),
     (
+        "quire_num_sequences_ahead",
+        "Sequences in steps that were planned before the step in flight ended, summed over steps.",
+        (),
+        lambda stats: {(): stats.totals.ahead},
+    ),
+    (
+        "quire_num_sequences_sat_out",
+        "Running sequences left out of such a step because they need the results of the step in flight: guided or"
+        " penalized ones, and beams. Summed over steps.",
+        (),
+        lambda stats: {(): stats.totals.sat_out},
+    ),
+    (
         "quire_kv_sessions",
         "Times that the pool was attached to the KV manager: once at the start, and once after each disconnect.",
         (),

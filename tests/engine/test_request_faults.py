@@ -124,8 +124,8 @@ def is_guilty_sequence(one: sequence_group.Sequence, *_: object) -> bool:
     return has_guilty_seed(one.request)
 
 
-def is_guilty_score(_logits: object, _tokens: object, counts: list[int]) -> bool:
-    return GUILTY_LOGPROBS in counts
+def is_guilty_score(count: int, *_: object) -> bool:
+    return count == GUILTY_LOGPROBS
 
 
 SEEDED = {"sampling": Sampling(temperature=0.7, seed=GUILTY_SEED)}
@@ -134,8 +134,8 @@ FAULTS: dict[str, Install] = {
     "logit rule": bias_rule,
     "random numbers": call_of(sampling, "row_states", draws_guilty_seed, **SEEDED),
     "random numbers of a sample": call_of(sampling, "row_states", draws_guilty_seed, samples=3, **SEEDED),
-    "log-probabilities": call_of(logprobs, "_score_chunk", is_guilty_score, logprobs=GUILTY_LOGPROBS),
-    "prompt's log-probabilities": call_of(logprobs, "_score_chunk", is_guilty_score, prompt_logprobs=GUILTY_LOGPROBS),
+    "log-probabilities": call_of(logprobs, "_first", is_guilty_score, logprobs=GUILTY_LOGPROBS),
+    "prompt's log-probabilities": call_of(logprobs, "_first", is_guilty_score, prompt_logprobs=GUILTY_LOGPROBS),
     "candidates": call_of(continuations, "_likeliest", lambda _, count: count == 2 * GUILTY_WIDTH, **SEARCH),
     "beam scores": call_of(beams.Beams, "_cannot_improve", lambda one, _: one.width == GUILTY_WIDTH, **SEARCH),
     "answers of a search": call_of(

@@ -1,4 +1,4 @@
-"""Block tables that stay on a device between steps."""
+"""The inputs of a step: block tables that stay on a device, and all integers in one copy."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.block_tables import BlockTables
+from engine.attention.upload import Integers, pack, unpack
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 
@@ -58,3 +59,13 @@ def test_a_step_uploads_only_the_blocks_that_changed() -> None:
     assert step(tables, wanted)[1] == 11
     del wanted[5]
     assert step(tables, wanted)[1] == 0
+
+
+def test_packed_arrays_are_unpacked_with_their_types_at_aligned_addresses() -> None:
+    arrays: list[Integers] = []
+    for size in (3, 0, 5, 1):
+        arrays += [np.arange(size, dtype=np.int32), np.arange(size, dtype=np.int64)]
+    parts = unpack(pack(arrays, pinned=False), arrays)
+    assert [(one.numpy().dtype, one.tolist()) for one in parts] == [(one.dtype, one.tolist()) for one in arrays]
+    first = parts[0].data_ptr()
+    assert all((one.data_ptr() - first) % 16 == 0 for one in parts if len(one))

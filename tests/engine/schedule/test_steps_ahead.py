@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.bad_words import BadWords
 from engine.schedule.limits import Preemption
@@ -16,6 +20,24 @@ from tests.engine_in_process import GREEDY, EngineInProcess, ModelEngine
 PROMPT = (0, 1, 1, 0, 1)
 VOCABULARY = 50
 Tiny = Callable[[str], Path]
+
+
+class AnyToken:
+    """A constraint that allows the first 320 tokens, and never an end."""
+
+    complete = False
+
+    def start(self) -> "AnyToken":
+        return self
+
+    def copy(self) -> "AnyToken":
+        return self
+
+    def advance(self, token: int) -> None:
+        pass
+
+    def allowed(self) -> bytes:
+        return b"\xff" * 40
 
 
 @dataclass
@@ -108,9 +130,7 @@ def test_a_step_planned_ahead_is_dropped_where_the_last_token_bans_another(tiny_
     answers, launches = [], []
     for ahead in (False, True):
         engine = ModelEngine(tiny_model("llama"), ahead=ahead)
-        launched: list[StepPlan] = []
-        launch = engine.engine._runner.launch
-        engine.engine._runner.launch = lambda plan, to=launched, do=launch: (to.append(plan), do(plan))[1]  # type: ignore[method-assign]
+        launched = plans_of(engine)
         answers += engine.generate([PROMPT], 12, logit_rules=rules)
         launches.append([work.token_ids == (PENDING,) for plan in launched for work in plan.work])
     assert answers[0] == answers[1] != free
@@ -121,21 +141,91 @@ def test_a_step_planned_ahead_is_dropped_where_the_last_token_bans_another(tiny_
 
 @pytest.mark.parametrize(
     "needs",
-    [{"logprobs": 1}, {"logit_rules": LogitRules(frequency_penalty=0.5)}, {"beam_search": BeamSearch(2)}],
+    [{"logit_rules": LogitRules(frequency_penalty=0.5)}, {"beam_search": BeamSearch(2)}],
     ids=str,
 )
 def test_work_that_depends_on_the_last_token_is_not_planned_ahead(needs: dict[str, object], tiny_model: Tiny) -> None:
     samples = []
     for ahead in (False, True):
         engine = ModelEngine(tiny_model("llama"), ahead=ahead)
-        launched: list[StepPlan] = []
-        launch = engine.engine._runner.launch
-        engine.engine._runner.launch = lambda plan, to=launched, do=launch: (to.append(plan), do(plan))[1]  # type: ignore[method-assign]
+        launched = plans_of(engine)
         first = engine.submit(PROMPT, 5, **needs)  # type: ignore[arg-type]
         engine.run()
         samples.append(engine.samples[first])
         assert not any(work.token_ids == (PENDING,) for plan in launched for work in plan.work)
     assert samples[0] == samples[1]
+
+
+def plans_of(engine: ModelEngine) -> list[StepPlan]:
+    """Return a list of the plans that the engine launches from now on."""
+    launched: list[StepPlan] = []
+    launch = engine.engine._runner.launch
+
+    def recording(plan: StepPlan) -> Launched:
+        launched.append(plan)
+        return launch(plan)
+
+    engine.engine._runner.launch = recording  # type: ignore[method-assign]
+    return launched
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "sampled": {"sampling": Sampling(temperature=1.2, seed=5)},
+    "samples": {"sampling": Sampling(temperature=1.2, seed=5), "samples": 2},
+    "scored": {"logprobs": 2},
+    "scored prompt": {"logprobs": 0, "prompt_logprobs": 1},
+    "penalized": {"logit_rules": LogitRules(repetition_penalty=1.5)},
+    "beams": {"beam_search": BeamSearch(2)},
+}
+
+
+@hypothesis.settings(max_examples=6)
+@given(kinds=st.lists(st.sampled_from(list(KINDS)), min_size=2, max_size=6), budget=st.integers(12, 40))
+def test_mixed_requests_get_the_same_tokens_and_scores_a_step_ahead(
+    tiny_model: Tiny, kinds: list[str], budget: int
+) -> None:
+    answers = []
+    for ahead in (False, True):
+        engine = ModelEngine(tiny_model("llama"), ahead=ahead, max_sequences=12, token_budget=budget)
+        for number, kind in enumerate(kinds):
+            engine.submit(range(3 + number, 14 + 3 * number), 6 + number, **KINDS[kind])  # type: ignore[arg-type]
+        engine.run()
+        found = [*engine.scored.values(), *(one for drawn in engine.drawn.values() for one in drawn)]
+        answers.append((engine.samples, [one.logprob or 0.0 for scores in found for one in scores]))
+    assert answers[0][0] == answers[1][0]
+    assert answers[0][1] == pytest.approx(answers[1][1], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["guided", "penalized", "beams"])
+def test_plain_requests_run_ahead_beside_one_that_sits_out_every_other_step(tiny_model: Tiny, kind: str) -> None:
+    needs = {**KINDS, "guided": {"constraint": AnyToken()}}[kind]
+    engine = ModelEngine(tiny_model("llama"), ahead=True)
+    launched = plans_of(engine)
+    plain = [engine.submit((*PROMPT, number), 30) for number in range(3)]
+    engine.turn_times(4)
+    other = engine.submit(PROMPT, 10, **needs)  # type: ignore[arg-type]
+    engine.turn_until(lambda: other in engine.finished)
+    assert other in engine.finished
+    assert not any(name in engine.finished for name in plain)
+    first = min(work.sequence for plan in launched for work in plan.work) + 3  # number of the other's first sequence
+    steps = [plan.step for plan in launched if any(work.sequence >= first for work in plan.work)]
+    assert {later - earlier for earlier, later in pairwise(steps)} == {2}, "it misses every other step, and no more"
+    sitting = [plan for plan in launched[5:] if all(work.sequence < first for work in plan.work)]
+    assert sitting
+    assert all(work.token_ids == (PENDING,) for plan in sitting for work in plan.work), "the others run ahead"
+    totals = engine.scheduler.totals
+    assert totals.sat_out >= len(sitting) - 1
+    assert totals.ahead >= 3 * len(sitting)
+
+
+def test_no_step_is_planned_ahead_for_fewer_sequences_than_would_sit_out(tiny_model: Tiny) -> None:
+    engine = ModelEngine(tiny_model("llama"), ahead=True)
+    names = [engine.submit((*PROMPT, number), 8, **KINDS["penalized"]) for number in range(3)]  # type: ignore[arg-type]
+    names.append(engine.submit(PROMPT, 8))
+    engine.turn_times(6)
+    assert [len(engine.tokens[name]) for name in names] == [len(engine.tokens[names[0]])] * 4
+    assert engine.scheduler.totals.sat_out == 0
 
 
 def test_a_failing_step_fails_the_step_launched_behind_it(engine: EngineInProcess, recorder: RecordingRunner) -> None:
