@@ -15,6 +15,7 @@ from tests.api_keys import bearer, write_keys
 from tests.deployment.compose.load import Load, Outcome, channel_to
 from tests.deployment.compose.report import Report, Restart
 from tests.deployment.compose.stack import GRPC_PORT, HTTP_PORT, Stack, docker, inspect, run, takes_port_ranges
+from tests.faults import wait_until
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, Answer
 from tests.scrape import Scrape
@@ -159,11 +160,8 @@ def test_renewed_certificates_are_used_without_a_restart(stack: Stack, ca: bytes
     renew = ("certificates", "renew", "/etc/quire/certificates", "--all")
     done = stack.succeed("run", "--rm", "certificates", *renew)
     assert all(f"{service}: until" in done for service in ("kvmanager", "engine", "gateway")), done
-    for _ in range(100):  # services check for new files once a second
-        if _serial(place, ca) != before:
-            break
-    else:
-        pytest.fail("the certificate was not renewed")
+    # Services check for new files once a second.
+    wait_until(lambda: _serial(place, ca) != before, "the gateway presents the renewed certificate")
     assert inspect(stack.container("gateway"))["State"]["StartedAt"] == started
     assert {len(outcome.answer.token_ids) for outcome in load.once()} == {TOKENS}
 
