@@ -206,6 +206,8 @@ async def serve(model: str) -> None:
         command = [sys.executable, __file__, "gateway", at["engine"]]
         gateway = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         stack.callback(_end, gateway)
+        assert gateway.stdin is not None
+        assert gateway.stdout is not None
         await asyncio.to_thread(gateway.stdout.readline)  # its name
         print("engine", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -235,6 +237,7 @@ async def run_gateway(address: str) -> None:
                 live += 1
             while live:
                 response = await stream.read()
+                assert isinstance(response, engine_pb2.ServeResponse)
                 live -= len(response.step.finished)
             print("ended", flush=True)
 

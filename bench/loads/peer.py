@@ -32,12 +32,17 @@ class Worker:
         command: Sequence[str | Path],
         environment: Mapping[str, str] | None = None,
         first: str = "",
+        folder: Path | None = None,
     ) -> None:
-        """Start it, write it the first input, and wait for its name. Raises RuntimeError if it ends instead."""
+        """Start it in a folder, write it the first input, and wait for its name.
+
+        Raises RuntimeError if it ends instead.
+        """
         self.label = label
         self._process = subprocess.Popen(
             command,
             env=environment,
+            cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
