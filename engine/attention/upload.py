@@ -18,7 +18,7 @@ _ALIGNMENT = 16  # bytes
 
 
 def upload(
-    values: Sequence[int] | Sequence[float] | Integers, dtype: torch.dtype, device: torch.device
+    values: Sequence[int] | Sequence[float] | Integers | NDArray[np.uint8], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return the values as a tensor on the device; on a GPU the copy is queued on the current stream."""
     on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
+import numpy as np
 import torch
 
+from engine.attention.upload import upload
 from engine.schedule.step_plan import RowRules
 
 # Larger than any logit, and small enough that sums stay finite in float32.
@@ -35,7 +37,7 @@ def apply_rules(logits: torch.Tensor, rules: Sequence[RowRules | None]) -> torch
     for applies, apply in _RULES:
         affected = [(row, one) for row, one in enumerate(rules) if one is not None and applies(one)]
         if affected:
-            rows = torch.tensor([row for row, _ in affected], device=logits.device)
+            rows = upload([row for row, _ in affected], torch.int64, logits.device)
             logits = logits.index_copy(0, rows, apply(logits[rows], [one for _, one in affected]))
     return logits
 
@@ -57,12 +59,14 @@ def _add_bias(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
 
 def _ban(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     vocabulary = logits.shape[-1]
-    banned = torch.tensor([bool(one.rules.allowed_token_ids) for one in rules], device=logits.device)
+    banned = upload([bool(one.rules.allowed_token_ids) for one in rules], torch.bool, logits.device)
     banned = banned[:, None].repeat(1, vocabulary)
-    banned[_index(logits, [one.rules.allowed_token_ids for one in rules])] = False
+    # Filled on the device: a number of the host would wait for it.
+    yes, no = torch.ones_like(banned[0, 0]), torch.zeros_like(banned[0, 0])
+    banned.index_put_(_index(logits, [one.rules.allowed_token_ids for one in rules]), no)
     # A model may declare end-of-sequence tokens outside its vocabulary.
     known = [[token for token in one.banned_token_ids if 0 <= token < vocabulary] for one in rules]
-    banned[_index(logits, known)] = True
+    banned.index_put_(_index(logits, known), yes)
     return logits.masked_fill(banned, float("-inf"))
 
 
@@ -71,7 +75,7 @@ def _apply_masks(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
     width = -(-vocabulary // 8)
     # The vocabulary of a mask may be smaller than the model's, whose other tokens are then banned, or larger.
     packed = bytearray().join(one.mask[:width].ljust(width, b"\0") for one in rules)
-    masks = torch.frombuffer(packed, dtype=torch.uint8).to(logits.device).view(len(rules), width, 1)
+    masks = upload(np.frombuffer(packed, dtype=np.uint8), torch.uint8, logits.device).view(len(rules), width, 1)
     bits = masks >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
     return logits.masked_fill(bits.flatten(1)[:, :vocabulary] == 0, float("-inf"))
 
@@ -94,10 +98,11 @@ def _counts(logits: torch.Tensor, token_ids: list[tuple[int, ...]]) -> torch.Ten
 def _index(logits: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return row numbers and token ids of each row's tokens, as indices into `logits`."""
     rows = [row for row, tokens in enumerate(token_ids) for _ in range(len(tokens))]
-    places = torch.tensor([rows, list(chain.from_iterable(token_ids))], dtype=torch.int64).to(logits.device)
+    indices = np.array([rows, list(chain.from_iterable(token_ids))], dtype=np.int64)
+    places = upload(indices, torch.int64, logits.device)
     return places[0], places[1]
 
 
 def _column(logits: torch.Tensor, values: list[float]) -> torch.Tensor:
     bounded = [min(max(value, -MAX_LOGIT), MAX_LOGIT) for value in values]
-    return torch.tensor(bounded, dtype=torch.float32, device=logits.device)[:, None]
+    return upload(bounded, torch.float32, logits.device)[:, None]

@@ -27,7 +27,7 @@ MARGIN = 1e-5
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let rows have several tiles, and lists of candidates several chunks; NumPy warns of infinite numbers."""
     monkeypatch.setattr(launch, "_TILE", 32)
-    monkeypatch.setattr(launch, "_CHUNK", 16)
+    monkeypatch.setattr(launch, "_CHUNK", 64)
     with np.errstate(all="ignore"):
         yield
 
@@ -81,14 +81,14 @@ def random_draw(source: random.Random, vocabulary: int, sequence: int) -> Draw:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_tokens_are_the_cpus_except_for_few_near_ties(dtype: torch.dtype) -> None:
-    source, near_ties, rows = random.Random(3), 0, 24
-    for vocabulary, scale in ((1, 1.0), (31, 2.0), (90, 4.0)):
+    source, near_ties, rows = random.Random(3), 0, 8
+    for vocabulary, scale in ((1, 1.0), (90, 4.0)):
         numbers = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * scale
         numbers[::3] = numbers[::3].round()  # many equal logits
         numbers[1] = 0.5
         draws = [random_draw(source, vocabulary, row) for row in range(rows)]
         near_ties += check(numbers.to(dtype), draws)
-    assert near_ties <= 2
+    assert near_ties <= 1
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_a_row_with_infinite_logits_or_nan_gives_the_cpus_token_and_changes_no_o
 
 
 def test_of_equal_logits_at_a_filters_threshold_the_first_are_kept() -> None:
-    logits = torch.full((200, 70), -1.0)
+    logits = torch.full((6, 70), -1.0)
     logits[:, [5, 33, 34, 68]] = 1.0
     for sampling in (Sampling(top_k=2), Sampling(0.1, top_p=0.49), Sampling(top_k=3, top_p=0.6)):
-        draws = [Draw(sampling, 0, position) for position in range(200)]
+        draws = [Draw(sampling, 0, position) for position in range(6)]
         assert set(sampled(logits, draws)) == {5, 33}
 
 
