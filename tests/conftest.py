@@ -18,16 +18,22 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hypothesis
 import pytest
 import torch
 
 # Before triton is imported: without a GPU its kernels run under its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from tests import without_hypothesis
+
+if find_spec("hypothesis") is None:
+    without_hypothesis.install()
+import hypothesis
 
 from services.models.model_store import default_cache, resolve
 from tests.tiny_models import make_tiny_model

@@ -87,9 +87,12 @@ def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
 
 def default_cache() -> Path:
     """Return the folder that caches models: below QUIRE_CACHE if set, otherwise in the user's cache."""
-    import platformdirs
+    given = os.environ.get("QUIRE_CACHE")
+    if not given:
+        import platformdirs
 
-    return Path(os.environ.get("QUIRE_CACHE") or platformdirs.user_cache_path("quire")).absolute() / "models"
+        given = platformdirs.user_cache_path("quire")
+    return Path(given).absolute() / "models"
 
 
 def _checked(folder: Path, name: str) -> Path:

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from bench.report.targets import targets
 from tests.gpu_check.bare_environment import DOCUMENTED, closure, make_bare_environment
 
 ROOT = Path(__file__).parents[2]
+PATHS = f"{ROOT}:{ROOT / 'protos'}"
 BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the batch of small cases, and the batches on a GPU
 # tests/bench/test_gpu_check.py covers failing parts.
 NOT_PARTS = {"__main__.py", "processes.py", "notes.py"}
@@ -30,21 +30,26 @@ exclude_lines = pragma: no cover - CUDA
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dry run's results and its covered lines, in an environment without Quire and its further packages."""
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment without Quire and packages that the page does not name."""
+    return make_bare_environment(tmp_path_factory.mktemp("bare"), "coverage")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
+    """The dry run's results and its covered lines."""
     folder = tmp_path_factory.mktemp("dry")
-    make_bare_environment(folder / "bare", "coverage")
     (folder / "settings").write_text(SETTINGS.format(folder=folder))
-    coverage(folder, "run", "-m", "bench.gpu_check", "--dry", "--results", str(folder))
-    coverage(folder, "combine")
-    coverage(folder, "json", "-o", str(folder / "lines.json"))
+    coverage(python, folder, "run", "-m", "bench.gpu_check", "--dry", "--results", str(folder))
+    coverage(python, folder, "combine")
+    coverage(python, folder, "json", "-o", str(folder / "lines.json"))
     return folder
 
 
-def coverage(folder: Path, command: str, *arguments: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
+def coverage(python: Path, folder: Path, command: str, *arguments: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": PATHS}
     line = [
-        str(folder / "bare" / "bin" / "python"),
+        str(python),
         "-m",
         "coverage",
         command,
@@ -61,9 +66,12 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("files", "which"), suite.FULL, ids=[which for _, which in suite.FULL])
-def test_each_part_of_the_suite_selects_tests(files: tuple[str, ...], which: str) -> None:
-    line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files, "-k", which]
-    assert subprocess.run(line, cwd=ROOT, capture_output=True, check=False).returncode == 0
+def test_each_part_of_the_suite_selects_tests(python: Path, tmp_path: Path, files: tuple[str, ...], which: str) -> None:
+    line = [str(python), "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files, "-k", which]
+    line += ["-W", "ignore::pytest.PytestConfigWarning"]
+    environment = {**os.environ, "QUIRE_CACHE": str(tmp_path), "PYTHONPATH": PATHS}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_the_environment_has_what_the_page_names_and_nothing_of_quire() -> None:

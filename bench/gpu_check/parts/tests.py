@@ -1,5 +1,6 @@
 """The tests that use a GPU, on one."""
 
+import os
 import re
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def measure(selections: list[Selection], _: torch.device, notes: Notes, deadline
     """Run the tests until the deadline, and write their counts by result; those that did not end are failures."""
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        started = [_start(one, Path(folder) / str(number)) for number, one in enumerate(selections)]
+        started = [_start(one, Path(folder), number) for number, one in enumerate(selections)]
         for tests in started:
             with notes.kept("tests"):
                 status = _status(tests, deadline)
@@ -73,11 +74,13 @@ def counted(printed: str) -> Counter[str]:
     return counts
 
 
-def _start(selection: Selection, path: Path) -> _Started:
+def _start(selection: Selection, folder: Path, number: int) -> _Started:
     files, which = selection
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", which]
     # Options of missing plugins, and warnings of older Triton interpreters about NumPy.
     command += ["-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore::DeprecationWarning"]
-    output = path.open("w")
-    process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
+    output = (folder / str(number)).open("w")
+    # Its default needs the package platformdirs.
+    environment = {"QUIRE_CACHE": str(folder / "cache"), **os.environ}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True)
     return _Started(process, output)
