@@ -58,7 +58,7 @@ Work = dict[str, int]  # sequences, context, steps
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoModel:
     """The description of the missing model."""
 
     device = torch.device("cpu")
@@ -87,7 +87,7 @@ class MeasuredRunner:
 
     def __init__(self, step_seconds: float = 0.0) -> None:
         decoder: Any = EmptyDecoder(SETTINGS["max_sequences"])
-        loaded: Any = Nothing()
+        loaded: Any = NoModel()
         backend: Any = None  # only copies of blocks use it, and there are none
         self._runner = ModelRunner(loaded, backend, BLOCK_SIZE, decoder=decoder)
         self._step_seconds = step_seconds
@@ -178,10 +178,10 @@ async def in_process(work: Work) -> float:
 
 
 @dataclass(frozen=True)
-class Parts:
+class EmptyParts:
     """A services.engine.startup.parts.Parts."""
 
-    loaded: Nothing
+    loaded: NoModel
     scheduler: Scheduler
     runner: MeasuredRunner
     device: str = "none"
@@ -198,7 +198,7 @@ async def serve(model: str) -> None:
         stack.callback(_end, subprocess.Popen([*quire, "kvmanager", *options], stderr=subprocess.DEVNULL))
         runner = MeasuredRunner(STEP_SECONDS)
         settings = EngineSettings(listen=at["engine"], kvmanager=at["kvmanager"], model=model)
-        parts: Any = Parts(Nothing(), scheduler(), runner)
+        parts: Any = EmptyParts(NoModel(), scheduler(), runner)
         service = EngineService(settings, EngineMetrics(), lambda _: parts)
         await service.start()
         running = asyncio.create_task(service.run())
