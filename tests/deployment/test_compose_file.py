@@ -151,7 +151,7 @@ def test_cpu_and_gpu_engines_share_a_service_name_and_never_start_together() -> 
     assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
     assert gpu["networks"]["default"]["aliases"] == ["engine"]
     assert {key for key in gpu if gpu[key] != cpu.get(key)} == {
-        *("profiles", "image", "build", "shm_size", "networks", "deploy")
+        *("profiles", "image", "build", "shm_size", "networks", "deploy", "environment")
     }
     assert gpu["build"]["args"].keys() == cpu["build"]["args"].keys()
     assert FILE["services"]["gateway"]["environment"]["QUIRE_GATEWAY_ENGINES"] == "dns:engine:50052"

@@ -63,6 +63,8 @@ SHOWN = {
         "quire_generation_tokens": (),
         "quire_num_sequences_planned": (),
         "quire_num_sequences_left_out": (),
+        "quire_num_sequences_ahead": (),
+        "quire_num_sequences_sat_out": (),
         "quire_recomputed_tokens": (),
         "quire_swapped_tokens": (),
         "quire_kv_sessions": (),

@@ -162,7 +162,7 @@ def test_a_cache_salt_separates_cached_prefixes(http: httpx.Client) -> None:
 
 def test_one_invalid_prompt_rejects_the_whole_request(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"prompt": [PROMPT, ""], **LIMIT, "stream": True})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt[1]")
 
 
 def test_log_probabilities_equal_those_of_grpc(tiny_quire: RunningQuire, http: httpx.Client) -> None:
