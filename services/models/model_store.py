@@ -87,12 +87,11 @@ def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
 
 def default_cache() -> Path:
     """Return the folder that caches models: below QUIRE_CACHE if set, otherwise in the user's cache."""
-    given = os.environ.get("QUIRE_CACHE")
-    if not given:
-        import platformdirs
+    if given := os.environ.get("QUIRE_CACHE"):
+        return Path(given).absolute() / "models"
+    import platformdirs
 
-        given = platformdirs.user_cache_path("quire")
-    return Path(given).absolute() / "models"
+    return platformdirs.user_cache_path("quire").absolute() / "models"
 
 
 def _checked(folder: Path, name: str) -> Path:
