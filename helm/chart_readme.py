@@ -15,7 +15,7 @@ _BEGINNING = """\
 {description}
 
 ```sh
-helm install quire helm/quire --set image.repository=registry.example.org/quire
+helm install quire helm/quire --set image.repository=example.org/quire
 helm test quire
 ```
 
