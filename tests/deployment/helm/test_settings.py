@@ -80,7 +80,7 @@ def test_every_setting_reaches_its_service(component: str, monkeypatch: pytest.M
     fields = [field for field in dataclasses.fields(TYPES[component]) if field.name in names]
     values = {field.name: another_value(field) for field in fields}
     longest = {"kvmanager": {"settings": {"grace_seconds": 3_000_000}}}
-    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}} if component == "engine" else {}
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 64}}} if component == "engine" else {}
     rendered = render({**longest, component: {"settings": values, **gpu}})
     _, options = parse([component], variables(containers(rendered)[component]), monkeypatch)
     assert {name: options[name] for name in values} == values
