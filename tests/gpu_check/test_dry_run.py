@@ -16,8 +16,8 @@ from tests.gpu_check.bare_environment import DOCUMENTED, closure, make_bare_envi
 ROOT = Path(__file__).parents[2]
 PATHS = f"{ROOT}:{ROOT / 'protos'}"
 BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the batch of small cases, and the batches on a GPU
-# tests/bench/test_gpu_check.py covers failing parts.
-NOT_PARTS = {"__main__.py", "processes.py", "notes.py"}
+# tests/bench/test_gpu_*.py cover failing parts, deadlines and activity without a kernel.
+NOT_PARTS = {"__main__.py", "processes.py", "notes.py", "profiles.py"}
 SETTINGS = """
 [run]
 source = bench/gpu_check
@@ -25,7 +25,12 @@ parallel = true
 patch = subprocess
 data_file = {folder}/lines
 [report]
-exclude_lines = pragma: no cover - CUDA
+exclude_lines =
+    pragma: no cover - CUDA
+    if deadline.passed
+    if found and deadline.passed
+    except Exception as failure
+    if not counts
 """
 
 
