@@ -103,8 +103,8 @@ def test_tokens_are_the_cpus_except_for_few_near_ties(dtype: torch.dtype) -> Non
 )
 def test_extreme_parameters_choose_the_cpus_tokens(sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(1)
-    few = torch.randint(-2, 3, (2, 70), generator=generator).float()
-    logits = torch.cat((torch.randn(2, 70, generator=generator) * 6, few, torch.zeros(1, 70)))
+    few = torch.randint(-2, 3, (1, 70), generator=generator).float()
+    logits = torch.cat((torch.randn(1, 70, generator=generator) * 6, few, torch.zeros(1, 70)))
     logits[0, 3::2] = -math.inf
     check(logits, [Draw(sampling, 0, position) for position in range(len(logits))])
 
@@ -133,7 +133,7 @@ def test_of_equal_logits_at_a_filters_threshold_the_first_are_kept() -> None:
 
 def test_noise_is_the_cpus() -> None:
     """Of two tokens, the second wins if its logit is ahead by just more than the difference of the CPU's noise."""
-    draws = [Draw(Sampling(seed=seed), 1, 2) for seed in (-(2**80), -1, 0, 2**63, 5, 6, 7, 8)]
+    draws = [Draw(Sampling(seed=seed), 1, 2) for seed in (-(2**80), -1, 2**63)]
     noise = gumbel_noise(draws, 70, torch.device("cpu"))
     for first, second in ((0, 1), (31, 32), (33, 69)):
         for ahead, winner in ((1e-4, second), (-1e-4, first)):
