@@ -142,7 +142,7 @@ class Planner:
         )
 
     def _blocks_of(self, memory_bytes: int, utilization: float, fixed: int, sequences: int) -> int:
-        """Return the blocks beside a step of so many sequences, 0 if none fits."""
+        """Return the number of blocks that fit beside a step of `sequences` sequences, 0 if none does."""
         used = fixed + self._step_bytes(sequences)
         if not self._on_gpu:
             return self.blocks_within(int(memory_bytes * utilization) - used)

@@ -1,7 +1,7 @@
-"""Token counts on the device: what penalties need, updated there by each sampled token.
+"""Token counts for penalties. They stay on the device, where each sampled token is added.
 
-A slot of int16 per token of the vocabulary: whether the token is in the prompt (the sign bit), and how often it is in
-the output (the other 15 bits, at most 32,767: beyond that a penalty no longer grows). 256 slots of 128,256 tokens take
+A slot has an int16 for each token of the vocabulary: the sign bit is set if the token is in the prompt, and the other
+15 bits count it in the output (at most 32,767: beyond that a penalty no longer grows). 256 slots of 128,256 tokens take
 66 MB; 32 bits a token would double the bytes that each step of a penalized sequence reads.
 """
 
@@ -28,9 +28,9 @@ class _Slot:
 
 
 class TokenCounts:
-    """Counts of the tokens of up to `slots` sequences. If all slots are in use, the least recently used one is reused.
+    """Counts the tokens of up to `slots` sequences; a further sequence takes the slot that was used least recently.
 
-    `table` is `[slots, vocabulary]` int16. Whoever samples a token for a slot adds it there, and calls `advance`.
+    `table` is `[slots, vocabulary]` int16. The caller adds a sampled token to its slot's row, and calls `advance`.
     """
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:

@@ -78,34 +78,56 @@ def prefill(
         num_warps=tuning.prefill.warps,
     )
     if splits > 1:
-        _merge[(tiles, layer.kv_heads, triton.cdiv(rows, _MERGED_ROWS))](
-            output,
-            partial_sums,
-            partial_weights,
-            batch.first,
-            batch.ends,
-            work.tiles,
-            work.totals,
-            tuning.min_chunk,
-            splits,
-            WINDOW=factors.window,
-            KV_HEADS=layer.kv_heads,
-            GROUP=group,
-            TOKENS=tile_tokens(group, tuning),
-            HEAD_SIZE=size,
-            ROWS=rows,
-            MERGED=_MERGED_ROWS,
-            DIMS=padded(size),
-            KEYS=tuning.prefill.keys,
-            INTERPRETED=INTERPRETED,
-            num_warps=2,
-        )
+        _merge_parts(output, partial_sums, partial_weights, layer, batch, work, factors.window, tuning, splits)
+
+
+def _merge_parts(
+    output: torch.Tensor,
+    partial_sums: torch.Tensor,
+    partial_weights: torch.Tensor,
+    layer: PagedLayer,
+    batch: PagedBatch,
+    work: WorkList,
+    window: int | None,
+    tuning: Tuning,
+    splits: int,
+) -> None:
+    """Merge the results of split tiles into their rows of `output`.
+
+    `partial_sums`: `[tiles * kv_heads * splits, rows, head_size]` float32, not divided. `partial_weights`: the same
+    parts and rows, `[..., 2]` float32: the greatest score, and the sum of the weights.
+    """
+    group = output.shape[1] // layer.kv_heads
+    rows, size = tuning.prefill.rows, output.shape[2]
+    _merge[(len(work.tiles), layer.kv_heads, triton.cdiv(rows, _MERGED_ROWS))](
+        output,
+        partial_sums,
+        partial_weights,
+        batch.first,
+        batch.ends,
+        work.tiles,
+        work.totals,
+        tuning.min_chunk,
+        splits,
+        WINDOW=window,
+        KV_HEADS=layer.kv_heads,
+        GROUP=group,
+        TOKENS=tile_tokens(group, tuning),
+        HEAD_SIZE=size,
+        ROWS=rows,
+        MERGED=_MERGED_ROWS,
+        DIMS=padded(size),
+        KEYS=tuning.prefill.keys,
+        INTERPRETED=INTERPRETED,
+        num_warps=2,
+    )
 
 
 def split_count(tiles: int, kv_heads: int, most_keys: int, tuning: Tuning) -> int:
-    """Return how many programs share the keys of each tile and KV head, from numbers known on the host.
+    """Return the number of programs that share the keys of one tile and KV head.
 
-    So many that all together occupy the device, and none has less than a chunk of `most_keys`, the longest sequence.
+    Together the programs occupy the device, and each has at least one chunk of the longest sequence, of `most_keys`
+    keys. All numbers are on the host, so nothing waits for the device.
     """
     return max(1, min(tuning.programs // (tiles * kv_heads), most_keys // tuning.min_chunk))
 
