@@ -49,7 +49,7 @@ class BlockTables:
         self._changed: list[NDArray[np.int64]] = []
 
     def update(self, work: Sequence[Work]) -> TableRows:
-        """Write the tables of a step's work on the host, and return what changed."""
+        """Write the tables of a step's work on the host, and return what changed since the last `select`."""
         rows: list[int] = []
         known, tables = self._rows, self._tables
         for item in work:
@@ -63,7 +63,7 @@ class BlockTables:
                 row = known[item.sequence]
             rows.append(row)
         width = max([len(item.block_table) for item in work], default=0)
-        changed, self._changed = self._changed, []
+        changed = self._changed
         if self._on_device is None and not self._on_host:  # all of it is new there
             changed = [np.arange(self.host.size)]
         places = np.concatenate(changed) if changed and not self._on_host else _NOTHING
@@ -73,11 +73,13 @@ class BlockTables:
     def select(self, rows: torch.Tensor, width: int, changed: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write what changed on the device, and return `[sequences, width]` int32 tables of these rows."""
         if self._on_host:
+            self._changed = []
             return torch.from_numpy(self.host)[:, :width].index_select(0, rows)
         if self._on_device is None:
             self._on_device = torch.zeros(self.host.shape, dtype=torch.int32, device=self._device)
         if len(changed):
             self._on_device.view(-1).index_copy_(0, changed, values)
+        self._changed = []  # only now: a step that fails before has written nothing
         return self._on_device[:, :width].index_select(0, rows)
 
     def _write(self, item: Work) -> NDArray[np.int64]:

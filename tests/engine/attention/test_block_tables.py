@@ -61,6 +61,13 @@ def test_a_step_uploads_only_the_blocks_that_changed() -> None:
     assert step(tables, wanted)[1] == 0
 
 
+def test_what_a_failed_step_did_not_write_is_written_with_the_next() -> None:
+    tables = tables_elsewhere()
+    step(tables, {1: (5, 6)})
+    tables.update([Work(1, (0,), 0, (5, 6, 7), True, Sampling())])  # no upload follows
+    assert np.array_equal(step(tables, {1: (5, 6, 7, 8)})[0], padded({1: (5, 6, 7, 8)}))
+
+
 def test_packed_arrays_are_unpacked_with_their_types_at_aligned_addresses() -> None:
     arrays: list[Integers] = []
     for size in (3, 0, 5, 1):
