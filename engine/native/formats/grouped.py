@@ -6,12 +6,37 @@ import numpy as np
 import numpy.typing as npt
 
 
+class TwoLevel(NamedTuple):
+    """Scales that are themselves quantized, as in Q4_K and Q6_K: by super group of 256 inputs.
+
+    A group's scale is `super_scales` of its super group times its `scale_codes`, uint8 or int8 [outputs, inputs //
+    group]; its minimum is -`super_minimums` times `minimum_codes`, if there are any. The super scales and super
+    minimums are float32 [outputs, inputs // 256], exact in float16.
+    """
+
+    scale_codes: npt.NDArray[np.uint8] | npt.NDArray[np.int8]
+    super_scales: npt.NDArray[np.float32]
+    minimum_codes: npt.NDArray[np.uint8] | None
+    super_minimums: npt.NDArray[np.float32] | None
+
+    def of_rows(self, outputs: int) -> "TwoLevel":
+        """Return the values of blocks, in order of the rows, as [outputs, ...]."""
+        minimum_codes, super_minimums = self.minimum_codes, self.super_minimums
+        return TwoLevel(
+            self.scale_codes.reshape(outputs, -1),
+            self.super_scales.reshape(outputs, -1),
+            None if minimum_codes is None else minimum_codes.reshape(outputs, -1),
+            None if super_minimums is None else super_minimums.reshape(outputs, -1),
+        )
+
+
 class GroupedWeights(NamedTuple):
     """One matrix [outputs, inputs]: scale * (code - zero), or scale * code + minimum, by group of inputs.
 
     `codes` is uint8 [outputs, inputs], unsigned, below 2**bits. `scales` is float32 [outputs, inputs // group], and so
-    is `minimums`, the value of code 0 in each group; without minimums, `zero` is the code of the value 0. `bits` is 4,
-    5, 6 or 8. `group` is 32 inputs, 16 for Q6_K, and all inputs where a scale is for each output.
+    is `minimums`, the value of code 0 in each group; without minimums, `zero` is the code of the value 0, which is
+    2**(bits - 1). `bits` is 4, 5, 6 or 8. `group` is 32 inputs, 16 for Q6_K, and all inputs where a scale is for each
+    output. Scales and minimums of groups are exact in float16, or products of `levels`.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -20,6 +45,7 @@ class GroupedWeights(NamedTuple):
     zero: int
     bits: int
     group: int
+    levels: TwoLevel | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,0 +1,142 @@
+"""The weights of a GGUF file, mapped into memory, and decoded a tensor or some rows at a time."""
+
+from collections import Counter
+from math import prod
+from pathlib import Path
+from types import EllipsisType
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from engine.errors import ModelUnsupported
+from engine.native.formats.blocks import Bytes
+from engine.native.formats.gguf_header import GgufHeader, TensorPlace, read_header
+from engine.native.formats.grouped import GroupedWeights
+from engine.native.formats.llama_names import ARCHITECTURES, names_of, row_order
+
+ALL = slice(None)
+Part: TypeAlias = "EllipsisType | slice | tuple[slice, slice]"
+# Weights that are decoded at once: each takes about ten bytes meanwhile.
+_PIECE = 1 << 20
+_DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GgufTensor:
+    """A tensor of a file, used like the slices of safetensors: `get_shape()`, and `[...]`, `[rows]`, `[rows, columns]`.
+
+    What is quantized is decoded to `dtype`; other tensors keep the file's type. Nothing is read before.
+    """
+
+    def __init__(self, content: Bytes, place: TensorPlace, heads: int, dtype: torch.dtype) -> None:
+        """`heads` is the number of heads whose rows are reordered, 0 for none."""
+        self._place = place
+        self._dtype = dtype
+        rows = place.shape[0] if len(place.shape) > 1 else 1
+        width = place.size // rows
+        self._rows = content[place.offset : place.offset + place.size].reshape(rows, width)
+        self._order = row_order(place.shape[0], heads) if heads else None
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, outputs first."""
+        return list(self._place.shape)
+
+    def __getitem__(self, part: Part) -> torch.Tensor:
+        rows, columns = part if isinstance(part, tuple) else (ALL if part is ... else part, ALL)
+        shape = self._place.shape
+        if len(shape) == 1:  # reordered biases have a row for each element, as matrices do
+            whole = self._values(self._rows).view(shape)
+            return (whole if self._order is None else whole[torch.from_numpy(self._order)])[rows]
+        begin, end, _ = rows.indices(shape[0])
+        pieces = range(begin, end, max(1, _PIECE // prod(shape[1:])))
+        found = torch.empty((max(0, end - begin), *shape[1:]), dtype=self.dtype)
+        for start in pieces:
+            stop = min(start + pieces.step, end)
+            values = self._values(self._raw(slice(start, stop)))
+            found[start - begin : stop - begin] = values.view(stop - start, *shape[1:])
+        return found[:, columns] if columns != ALL else found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the values that are read."""
+        return _DENSE.get(self._place.format.name, self._dtype)
+
+    def grouped(self, rows: slice = ALL) -> GroupedWeights | None:
+        """Return rows of a quantized matrix, None if the tensor is not quantized."""
+        stored = self._place.format
+        return stored.grouped(self._raw(rows)) if stored.decode and len(self._place.shape) == 2 else None
+
+    def raw(self, rows: slice = ALL) -> tuple[str, Bytes]:
+        """Return the format's name, and the blocks of rows as uint8 [rows, bytes of a row], mapped where possible."""
+        return self._place.format.name, self._raw(rows)
+
+    def _raw(self, rows: slice) -> Bytes:
+        return self._rows[rows] if self._order is None else self._rows[self._order[rows]]
+
+    def _values(self, raw: Bytes) -> torch.Tensor:
+        stored = self._place.format
+        if stored.decode:
+            return torch.from_numpy(stored.grouped(raw).dense()).to(self._dtype)
+        assert stored.dense is not None
+        values = np.ascontiguousarray(raw).view(np.int16 if stored.name == "BF16" else stored.dense)
+        return torch.from_numpy(values.copy()).view(_DENSE[stored.name])
+
+
+class GgufFile:
+    """The tensors of a Llama-shaped model by transformers' names."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        """Map a file; quantized tensors are read as `dtype`. Raises ModelUnsupported with the reason."""
+        self._dtype = dtype
+        self._header = read_header(path)
+        check_architecture(self._header, path)
+        try:
+            self._names = names_of(self._header)
+        except ModelUnsupported as error:
+            raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
+        self._content: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
+
+    @property
+    def format(self) -> str:
+        """Name of the format that most of the weights have."""
+        return predominant_format(self._header)
+
+    def keys(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._names)
+
+    def get_slice(self, name: str) -> GgufTensor:
+        """Return the handle of a tensor."""
+        stored, heads = self._names[name]
+        return GgufTensor(self._content, self._header.tensors[stored], heads, self._dtype)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Read a tensor."""
+        return self.get_slice(name)[...]
+
+
+def check_architecture(header: GgufHeader, path: Path) -> None:
+    """Raise ModelUnsupported if the tensors are not those of a Llama-shaped model."""
+    if header.architecture not in ARCHITECTURES:
+        raise ModelUnsupported(f"{path.name} is of the architecture {header.architecture!r}, read by transformers only")
+
+
+def predominant_format(header: GgufHeader) -> str:
+    """Return the name of the format that most of the weights have."""
+    counts: Counter[str] = Counter()
+    for place in header.tensors.values():
+        counts[place.format.name] += prod(place.shape)
+    return counts.most_common(1)[0][0] if counts else "F32"
+
+
+def gguf_of(folder: Path) -> Path | None:
+    """Return the GGUF file with a folder's weights, None if it has none or has safetensors files.
+
+    Raises ModelUnsupported if there are several.
+    """
+    found = sorted(folder.glob("*.gguf"))
+    if not found or any(folder.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        raise ModelUnsupported(f"{folder.name} has several .gguf files: {', '.join(one.name for one in found[:3])}")
+    return found[0]

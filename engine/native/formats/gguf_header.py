@@ -1,0 +1,194 @@
+"""The header of a GGUF file: metadata, and where its tensors are. Own code, because a header may be hostile.
+
+The package `gguf` makes Python objects of every element of every array, which takes a second at each start, and reads
+on when an array ends behind the file. Here arrays are passed over, and counts are bounded before anything is made of
+them. The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+import mmap
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.errors import ModelUnsupported
+from engine.native.formats.blocks import FORMATS, BlockFormat
+
+_VERSIONS = (2, 3)
+# Vocabularies have up to 300,000 tokens, with a score, a type and a merge for each.
+_MOST_ELEMENTS = 1 << 22
+_MOST_KEYS, _MOST_TENSORS, _MOST_DIMENSIONS = 1 << 14, 1 << 16, 4
+_MOST_NAME_BYTES = 64 << 10
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+
+
+class TensorPlace(NamedTuple):
+    """A tensor in a file: its shape, outputs first, its format, and its bytes from `offset` on."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: BlockFormat
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) // self.format.values * self.format.bytes
+
+
+class GgufHeader(NamedTuple):
+    """Metadata without its arrays, and the tensors by the file's names."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorPlace]
+
+    @property
+    def architecture(self) -> str:
+        """The architecture's name, empty if the file has none."""
+        return str(self.metadata.get("general.architecture", ""))
+
+    def number(self, name: str) -> int | None:
+        """Return a whole number of the architecture's metadata, None if the file has none of this name."""
+        found = self.metadata.get(f"{self.architecture}.{name}")
+        return found if isinstance(found, int) else None
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read a file's header. Nothing large is allocated, whatever it says.
+
+    Raises ModelUnsupported, naming the tensor, if the file is truncated or mislabelled, or has a format that is not
+    served; without a tensor's name if it is no GGUF file or cannot be opened.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(content).header()
+    except FileNotFoundError as error:
+        gone = f"{path.name} is a link to {path.readlink()}, which is gone" if path.is_symlink() else "it is missing"
+        raise ModelUnsupported(f"{path.name} cannot be read: {gone}") from error
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
+
+
+class _Reader:
+    """Reads a header from its start to its end."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self._at = 0
+        self._elements = 0
+
+    def header(self) -> GgufHeader:
+        if self._bytes(4) != b"GGUF":
+            raise ModelUnsupported("it is no GGUF file")
+        version = self._number("<I")
+        if version not in _VERSIONS:
+            raise ModelUnsupported(f"it has version {version} of GGUF; versions 2 and 3 are read, in little endian")
+        tensors = self._count("tensors", _MOST_TENSORS)
+        keys = self._count("metadata keys", _MOST_KEYS)
+        metadata = dict(self._pair() for _ in range(keys))
+        if metadata.get("split.count", 0) not in (0, 1):
+            raise ModelUnsupported(f"it is one of {metadata['split.count']} parts: merge them with llama-gguf-split")
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment not in (1 << shift for shift in range(3, 17)):
+            raise ModelUnsupported(f"general.alignment is {alignment!r}, not a power of two between 8 and 65536")
+        places = [self._tensor() for _ in range(tensors)]
+        return GgufHeader(metadata, self._placed(places, alignment))
+
+    def _placed(self, places: list[TensorPlace], alignment: int) -> dict[str, TensorPlace]:
+        """Return the tensors by name, with offsets in the file. They follow each other without gaps."""
+        begin = _aligned(self._at, alignment)
+        expected, found = 0, dict[str, TensorPlace]()
+        for place in places:
+            if place.offset != expected:
+                raise ModelUnsupported(
+                    f"tensor {place.name} begins at byte {place.offset} of the data instead of {expected}: its offset "
+                    "is wrong, or the type or shape of the one before"
+                )
+            if begin + place.offset + place.size > len(self._content):
+                raise ModelUnsupported(f"it is truncated: tensor {place.name} ends behind the file's end")
+            if place.name in found:
+                raise ModelUnsupported(f"it has two tensors {place.name}")
+            expected += _aligned(place.size, alignment)
+            found[place.name] = place._replace(offset=begin + place.offset)
+        return found
+
+    def _tensor(self) -> TensorPlace:
+        name = self._text()
+        dimensions = self._number("<I")
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise ModelUnsupported(f"tensor {name} has {dimensions} dimensions, not 1 to {_MOST_DIMENSIONS}")
+        shape = tuple(reversed([self._number("<Q") for _ in range(dimensions)]))
+        # Each value takes at least a bit in any format.
+        if not 1 <= prod(shape) <= 8 * len(self._content):
+            raise ModelUnsupported(f"tensor {name} has shape {shape}, which is empty or does not fit into the file")
+        number, offset = self._number("<I"), self._number("<Q")
+        stored = FORMATS.get(number)
+        if stored is None:
+            served = ", ".join(one.name for one in FORMATS.values())
+            raise ModelUnsupported(f"tensor {name} is of type {_type_name(number)}, which is not served: {served} are")
+        if shape[-1] % stored.values:
+            raise ModelUnsupported(
+                f"tensor {name} has rows of {shape[-1]} values, but {stored.name} has blocks of {stored.values}"
+            )
+        return TensorPlace(name, shape, stored, offset)
+
+    def _pair(self) -> tuple[str, Any]:
+        return self._text(), self._value(self._number("<I"))
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            self._pass_array(self._number("<I"))
+            return None
+        if kind not in _SCALARS:
+            raise ModelUnsupported(f"its metadata has a value of the unknown type {kind}")
+        return self._number(_SCALARS[kind])
+
+    def _pass_array(self, kind: int) -> None:
+        count = self._count("elements in arrays of its metadata", _MOST_ELEMENTS - self._elements)
+        self._elements += count
+        if kind == _STRING:
+            for _ in range(count):
+                self._bytes(self._number("<Q"), copied=False)
+        elif kind in _SCALARS:
+            self._bytes(count * struct.calcsize(_SCALARS[kind]), copied=False)
+        else:
+            raise ModelUnsupported(f"its metadata has an array of the type {kind}")
+
+    def _count(self, of: str, most: int) -> int:
+        count: int = self._number("<Q")
+        if count > most:
+            raise ModelUnsupported(f"it has {count} {of}, more than {most}")
+        return count
+
+    def _text(self) -> str:
+        length = self._number("<Q")
+        if length > _MOST_NAME_BYTES:  # chat templates are the longest
+            self._bytes(length, copied=False)
+            return ""
+        return self._bytes(length).decode(errors="replace")
+
+    def _number(self, kind: str) -> Any:
+        (number,) = struct.unpack(kind, self._bytes(struct.calcsize(kind)))
+        return number
+
+    def _bytes(self, length: int, *, copied: bool = True) -> bytes:
+        begin, self._at = self._at, self._at + length
+        if self._at > len(self._content):
+            raise ModelUnsupported("it is truncated: its header ends behind the file's end")
+        return self._content[begin : self._at] if copied else b""
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def _type_name(number: int) -> str:
+    from gguf import GGMLQuantizationType
+
+    known: dict[int, str] = {kind.value: kind.name for kind in GGMLQuantizationType}
+    return known.get(number, str(number))
