@@ -208,6 +208,12 @@ class Kernels:
         operations: int = self._library.quire_multiply(c_int64(rounds), threads)
         return operations
 
+    def multiply_int8(self, rounds: int, threads: int) -> int:
+        """Multiply registers of 8-bit integers in the same way; return the operations."""
+        self._library.quire_multiply_int8.restype = c_int64
+        operations: int = self._library.quire_multiply_int8(c_int64(rounds), threads)
+        return operations
+
     def step(
         self, model: NativeModel, view: CacheView, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int
     ) -> torch.Tensor:

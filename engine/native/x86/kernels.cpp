@@ -142,6 +142,19 @@ int64_t quire_multiply(int64_t rounds, int32_t threads) {
   return operations;
 }
 
+// The same with 8-bit integers.
+int64_t quire_multiply_int8(int64_t rounds, int32_t threads) {
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  std::atomic<int64_t> operations{0};
+  s.team->run([&](int thread) {
+    const Tiles tiles;
+    operations += multiply_int8_registers(rounds, reinterpret_cast<int32_t*>(s.scratch[thread]->scores));
+  });
+  return operations;
+}
+
 void quire_prefer_large_pages(void* data, int64_t bytes) { prefer_large_pages(data, static_cast<size_t>(bytes)); }
 
 // Copies whole blocks, of `bytes` each: row `pairs[2 i]` of the source to row `pairs[2 i + 1]` of the target. No row is
