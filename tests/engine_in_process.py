@@ -14,6 +14,7 @@ from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.run.loop import Engine, Turn
 from engine.run.runner import ModelRunner
+from engine.run.samplers import Sampler, TorchSampler
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.outputs import Finished, Scored, Started, Tokens
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
@@ -81,9 +82,10 @@ class EngineInProcess:
         observe: Observer | None = None,
         scheduler: Scheduler | None = None,
         ahead: bool = False,
+        counts_tokens: bool = False,
     ) -> None:
         self.blocks = FickleBlocks(capacity, observe)
-        self.scheduler = scheduler or Scheduler(capacity, limits or Limits(), ahead=ahead)
+        self.scheduler = scheduler or Scheduler(capacity, limits or Limits(), ahead=ahead, counts_tokens=counts_tokens)
         self.engine = Engine(self.scheduler, runner, self.blocks, lambda: self.turns * self.turn_seconds)
         self.turns = 0
         self.turn_seconds = 1.0
@@ -221,18 +223,20 @@ class ModelEngine(EngineInProcess):
         preemption: Preemption = Preemption.RECOMPUTE,
         observe: Observer | None = None,
         ahead: bool = False,
+        sampler: Sampler | None = None,
     ) -> None:
         self.folder = folder
+        self.sampler = sampler or TorchSampler()
         self.loaded = loaded_model(folder)
         sizes = (self.loaded.context_tokens, self.loaded.vocabulary_size, block_size, device_blocks, host_blocks)
         capacity = Capacity(*sizes)
         self.backend = self.make_backend(block_size, device_blocks, host_blocks)
         runner = self.make_runner(block_size, ahead)
         limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
-        super().__init__(runner, capacity, limits, observe, ahead=ahead)
+        super().__init__(runner, capacity, limits, observe, ahead=ahead, counts_tokens=self.sampler.counts_tokens)
 
     def make_runner(self, block_size: int, _ahead: bool) -> Runner:
-        return ModelRunner(self.loaded, self.backend, block_size)
+        return ModelRunner(self.loaded, self.backend, block_size, sampler=self.sampler)
 
     def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> AttentionBackend:
         return TorchBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)

@@ -38,6 +38,8 @@ class DeviceSampler:
     A draw at any other position, as after a preemption or a discarded step, reads them again.
     """
 
+    counts_tokens = True
+
     def __init__(self, sequences: int, vocabulary: int, device: torch.device) -> None:
         """Allocate the counts of `sequences` sequences: the most that one step may have."""
         self._counts = TokenCounts(sequences, vocabulary, device)

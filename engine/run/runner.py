@@ -17,7 +17,7 @@ from engine.run.forward import ForwardPass
 from engine.run.isolation import sample_separately
 from engine.run.logprobs import Scores, score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
-from engine.run.samplers import Sampler, TorchSampler
+from engine.run.samplers import Sampler, StepSampler, TorchSampler
 from engine.run.sampling import Draw
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan, Work
 
@@ -60,17 +60,17 @@ class ModelRunner:
         logits = self._pass.run(plan)
         if logits is None:
             return Done([])
-        started = self._timer.mark()
+        started, sampler = self._timer.mark(), StepSampler(self._sampler)
         rows = None if all(map(is_plain, plan.work)) else [row for item in plan.work for row in _rows(item)]
         if rows and any(row.beam for row in rows):
-            return self._on_host(plan.work, _results_of(logits, plan.work, self._sampler), started)
+            return self._on_host(plan.work, _results_of(logits, plan.work, sampler), started)
         try:
             draws = [draw for item in plan.work for draw in _draws(item)]
             sampled = logits if rows is None else _select(logits, _are_drawn(rows))
-            tokens = self._sampler.sample(sampled, draws) if draws else _no_tokens(self._device)
+            tokens = sampler.sample(sampled, draws) if draws else _no_tokens(self._device)
             scores = None if rows is None else _scores_of(logits, rows, tokens)
         except Exception as failure:
-            results = sample_separately(logits, plan.work, partial(outcomes, sampler=self._sampler), failure)
+            results = sample_separately(logits, plan.work, partial(outcomes, sampler=sampler), failure)
             return self._on_host(plan.work, results, started)
         self._keep(plan.work, tokens)
         downloaded = Download(tokens)

@@ -12,6 +12,13 @@ from engine.run.sampling import Draw, sample_on_device
 class Sampler(Protocol):
     """Samples the rows of one step after the other."""
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it counts the tokens of penalized sequences itself.
+
+        Then the rules of a draw one position after the sequence's last draw need no tokens.
+        """
+
     def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         """Return `[rows]` int64 token ids for `[rows, vocabulary]` logits, on the same device."""
 
@@ -19,9 +26,37 @@ class Sampler(Protocol):
 class TorchSampler:
     """Samples with torch's operators; the rules of each draw have all tokens that they depend on."""
 
+    counts_tokens = False
+
     def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         """Return `[rows]` int64 token ids for `[rows, vocabulary]` logits, on the same device."""
         return sample_on_device(logits, draws)
+
+
+class StepSampler:
+    """The sampler of one step. Sampled again by request after a failure, its rows keep the tokens drawn first.
+
+    Else a sampler that counts tokens would count those of the other requests twice.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._drawn: list[tuple[Sequence[Draw], torch.Tensor]] = []
+
+    @property
+    def counts_tokens(self) -> bool:
+        """See Sampler."""
+        return self._sampler.counts_tokens
+
+    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """Return `[rows]` int64 token ids for `[rows, vocabulary]` logits, on the same device."""
+        for before, tokens in self._drawn:
+            places = {(one.sequence, one.sample_index): place for place, one in enumerate(before)}
+            if all((one.sequence, one.sample_index) in places for one in draws):
+                return tokens[[places[one.sequence, one.sample_index] for one in draws]]
+        drawn = self._sampler.sample(logits, draws)
+        self._drawn.append((draws, drawn))
+        return drawn
 
 
 def sampler_for(device: torch.device, sequences: int, vocabulary: int) -> Sampler:

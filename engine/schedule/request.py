@@ -91,7 +91,7 @@ class LogitRules:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: BadWords = NO_BAD_WORDS
 
-    @property
+    @cached_property
     def penalizes(self) -> bool:
         """Whether logits change with each earlier token."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
@@ -178,8 +178,11 @@ class Request:
 
     @cached_property
     def runs_ahead(self) -> bool:
-        """Whether its next step can be planned before its last token is known."""
-        return not (self.constraint or self.logit_rules.penalizes or self.beam_search)
+        """Whether its next step can be planned before its last token is known.
+
+        With penalties only if the sampler counts tokens itself, see `Sampler.counts_tokens`.
+        """
+        return not (self.constraint or self.beam_search)
 
 
 @dataclass(frozen=True)

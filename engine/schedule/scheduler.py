@@ -28,11 +28,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, capacity: Capacity, limits: Limits, costs: PreemptionCosts | None = None, *, ahead: bool = False
+        self,
+        capacity: Capacity,
+        limits: Limits,
+        costs: PreemptionCosts | None = None,
+        *,
+        ahead: bool = False,
+        counts_tokens: bool = False,
     ) -> None:
         """Start with an empty queue and an empty pool. `costs` has the preemption costs measured so far.
 
-        With `ahead`, a step may be planned while the previous one is in flight.
+        With `ahead`, a step may be planned while the previous one is in flight. `counts_tokens` is that of the sampler.
         """
         self.ahead = ahead
         self.limits = limits
@@ -48,7 +54,15 @@ class Scheduler:
         self.requests = LiveRequests(self._queue, self._view, self.pins, self._endings)
         lookahead = 2 if ahead else 1
         self._blocks = BlockPlanner(self._queue, self._view, self._releases, self.pins, self.costs, lookahead)
-        self._steps = StepPlanner(self._queue, self._view, self._blocks, self._isolation, self.requests, self._endings)
+        self._steps = StepPlanner(
+            self._queue,
+            self._view,
+            self._blocks,
+            self._isolation,
+            self.requests,
+            self._endings,
+            counts_tokens=counts_tokens,
+        )
         self._publisher = Publisher(self._queue, self._releases, self._isolation, self._endings, self._outputs)
 
     @property

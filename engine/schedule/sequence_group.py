@@ -84,17 +84,17 @@ class Sequence:
             return self.group.common
         return self.group.request.longest - 1
 
-    def rules_at(self, end: int) -> RowRules | None:
-        """Return the rules for the logits after its first `end` tokens, None if there are none."""
+    def rules_at(self, end: int, *, counted: bool = False) -> RowRules | None:
+        """Return the rules for the logits after its first `end` tokens, if any. `counted`: penalties need no tokens."""
         request = self.group.request
         if not request.has_rules:
             return None
         length = len(request.prompt)
         rules, banned = request.logit_rules, request.stopping.banned_after(end - length)
         if rules.bad_words.sequences:
-            banned |= rules.bad_words.banned_after(self.tokens, length, end)
-        if rules.penalizes:
-            return RowRules(rules, request.prompt, tuple(self.tokens[length:end]), banned, self.mask)
+            banned |= rules.bad_words.banned_after(tokens or self.tokens, length, end)
+        if rules.penalizes and not counted:
+            return RowRules(rules, request.prompt, tuple((tokens or self.tokens)[length:end]), banned, self.mask)
         if banned or self.mask or rules != NO_RULES:
             return RowRules(rules, banned_token_ids=banned, mask=self.mask)
         return None

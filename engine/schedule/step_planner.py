@@ -36,8 +36,11 @@ class StepPlanner:
         isolation: IsolatedRequests,
         requests: LiveRequests,
         endings: RequestEndings,
+        *,
+        counts_tokens: bool = False,
     ) -> None:
         self.now = 0.0
+        self._counts_tokens = counts_tokens
         self._queue = queue
         self._view = view
         self._blocks = blocks
@@ -95,7 +98,7 @@ class StepPlanner:
         for group in self._queue.running:
             sequence = group.members[0]
             before = in_flight.get(sequence.id)
-            if awaits_results(group, in_flight):
+            if awaits_results(group, in_flight, counts_tokens=self._counts_tokens):
                 sitting_out += len(group.live)
                 continue
             if before is None or not before.samples or len(group.members) > 1 or not group.forked:
@@ -161,7 +164,7 @@ class StepPlanner:
     def _has_rules(self, sequence: Sequence, work: Work) -> bool:
         """Return whether the rules of work planned ahead hold now that the token before it is known."""
         try:
-            return sequence.rules_at(work.start + 1) == work.rules
+            return sequence.rules_at(work.start + 1, counted=True) == work.rules
         except Exception as fault:
             self._endings.record_fault(sequence.group, fault)
             return False

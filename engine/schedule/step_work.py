@@ -65,20 +65,24 @@ def work_after(sequence: Sequence, before: Work) -> Work:
         True,
         before.sampling,
         before.sample_indices,
-        sequence.rules_at(start + 1) if request.has_rules else None,
+        sequence.rules_at(start + 1, counted=True) if request.has_rules else None,
         before.logprobs,
     )
 
 
-def awaits_results(group: Group, in_flight: Mapping[int, Work]) -> bool:
-    """Return whether the next work of a group depends on results of its work in flight, beyond the token itself."""
+def awaits_results(group: Group, in_flight: Mapping[int, Work], *, counts_tokens: bool) -> bool:
+    """Return whether the next work of a group depends on results of its work in flight, beyond the token itself.
+
+    `counts_tokens`: the sampler counts the tokens for penalties.
+    """
     request = group.request
-    if request.runs_ahead and request.prompt_logprobs is None:
+    runs_ahead = request.runs_ahead and (counts_tokens or not request.logit_rules.penalizes)
+    if runs_ahead and request.prompt_logprobs is None:
         return False
     works = [in_flight[member.id] for member in group.members if member.id in in_flight]
     if group.beams or any(work.to_score for work in works):
         return bool(works)
-    return not request.runs_ahead and any(work.samples for work in works)
+    return not runs_ahead and any(work.samples for work in works)
 
 
 def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[list[Cursor]]:
@@ -124,7 +128,7 @@ def work_of(cursor: Cursor, count: int) -> Work:
         samples=bool(indices),
         sampling=request.sampling,
         sample_indices=indices,
-        rules=sampled.rules_at(end) if indices else None,
+        rules=sampled.rules_at(end, counted=cursor.pending) if indices else None,
         logprobs=request.logprobs,
         to_score=_to_score(group, end),
         candidates=group.beams.candidates if group.beams else 0,

@@ -97,8 +97,8 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
     ),
     (
         "quire_num_sequences_sat_out",
-        "Running sequences left out of such a step because they need the results of the step in flight: guided or"
-        " penalized ones, and beams. Summed over steps.",
+        "Running sequences left out of such a step because they need the results of the step in flight: guided ones,"
+        " beams, and penalized ones unless the sampler counts their tokens on the device. Summed over steps.",
         (),
         lambda stats: {(): stats.totals.sat_out},
     ),

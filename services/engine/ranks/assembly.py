@@ -58,7 +58,9 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
         raise reason from failure
     group.waited = lambda: mine.ranks.waited
     costs = PreemptionCosts(seconds_per_swapped_block(mine.backend))
-    scheduler = Scheduler(mine.capacity, settings.limits(), costs, ahead=mine.ahead)
+    sampler = sampler_for(mine.loaded.device, settings.max_sequences, mine.loaded.vocabulary_size)
+    counts_tokens = sampler.counts_tokens
+    scheduler = Scheduler(mine.capacity, settings.limits(), costs, ahead=mine.ahead, counts_tokens=counts_tokens)
     runner = ModelRunner(
         mine.loaded,
         mine.backend,
@@ -66,7 +68,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
         decoder=mine.decoder,
         clock=time.monotonic,
         share=mine.ranks.broadcast if mine.ahead else (lambda tokens: tokens),
-        sampler=sampler_for(mine.loaded.device, settings.max_sequences, mine.loaded.vocabulary_size),
+        sampler=sampler,
     )
     leading = LeadingRunner(runner, group.send_plan, ahead=mine.ahead)
     watched = WatchedRunner(leading, check_of(loader.device))

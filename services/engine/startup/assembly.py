@@ -73,7 +73,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     if kernels and loaded.model and isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files:
         VerifiedModels(Path(settings.kernels_folder)).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
-    scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead)
+    scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)
     runner = ModelRunner(
         loaded,
         chosen.backend,
