@@ -84,8 +84,8 @@ class Sequence:
             return self.group.common
         return self.group.request.longest - 1
 
-    def rules_at(self, end: int, *, counted: bool = False) -> RowRules | None:
-        """Return the rules for the logits after its first `end` tokens, if any. `counted`: penalties need no tokens."""
+    def rules_at(self, end: int, tokens: list[int] | None = None, *, counted: bool = False) -> RowRules | None:
+        """Return the rules after its first `end` tokens, or those of `tokens`. `counted`: penalties need no tokens."""
         request = self.group.request
         if not request.has_rules:
             return None
