@@ -3,6 +3,8 @@
 Shape `[device_blocks + 1, layers, 2, *block_shape]`: index 2 is K, then V; the attention backend defines `block_shape`.
 Block 0 is never allocated and takes the writes of padding. The host tier is a second tensor of the same shape, except
 for the number of blocks; its block 0 is unused, so that ids are rows.
+
+A cache of type int8 has codes, and a scale for each token and head of K and of V inside the same block: see `codes`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,8 @@ from typing import NamedTuple
 import torch
 
 from blocks import Copy
+
+SCALE_BYTES = 2  # bfloat16
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,12 @@ class CacheGeometry:
     head_size: int
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Return the bytes of one block: K and V of all layers."""
-        return self.layers * 2 * block_size * self.kv_heads * self.head_size * dtype.itemsize
+        """Return the bytes of one block of a cache of this type: K and V of all layers, int8 with its scales."""
+        return self.layers * 2 * self.kv_heads * self.head_elements(block_size, dtype) * dtype.itemsize
+
+    def head_elements(self, block_size: int, dtype: torch.dtype) -> int:
+        """Return the elements of one head's K or V in a block; those of int8 are bytes, which include the scales."""
+        return block_size * (self.head_size + (SCALE_BYTES if dtype == torch.int8 else 0))
 
 
 def make_cache(

@@ -10,7 +10,10 @@ from engine.attention.cache import CacheGeometry, copy_blocks, make_cache, make_
 
 
 class TensorBackend:
-    """Owns the cache, and copies its blocks. Inside a (block, layer), K and V are slot-major."""
+    """Owns the cache, and copies its blocks. Inside a (block, layer), K and V are slot-major.
+
+    A cache of type int8 has the bytes of `codes.packed` for each slot and head.
+    """
 
     def __init__(
         self,
@@ -24,6 +27,7 @@ class TensorBackend:
         """Allocate the cache (by default on the CPU), and the host tier if it has blocks."""
         self.geometry = geometry
         self.block_size = block_size
+        self._dtype = dtype
         device = device or torch.device("cpu")
         self.cache = make_cache(geometry, device_blocks, self.block_shape(), dtype, device)
         self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
@@ -35,8 +39,8 @@ class TensorBackend:
         self.cache = make_cache(self.geometry, device_blocks, self.block_shape(), dtype, device)
 
     def block_shape(self) -> tuple[int, ...]:
-        """Return (slots, KV heads, head size)."""
-        return (self.block_size, self.geometry.kv_heads, self.geometry.head_size)
+        """Return (slots, KV heads, head size, or bytes of its codes and scale)."""
+        return (self.block_size, self.geometry.kv_heads, self.geometry.head_elements(1, self._dtype))
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the cache, consecutive ones in one operation."""

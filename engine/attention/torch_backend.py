@@ -11,6 +11,7 @@ import torch
 
 from blocks import Copy
 from engine.attention.backend import PagedBatch, Rows, Scoring
+from engine.attention.codes import decode, encode, packed, unpacked
 from engine.attention.tensor_backend import TensorBackend
 from engine.attention.upload import upload
 
@@ -21,6 +22,8 @@ class TorchBackend(TensorBackend):
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Scatter K and V to the batch's slots."""
         blocks, offsets = batch.slots // self.block_size, batch.slots % self.block_size
+        if self.cache.dtype == torch.int8:
+            key, value = packed(encode(key)), packed(encode(value))
         self.cache[blocks, layer, 0, offsets] = key
         self.cache[blocks, layer, 1, offsets] = value
 
@@ -44,23 +47,27 @@ class TorchBackend(TensorBackend):
         count, fed, heads, size = query.shape
         kv_heads = self.geometry.kv_heads
         # The query heads of one KV head become rows of one matrix: [rows, kv_heads, group * fed, head_size].
-        packed = query.view(count, fed, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
-        packed = packed.reshape(count, kv_heads, -1, size)
+        rows_of_heads = query.view(count, fed, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
+        rows_of_heads = rows_of_heads.reshape(count, kv_heads, -1, size)
         visible = _visible(rows, fed, key.shape[2], scoring.window)
         mask = (
             visible[:, None, None]
             .expand(count, 1, heads // kv_heads, *visible.shape[1:])
             .reshape(count, 1, -1, visible.shape[-1])
         )
-        attended = _attention(packed, key, value, mask, scoring).view(count, kv_heads, heads // kv_heads, fed, size)
+        attended = _attention(rows_of_heads.to(key.dtype), key, value, mask, scoring).to(query.dtype)
+        attended = attended.view(count, kv_heads, heads // kv_heads, fed, size)
         return attended.permute(0, 3, 1, 2, 4).reshape(count, fed, heads, size)
 
     def _gather(self, layer: int, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V as `[rows, kv_heads, slots, head_size]`; slots beyond a sequence's end are zero.
 
-        A weight of zero times an infinity left by an earlier sequence would be NaN, so stale slots must not be read.
+        Codes are decoded to float32. A weight of zero times an infinity left by an earlier sequence would be NaN, so
+        stale slots must not be read.
         """
         pages = self.cache[rows.tables, layer]
+        if pages.dtype == torch.int8:
+            pages = decode(unpacked(pages))
         slots = torch.arange(rows.tables.shape[1] * self.block_size, device=rows.tables.device)
         beyond = (slots >= rows.ends[:, None])[:, None, :, None]
         key, value = (part.flatten(1, 2).transpose(1, 2).masked_fill(beyond, 0) for part in pages.unbind(2))

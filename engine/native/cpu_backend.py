@@ -23,8 +23,11 @@ class CpuBackend:
         dtype: torch.dtype = torch.float32,
         host_blocks: int = 0,
         threads: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """Allocate the cache, and the host tier if it has blocks. 0 threads means as many as torch uses.
+
+        `dtype` is the model's type, and that of the cache unless `kv_dtype` is int8.
 
         Raises ModelUnsupported if heads are larger than the kernels support.
         """
@@ -37,23 +40,26 @@ class CpuBackend:
         self._kernels = kernels
         self._threads = threads or torch.get_num_threads()
         device = torch.device("cpu")
-        self.cache = kernels.zeros(cache_shape(geometry, device_blocks, self.block_shape()), dtype)
-        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
-        self.view = CacheView.of(self.cache, geometry, block_size)
+        self._stored = kv_dtype or dtype
+        self.cache = kernels.zeros(cache_shape(geometry, device_blocks, self.block_shape()), self._stored)
+        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), self._stored, device)
+        # The kernels multiply codes as bfloat16 or float32.
+        multiplied = torch.float32 if self._stored == torch.int8 and dtype == torch.float16 else dtype
+        self.view = CacheView.of(self.cache, geometry, block_size, multiplied)
 
     def block_shape(self) -> tuple[int, ...]:
-        """Return (KV heads, elements of one head's slots)."""
-        return (self.geometry.kv_heads, self.block_size * self.geometry.head_size)
+        """Return (KV heads, elements of one head's slots, or bytes of their codes and scales)."""
+        return (self.geometry.kv_heads, self.geometry.head_elements(self.block_size, self._stored))
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Write each token's K and V to its slot."""
-        key, value = key.to(self.cache.dtype).contiguous(), value.to(self.cache.dtype).contiguous()
+        key, value = key.to(self.view.dtype).contiguous(), value.to(self.view.dtype).contiguous()
         self._kernels.write(self.view, layer, key, value, batch.slots)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with all sequences of the batch at once."""
-        query = query.to(self.cache.dtype).contiguous()
-        return self._kernels.attend(self.view, layer, query, batch, scoring, self._threads)
+        converted = query.to(self.view.dtype).contiguous()
+        return self._kernels.attend(self.view, layer, converted, batch, scoring, self._threads).to(query.dtype)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy each block as one range of bytes, on all threads."""

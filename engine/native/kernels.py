@@ -19,6 +19,7 @@ MAX_HEAD_SIZE = 256
 # Attention is fast if block size and head size are multiples of it.
 PACKED_SIZE = 16
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_CODED_TYPES = {torch.bfloat16: 3, torch.float32: 4}  # by what codes are multiplied as
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 _POPULATED_BYTES = 64 << 20  # of one call
 
@@ -29,6 +30,7 @@ class _Cache(Structure):
         ("block_stride", c_int64),
         ("layer_stride", c_int64),
         ("value_offset", c_int64),
+        ("head_stride", c_int64),
         ("block_size", c_int32),
         ("heads", c_int32),
         ("head_size", c_int32),
@@ -87,26 +89,32 @@ def packed_size(weights: torch.Tensor) -> int:
 
 
 class CacheView(NamedTuple):
-    """A cache tensor in the form of the kernels; valid as long as the tensor."""
+    """A cache tensor in the form of the kernels; valid as long as the tensor. `dtype`: of K, V, queries and outputs."""
 
     cache: torch.Tensor
     described: _Cache
+    dtype: torch.dtype
 
     @classmethod
-    def of(cls, cache: torch.Tensor, geometry: CacheGeometry, block_size: int) -> "CacheView":
-        """Describe a cache with the kernels' layout inside each (block, layer)."""
-        part = geometry.kv_heads * block_size * geometry.head_size
+    def of(cls, cache: torch.Tensor, geometry: CacheGeometry, block_size: int, dtype: torch.dtype) -> "CacheView":
+        """Describe a cache with the kernels' layout inside each (block, layer).
+
+        `dtype` is the cache's type; of codes (int8) it is what they are multiplied as: bfloat16 or float32.
+        """
+        head = geometry.head_elements(block_size, cache.dtype)
+        part = geometry.kv_heads * head
         described = _Cache(
             cache.data_ptr(),
             geometry.layers * 2 * part,
             2 * part,
             part,
+            head,
             block_size,
             geometry.kv_heads,
             geometry.head_size,
-            _TYPES[cache.dtype],
+            _CODED_TYPES[dtype] if cache.dtype == torch.int8 else _TYPES[dtype],
         )
-        return cls(cache, described)
+        return cls(cache, described, dtype)
 
 
 def populate(mapped: torch.Tensor) -> None:
@@ -151,7 +159,7 @@ class Kernels:
         self._library.quire_pack(c_void_p(plain.data_ptr()), outputs, inputs, c_void_p(packed.data_ptr()))
 
     def write(self, view: CacheView, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write contiguous `[tokens, kv_heads, head_size]` K and V of the cache's type to slots."""
+        """Write contiguous `[tokens, kv_heads, head_size]` K and V of the view's type to slots."""
         self._library.quire_write(
             byref(view.described),
             layer,
@@ -165,7 +173,7 @@ class Kernels:
     def attend(
         self, view: CacheView, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring, threads: int
     ) -> torch.Tensor:
-        """Attend with contiguous `[tokens, heads, head_size]` queries of the cache's type; return the same shape."""
+        """Attend with contiguous `[tokens, heads, head_size]` queries of the view's type; return the same shape."""
         output = torch.empty_like(query)
         self._library.quire_attend(
             byref(view.described),

@@ -14,6 +14,7 @@ from blocks import Copy, blocks_for
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
+from engine.attention.codes import decode, encode
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 
@@ -53,7 +54,10 @@ class Feed(NamedTuple):
 
 @dataclass
 class Case:
-    """Shapes of a batch, computed on the backend's device. All layers but the last must stay unchanged."""
+    """Shapes of a batch, computed on the backend's device. All layers but the last must stay unchanged.
+
+    With `coded`, the backend's cache has codes, and attention is compared with that over the decoded K and V.
+    """
 
     feeds: Sequence[Feed]
     block_size: int = 16
@@ -66,6 +70,7 @@ class Case:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     moved: Moved | None = None
+    coded: bool = False
     make: MakeBackend = TorchBackend
     tables: list[list[int]] = field(default_factory=list)
 
@@ -75,13 +80,20 @@ class Case:
 
     def run(self) -> float:
         """Return the largest error of paged attention over all fed tokens."""
+        found, drawn = self.attend()
+        expected = drawn.expected(self.scoring, coded=self.coded)
+        assert (found.shape, found.dtype) == (expected.shape, self.dtype)
+        return float((found - expected).abs().max().nan_to_num(math.inf))
+
+    def attend(self) -> tuple[torch.Tensor, "Drawn"]:
+        """Return paged attention of all fed tokens, and the numbers that it was computed from."""
         drawn = draw(tuple(self.feeds), self.kv_heads, self.group, self.head_size, self.dtype, self.seed)
         used = sum(blocks_for(prefix + fed, self.block_size) for prefix, fed in self.feeds)
         blocks = (used if self.moved is None else 2 * used) + 3
         host_blocks = blocks if self.moved == "swapped" else 0
         backend = self.make(self.geometry, self.block_size, blocks, self.dtype, host_blocks=host_blocks)
         device = backend.cache.device
-        backend.cache.fill_(self.poison)
+        backend.cache.fill_(self._poison(backend))
         unused = self._scatter_tables(blocks)
         layer = self.layers - 1
         if cached := [(number, 0, prefix) for number, (prefix, _) in enumerate(self.feeds) if prefix]:
@@ -99,9 +111,10 @@ class Case:
         backend.write(layer, fed_keys.to(device, self.dtype), fed_values.to(device, self.dtype), batch)
         with new_tensors_are_nan():
             found = backend.attend(layer, torch.cat(drawn.queries).to(device, self.dtype), batch, self.scoring)
-        found, expected = found.cpu(), drawn.expected(self.scoring)
-        assert (found.shape, found.dtype) == (expected.shape, self.dtype)
-        return float((found - expected).abs().max().nan_to_num(math.inf))
+        return found.cpu(), drawn
+
+    def _poison(self, backend: CachedBackend) -> float:
+        return self.poison if backend.cache.is_floating_point() else -1  # scales are NaN then
 
     def _scatter_tables(self, blocks: int) -> list[int]:
         """Give each sequence random blocks; return the unused ones."""
@@ -124,9 +137,9 @@ class Case:
             hosts = dict(zip(moves, reversed(range(1, len(moves) + 1)), strict=True))
             backend.swap([Copy(block, host) for block, host in hosts.items()], Direction.DEVICE_TO_HOST)
             back = [Copy(hosts[block], target) for block, target in moves.items()]
-            backend.cache[list(moves)] = self.poison
+            backend.cache[list(moves)] = self._poison(backend)
             backend.swap(back, Direction.HOST_TO_DEVICE)
-        backend.cache[list(moves)] = self.poison
+        backend.cache[list(moves)] = self._poison(backend)
         self.tables = [[moves[block] for block in table] for table in self.tables]
 
     def _batch(self, parts: list[tuple[int, int, int]], device: torch.device) -> PagedBatch:
@@ -143,14 +156,18 @@ class Drawn(NamedTuple):
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
     queries: tuple[torch.Tensor, ...]
-    outputs: dict[Scoring, torch.Tensor]
+    outputs: dict[tuple[Scoring, bool], torch.Tensor]
 
-    def expected(self, scoring: Scoring) -> torch.Tensor:
-        """Return the naive attention of all fed tokens, cached by scoring because it is slow."""
-        if scoring not in self.outputs:
-            sequences = zip(self.queries, self.keys, self.values, strict=True)
-            self.outputs[scoring] = torch.cat([naive_attention(*sequence, scoring) for sequence in sequences])
-        return self.outputs[scoring]
+    def expected(self, scoring: Scoring, *, coded: bool = False) -> torch.Tensor:
+        """Return the naive attention of all fed tokens, over decoded K and V if `coded`; cached because it is slow."""
+        if (scoring, coded) not in self.outputs:
+            keys, values = (
+                [decode(encode(one)).double() for one in whole] if coded else whole
+                for whole in (self.keys, self.values)
+            )
+            sequences = zip(self.queries, keys, values, strict=True)
+            self.outputs[scoring, coded] = torch.cat([naive_attention(*sequence, scoring) for sequence in sequences])
+        return self.outputs[scoring, coded]
 
 
 @lru_cache(maxsize=4)

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "attention/codes.h"
 #include "lanes.h"
 #include "numbers.h"
 
@@ -17,8 +18,9 @@ constexpr int kLargestHead = 256;
 
 struct Cache {
   void* data;
-  int64_t block_stride;  // elements from one block to the next
+  int64_t block_stride;  // elements, or bytes of codes, from one block to the next
   int64_t value_offset;  // from a layer's K to its V
+  int64_t head_stride;   // from one head to the next
   int block_size;
   int heads;  // of K and V
   int head_size;
@@ -69,14 +71,38 @@ inline void write_value(const Cache& cache, bf16* block, int offset, const bf16*
 #endif
 }
 
-// Offset (elements) of the slots of one head in the block of a slot.
+// Offset (elements, or bytes of codes) of the slots of one head in the block of a slot.
 inline int64_t block_of(const Cache& cache, int64_t slot, int head) {
-  return slot / cache.block_size * cache.block_stride + static_cast<int64_t>(head) * cache.block_size * cache.head_size;
+  return slot / cache.block_size * cache.block_stride + head * cache.head_stride;
 }
 
-// Writes one head of a token's K, or of its V, to a block of numbers of type E.
+// The scales of a head's slots follow their codes.
+inline int64_t scales_of(const Cache& cache) { return static_cast<int64_t>(cache.block_size) * cache.head_size; }
+
+// Encodes one head of a token's K, or of its V, into a block of codes.
 template <typename E, typename T>
+void write_codes(const Cache& cache, int64_t slot, int head, bool values, const T* from) {
+  const int size = cache.head_size, offset = static_cast<int>(slot % cache.block_size);
+  int8_t* block = static_cast<int8_t*>(cache.data) + block_of(cache, slot, head) + (values ? cache.value_offset : 0);
+  alignas(64) float line[kLargestHead];
+  alignas(64) int8_t codes[kLargestHead];
+  for (int d = 0; d < size; ++d) line[d] = element(from + d);
+  for (int d = size; d < padded(size, 16); ++d) line[d] = 0.0f;
+  const bf16 scale = encode(line, padded(size, 16), codes);
+  std::memcpy(block + scales_of(cache) + offset * kScaleBytes, &scale, kScaleBytes);
+  if (!is_packed(cache)) {
+    std::memcpy(block + static_cast<int64_t>(offset) * size, codes, size);
+    return;
+  }
+  int8_t* group = block + static_cast<int64_t>(offset / kSlots) * kSlots * size;
+  values ? write_value_codes<E>(group, size, offset % kSlots, codes) : write_key_codes<E>(group, size, offset % kSlots, codes);
+}
+
+// Writes one head of a token's K, or of its V, to a block of format S.
+template <typename S, typename T>
 void write_head(const Cache& cache, int64_t slot, int head, bool values, const T* from) {
+  using E = NumberOf<S>;
+  if constexpr (kCoded<S>) return write_codes<E>(cache, slot, head, values, from);
   const int offset = static_cast<int>(slot % cache.block_size);
   E* block = static_cast<E*>(cache.data) + block_of(cache, slot, head);
   alignas(64) E line[kLargestHead];
@@ -95,11 +121,11 @@ void write_head(const Cache& cache, int64_t slot, int head, bool values, const T
   values ? write_value(cache, block, offset, line) : write_key(cache, block, offset, line);
 }
 
-template <typename E>
+template <typename S, typename E>
 void write_token(const Cache& cache, int64_t slot, const E* key, const E* value) {
   for (int head = 0; head < cache.heads; ++head) {
-    write_head<E>(cache, slot, head, false, key + static_cast<int64_t>(head) * cache.head_size);
-    write_head<E>(cache, slot, head, true, value + static_cast<int64_t>(head) * cache.head_size);
+    write_head<S>(cache, slot, head, false, key + static_cast<int64_t>(head) * cache.head_size);
+    write_head<S>(cache, slot, head, true, value + static_cast<int64_t>(head) * cache.head_size);
   }
 }
 

@@ -43,9 +43,15 @@ struct CacheView {
   int64_t block_stride;
   int64_t layer_stride;
   int64_t value_offset;
+  int64_t head_stride;
   int32_t block_size, heads, head_size;
-  int32_t type;
+  int32_t type;  // 1: bfloat16, 3: codes
 };
+
+// The cache of a layer whose K begins at `data`.
+inline Cache cache_of(const CacheView& c, void* data) {
+  return {data, c.block_stride, c.value_offset, c.head_stride, c.block_size, c.heads, c.head_size};
+}
 
 struct Batch {
   int32_t tokens, sequences, width, rows;
@@ -101,8 +107,8 @@ inline Vector gated_silu(Vector g, Vector up) {
 class Step {
  public:
   Step(const Decoder& d, const CacheView& c, const Batch& b, float* logits, State& s)
-      : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), data_(static_cast<bf16*>(c.data)),
-        layer_stride_(c.layer_stride) {
+      : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), data_(static_cast<char*>(c.data)), coded_(c.type == 3),
+        layer_bytes_(c.layer_stride * static_cast<int64_t>(coded_ ? sizeof(int8_t) : sizeof(bf16))) {
     const int tokens = b.tokens, tall = padded(tokens, kPiece);
     stride_ = padded(d.hidden, 16);
     queries_ = d.heads * d.head_size;
@@ -123,7 +129,7 @@ class Step {
       bench->normed.at_least(static_cast<size_t>(band) * inputs);
       bench->gated.at_least(static_cast<size_t>(band) * inner_at_once());
     }
-    attention_ = {{nullptr, c.block_stride, c.value_offset, c.block_size, c.heads, c.head_size},
+    attention_ = {cache_of(c, nullptr),
                   {b.sequences, b.first, b.ends, b.tables, b.width},
                   {d.scaling, 0.0f, 0},
                   d.heads};
@@ -143,7 +149,7 @@ class Step {
       }
       if (thread == 0) plan(number);
       team_.barrier();
-      attend_together<bf16>(team_, s_, thread, attention_, static_cast<const operand*>(query_), queries_, attended_, partials_);
+      coded_ ? attend<Coded<bf16>>(thread) : attend<bf16>(thread);
       if (!banded_) leave_together(d_.layer[number]);
     }
     if (banded_) each_band([&](int row, int rows) { leave(d_.layer[d_.layers - 1], row, rows, thread); });
@@ -231,7 +237,7 @@ class Step {
     const Sums sums{s_.benches[thread]->head.at_least(0), size, range.row, column};
     product_to({layer.projections, padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.inputs}, normed, range, sums, false);
     Cache cache = attention_.cache;
-    cache.data = data_ + number * layer_stride_;
+    cache.data = data_ + number * layer_bytes_;
     for (int token = range.row; token < range.row + range.rows; ++token) {
       float* line = sums.at(token, column);
       if (layer.projection_bias) {
@@ -241,7 +247,9 @@ class Step {
       if (kv_head < 0) {
         put_all(line, size, query_ + static_cast<size_t>(token) * queries_ + column);
       } else {
-        write_head<bf16>(cache, b_.slots[token], kv_head % d_.kv_heads, kv_head >= d_.kv_heads, line);
+        const bool values = kv_head >= d_.kv_heads;
+        coded_ ? write_head<Coded<bf16>>(cache, b_.slots[token], kv_head % d_.kv_heads, values, line)
+               : write_head<bf16>(cache, b_.slots[token], kv_head % d_.kv_heads, values, line);
       }
     }
   }
@@ -253,9 +261,15 @@ class Step {
     rotate(line, size, d_.cosine + at, d_.sine + at);
   }
 
+  template <typename S>
+  void attend(int thread) {
+    const operand* query = query_;
+    attend_together<S>(team_, s_, thread, attention_, query, queries_, attended_, partials_);
+  }
+
   void plan(int number) {
     const int window = d_.layer[number].window;
-    attention_.cache.data = data_ + number * layer_stride_;
+    attention_.cache.data = data_ + number * layer_bytes_;
     attention_.how.window = window;
     if (window == planned_) return;
     s_.pieces.plan(attention_, team_.size());
@@ -315,8 +329,9 @@ class Step {
   float* logits_;
   State& s_;
   Team& team_;
-  bf16* data_;
-  int64_t layer_stride_;
+  char* data_;  // of the cache
+  bool coded_;
+  int64_t layer_bytes_;
   Attention attention_;
   int stride_, queries_;  // of the residual, of queries
   float* x_;              // the residual: [tokens][stride]

@@ -11,6 +11,9 @@
 //
 // K of other types is [kv head][slot / 16][head size][16 slots], V is slot-major: [kv head][slot][head size]. Blocks whose
 // size or head size is not a multiple of 16 have slot-major K and V.
+//
+// K and V in 8 bits have codes in the same orders, those of bfloat16 or of other types by what they are multiplied as. The
+// bfloat16 scales of a head's slots follow its codes: [kv head]([block size * head size] codes, [block size] scales).
 
 #include <algorithm>
 #include <atomic>
@@ -32,20 +35,22 @@ using namespace quire;
 
 namespace {
 
-// Calls work(0) with a number of the cache's type: 0 float32, 1 bfloat16, 2 float16.
+// Calls work with a value of the cache's format: 0 float32, 1 bfloat16, 2 float16; 3 codes multiplied as bfloat16, 4 codes
+// multiplied as float32.
 template <typename Work>
-void with_type(int32_t type, const Work& work) {
+void with_format(int32_t type, const Work& work) {
   switch (type) {
     case 0: return work(float{});
     case 1: return work(bf16{});
+    case 3: return work(Coded<bf16>{});
+    case 4: return work(Coded<float>{});
     default: return work(_Float16{});
   }
 }
 
-template <typename E>
+template <typename S>
 Cache layer_of(const CacheView& c, int32_t layer) {
-  E* data = static_cast<E*>(c.data) + layer * c.layer_stride;
-  return {data, c.block_stride, c.value_offset, c.block_size, c.heads, c.head_size};
+  return cache_of(c, static_cast<StoredOf<S>*>(c.data) + layer * c.layer_stride);
 }
 
 }  // namespace
@@ -72,28 +77,30 @@ void quire_pack(const bf16* weights, int32_t outputs, int32_t inputs, bf16* pack
   }
 }
 
-// Writes K and V of each token, [tokens][heads][size] of the cache's type, to its slot.
+// Writes K and V of each token, [tokens][heads][size] of the type that the cache's are multiplied as, to its slot.
 void quire_write(const CacheView* c, int32_t layer, const void* key, const void* value, int64_t stride, int32_t tokens,
                  const int64_t* slots) {
-  with_type(c->type, [&](auto zero) {
-    using E = decltype(zero);
-    const Cache cache = layer_of<E>(*c, layer);
+  with_format(c->type, [&](auto format) {
+    using S = decltype(format);
+    using E = NumberOf<S>;
+    const Cache cache = layer_of<S>(*c, layer);
     for (int token = 0; token < tokens; ++token) {
       const int64_t at = token * stride;
-      write_token(cache, slots[token], static_cast<const E*>(key) + at, static_cast<const E*>(value) + at);
+      write_token<S>(cache, slots[token], static_cast<const E*>(key) + at, static_cast<const E*>(value) + at);
     }
   });
 }
 
-// Attends with [tokens][heads][size] queries of the cache's type; the output has their type and is contiguous.
+// Attends with [tokens][heads][size] queries of that type; the output has it too, and is contiguous.
 void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void* query, int64_t stride,
                   void* output, int32_t heads, float scaling, float softcap, int32_t window, int32_t threads) {
   State& s = state();
   const std::lock_guard<std::mutex> alone(s.mutex);
   prepare_team(threads);
-  with_type(c->type, [&](auto zero) {
-    using E = decltype(zero);
-    const Attention attention{layer_of<E>(*c, layer),
+  with_format(c->type, [&](auto format) {
+    using S = decltype(format);
+    using E = NumberOf<S>;
+    const Attention attention{layer_of<S>(*c, layer),
                               {b->sequences, b->first, b->ends, b->tables, b->width},
                               {scaling, softcap, window},
                               heads};
@@ -102,7 +109,7 @@ void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void*
     const Lines<E> lines{static_cast<E*>(output), static_cast<int64_t>(heads) * c->head_size};
     s.team->run([&](int thread) {
       const Tiles tiles;
-      attend_together<E>(*s.team, s, thread, attention, static_cast<const E*>(query), stride, lines, partials);
+      attend_together<S>(*s.team, s, thread, attention, static_cast<const E*>(query), stride, lines, partials);
     });
   });
 }

@@ -91,18 +91,25 @@ def run(make: MakeBackend, row: dict[str, Any]) -> float:
         poison=row["poison"],
         moved=row["moved"],
         dtype=row["dtype"],
+        coded=row.get("coded", False),
         make=make,
     )
     return case.run() / TOLERANCES[row["dtype"]]
 
 
 TABLE = list(pairwise(PROPERTIES))
-# Triton's interpreter takes half a second a row: the rows that add most pairs, and one of each block size.
-INTERPRETED = [
-    row
-    for place, row in enumerate(TABLE)
-    if place < 11 or row["block_size"] not in [earlier["block_size"] for earlier in TABLE[:place]]
-]
+
+
+def first_rows(count: int) -> list[dict[str, Any]]:
+    """Return the rows that add most pairs, and one of each block size."""
+    return [
+        row
+        for place, row in enumerate(TABLE)
+        if place < count or row["block_size"] not in [earlier["block_size"] for earlier in TABLE[:place]]
+    ]
+
+
+INTERPRETED = first_rows(11)  # Triton's interpreter takes half a second a row
 CASES = [
     (name, row) for row in TABLE for name in BACKENDS if name != "triton" or DEVICE.type == "cuda" or row in INTERPRETED
 ]

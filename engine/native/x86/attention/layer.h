@@ -81,8 +81,8 @@ void put_rows(const Attention& attention, const Piece& piece, int head, int plac
   }
 }
 
-// Computes one piece of attention to a cache of numbers of type E.
-template <typename E, typename T, typename Out>
+// Computes one piece of attention to a cache of format S.
+template <typename S, typename T, typename Out>
 void attend_piece(const Attention& attention, const Piece& piece, const T* query, int64_t query_stride, const Out& output,
                   float* partials, Scratch& s) {
   const Cache& cache = attention.cache;
@@ -100,15 +100,15 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
     const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size, first = head * 16 * size;
     const T* from = query + place * query_stride + offset;
     if (packed) {
-      take_query(from, query_stride, rows, width, size, reinterpret_cast<LeftOf<E>*>(s.query) + first);
+      take_query(from, query_stride, rows, width, size, reinterpret_cast<LeftOf<NumberOf<S>>*>(s.query) + first);
     } else {
       take_query(from, query_stride, rows, width, size, s.query + first);
     }
   }
   if (packed) {
-    attend_packed<E>(attention, piece, rows, width, position, s);
+    attend_packed<S>(attention, piece, rows, width, position, s);
   } else {
-    attend_slots<E>(attention, piece, rows, width, position, s);
+    attend_slots<S>(attention, piece, rows, width, position, s);
   }
   for (int head = 0; head < piece.heads; ++head) put_rows(attention, piece, head, place, output, partials, s);
 }
@@ -137,15 +137,16 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
 }
 
 // Computes a step's attention on all threads of the team; every thread calls it.
-template <typename E, typename T, typename Out>
-void attend_together(Team& team, State& s, int thread, const Attention& attention, const T* query, int64_t query_stride,
+template <typename S, typename T, typename Out>
+void attend_together(Team& team, State& state, int thread, const Attention& attention, const T* query, int64_t query_stride,
                      const Out& output, float* partials) {
-  team.each(static_cast<int>(s.pieces.all.size()), [&](int item) {
-    attend_piece<E>(attention, s.pieces.all[item], query, query_stride, output, partials, *s.scratch[thread]);
+  const Pieces& pieces = state.pieces;
+  team.each(static_cast<int>(pieces.all.size()), [&](int item) {
+    attend_piece<S>(attention, pieces.all[item], query, query_stride, output, partials, *state.scratch[thread]);
   });
-  if (s.pieces.partial_count == 0) return;
-  team.each(static_cast<int>(s.pieces.counts.size()), [&](int item) {
-    if (s.pieces.counts[item]) combine(attention, s.pieces, item, partials, output);
+  if (pieces.partial_count == 0) return;
+  team.each(static_cast<int>(pieces.counts.size()), [&](int item) {
+    if (pieces.counts[item]) combine(attention, pieces, item, partials, output);
   });
 }
 

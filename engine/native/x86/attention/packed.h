@@ -13,16 +13,18 @@
 #include "../products.h"
 #include "../tiles.h"
 #include "pieces.h"
+#include "codes.h"
 #include "scratch.h"
 
 namespace quire {
 
-// K and V of one head of a chunk, in groups of 16 slots.
-template <typename E>
+// K and V of one head of a chunk, in groups of 16 slots. Without codes there are no scales.
+template <typename S>
 struct Chunk {
   int first, slots;  // a multiple of 16
-  const E* keys[kChunk / kSlots];
-  const E* values[kChunk / kSlots];
+  const StoredOf<S>* keys[kChunk / kSlots];
+  const StoredOf<S>* values[kChunk / kSlots];
+  const int8_t* key_scales[kChunk / kSlots];
 };
 
 #ifdef QUIRE_AMX
@@ -52,10 +54,11 @@ void score_tiles(const bf16* query, int size, const bf16* const* keys, const bf1
   }
 }
 
-inline void score_with_tiles(const bf16* query, int rows, int size, const Chunk<bf16>& chunk, float* scores) {
+inline void score_with_tiles(const bf16* query, int rows, int size, const Chunk<bf16>& chunk, const bf16* const* ahead,
+                             float* scores) {
   for (int slot = 0; slot < chunk.slots; slot += 2 * kSlots) {
     const bf16* const* keys = chunk.keys + slot / kSlots;
-    const bf16* const* values = chunk.values + slot / kSlots;
+    const bf16* const* values = ahead ? ahead + slot / kSlots : nullptr;
     for (int row = 0; row < rows; row += kPiece) {
       with_tiles(rows - row, chunk.slots - slot, [&](auto row_tiles, auto column_tiles) {
         zero_tiles();
@@ -116,28 +119,29 @@ inline void add_values_with_tiles(const bf16* weights, int rows, int size, const
 }
 #endif
 
-// Scores of a chunk's slots: `scores` is [rows rounded up to 16][kChunk]. Meanwhile its V is prefetched.
+// Scores of a chunk's slots: `scores` is [rows rounded up to 16][kChunk]. Meanwhile `ahead`, unless it is null, is
+// prefetched: the V of these slots.
 template <typename E>
-void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chunk, float* scores) {
+void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chunk, const E* const* ahead, float* scores) {
 #ifdef QUIRE_AMX
   if constexpr (std::is_same_v<E, bf16>) {
-    if (use_amx && size % 32 == 0) return score_with_tiles(query, rows, size, chunk, scores);
+    if (use_amx && size % 32 == 0) return score_with_tiles(query, rows, size, chunk, ahead, scores);
   }
 #endif
   const Left<LeftOf<E>> left{query, static_cast<size_t>(size)};
   const int at_once = columns_at_once(rows);
   for (int slot = 0; slot < chunk.slots; slot += at_once) {
-    const KeyColumns<E> right{chunk.keys + slot / kSlots, chunk.values + slot / kSlots};
+    const KeyColumns<E> right{chunk.keys + slot / kSlots, ahead ? ahead + slot / kSlots : nullptr};
     const int columns = std::min(at_once, chunk.slots - slot);
     any_panels<E>(left, right, rows, columns, size, scores + slot, kChunk, false);
   }
 }
 
-// Adds a chunk's weighted values: `sums` is [rows rounded up to 16][size].
+// Adds a chunk's weighted values: `sums` is [rows rounded up to 16][size]. Meanwhile `ahead`, unless it is null, is
+// prefetched: the K of as many slots.
 template <typename E>
-void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& chunk, const Chunk<E>& next, Scratch& s,
+void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& chunk, const E* const* ahead, Scratch& s,
                 float* sums) {
-  const E* const* ahead = next.slots < chunk.slots ? nullptr : next.keys;
 #ifdef QUIRE_AMX
   if constexpr (std::is_same_v<E, bf16>) {
     if (use_amx) return add_values_with_tiles(weights, rows, size, chunk, ahead, s, sums);
@@ -169,10 +173,11 @@ inline void raise(Scratch& s, int row, int size, float largest) {
   s.largest[row] = largest;
 }
 
-// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights. The scores and weights of these rows
-// are the first, their sums come from row `begin` on.
+// Softmax of a chunk: turns scores, times `unit` logarithms to base 2, into weights, which are multiplied by `scales`,
+// unless it is null, after they were added to the total. The scores and weights of these rows are the first, their sums
+// come from row `begin` on.
 template <typename A>
-void weigh(Scratch& s, A* weights, int begin, int rows, int size, int slots, float unit) {
+void weigh(Scratch& s, A* weights, int begin, int rows, int size, int slots, float unit, const float* scales) {
   for (int row = 0; row < rows; ++row) {
     const float largest = largest_of(s.scores + row * kChunk, slots) * unit;
     if (largest > s.largest[begin + row]) raise(s, begin + row, size, largest);
@@ -187,7 +192,7 @@ void weigh(Scratch& s, A* weights, int begin, int rows, int size, int slots, flo
       for (int part = 0; part < 16; part += kLanes) {
         const Vector p = exp2_of(times_minus(load(scores + slot + part), factor, largest));
         store(total + part, plus(load(total + part), p));
-        put_lanes(of_row + slot + part, p);
+        put_lanes(of_row + slot + part, scales ? times(p, load(scales + slot + part)) : p);
       }
     }
   }
@@ -227,60 +232,104 @@ const E* without_stale(const E* values, int size, int valid, E* copy) {
   return copy;
 }
 
-// Pointer to K of one head of 16 slots, the first a multiple of 16.
-template <typename E>
-const E* keys_of(const Attention& attention, int sequence, int head, int slot) {
-  const Cache& cache = attention.cache;
-  const int32_t block = attention.sequences.table(sequence)[slot / cache.block_size];
-  const int64_t within = static_cast<int64_t>(head) * cache.block_size + slot % cache.block_size;
-  return static_cast<const E*>(cache.data) + block * cache.block_stride + within * cache.head_size;
-}
-
 // Finds the K and V of one head of a piece, of kChunk slots from `first` on or fewer.
-template <typename E>
-Chunk<E> find(const Attention& attention, const Piece& piece, int head, int first) {
+template <typename S>
+Chunk<S> find(const Attention& attention, const Piece& piece, int head, int first) {
   const Cache& cache = attention.cache;
-  Chunk<E> chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}};
-  for (int slot = 0; slot < chunk.slots; slot += kSlots) {
-    const E* keys = keys_of<E>(attention, piece.sequence, head, first + slot);
-    chunk.keys[slot / kSlots] = keys;
-    chunk.values[slot / kSlots] = keys + cache.value_offset;
+  const int32_t* table = attention.sequences.table(piece.sequence);
+  Chunk<S> chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}, {}};
+  for (int group = 0; group < chunk.slots / kSlots; ++group) {
+    const int slot = first + group * kSlots, offset = slot % cache.block_size;
+    const int64_t of_head = table[slot / cache.block_size] * cache.block_stride + head * cache.head_stride;
+    const StoredOf<S>* keys = static_cast<const StoredOf<S>*>(cache.data) + of_head;
+    if constexpr (kCoded<S>) chunk.key_scales[group] = keys + scales_of(cache) + offset * kScaleBytes;
+    chunk.keys[group] = keys + static_cast<int64_t>(offset) * cache.head_size;
+    chunk.values[group] = chunk.keys[group] + cache.value_offset;
   }
   return chunk;
+}
+
+// From a chunk's scores to weights, with a factor of each slot's weights unless `scales` is null.
+template <typename A>
+void soften(const Attention& attention, const Piece& piece, int begin, int rows, int group, int position, int first,
+            int slots, const float* scales, A* weights, Scratch& s) {
+  const Scores& how = attention.how;
+  if (how.softcap != 0.0f) cap(s.scores, rows, slots, how);
+  const int last = first + slots - 1;
+  if (first < piece.from || last >= piece.to || last > position || how.window) {
+    hide(s.scores, rows, group, first, slots, piece, position, how.window);
+  }
+  const float unit = how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE;
+  weigh(s, weights, begin, rows, attention.cache.head_size, slots, unit, scales);
 }
 
 // One head of a piece and its slots from `first` on: its rows' sums come from row `begin` on.
 template <typename E>
 void attend_chunk(const Attention& attention, const Piece& piece, int begin, int rows, int group, int position,
                   Chunk<E> chunk, const Chunk<E>& next, Scratch& s) {
-  const Scores& how = attention.how;
-  const int size = attention.cache.head_size;
-  const int first = chunk.first;
+  const int size = attention.cache.head_size, first = chunk.first;
   auto* weights = reinterpret_cast<LeftOf<E>*>(s.weights);
-  score_slots<E>(reinterpret_cast<const LeftOf<E>*>(s.query) + begin * size, rows, size, chunk, s.scores);
-  if (how.softcap != 0.0f) cap(s.scores, rows, chunk.slots, how);
-  const int last = first + chunk.slots - 1;
-  if (first < piece.from || last >= piece.to || last > position || how.window) {
-    hide(s.scores, rows, group, first, chunk.slots, piece, position, how.window);
-  }
-  weigh(s, weights, begin, rows, size, chunk.slots, how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE);
+  const auto* query = reinterpret_cast<const LeftOf<E>*>(s.query) + begin * size;
+  score_slots<E>(query, rows, size, chunk, chunk.values, s.scores);
+  soften(attention, piece, begin, rows, group, position, first, chunk.slots, nullptr, weights, s);
   const E*& values = chunk.values[chunk.slots / kSlots - 1];
   values = without_stale(values, size, piece.to - first - chunk.slots + kSlots, reinterpret_cast<E*>(s.last_values));
-  add_values<E>(weights, rows, size, chunk, next, s, s.sums + begin * size);
+  add_values<E>(weights, rows, size, chunk, next.slots < chunk.slots ? nullptr : next.keys, s, s.sums + begin * size);
+}
+
+// The K, or V, of a chunk as elements of type E without their scales, in s.numbers. Meanwhile as much of `ahead` is
+// prefetched, unless it is null.
+template <typename E>
+Chunk<E> expanded(const int8_t* const* codes, const int8_t* const* ahead, int first, int slots, int size, Scratch& s) {
+  Chunk<E> chunk{first, slots, {}, {}, {}};
+  for (int group = 0; group < slots / kSlots; ++group) {
+    E* numbers = reinterpret_cast<E*>(s.numbers) + group * kSlots * size;
+    expand(codes[group], kSlots * size, ahead ? ahead[group] : nullptr, numbers);
+    chunk.keys[group] = chunk.values[group] = numbers;
+  }
+  return chunk;
+}
+
+// The scales of a chunk's K, or of its V `offset` bytes later, in s.scales. Of slots that no token of the piece has
+// written, from `valid` on, they are 0: a weight of zero times a stale infinity would be NaN.
+inline void take_scales(const int8_t* const* scales, int64_t offset, int slots, int valid, Scratch& s) {
+  for (int slot = 0; slot < slots; slot += kSlots) load_scales(scales[slot / kSlots] + offset, kSlots, s.scales + slot);
+  for (int slot = std::max(0, valid); slot < slots; ++slot) s.scales[slot] = 0.0f;
+}
+
+// The same for codes: K and V are multiplied without their scales, which are factors of scores and weights.
+template <typename E>
+void attend_chunk(const Attention& attention, const Piece& piece, int begin, int rows, int group, int position,
+                  const Chunk<Coded<E>>& chunk, const Chunk<Coded<E>>& next, Scratch& s) {
+  const int size = attention.cache.head_size, first = chunk.first, slots = chunk.slots, valid = piece.to - first;
+  auto* weights = reinterpret_cast<LeftOf<E>*>(s.weights);
+  const auto* query = reinterpret_cast<const LeftOf<E>*>(s.query) + begin * size;
+  const Chunk<E> keys = expanded<E>(chunk.keys, chunk.values, first, slots, size, s);
+  score_slots<E>(query, rows, size, keys, nullptr, s.scores);
+  take_scales(chunk.key_scales, 0, slots, valid, s);
+  for (int row = 0; row < rows; ++row) {
+    float* line = s.scores + row * kChunk;
+    for (int slot = 0; slot < slots; slot += kLanes) store(line + slot, times(load(line + slot), load(s.scales + slot)));
+  }
+  take_scales(chunk.key_scales, attention.cache.value_offset, slots, valid, s);
+  soften(attention, piece, begin, rows, group, position, first, slots, s.scales, weights, s);
+  const bool as_many = next.slots >= slots;
+  const Chunk<E> values = expanded<E>(chunk.values, as_many ? next.keys : nullptr, first, slots, size, s);
+  add_values<E>(weights, rows, size, values, nullptr, s, s.sums + begin * size);
 }
 
 // Attends with the rows of a piece. While a chunk's K is multiplied its V is prefetched, and while its V is multiplied the
 // K of the next head or chunk: in even shares, because bursts of prefetches leave the memory idle between them.
-template <typename E>
+template <typename S>
 void attend_packed(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   const int begin = piece.from / kSlots * kSlots, count = (piece.to - begin + kChunk - 1) / kChunk * piece.heads;
   const auto find_at = [&](int number) {
-    return find<E>(attention, piece, piece.head + number % piece.heads, begin + number / piece.heads * kChunk);
+    return find<S>(attention, piece, piece.head + number % piece.heads, begin + number / piece.heads * kChunk);
   };
-  Chunk<E> chunk = find_at(0);
+  Chunk<S> chunk = find_at(0);
   for (int number = 0; number < count; ++number) {
-    const Chunk<E> next = number + 1 < count ? find_at(number + 1) : Chunk<E>{};
-    attend_chunk<E>(attention, piece, number % piece.heads * 16, rows, group, position, chunk, next, s);
+    const Chunk<S> next = number + 1 < count ? find_at(number + 1) : Chunk<S>{};
+    attend_chunk(attention, piece, number % piece.heads * 16, rows, group, position, chunk, next, s);
     chunk = next;
   }
 }

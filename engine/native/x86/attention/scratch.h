@@ -16,6 +16,8 @@ struct Scratch {
   alignas(64) float sums[kRows * kLargestHead];
   alignas(64) bf16 values[kChunk * kLargestHead];       // of tiles
   alignas(64) float last_values[kSlots * kLargestHead];  // of any type
+  alignas(64) float numbers[kChunk * kLargestHead];      // K or V of a chunk of codes, of any type
+  alignas(64) float scales[kChunk];                      // of these codes
   float largest[kRows];  // scores, logarithms to base 2
   alignas(64) float total[kRows * 16];  // of each row's weights, in 16 parts
 };

@@ -1,4 +1,4 @@
-// Attention to slot-major blocks of any type.
+// Attention to slot-major blocks of any format.
 #pragma once
 
 #include <cmath>
@@ -11,8 +11,15 @@
 
 namespace quire {
 
-// Like attend_packed, for slot-major blocks.
+// Element `d` of a slot whose scale, if it has one, is `scale`.
 template <typename T>
+float scaled_element(const T* slot, int d, float) {
+  return element(slot + d);
+}
+inline float scaled_element(const int8_t* slot, int d, float scale) { return static_cast<float>(slot[d]) * scale; }
+
+// Like attend_packed, for slot-major blocks.
+template <typename S>
 void attend_slots(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   const Cache& cache = attention.cache;
   const Scores& how = attention.how;
@@ -20,11 +27,17 @@ void attend_slots(const Attention& attention, const Piece& piece, int rows, int 
   const int32_t* table = attention.sequences.table(piece.sequence);
   float line[kLargestHead];
   for (int slot = piece.from; slot < piece.to; ++slot) {
-    const T* block = static_cast<const T*>(cache.data) + table[slot / cache.block_size] * cache.block_stride;
+    const auto* block = static_cast<const StoredOf<S>*>(cache.data) + table[slot / cache.block_size] * cache.block_stride;
     for (int head = 0; head < piece.heads; ++head) {
-      const int64_t within = static_cast<int64_t>(piece.head + head) * cache.block_size + slot % cache.block_size;
-      const T *key = block + within * size, *value = key + cache.value_offset;
-      for (int d = 0; d < size; ++d) line[d] = element(key + d);
+      const auto* of_head = block + (piece.head + head) * cache.head_stride;
+      const auto *key = of_head + static_cast<int64_t>(slot % cache.block_size) * size, *value = key + cache.value_offset;
+      float scales[2] = {};
+      if constexpr (kCoded<S>) {
+        const int8_t* of_slot = of_head + scales_of(cache) + slot % cache.block_size * kScaleBytes;
+        load_scales(of_slot, 1, scales);
+        load_scales(of_slot + cache.value_offset, 1, scales + 1);
+      }
+      for (int d = 0; d < size; ++d) line[d] = scaled_element(key, d, scales[0]);
       for (int row = 0; row < rows; ++row) {
         const int here = position + row / group, at = head * 16 + row;
         if (slot > here || (how.window && slot <= here - how.window)) continue;
@@ -43,7 +56,7 @@ void attend_slots(const Attention& attention, const Piece& piece, int rows, int 
         }
         const float weight = std::exp2(score - s.largest[at]);
         s.total[at * 16] += weight;
-        for (int d = 0; d < size; ++d) sums[d] += weight * element(value + d);
+        for (int d = 0; d < size; ++d) sums[d] += weight * scaled_element(value, d, scales[1]);
       }
     }
   }
