@@ -1,7 +1,8 @@
 """The forward pass of a plan: copies, inputs, logits."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ class ForwardPass:
         self._decoder = decoder
         self._block_size = block_size
         self._device = device
-        self._latest = _LatestTokens(())
+        self._latest = _NO_TOKENS
         self._tables = BlockTables(device)
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(device), block_size)
 
@@ -51,72 +52,94 @@ class ForwardPass:
 
     def keep(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
         """Keep the sampled tokens of the latest step, `[samples]` int64 on the device, for the step after it."""
-        self._latest = _LatestTokens(work, tokens)
+        sequences = [item.sequence for item in work if item.samples for _ in item.sample_indices]
+        self._latest = _LatestTokens(sequences, tokens)
 
     def forget(self) -> None:
         """Drop the sampled tokens: the step after it has no pending ones."""
-        self._latest = _LatestTokens(())
+        self._latest = _NO_TOKENS
 
     def logits(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
-        inputs = self._inputs(work)
+        tokens = [item.token_ids for item in work]
+        layout = _layout(tuple(map(len, tokens)), tuple([len(item.sample_indices) * item.samples for item in work]))
         tables = self._tables.update(work)
-        block = tables.rows.repeat(inputs.fed), inputs.positions // self._block_size
-        slots = self._tables.host[block].astype(np.int64) * self._block_size + inputs.positions % self._block_size
+        positions, rows = np.array([item.start for item in work], dtype=np.int64), tables.rows
+        ends = (positions + layout.lengths).astype(np.int32)
+        if not layout.decodes:
+            positions = positions.repeat(layout.lengths) + layout.offsets
+            rows = rows.repeat(layout.lengths)
+        blocks = self._tables.host[rows, positions // self._block_size].astype(np.int64)
+        slots = blocks * self._block_size + positions % self._block_size
+        fed, *pending = self._fed_tokens(work, tokens)
+        places = _logit_indices(work) if any(item.to_score or item.proposed for item in work) else layout.places
         narrow = self._device.type == "cpu" and self._decoder.integers is np.int32
-        wide = (inputs.token_ids, inputs.positions, inputs.places)
-        columns: list[Integers] = [one.astype(np.int32) if narrow else one for one in wide]
-        pending = self._pending(work, inputs.token_ids)
-        others = (slots, inputs.first, inputs.ends, *pending, tables.rows, tables.changed, tables.values)
-        token_ids, positions, places, *rest = upload_together([*columns, *others], self._device)
-        slots_of, first, ends, targets, sources, rows, changed, values = rest
-        if len(pending[0]):
-            token_ids[targets] = self._latest.tokens[sources].to(token_ids.dtype)
+        columns: list[Integers] = [one.astype(np.int32) if narrow else one for one in (fed, positions, places)]
+        arrays = [*columns, slots, layout.first, ends, *tables.uploads, *pending]
+        on_device = upload_together(arrays, self._device)
+        token_ids, position_ids, logit_places, slot_ids, first, lengths, *others = on_device
+        uploads = len(tables.uploads)
         batch = PagedBatch(
             block_size=self._block_size,
-            fed=tuple(inputs.fed),
-            slots=slots_of,
+            fed=layout.fed,
+            slots=slot_ids,
             first=first,
-            ends=ends,
-            tables=self._tables.select(rows, tables.width, changed, values),
+            ends=lengths,
+            tables=self._tables.select(tables, others[:uploads]),
         )
-        return self._decoder.logits(token_ids, positions, places, batch)
+        token_ids = self._with_pending(token_ids, others[uploads:])
+        return self._decoder.logits(token_ids, position_ids, logit_places, batch)
 
-    def _inputs(self, work: tuple[Work, ...]) -> "_Inputs":
-        fed = [len(item.token_ids) for item in work]
-        starts = np.array([item.start for item in work], dtype=np.int64)
-        first = np.array([0, *accumulate(fed)], dtype=np.int64)
-        token_ids = np.array([token for item in work for token in item.token_ids], dtype=np.int64)
-        positions = np.arange(len(token_ids)) - (first[:-1] - starts).repeat(fed)
-        if any(item.to_score for item in work):
-            places = np.array(_logit_indices(work), dtype=np.int64)
-        else:
-            places = (first[1:] - 1).repeat([len(item.sample_indices) if item.samples else 0 for item in work])
-        return _Inputs(fed, token_ids, positions, places, first.astype(np.int32), (starts + fed).astype(np.int32))
+    def _fed_tokens(self, work: tuple[Work, ...], tokens: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
+        """Return a step's token ids, then the indices of pending ones, and of these among the latest step's tokens.
 
-    def _pending(
-        self, work: tuple[Work, ...], token_ids: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the indices of pending tokens in the flattened batch, and of these among the latest step's tokens."""
-        pending = [item.sequence for item in work if item.token_ids == PENDING_TOKEN]
+        Only an empty array if the step feeds just the tokens of the latest one in their order, as in steady decoding.
+        """
+        pending = tokens.count(PENDING_TOKEN)
+        if pending == len(work) and self._latest.sequences == [item.sequence for item in work]:
+            return [_NONE]
+        token_ids = np.array(list(chain.from_iterable(tokens)), dtype=np.int64)
         if not pending:
-            return _NONE, _NONE
+            return [token_ids, _NONE, _NONE]
         rows = self._latest.rows()
-        return (token_ids == PENDING).nonzero()[0], np.array([rows[one] for one in pending], dtype=np.int64)
+        sources = [rows[item.sequence] for item in work if item.token_ids == PENDING_TOKEN]
+        return [token_ids, (token_ids == PENDING).nonzero()[0], np.array(sources, dtype=np.int64)]
+
+    def _with_pending(self, token_ids: torch.Tensor, pending: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the token ids of a step, from `_fed_tokens` on the device."""
+        if not pending:
+            return self._latest.tokens.to(token_ids.dtype)
+        targets, sources = pending
+        if len(targets):
+            token_ids[targets] = self._latest.tokens[sources].to(token_ids.dtype)
+        return token_ids
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a step: `fed` is the number of tokens of each work; see PagedBatch and Decoder."""
+class _Layout(NamedTuple):
+    """What follows from the numbers of tokens and of samples of each work alone; equal in most steps of decoding.
 
-    fed: list[int]
-    token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    places: NDArray[np.int64]
+    `first` `[works + 1]` int32 and `places` `[rows]` int64: see PagedBatch and Decoder. `offsets` `[tokens]` int64: the
+    index of each token in its work. `decodes`: each work has one token.
+    """
+
+    fed: tuple[int, ...]
+    lengths: NDArray[np.int64]
     first: NDArray[np.int32]
-    ends: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    places: NDArray[np.int64]
+    decodes: bool
 
 
-def _logit_indices(work: tuple[Work, ...]) -> list[int]:
+@lru_cache(maxsize=4)
+def _layout(fed: tuple[int, ...], samples: tuple[int, ...]) -> _Layout:
+    lengths = np.array(fed, dtype=np.int64)
+    first = np.array([0, *accumulate(fed)], dtype=np.int64)
+    offsets = np.arange(first[-1]) - first[:-1].repeat(lengths)
+    places = (first[1:] - 1).repeat(np.array(samples, dtype=np.int64))
+    return _Layout(fed, lengths, first.astype(np.int32), offsets, places, decodes=set(fed) == {1})
+
+
+def _logit_indices(work: tuple[Work, ...]) -> NDArray[np.int64]:
     """Return the indices in the flattened batch whose logits are needed."""
     places: list[int] = []
     fed = 0
@@ -126,18 +149,20 @@ def _logit_indices(work: tuple[Work, ...]) -> list[int]:
             places += range(first, first + len(part.token_ids))
         fed += len(item.token_ids)
         if item.samples:
-            places += [fed - 1] * len(item.sample_indices)
-    return places
+            places += [fed - 1 - item.proposed] * len(item.sample_indices)
+            places += range(fed - item.proposed, fed)
+    return np.array(places, dtype=np.int64)
 
 
 class _LatestTokens(NamedTuple):
-    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and the step's work."""
+    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and the sequence of each."""
 
-    work: Sequence[Work]
-    tokens: torch.Tensor = torch.empty(0, dtype=torch.int64)
+    sequences: Sequence[int]
+    tokens: torch.Tensor
 
     def rows(self) -> dict[int, int]:
         """Return the first row of each sequence. Only a step launched ahead needs them."""
-        sampling = [item for item in self.work if item.samples]
-        places = accumulate((len(item.sample_indices) for item in sampling), initial=0)
-        return {item.sequence: place for item, place in zip(sampling, places, strict=False)}
+        return {sequence: row for row, sequence in reversed(list(enumerate(self.sequences)))}
+
+
+_NO_TOKENS = _LatestTokens((), torch.empty(0, dtype=torch.int64))

@@ -25,9 +25,14 @@ def step(tables: BlockTables, wanted: Tables) -> tuple[np.ndarray, int]:
     """Return the tables of a step, and the number of blocks that were written for it."""
     work = [Work(number, (0,), 0, table, True, Sampling()) for number, table in wanted.items()]
     found = tables.update(work)
-    parts = (torch.from_numpy(one) for one in (found.rows, found.changed, found.values))
-    rows, changed, values = parts
-    return tables.select(rows, found.width, changed, values).numpy(), len(found.changed)
+    changed = len(found.uploads[1]) if found.uploads else 0
+    return tables.select(found, [torch.from_numpy(one) for one in found.uploads]).numpy(), changed
+
+
+def selected(tables: BlockTables, work: list[Work]) -> torch.Tensor:
+    """Return the tables of a step."""
+    found = tables.update(work)
+    return tables.select(found, [torch.from_numpy(one) for one in found.uploads])
 
 
 def padded(wanted: Tables) -> np.ndarray:
@@ -59,6 +64,16 @@ def test_a_step_uploads_only_the_blocks_that_changed() -> None:
     assert step(tables, wanted)[1] == 11
     del wanted[5]
     assert step(tables, wanted)[1] == 0
+
+
+def test_steps_with_the_same_tables_share_one_tensor() -> None:
+    for tables in (tables_elsewhere(), BlockTables(torch.device("cpu"))):
+        table = (5, 6)
+        work = [Work(1, (0,), 0, table, True, Sampling()), Work(2, (0,), 0, (7,), True, Sampling())]
+        kept = [selected(tables, work) for _ in range(2)]
+        assert kept[0] is kept[1]
+        assert selected(tables, [work[1], work[0]]).tolist() == [[7, 0], [5, 6]]
+        assert kept[0].tolist() == [[5, 6], [7, 0]]
 
 
 def test_what_a_failed_step_did_not_write_is_written_with_the_next() -> None:

@@ -8,7 +8,7 @@ import pytest
 from blocks import Copy
 from engine.attention import TorchBackend
 from engine.run.runner import ModelRunner
-from engine.schedule.step_plan import Copies, StepPlan, Work
+from engine.schedule.step_plan import PENDING_TOKEN, Copies, StepPlan, Work
 from tests.engine_in_process import GREEDY, loaded_model
 from tests.reference import greedy_reference
 
@@ -77,3 +77,16 @@ def test_tokens_are_in_the_order_of_sampling_work(runner: ModelRunner, tiny_mode
     )
     numbered = tuple(one._replace(sequence=number) for number, one in enumerate(works))
     assert tokens_of(runner, StepPlan(1, (), numbered)) == [first, third, second]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 0)])
+def test_pending_tokens_are_those_of_the_step_before_in_any_order(
+    runner: ModelRunner, tiny_model: Tiny, order: tuple[int, ...]
+) -> None:
+    prompts = [(5,), (6, 7), (8, 9, 10)]
+    expected = greedy_reference(tiny_model("llama"), prompts, 2)
+    works = [Work(number, one, 0, (number + 1,), True, GREEDY) for number, one in enumerate(prompts)]
+    ahead = [Work(number, PENDING_TOKEN, len(prompts[number]), (number + 1,), True, GREEDY) for number in order]
+    launched = [runner.launch(StepPlan(step, (), tuple(plan))) for step, plan in ((1, works), (2, ahead))]
+    found = [[one.token_id for one in step.result()] for step in launched]
+    assert found == [[one[0] for one in expected], [expected[number][1] for number in order]]
