@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
+from tests.dense_model import dense_folder
 from tests.faults import Streams, prompt
 from tests.reference import NEAR_TIE
 from tests.running_quire import CALL_SECONDS, RunningQuire
@@ -165,6 +166,6 @@ def _logits(folder: Path, tokens: tuple[int, ...], places: tuple[int, ...]) -> t
 @cache
 def _model(folder: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        dense_folder(folder), dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
     )
     return model.eval()

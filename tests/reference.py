@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, RepetitionPenaltyLogitsProcessor
 
 from engine.schedule.request import BeamSearch, LogitRules
+from tests.dense_model import dense_folder
 
 NEAR_TIE = 1e-4
 
@@ -34,7 +35,7 @@ class Difference(NamedTuple):
 def reference_model(folder: Path) -> Any:
     """Load a model in float32 with eager attention, and without the checkpoint's generation defaults."""
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        dense_folder(folder), dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
     model.generation_config = GenerationConfig()
     return model.eval()

@@ -1,12 +1,15 @@
-"""The safetensors files of a model's folder: one file, or several that an index names."""
+"""The files with a model's weights: a safetensors file, several that an index names, or a GGUF file."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelUnsupported
+from engine.native.formats.gguf_file import GgufFile, gguf_of, is_llama
+from engine.native.formats.stored import StoredTensor, WeightFormat, quantized
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -15,35 +18,53 @@ INDEX = "model.safetensors.index.json"
 class Checkpoint:
     """Tensors by name, in files that are mapped into memory. Nothing is read until a tensor is used."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open the files. Raises ModelUnsupported if one is missing or damaged, or lacks a tensor of the index."""
-        self._files: dict[str, Any] = {}
-        index = folder / INDEX
-        if (folder / ONE_FILE).is_file() or not index.is_file():
-            opened = _open(folder, ONE_FILE)
-            self._files = dict.fromkeys(opened.keys(), opened)
-            return
-        placed = _read_index(index)
-        files = {name: _open(folder, name) for name in sorted(set(placed.values()))}
-        held = {name: set(file.keys()) for name, file in files.items()}
-        for tensor, name in placed.items():
-            if tensor not in held[name]:
-                raise ModelUnsupported(f"{INDEX} places tensor {tensor} in {name}, which lacks it")
-            self._files[tensor] = files[name]
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, weights: WeightFormat = "auto") -> None:
+        """Open the files. What a GGUF file or `weights` quantizes is read as dequantized values of `dtype`.
+
+        Raises ModelUnsupported if a file is missing or damaged, or lacks a tensor of the index.
+        """
+        gguf = gguf_of(folder)
+        files = _in_gguf(gguf, dtype) if gguf else _in_safetensors(folder)
+        tensors: dict[str, StoredTensor] = {name: file.get_slice(name) for name, file in files.items()}
+        self._tensors = quantized(tensors, weights, dtype)
 
     @staticmethod
     def in_folder(folder: Path) -> bool:
-        """Return whether a folder has such files under the names that transformers reads."""
-        return (folder / ONE_FILE).is_file() or (folder / INDEX).is_file()
+        """Return whether a folder has safetensors files under the names that transformers reads, or a GGUF file.
+
+        Raises ModelUnsupported if it has several GGUF files, or one that cannot be read.
+        """
+        gguf = gguf_of(folder)
+        return is_llama(gguf) if gguf else (folder / ONE_FILE).is_file() or (folder / INDEX).is_file()
 
     @property
     def names(self) -> list[str]:
         """Names of all tensors."""
-        return list(self._files)
+        return list(self._tensors)
 
-    def stored(self, name: str) -> Any:
-        """Return safetensors' handle of a tensor: `get_shape()`, and `[...]`, which maps it."""
-        return self._files[name].get_slice(name)
+    def stored(self, name: str) -> StoredTensor:
+        """Return the handle of a tensor: `get_shape()`, and `[...]`, which maps it or decodes it."""
+        return self._tensors[name]
+
+
+def _in_gguf(path: Path, dtype: torch.dtype) -> dict[str, Any]:
+    opened = GgufFile(path, dtype)
+    return dict.fromkeys(opened.keys(), opened)
+
+
+def _in_safetensors(folder: Path) -> dict[str, Any]:
+    index = folder / INDEX
+    if (folder / ONE_FILE).is_file() or not index.is_file():
+        opened = _open(folder, ONE_FILE)
+        return dict.fromkeys(opened.keys(), opened)
+    found, placed = {}, _read_index(index)
+    files = {name: _open(folder, name) for name in sorted(set(placed.values()))}
+    held = {name: set(file.keys()) for name, file in files.items()}
+    for tensor, name in placed.items():
+        if tensor not in held[name]:
+            raise ModelUnsupported(f"{INDEX} places tensor {tensor} in {name}, which lacks it")
+        found[tensor] = files[name]
+    return found
 
 
 def _open(folder: Path, name: str) -> Any:

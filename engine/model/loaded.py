@@ -1,7 +1,7 @@
 """A loaded model, and the identity of its files."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,17 @@ from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
 
 _SAMPLED_BYTES = 65536
+# Headers of GGUF files have the vocabulary before the tensors' places.
+_GGUF_HEADER_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal language model with paged attention.
+    """A causal language model with paged attention. `kv_dtype` is the type of the KV cache, unless it is `dtype`.
 
     `model(input_ids, position_ids, logits_to_keep=..., paged=...)` runs it on one row of flattened tokens; `model` is
-    None if a decoder runs a model of this `shape` without its modules. `folder` has its files.
+    None if a decoder runs a model of this `shape` without its modules. `folder` has its files. `weights` is the format
+    of weights that stay quantized, such as Q4_1 or int8; empty if they are of `dtype`.
     """
 
     model: Any
@@ -31,19 +34,51 @@ class LoadedModel:
     dtype: torch.dtype
     folder: Path | None = None
     shape: LlamaShape | None = None
+    kv_dtype: torch.dtype | None = None
+    weights: str = ""
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the KV cache: int8 has a scale for each token and head, see `engine.attention.codes`."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def weight_format(self) -> str:
+        """Format of the weights: that of the quantized ones, or the name of `dtype`."""
+        return self.weights or dtype_name(self.dtype)
+
+
+def with_kv_dtype(loaded: LoadedModel, kv_dtype: torch.dtype | None) -> LoadedModel:
+    """Return the model with a KV cache of this type, None for the model's own, which its fingerprint then names."""
+    if kv_dtype in (None, loaded.dtype):
+        return loaded
+    name = str(kv_dtype).removeprefix("torch.")
+    return replace(loaded, kv_dtype=kv_dtype, fingerprint=f"{loaded.fingerprint}-kv-{name}")
 
 
 def fingerprint(folder: Path) -> str:
     """Return a hash of a model's configuration, and of the size and both ends of each weight file.
 
-    The ends hold the tensor names and the last weights; reading all of a large model would take minutes.
+    The ends hold the tensor names and the last weights; reading all of a large model would take minutes. Raises OSError
+    if a file cannot be read.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
+    for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}".encode())
         with file.open("rb") as weights:
-            digest.update(weights.read(_SAMPLED_BYTES))
+            digest.update(weights.read(_GGUF_HEADER_BYTES if file.suffix == ".gguf" else _SAMPLED_BYTES))
             weights.seek(max(0, size - _SAMPLED_BYTES))
             digest.update(weights.read())
     return digest.hexdigest()[:32]
+
+
+def fingerprint_of(folder: Path, dtype: torch.dtype, weights: str = "") -> str:
+    """Return the fingerprint of a folder's model with this type and format of weights (`LoadedModel.weights`)."""
+    return f"{fingerprint(folder)}-{dtype_name(dtype)}" + (f"-{weights}" if weights else "")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")

@@ -6,26 +6,32 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
-from engine.model.loaded import LoadedModel, fingerprint
+from engine.model.loaded import LoadedModel, fingerprint_of
 from engine.model.probe import probe
 from engine.model.unsupported import quantization
 from engine.model.waits import avoid_waits
 from engine.model.weights import load_modules
+from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.stored import WeightFormat
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Load a Hugging Face folder. Raises ModelUnsupported with the reason if the model cannot be served."""
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightFormat = "auto") -> LoadedModel:
+    """Load a Hugging Face folder. Its modules have dense weights, those that `weights` quantizes as values of `dtype`.
+
+    Raises ModelUnsupported with the reason if the model cannot be served.
+    """
     register()
     try:
         if fault := quantization(folder):
             raise ModelUnsupported(fault)
-        model = load_modules(folder, dtype, device) if Checkpoint.in_folder(folder) else _load(folder, dtype, device)
-        loaded = take(model.eval(), f"{fingerprint(folder)}-{str(dtype).removeprefix('torch.')}")
+        mapped = Checkpoint.in_folder(folder)
+        model = load_modules(folder, dtype, device, weights) if mapped else _load(folder, dtype, device)
+        loaded = take(model.eval(), fingerprint_of(folder, dtype))
         return replace(loaded, folder=folder)
     except KeyError as error:
         raise ModelUnsupported(
@@ -41,9 +47,13 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Loaded
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Load weights in other formats than safetensors, the whole model on the host first."""
+    """Load weights in other formats, the whole model on the host first: also GGUF files of other models."""
+    gguf = gguf_of(folder)
+    given: dict[str, Any] = {}
+    if gguf:
+        given = {"gguf_file": gguf.name, "quantization_config": GgufConfig(gguf_file=gguf.name, dequantize=True)}
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+        folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, **given
     )
     return model.to(device)
 

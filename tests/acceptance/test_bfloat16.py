@@ -19,6 +19,7 @@ from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from quire.v1 import decoding_pb2, gateway_pb2
 from tests.acceptance.conftest import ROOT, Record
+from tests.dense_model import dense_folder
 from tests.running_quire import RunningQuire
 
 LENGTHS = (1, 2, 5, 16, 17, 31, 33, 50, 64, 65, 80, 100, 127, 128, 129, 150, 180, 200, 256, 257, 300, 350, 400, 512)
@@ -37,7 +38,8 @@ def test_bfloat16_tokens_are_close_to_those_of_transformers(
     prompts = [ids[53 * position : 53 * position + length] for position, length in enumerate(LENGTHS)]
     with ThreadPoolExecutor(16) as clients:
         answers = list(clients.map(lambda prompt: running.generate(_request(prompt)), prompts))
-    theirs = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    folder = dense_folder(demo_model)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
     ours = _OurLogits(demo_model)
     equal = 0
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -16,6 +16,7 @@ from services.cli.local.supervisor import metrics_addresses
 from services.cli.main import cli
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
+from services.models.model_store import DEMO_FOLDER
 from services.runtime.logs import message_of
 from services.runtime.settings import InvalidSetting
 from tests.running_quire import START_SECONDS, Output, children_of, launch
@@ -154,7 +155,7 @@ def assert_folder_is_gone(lines: list[str]) -> None:
 def test_a_signal_ends_a_service_that_fetches_a_model(tmp_path: Path) -> None:
     """Each command waits for the lock of the demo model's folder."""
     (tmp_path / "models").mkdir()
-    with (tmp_path / "models" / "SmolLM2-135M-Instruct-Q4_1.lock").open("w") as lock:
+    with (tmp_path / "models" / f"{DEMO_FOLDER}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cases = [("serve", signal.SIGINT, 0), ("engine", signal.SIGTERM, 0), ("demo", signal.SIGTERM, 130)]
         processes = [launch(command, QUIRE_CACHE=str(tmp_path)) for command, _, _ in cases]

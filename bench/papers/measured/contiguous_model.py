@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
 from services.models.model_store import default_cache, resolve
+from tests.dense_model import dense_folder
 
 
 class ContiguousSequence:
@@ -49,7 +50,7 @@ class ContiguousModel:
     def __init__(self, dtype: str) -> None:
         """Load it, with weights and cache of this type."""
         logging.disable_progress_bar()
-        folder = resolve("demo", default_cache(), lambda *_: None)
+        folder = dense_folder(resolve("demo", default_cache(), lambda *_: None))
         self._model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
         ).eval()

@@ -91,7 +91,7 @@ def _q5_1(blocks: Bytes) -> GroupedBlocks:
 
 
 def _q8_0(blocks: Bytes) -> GroupedBlocks:
-    return GroupedBlocks(blocks[:, 2:] ^ 128, _halves(blocks, 0), None)  # signed plus 128
+    return GroupedBlocks(blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0), None)  # signed plus 128
 
 
 def _q4_k(blocks: Bytes) -> GroupedBlocks:

@@ -7,13 +7,14 @@ from types import EllipsisType
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.blocks import Bytes
 from engine.native.formats.gguf_header import GgufHeader, TensorPlace, read_header
 from engine.native.formats.grouped import GroupedWeights
-from engine.native.formats.llama_names import ARCHITECTURES, names_of, row_order
+from engine.native.formats.llama_names import ARCHITECTURES, ROTATION_FACTORS, names_of, row_order
 
 ALL = slice(None)
 Part: TypeAlias = "EllipsisType | slice | tuple[slice, slice]"
@@ -89,7 +90,10 @@ class GgufFile:
         """Map a file; quantized tensors are read as `dtype`. Raises ModelUnsupported with the reason."""
         self._dtype = dtype
         self._header = read_header(path)
-        check_architecture(self._header, path)
+        if self._header.architecture not in ARCHITECTURES:
+            raise ModelUnsupported(
+                f"{path.name} is of architecture {self._header.architecture!r}, which is not Llama's"
+            )
         try:
             self._names = names_of(self._header)
         except ModelUnsupported as error:
@@ -115,10 +119,17 @@ class GgufFile:
         return self.get_slice(name)[...]
 
 
-def check_architecture(header: GgufHeader, path: Path) -> None:
-    """Raise ModelUnsupported if the tensors are not those of a Llama-shaped model."""
-    if header.architecture not in ARCHITECTURES:
-        raise ModelUnsupported(f"{path.name} is of the architecture {header.architecture!r}, read by transformers only")
+def is_llama(path: Path) -> bool:
+    """Return whether GgufFile reads a file: a Llama-shaped model. Raises ModelUnsupported as `read_header`."""
+    return read_header(path).architecture in ARCHITECTURES
+
+
+def rotation_factors(path: Path, header: GgufHeader) -> npt.NDArray[np.float32] | None:
+    """Return the factors of Llama 3.1's rotations, float32 [head_size / 2]; None if the file has none."""
+    place = header.tensors.get(ROTATION_FACTORS)
+    if place is None or place.format.name != "F32":
+        return None
+    return np.fromfile(path, np.float32, place.size // 4, offset=place.offset)
 
 
 def predominant_format(header: GgufHeader) -> str:

@@ -1,8 +1,8 @@
 """Quantizes weights while they are loaded: 8 bits with a scale for each output, or 4 bits in groups of 32 inputs.
 
 Both round to nearest, without calibration data. 8 bits are symmetric: scale = max |w| / 127, as in LLM.int8 (Dettmers
-et al. 2022) without outliers. 4 bits have a scale and a minimum for each group, as Q4_1 of ggml: minimum = min w, scale =
-(max w - min w) / 15, both rounded to float16 before the codes are chosen.
+et al. 2022) without outliers. 4 bits have a scale and a minimum for each group, as Q4_1 of ggml: minimum = min w,
+scale = (max w - min w) / 15, both rounded to float16 before the codes are chosen.
 """
 
 from collections.abc import Callable

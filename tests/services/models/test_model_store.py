@@ -17,8 +17,11 @@ from typing import ClassVar
 import gguf
 import numpy as np
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoTokenizer
 
+from engine.errors import ModelUnsupported
+from engine.model.loading import load_model
 from services.models import model_store
 from services.models.model_store import DEMO_WHEELS, ModelUnavailable, build_once, default_cache, resolve
 
@@ -41,8 +44,8 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def converted(tiny_gguf: Path) -> Path:
-    """A cache with the converted tiny model."""
+def linked(tiny_gguf: Path) -> Path:
+    """A cache with the folder of the tiny model."""
     cache = tiny_gguf.parent / "cache"
     resolve(str(tiny_gguf), cache, Stages())
     return cache
@@ -105,11 +108,13 @@ def test_the_demo_model_is_a_folder_that_transformers_can_load() -> None:
     assert "<|im_start|>user\nhi<|im_end|>" in tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False
     )
-    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o644
+    [weights] = folder.glob("*.gguf")
+    assert (weights.is_symlink(), weights.stat().st_size) == (False, 98_362_432)
+    assert not list(folder.glob("*.safetensors"))
 
 
 def test_a_model_found_in_the_cache_costs_neither_time_nor_a_child_process(
-    converted: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+    linked: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **_: object) -> None:
         raise AssertionError(f"a child process was started: {arguments}")
@@ -117,22 +122,29 @@ def test_a_model_found_in_the_cache_costs_neither_time_nor_a_child_process(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     stages = Stages()
     began = time.thread_time()  # unlike real time, this does not depend on other processes
-    assert resolve(str(tiny_gguf), converted, stages).parent == converted
+    assert resolve(str(tiny_gguf), linked, stages).parent == linked
     assert time.thread_time() - began < 3
     assert stages == []
 
 
-def test_a_gguf_file_becomes_an_ordinary_folder(converted: Path, tiny_gguf: Path) -> None:
-    folder = resolve(str(tiny_gguf), converted, Stages())
-    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    reader = gguf.GGUFReader(tiny_gguf)
-    embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
-    np.testing.assert_array_equal(model.get_input_embeddings().weight.detach().numpy(), embedding.data)
+def test_a_gguf_file_becomes_a_folder_with_a_link_to_it(linked: Path, tiny_gguf: Path) -> None:
+    folder = resolve(str(tiny_gguf), linked, Stages())
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "generation_config.json", "tokenizer.json"}
+    assert (folder / tiny_gguf.name).readlink() == tiny_gguf
+    assert not list(folder.glob("*.safetensors"))
+
+
+def test_a_gguf_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "moved.gguf"
+    write_tiny_llama(path)
+    folder = resolve(str(path), tmp_path / "cache", Stages())
+    path.rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(ModelUnsupported, match=rf"moved\.gguf is a link to {path}, which is gone"):
+        load_model(folder, torch.float32, torch.device("cpu"))
 
 
 def test_a_gguf_file_that_changed_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_store, "_convert", lambda gguf, name, workshop, progress: made_folder(workshop))
+    monkeypatch.setattr(model_store, "_configure", lambda gguf, name, workshop, progress: made_folder(workshop))
     path = tmp_path / "some.gguf"
     path.write_bytes(b"one")
     first = resolve(str(path), tmp_path, Stages())
