@@ -163,7 +163,7 @@ class Engine:
         else:
             ran = self._seconds(flight)
             self.scheduler.publish(plan, _adopted_results(flight.plan, plan, results), self._ended)
-            self.scheduler.costs.observe(flight.plan, ran)
+            self.scheduler.observe(flight.plan, ran)
         planning, self._planning = self._planning, 0.0
         return StepTimes(ran, planning, sampling, self._clock() - self._ended)
 

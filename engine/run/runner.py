@@ -79,7 +79,7 @@ class ModelRunner:
         return _ScoredTokens(started, self._timer.mark(), downloaded, rows, scores)
 
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
-        """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
+        """Return `[rows, vocabulary]` logits of each work: rows that score its prompt, of samples, of proposals."""
         return self._pass.logits(work)
 
     def _on_host(self, work: Sequence[Work], results: list[Sampled], started: Mark) -> Launched:
@@ -236,8 +236,12 @@ def _rows(work: Work) -> list[_Row]:
 def _draws(work: Work) -> list[Draw]:
     if not work.samples:
         return []
-    end = work.end
-    return [Draw(work.sampling, index, end, work.rules, work.sequence) for index in work.sample_indices]
+    end = work.least_end
+    draws = [Draw(work.sampling, index, end, work.rules, work.sequence) for index in work.sample_indices]
+    if work.proposed:
+        rules = work.later_rules or (None,) * work.proposed
+        draws += [Draw(work.sampling, work.sample_indices[0], end + place, one) for place, one in enumerate(rules, 1)]
+    return draws
 
 
 def _select(logits: torch.Tensor, chosen: list[bool]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from engine.schedule.pool.releases import Releases
 from engine.schedule.request import FinishReason
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.speculation.speculator import Speculator
 from engine.schedule.step_plan import Sampled, StepPlan, Work
 
 
@@ -24,12 +25,14 @@ class Publisher:
         isolation: IsolatedRequests,
         endings: RequestEndings,
         outputs: Outputs,
+        speculator: Speculator | None = None,
     ) -> None:
         self._queue = queue
         self._releases = releases
         self._isolation = isolation
         self._endings = endings
         self._outputs = outputs
+        self._speculator = speculator
 
     def publish(self, plan: StepPlan, results: list[Sampled], now: float) -> None:
         """Process the results of a step."""
@@ -38,6 +41,9 @@ class Publisher:
         computed = recomputed = 0
         for work in plan.work:
             sequence = self._queue.sequence(work.sequence)
+            if work.proposed:
+                computed += self._take_proposed(sequence, work, list(islice(sampled, work.outcomes)), now)
+                continue
             if sequence.lost_tokens:
                 recomputed += _count_recomputed(sequence, work)
             fed = len(work.token_ids)
@@ -78,6 +84,34 @@ class Publisher:
         self._outputs.emit(Scored(group.request.request_id, group.scored, scores))
         group.count_scored(len(scores))
 
+    def _take_proposed(self, sequence: Sequence, work: Work, results: list[Sampled], now: float) -> int:
+        """Take the tokens that hold of a work with proposals; return how many of its tokens are computed."""
+        assert self._speculator is not None, "the speculator has proposed tokens"
+        accepted = _count_accepted(work, results)
+        self._speculator.count(work, accepted)
+        sequence.mark_computed(work.least_end)
+        try:
+            self._take_verified(sequence, results[: accepted + 1], now)
+        except Exception as fault:
+            self._endings.record_fault(sequence.group, fault)
+        return accepted + 1
+
+    def _take_verified(self, sequence: Sequence, verified: list[Sampled], now: float) -> None:
+        """Take tokens of one step up to the one that ends the sequence. All but the last are computed."""
+        if verified[0].fault is not None:
+            raise verified[0].fault
+        group, taken = sequence.group, 0
+        while taken < len(verified) and sequence.finish is None:
+            sequence.append(verified[taken].token_id)
+            taken += 1
+        sequence.mark_computed(len(sequence.tokens) - 1)
+        self._count_generated(group, taken, now)
+        end = None if sequence.finish is None else sequence
+        self._outputs.emit(Tokens(group.request.request_id, verified[:taken], sequence.index, end))
+        if end is not None:
+            self._endings.release_sample(end)
+        self._close_or_restart(group)
+
     def _take_only_token(self, group: Group, sequence: Sequence, token: Sampled, now: float) -> None:
         """Do what `_take_tokens` does for one token of a group of one sequence."""
         if token.fault is not None:
@@ -103,6 +137,9 @@ class Publisher:
             self._outputs.emit(Tokens(group.request.request_id, [token], index, end))
             if end is not None:
                 self._endings.release_sample(end)
+        self._close_or_restart(group)
+
+    def _close_or_restart(self, group: Group) -> None:
         if group.ended:
             self._endings.close(group)
         elif not any(member.table for member in group.members):
@@ -142,6 +179,17 @@ def _count_recomputed(sequence: Sequence, work: Work) -> int:
         return 0
     sequence.group.stats.count_recomputed(recomputed)
     return recomputed
+
+
+def _count_accepted(work: Work, results: list[Sampled]) -> int:
+    """Return how many proposed tokens equal the samples at their positions; none behind which sampling failed."""
+    accepted = 0
+    while accepted < work.proposed:
+        refused = results[accepted].token_id != work.token_ids[accepted + 1]
+        if refused or results[accepted + 1].fault is not None:
+            break
+        accepted += 1
+    return accepted
 
 
 def _check_faults(results: Iterable[Sampled]) -> None:

@@ -17,6 +17,7 @@ from engine.schedule.pool.releases import Releases
 from engine.schedule.publisher import Publisher
 from engine.schedule.request import Capacity, Failure, FinishReason
 from engine.schedule.request_queue import RequestQueue
+from engine.schedule.speculation.speculator import Speculator
 from engine.schedule.step_plan import Sampled, StepPlan
 from engine.schedule.step_planner import StepPlanner
 
@@ -39,7 +40,10 @@ class Scheduler:
         """Start with an empty queue and an empty pool. `costs` has the preemption costs measured so far.
 
         With `ahead`, a step may be planned while the previous one is in flight. `counts_tokens` is that of the sampler.
+        Raises ValueError if tokens are to be proposed too: proposals continue the tokens of the step before.
         """
+        if ahead and limits.proposed_tokens:
+            raise ValueError(f"proposed_tokens must be 0 where steps are planned ahead, not {limits.proposed_tokens}")
         self.ahead = ahead
         self.limits = limits
         self.costs = costs or PreemptionCosts()
@@ -54,6 +58,7 @@ class Scheduler:
         self.requests = LiveRequests(self._queue, self._view, self.pins, self._endings)
         lookahead = 2 if ahead else 1
         self._blocks = BlockPlanner(self._queue, self._view, self._releases, self.pins, self.costs, lookahead)
+        self._speculator = Speculator(self._queue) if limits.proposed_tokens else None
         self._steps = StepPlanner(
             self._queue,
             self._view,
@@ -61,9 +66,12 @@ class Scheduler:
             self._isolation,
             self.requests,
             self._endings,
+            self._speculator,
             counts_tokens=counts_tokens,
         )
-        self._publisher = Publisher(self._queue, self._releases, self._isolation, self._endings, self._outputs)
+        self._publisher = Publisher(
+            self._queue, self._releases, self._isolation, self._endings, self._outputs, self._speculator
+        )
 
     @property
     def capacity(self) -> Capacity:
@@ -149,6 +157,8 @@ class Scheduler:
         if cached_tokens is not None and not group.stats.started and not group.request.prefill_only:
             group.stats.start(cached_tokens)
             self.totals.count_started(len(group.request.prompt), cached_tokens)
+            if self._speculator is not None:
+                self._speculator.count_request(group.request)
             self._outputs.emit(Started(group.request.request_id, cached_tokens, group.isolated))
 
     # Steps.
@@ -168,6 +178,12 @@ class Scheduler:
     def publish(self, plan: StepPlan, results: list[Sampled], now: float) -> None:
         """Process the results of a step: lengths, scores, tokens, and requests that end."""
         self._publisher.publish(plan, results, now)
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Count the duration of a step, for the costs of preemption and of proposals."""
+        self.costs.observe(plan, seconds)
+        if self._speculator is not None:
+            self._speculator.observe(plan, seconds)
 
     def fail(self, plan: StepPlan, detail: str) -> None:
         """Fail the requests of a failed step. Tokens computed by earlier steps stay committed and cached."""

@@ -21,6 +21,11 @@ class SchedulerTotals:
     ahead: int = 0  # sequences of steps planned ahead, summed over steps,
     sat_out: int = 0  # and those that such a step left out because they need the results of the step before
     swapped_tokens: int = 0  # computed tokens that preemptions swapped out
+    drafts: int = 0  # sequences of steps with proposed tokens, summed over steps,
+    draft_tokens: int = 0  # the proposed tokens,
+    accepted_tokens: int = 0  # those of them that were accepted,
+    declined_tokens: int = 0  # and tokens found that were not proposed, because they would not pay
+    unspeculated: dict[str, int] = field(default_factory=dict)  # requests without proposals, by reason
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))  # of requests
 
     def count_step(self, step: int, sequences: int) -> None:
@@ -50,6 +55,20 @@ class SchedulerTotals:
     def count_generated(self, tokens: int) -> None:
         """Count new tokens."""
         self.generated_tokens += tokens
+
+    def count_draft(self, proposed: int, accepted: int) -> None:
+        """Count a sequence's proposed tokens, and those of them that were accepted."""
+        self.drafts += 1
+        self.draft_tokens += proposed
+        self.accepted_tokens += accepted
+
+    def count_declined(self, tokens: int) -> None:
+        """Count tokens that were not proposed, because they would not pay."""
+        self.declined_tokens += tokens
+
+    def count_unspeculated(self, reason: str) -> None:
+        """Count a request that gets no proposals."""
+        self.unspeculated[reason] = self.unspeculated.get(reason, 0) + 1
 
     def count_preemption(self, swapped_tokens: int) -> None:
         """Count a preemption, and the computed tokens that it swaps out."""

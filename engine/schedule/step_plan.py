@@ -59,6 +59,9 @@ class Work(NamedTuple):
     numbers. `rules` change the logits of all samples. `to_score` are prompt tokens whose log-probabilities are
     requested; `logprobs` is the number requested for samples. A beam returns `candidates` continuations instead of a
     sample; 0 if the sequence is no beam.
+
+    The last `proposed` tokens are guesses. The step also samples after each of them, with the `later_rules` (empty if
+    no row has rules); a sample holds if all guesses before it equal the samples at their positions.
     """
 
     sequence: int
@@ -72,17 +75,24 @@ class Work(NamedTuple):
     logprobs: int | None = None
     to_score: PromptPart | None = None
     candidates: int = 0
+    proposed: int = 0
+    later_rules: tuple[RowRules | None, ...] = ()
 
     @property
     def end(self) -> int:
-        """Number of computed tokens of the sequence after the step."""
+        """Number of computed tokens of the sequence after the step, if all proposed ones are accepted."""
         return self.start + len(self.token_ids)
+
+    @property
+    def least_end(self) -> int:
+        """Number of computed tokens of the sequence after the step, if no proposed one is accepted."""
+        return self.start + len(self.token_ids) - self.proposed
 
     @property
     def outcomes(self) -> int:
         """Number of Sampled values that the work returns."""
         scored = len(self.to_score.token_ids) if self.to_score else 0
-        return scored + (len(self.sample_indices) if self.samples else 0)
+        return scored + (len(self.sample_indices) if self.samples else 0) + self.proposed
 
 
 class Copies(NamedTuple):
@@ -95,7 +105,7 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step: copies, result by result; then work, decoding sequences (one token each) before prompts."""
+    """One step: copies, result by result; then work, decoding sequences (one known token each) before prompts."""
 
     step: int
     copies: tuple[Copies, ...]
@@ -108,8 +118,8 @@ class Launched(Protocol):
     def result(self) -> list[Sampled]:
         """Wait for the step and return the results of its work, in order.
 
-        For each work: one Sampled per token to score, then one per sample. If it raises, the step failed and nothing of
-        it is committed.
+        For each work: one Sampled per token to score, then one per sample, then one per proposed token. If it raises,
+        the step failed and nothing of it is committed.
         """
 
     def sample_seconds(self) -> float:

@@ -12,6 +12,7 @@ from engine.schedule.pool.block_planner import BlockPlanner
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.speculation.speculator import Speculator
 from engine.schedule.step_plan import PENDING_TOKEN, StepPlan, Work
 from engine.schedule.step_work import (
     Cursor,
@@ -36,10 +37,12 @@ class StepPlanner:
         isolation: IsolatedRequests,
         requests: LiveRequests,
         endings: RequestEndings,
+        speculator: Speculator | None = None,
         *,
         counts_tokens: bool = False,
     ) -> None:
         self.now = 0.0
+        self._speculator = speculator
         self._counts_tokens = counts_tokens
         self._queue = queue
         self._view = view
@@ -71,6 +74,8 @@ class StepPlanner:
             return self.plan(now)  # again, without the failed groups
         if not work and not self._blocks.has_copies:
             return None
+        if self._speculator is not None:
+            work = self._speculator.propose(work)
         return self._planned(StepPlan(self._queue.totals.steps + 1, self._blocks.take_copies(), tuple(work)))
 
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:

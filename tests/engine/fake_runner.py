@@ -96,10 +96,12 @@ class FakeRunner:
             top = _continuations(self._held(work), work.candidates, self._vocabulary)
             yield Sampled(top[0][0], None, top)
         elif work.samples:
-            yield from (Sampled(self._token(work, index)) for index in work.sample_indices)
+            yield from (Sampled(self._token(work, index, work.least_end)) for index in work.sample_indices)
+            for end in range(work.least_end + 1, work.end + 1):
+                yield Sampled(self._token(work, work.sample_indices[0], end))
 
-    def _token(self, work: Work, sample: int) -> int:
-        return _choice(self._held(work), (work.sampling.seed, sample), self._vocabulary)
+    def _token(self, work: Work, sample: int, end: int) -> int:
+        return _choice(self._held(work)[:end], (work.sampling.seed, sample), self._vocabulary)
 
     def _held(self, work: Work) -> list[int]:
         return [self._slots.get(self._slot(work, position), _NOTHING) for position in range(work.end)]

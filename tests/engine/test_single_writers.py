@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("engine/schedule", "engine/schedule/pool", "engine/run", "services/engine")
+ROOMS = ("engine/schedule", "engine/schedule/pool", "engine/schedule/speculation", "engine/run", "services/engine")
 # Classes in the table, and the modules that define them.
 OWNERS = {
     "Sequence": "engine/schedule/sequence_group.py",
@@ -36,6 +36,10 @@ OWNERS = {
     "Extensions": "engine/schedule/pool/extensions.py",
     "Victims": "engine/schedule/pool/preemption.py",
     "PreemptionCosts": "engine/schedule/pool/preemption.py",
+    "Speculator": "engine/schedule/speculation/speculator.py",
+    "NgramIndex": "engine/schedule/speculation/ngram_index.py",
+    "AcceptanceRates": "engine/schedule/speculation/acceptance.py",
+    "SpeculationCosts": "engine/schedule/speculation/speculation_costs.py",
     "PinnedPrefix": "engine/schedule/pool/pins.py",
     "Pins": "engine/schedule/pool/pins.py",
     "Engine": "engine/run/loop.py",

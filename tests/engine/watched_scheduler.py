@@ -103,7 +103,8 @@ class WatchedScheduler(Scheduler):
             assert sequence.finish is None or sequence is sequence.group.trunk
             assert work.start == sequence.computed
             if work.token_ids != (PENDING,):  # else the step before has sampled the token, and it stays on the device
-                assert list(work.token_ids) == sequence.tokens[work.start : work.end]
+                known = work.token_ids[: len(work.token_ids) - work.proposed]
+                assert list(known) == sequence.tokens[work.start : work.least_end]
             assert work.token_ids
             assert work.end <= sequence.room <= len(sequence.table) * size, "no work beyond room"
             covered = -(-work.end // size)
@@ -119,7 +120,7 @@ class WatchedScheduler(Scheduler):
     def _check_samples(self, sequence: Sequence, work: Work, plan: StepPlan) -> None:
         group = sequence.group
         if group.forked:
-            assert work.samples == (work.end == len(sequence.tokens))
+            assert work.samples == (work.least_end == len(sequence.tokens))
             assert work.sample_indices == ((sequence.index,) if work.samples else ())
             if group.beams and work.samples:
                 live = {beam.id for beam in group.live}
@@ -180,7 +181,7 @@ class WatchedScheduler(Scheduler):
         )
 
     def _check_victims(self, running: list[Group], step: Step, plan: StepPlan | None) -> None:
-        ends = {work.sequence: work.end for work in plan.work} if plan else {}
+        ends = {work.sequence: work.least_end for work in plan.work} if plan else {}
         preempted = [free for free in step.frees if free.reason is FreeReason.PREEMPTED]
         swapped = set(step.swap_outs)
         while preempted or swapped:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from blocks import Extend
+from blocks import Extend, blocks_for
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.preemption import Victims
 from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.speculation.speculator import exclusion_of
 from engine.schedule.step_plan import StepPlan, Work
 
 # Available blocks for each running sequence from which on room is requested half a block earlier.
@@ -25,6 +26,9 @@ class Extensions:
         self._view = view
         self._victims = victims
         self._lookahead_tokens = lookahead_tokens
+        # The step in flight may accept all its proposals, and the next one proposes as many.
+        self._proposed_tokens = 2 * queue.limits.proposed_tokens
+        self._proposed_blocks = blocks_for(queue.limits.proposed_tokens, view.block_size) + 1
         self._rooms: dict[int, int] = {}  # requested by the latest Step, by sequence
         self._work = _NO_WORK  # of the preceding step, by sequence
 
@@ -34,7 +38,7 @@ class Extensions:
 
     def may_need(self, group: Group) -> bool:
         """Return whether a live sequence of a group may need room for its next step or the lookahead."""
-        ahead = self._lookahead_tokens
+        ahead = self._lookahead_tokens + self._proposed_tokens
         for sequence in group.members:
             if sequence.room <= len(sequence.tokens) + ahead and sequence.finish is None:
                 return True
@@ -53,7 +57,7 @@ class Extensions:
             running = [group for group in running if group in self._queue.running]
         for group in running:
             for sequence in group.active:
-                self._look_ahead(sequence, self._lookahead(sequences))
+                self._look_ahead(sequence, sequences)
         rooms = self._rooms
         for group in running:
             if pairs := [(member.id, rooms[member.id]) for member in group.members if member.id in rooms]:
@@ -75,8 +79,8 @@ class Extensions:
                 self._rooms.update((sequence.id, room) for sequence, room in needs)
         return preempted
 
-    def _look_ahead(self, sequence: Sequence, more: int) -> None:
-        """Request the rest of a prompt up to the token budget, or `more` tokens of a decoding sequence."""
+    def _look_ahead(self, sequence: Sequence, sequences: int) -> None:
+        """Request the rest of a prompt up to the token budget, or the lookahead of a decoding sequence."""
         need, view, rooms = self._need(sequence), self._view, self._rooms
         if need is None or need > max(sequence.room, rooms.get(sequence.id, 0)):
             return
@@ -85,6 +89,8 @@ class Extensions:
             more = min(rest, self._queue.limits.token_budget)
         elif sequence.group.beams:
             more = 0  # the next fork would release it
+        else:
+            more = self._lookahead(sequences) + self._room_of_proposals(sequence, need, sequences)
         wish = min(need + more, sequence.max_slots)
         held = max(len(sequence.table), view.blocks_for(rooms.get(sequence.id, 0)))
         extra = min(view.blocks_for(wish) - held, view.available)
@@ -101,6 +107,19 @@ class Extensions:
             return self._lookahead_tokens + self._view.block_size // 2
         return self._lookahead_tokens if self._view.available >= sequences else 0
 
+    def _room_of_proposals(self, sequence: Sequence, need: int, sequences: int) -> int:
+        """Return the tokens of room for proposals of this step and the next; 0 if few blocks are available.
+
+        With the lookahead, they take at most ceil(proposed tokens / block size) + 1 blocks beyond `need`.
+        """
+        view, blocks = self._view, self._proposed_blocks
+        if not self._proposed_tokens or view.available < blocks * sequences:
+            return 0
+        if exclusion_of(sequence.request) is not None:
+            return 0
+        most = (view.blocks_for(need) + blocks) * view.block_size - need
+        return min(self._proposed_tokens, most - self._lookahead(sequences))
+
     def _needs(self, group: Group) -> list[tuple[Sequence, int]]:
         """Return the sequences of a group that lack room for their next step, with the room that each needs."""
         needs = ((sequence, self._need(sequence)) for sequence in group.active)
@@ -112,5 +131,5 @@ class Extensions:
         last = sequence.generated + 1 >= sequence.request.stopping.max_tokens
         if work and work.samples and (last or sequence.group.beams):  # its results decide whether a beam continues
             return None
-        need = (work.end if work else sequence.computed) + 1
+        need = (work.least_end if work else sequence.computed) + 1
         return need if need <= sequence.max_slots else None

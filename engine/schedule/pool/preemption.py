@@ -29,7 +29,7 @@ class PreemptionCosts:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Update the cost of a token from the duration of a step."""
-        tokens = sum(len(work.token_ids) for work in plan.work)
+        tokens = sum(len(work.token_ids) - work.proposed for work in plan.work)
         if tokens < _MIN_TOKENS:
             return
         latest = seconds / tokens
