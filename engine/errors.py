@@ -17,6 +17,7 @@ EngineError
 │   └── PinUnavailable       draining, or disconnected from the block manager for too long
 ├── ModelUnsupported         the model cannot be served
 ├── BackendUnavailable       the attention backend cannot run here
+├── HostTierUnavailable      the memory of the host tier cannot be allocated or pinned
 ├── ConstraintFailed         an output cannot continue under its constraint; ends one request
 └── EngineBroken             the engine cannot continue
     ├── BlockManagerBroken   a result of the block manager contradicts the engine's tables
@@ -100,6 +101,10 @@ class ModelUnsupported(EngineError):
 
 class BackendUnavailable(EngineError):
     """The attention backend cannot run on this machine, or not with this block size; the message says why."""
+
+
+class HostTierUnavailable(EngineError):
+    """The memory of the host tier cannot be allocated, or not be pinned for the GPU; the message says why."""
 
 
 class ConstraintFailed(EngineError):

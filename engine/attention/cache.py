@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from blocks import Copy
+from engine.gpu.host_memory import CudaHostMemory, registered_zeros
 
 SCALE_BYTES = 2  # bfloat16
 
@@ -52,12 +53,15 @@ def make_host_cache(
 ) -> torch.Tensor | None:
     """Allocate the host tier of a cache on `device`: `host_blocks` usable blocks of zeros, None for 0 blocks.
 
-    Pinned if the device is a GPU, because copies from pageable memory would block the computation.
+    Pinned if the device is a GPU, because copies from pageable memory would block the computation. Raises
+    HostTierUnavailable then.
     """
     if not host_blocks:
         return None
-    shape = (host_blocks + 1, geometry.layers, 2, *block_shape)
-    return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+    shape = cache_shape(geometry, host_blocks, block_shape)
+    if device.type == "cuda":
+        return registered_zeros(shape, dtype, CudaHostMemory(device))
+    return torch.zeros(shape, dtype=dtype)
 
 
 def copy_blocks(cache: torch.Tensor, copies: Sequence[Copy]) -> None:

@@ -12,7 +12,7 @@ from blocks import blocks_for
 from engine.attention import TorchBackend
 from engine.attention.llama_shape import is_llama_shaped
 from engine.attention.tensor_backend import TensorBackend
-from engine.errors import BackendUnavailable
+from engine.errors import BackendUnavailable, HostTierUnavailable
 from engine.gpu.device_watch import check_of, watched
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
@@ -112,6 +112,8 @@ def _allocate(name: str, options: BackendOptions) -> Backend:
         return _BACKENDS[name](options)
     except BackendUnavailable as missing:
         raise InvalidSetting(f"attention_backend is {name!r}, but {missing}") from missing
+    except HostTierUnavailable as fault:
+        raise InvalidSetting(f"host_blocks is {options.capacity.host_blocks}, but {fault}") from fault
 
 
 def _torch_backend(options: BackendOptions) -> TorchBackend:
