@@ -13,7 +13,7 @@ from blocks import Copy
 from engine.attention.backend import Direction
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.decoder import Decoder
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, with_kv_dtype
 from engine.native.decoder import NativeDecoder
 from engine.native.kernels import Kernels
 from engine.run.runner import ModelRunner
@@ -23,7 +23,7 @@ from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_backend
-from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of
+from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
@@ -56,7 +56,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
-    loaded = _load(settings, device, kernels)
+    loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size)
 
@@ -71,7 +71,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     if measurement:
         capacity = replace(capacity, device_blocks=len(chosen.backend.cache) - 1)
     if kernels and loaded.model and isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files:
-        VerifiedModels(Path(settings.kernels_folder)).add(folder, kernels, VerifiedModel.of(loaded))
+        VerifiedModels(Path(settings.kernels_folder), settings.kv_dtype).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)
     runner = ModelRunner(
@@ -89,7 +89,7 @@ def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | Non
     """Load the model, without transformers if its decoder was verified at an earlier start."""
     folder, dtype = Path(settings.model), dtype_of(settings.dtype, device, kernels)
     if kernels and dtype == torch.bfloat16 and settings.kernels_folder:
-        verified = VerifiedModels(Path(settings.kernels_folder)).find(folder, kernels)
+        verified = VerifiedModels(Path(settings.kernels_folder), settings.kv_dtype).find(folder, kernels)
         if verified:
             return verified.loaded(folder)
     if device.type == "cuda":

@@ -32,6 +32,8 @@ Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
 # The recorded batch of three sequences has padding.
 _COMPARED_SEQUENCES = 3
 
+_CODED = frozenset({"torch", "cpu"})  # backends whose cache may have codes
+
 # Returns the blocks of the pool for a backend with a decoder.
 Measure: TypeAlias = "Callable[[Backend, Decoder], int]"
 
@@ -65,7 +67,7 @@ class BackendOptions(NamedTuple):
     def sizes(self) -> tuple[int, int, torch.dtype, torch.device, int]:
         """Arguments of the portable backends, after the geometry."""
         capacity = self.capacity
-        return (capacity.block_size, capacity.device_blocks, self.loaded.dtype, self.device, capacity.host_blocks)
+        return (capacity.block_size, capacity.device_blocks, self.loaded.cache_dtype, self.device, capacity.host_blocks)
 
 
 def choose_backend(options: BackendOptions, measure: "Measure | None" = None) -> BackendChoice:
@@ -108,6 +110,9 @@ def choose_rank_backend(options: BackendOptions) -> Backend:
 
 
 def _allocate(name: str, options: BackendOptions) -> Backend:
+    if options.loaded.kv_dtype and name not in _CODED:
+        kv_dtype = str(options.loaded.kv_dtype).removeprefix("torch.")
+        raise InvalidSetting(f"kv_dtype is {kv_dtype!r}, which attention_backend {name!r} does not support: use torch")
     try:
         return _BACKENDS[name](options)
     except BackendUnavailable as missing:
@@ -130,7 +135,7 @@ def _cpu_backend(options: BackendOptions) -> CpuBackend:
     assert options.kernels is not None, "the cpu backend requires them"
     loaded, capacity = options.loaded, options.capacity
     sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, torch.get_num_threads())
-    backend = CpuBackend(options.kernels, loaded.geometry, *sizes)
+    backend = CpuBackend(options.kernels, loaded.geometry, *sizes, kv_dtype=loaded.kv_dtype)
     # Beside the loading of the weights: the system takes up to a second for a gigabyte.
     Thread(target=populate, args=(backend.cache,), name="populate", daemon=True).start()
     return backend

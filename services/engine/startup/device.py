@@ -51,6 +51,11 @@ def dtype_of(name: str, device: torch.device, kernels: Kernels | None) -> torch.
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
+def kv_dtype_of(name: str) -> torch.dtype | None:
+    """Return the type of the KV cache that the setting names, None for the model's."""
+    return {"auto": None, "int8": torch.int8}[name]
+
+
 def capacity_of(settings: EngineSettings, loaded: LoadedModel) -> Capacity:
     """Return the limits of requests, for settings of the device (`EngineSettings.for_device`).
 
@@ -61,7 +66,7 @@ def capacity_of(settings: EngineSettings, loaded: LoadedModel) -> Capacity:
         context_tokens=min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size),
         vocabulary_size=loaded.vocabulary_size,
         block_size=settings.block_size,
-        device_blocks=_device_blocks(settings, loaded.geometry, loaded.dtype),
+        device_blocks=_device_blocks(settings, loaded.geometry, loaded.cache_dtype),
         host_blocks=settings.host_blocks,
     )
 

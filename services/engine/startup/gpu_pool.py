@@ -73,7 +73,7 @@ class PoolMeasurement:
             run_step(largest_step(capacity, limits))
             memory.synchronize()
             free, total = memory.free_and_total()
-            block_bytes = loaded.geometry.block_bytes(capacity.block_size, loaded.dtype)
+            block_bytes = loaded.geometry.block_bytes(capacity.block_size, loaded.cache_dtype)
             trial = cache_bytes(capacity.device_blocks, block_bytes)
             used = self._free_before - free - trial
             blocks = blocks_on_gpu(total, settings.gpu_memory_utilization, used, free + trial, block_bytes)

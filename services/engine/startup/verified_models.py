@@ -56,8 +56,10 @@ class VerifiedModel:
 class VerifiedModels:
     """Descriptions of verified models, one file each in the folder of the kernels."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kv_dtype: str = "auto") -> None:
+        """`kv_dtype` is the setting: a decoder is verified with one type of KV cache."""
         self._folder = folder
+        self._kv_dtype = kv_dtype
 
     def find(self, model: Path, kernels: Kernels) -> VerifiedModel | None:
         """Return the description of a model folder, None if it was not verified with these kernels."""
@@ -87,7 +89,7 @@ class VerifiedModels:
             log.warning("%s cannot be written, so later starts take longer: %s", path, error)
 
     def _path(self, model: Path, kernels: Kernels) -> Path:
-        digest = hashlib.sha256(f"{fingerprint(model)} {kernels.name}".encode())
+        digest = hashlib.sha256(f"{fingerprint(model)} {kernels.name} {self._kv_dtype}".encode())
         for file in (model / "generation_config.json", *_SOURCES):
             digest.update(file.read_bytes() if file.exists() else b"")
         return self._folder / f"verified-{digest.hexdigest()[:20]}.json"
