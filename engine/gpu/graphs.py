@@ -69,17 +69,21 @@ class CudaRecorder:
         # A failed capture leaves torch on the capture stream. Without a stream, torch would capture on another one than
         # the first runs, where libraries have no workspace yet and would allocate it in the graph's memory.
         captured = torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream)
-        with torch.cuda.stream(current), _no_collection(), captured:
+        with torch.cuda.stream(current), no_collection(), captured:
             output = run()
         self._pool = self._pool or graph.pool()
         return graph.replay, output
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collect garbage now instead of during a capture: freeing another graph would make the capture fail."""
-    gc.collect()
+def no_collection() -> Iterator[None]:
+    """Collect garbage now instead of during a capture: freeing another graph would make the capture fail.
+
+    Around several captures it collects once, since each collection visits all objects of the process.
+    """
     enabled = gc.isenabled()
+    if enabled:
+        gc.collect()
     gc.disable()
     try:
         yield

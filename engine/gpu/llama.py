@@ -4,13 +4,13 @@ transformers' modules take about forty launches for a layer, this takes ten. Int
 weights, as in transformers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import linear
 
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.llama_shape import head_size, rotations, window_of
@@ -36,8 +36,33 @@ class _Layer:
     head_norms: HeadNorms | None
 
 
+@dataclass(frozen=True)
+class StepRows:
+    """What the parts of a step read and write besides weights and cache: a row for each token.
+
+    `token_ids`, `positions` and `slots`: `[tokens]` int64. `residual`: `[tokens, hidden]`; `query` and `attended`:
+    `[tokens, heads, head_size]`, all three contiguous and of the weights' dtype.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    residual: torch.Tensor
+    query: torch.Tensor
+    attended: torch.Tensor
+
+    def up_to(self, count: int) -> "StepRows":
+        """Return the first `count` rows, in the same memory."""
+        return StepRows(*(getattr(self, field.name)[:count] for field in fields(self)))
+
+
 class LlamaDecoder:
-    """Runs the steps of one model over the cache of one backend."""
+    """Runs the steps of one model over the cache of one backend.
+
+    A step is `begin`; then for each layer `attend`, followed by `follow`, or `end` behind the last layer; then `head`.
+    Only `attend` depends on the lengths of sequences, only `head` on the number of logits: the launches of the other
+    parts depend on the number of rows alone.
+    """
 
     integers: IntegerType = np.int64
 
@@ -57,26 +82,75 @@ class LlamaDecoder:
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """Run all layers, and the head at `places`."""
-        residual = embedding(token_ids, self._embedding)
-        normed = add_and_norm(residual, None, self._layers[0].attention_norm, self._epsilon)
-        for number, layer in enumerate(self._layers):
-            attended = self._attend(number, layer, normed, positions, batch)
-            normed = add_and_norm(residual, linear(attended, layer.output), layer.mlp_norm, self._epsilon)
-            computed = linear(silu_gated(linear(normed, layer.gates)), layer.down)
-            if number + 1 < len(self._layers):
-                following = self._layers[number + 1].attention_norm
-                normed = add_and_norm(residual, computed, following, self._epsilon)
-        last = residual.index_select(0, places)
+        rows = self._rows(token_ids, positions, batch.slots)
+        self.begin(rows)
+        for layer in range(self.layers - 1):
+            self.attend(layer, rows, batch)
+            self.follow(layer, rows)
+        self.attend(self.layers - 1, rows, batch)
+        return self.head(rows, self.end(rows), places)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self._layers)
+
+    @property
+    def matrix_elements(self) -> int:
+        """Number of elements of all layers' matrices, by which a token is multiplied."""
+        matrices = (matrix for one in self._layers for matrix in (one.projections, one.output, one.gates, one.down))
+        return sum(matrix.numel() for matrix in matrices)
+
+    def empty_rows(self, tokens: int) -> StepRows:
+        """Allocate the rows of a step, with token 0 at position 0 of block 0 in each."""
+        inputs = [torch.zeros(tokens, dtype=torch.int64, device=self._embedding.device) for _ in range(3)]
+        rows = self._rows(*inputs)
+        rows.attended.zero_()
+        return rows
+
+    def begin(self, rows: StepRows) -> None:
+        """Embed the tokens, and compute Q, K and V of the first layer."""
+        torch.index_select(self._embedding, 0, rows.token_ids, out=rows.residual)
+        normed = add_and_norm(rows.residual, None, self._layers[0].attention_norm, self._epsilon)
+        self._project(0, normed, rows)
+
+    def attend(self, number: int, rows: StepRows, batch: PagedBatch) -> None:
+        """Attend with the queries of a layer. Rows behind the batch's tokens are unchanged."""
+        self._backend.attend_into(number, rows.query, rows.attended, batch, self._layers[number].scoring)
+
+    def follow(self, number: int, rows: StepRows) -> None:
+        """Compute a layer from its attention on, and Q, K and V of the next layer."""
+        computed, following = self._output(number, rows), self._layers[number + 1]
+        self._project(number + 1, add_and_norm(rows.residual, computed, following.attention_norm, self._epsilon), rows)
+
+    def end(self, rows: StepRows) -> torch.Tensor:
+        """Compute the last layer from its attention on; return `[tokens, hidden]`, to be added to the residual."""
+        return self._output(len(self._layers) - 1, rows)
+
+    def head(self, rows: StepRows, computed: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return `[places, vocabulary]` logits of the rows at these indices."""
+        last = rows.residual.index_select(0, places)
         final = add_and_norm(last, computed.index_select(0, places), self._final_norm, self._epsilon)
         return linear(final, self._head)
 
-    def _attend(
-        self, number: int, layer: _Layer, normed: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
-    ) -> torch.Tensor:
+    def _rows(self, token_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> StepRows:
+        residual = self._embedding.new_empty(len(token_ids), self._embedding.shape[1])
+        query, attended = (residual.new_empty(len(token_ids), self._heads, self._size) for _ in range(2))
+        return StepRows(token_ids, positions, slots, residual, query, attended)
+
+    def _project(self, number: int, normed: torch.Tensor, rows: StepRows) -> None:
+        """Compute Q of a layer, and write its K and V into the cache."""
+        layer = self._layers[number]
         projected = linear(normed, layer.projections, layer.biases)
-        query = torch.empty(len(normed), self._heads, self._size, dtype=normed.dtype, device=normed.device)
-        self._backend.write_rotated(number, projected, positions, self._rotations, query, batch, layer.head_norms)
-        return self._backend.attend(number, query, batch, layer.scoring).view(len(normed), -1)
+        self._backend.write_rotated(
+            number, projected, rows.positions, self._rotations, rows.query, rows.slots, layer.head_norms
+        )
+
+    def _output(self, number: int, rows: StepRows) -> torch.Tensor:
+        layer = self._layers[number]
+        attended = linear(rows.attended.flatten(1), layer.output)
+        normed = add_and_norm(rows.residual, attended, layer.mlp_norm, self._epsilon)
+        return linear(silu_gated(linear(normed, layer.gates)), layer.down)
 
 
 def _layer_weights(layer: Any) -> _Layer:

@@ -61,22 +61,32 @@ class TritonBackend(TensorBackend):
         positions: torch.Tensor,
         rotations: torch.Tensor,
         query: torch.Tensor,
-        batch: PagedBatch,
+        slots: torch.Tensor,
         norms: HeadNorms | None = None,
     ) -> None:
-        """Rotate Q of `projected` into `query`, and write rotated K, and V, to the batch's slots.
+        """Rotate Q of `projected` into `query`, and write rotated K, and V, to the slots.
 
         `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]`. `positions`: `[tokens]`. `rotations`: `[positions,
-        head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous. With `norms`, each head of
-        Q and K is normalized first. Tokens with negative positions or slots are padding.
+        head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous. `slots`: `[tokens]` int64.
+        With `norms`, each head of Q and K is normalized first. Tokens with negative positions or slots are padding.
         """
         if len(query):
-            write_rotated(projected, positions, rotations, query, PagedLayer(self.cache, layer), batch.slots, norms)
+            write_rotated(projected, positions, rotations, query, PagedLayer(self.cache, layer), slots, norms)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with one kernel for decoding sequences and one for prompts, as far as the batch has them."""
         query = self._elements_together(query)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        self.attend_into(layer, query, output, batch, scoring)
+        return output
+
+    def attend_into(
+        self, layer: int, query: torch.Tensor, output: torch.Tensor, batch: PagedBatch, scoring: Scoring
+    ) -> None:
+        """Attend into the rows of the batch's tokens; `query` and `output` may have more, which are unchanged.
+
+        Both `[rows, heads, head_size]` in the cache's dtype, `output` contiguous.
+        """
         heads = query.shape[1]
         work = self._work_of(batch, heads, scoring.window)
         if 1 in batch.fed:
@@ -84,7 +94,6 @@ class TritonBackend(TensorBackend):
         if len(work.tiles):
             tuning = self._tuning(self._group(heads))
             prefill(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
-        return output
 
     def work_list(self, sequences: int, heads: int, tiles: int = 0) -> WorkList:
         """Allocate a work list for `sequences` sequences of any length and `tiles` tiles of prompts."""

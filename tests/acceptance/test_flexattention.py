@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is dep
 def test_the_setting_flex_chooses_flexattention(tiny_model: Callable[[str], Path]) -> None:
     loaded = load_model(tiny_model("llama"), torch.float32, torch.device("cpu"))
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 8, 16)
-    assert isinstance(choose_backend(BackendOptions("flex", loaded, capacity, None, 4)).backend, FlexBackend)
+    assert isinstance(choose_backend(BackendOptions("flex", loaded, capacity, None, 4, 16)).backend, FlexBackend)
 
 
 def test_compiled_bfloat16_kernels_attend_with_window_and_softcap() -> None:

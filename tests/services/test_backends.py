@@ -1,5 +1,6 @@
 """The choice of attention backend and decoder."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,15 +8,20 @@ import pytest
 import torch
 
 from engine.attention import TorchBackend
-from engine.gpu.graphs import RecordedDecoder, Recorder, batch_sizes
+from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Result, Run, batch_sizes
 from engine.model.decoder import ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.schedule.request import Capacity
-from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder
+from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder, recorded_pieces
 from services.engine.startup.decoder_check import replays
 from services.runtime.settings import InvalidSetting
+from tests.engine.launch_tape import LaunchTape
 from tests.engine.triton_case import DEVICE, make_triton_backend
+
+pytest.importorskip("triton")
+
+from engine.gpu.llama import LlamaDecoder
 
 CPU = torch.device("cpu")
 
@@ -30,7 +36,7 @@ def options(load: Callable[[str, torch.device], LoadedModel]) -> Callable[[str],
     def make(attention: str) -> BackendOptions:
         loaded = load("llama", CPU)
         capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 8, 16)
-        return BackendOptions(attention, loaded, capacity, None, 4)
+        return BackendOptions(attention, loaded, capacity, None, 4, 16)
 
     return make
 
@@ -102,3 +108,41 @@ def test_recorded_steps_are_used_only_if_they_give_the_logits_of_launched_ones(
     recorded.prepare(lambda done, of: None)
     assert replays(recorded, modules, loaded, backend, 3) is same
     assert ("recorded steps are not used" in caplog.text) is not same
+
+
+def _forgets_launches(run: Run[Result]) -> tuple[Callable[[], None], Result]:
+    return lambda: None, run()
+
+
+def _cannot_record(run: Run[Result]) -> tuple[Callable[[], None], Result]:
+    raise RuntimeError("not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize(
+    ("record", "warning"),
+    [
+        (CudaRecorder(DEVICE) if DEVICE.type == "cuda" else LaunchTape(), None),
+        (_forgets_launches, "recorded prompts are not used for this model: their logits differ by"),
+        (_cannot_record, "steps with prompts cannot be recorded, so each one is launched anew: not permitted"),
+    ],
+)
+def test_recorded_pieces_are_used_only_if_they_give_the_logits_of_launched_steps(
+    load: Callable[[str, torch.device], LoadedModel],
+    record: Recorder,
+    warning: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaded = load("llama", DEVICE)
+    capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 4, 1)
+    backend = make_triton_backend()(loaded.geometry, 4, 1, torch.float32)  # 4 tokens are compared at most
+    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    options = BackendOptions("triton", loaded, capacity, None, 2, token_budget=3)
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        pieces = recorded_pieces(decoder, decoder, options, backend, record)
+    if warning:
+        assert pieces is None
+        assert warning in caplog.text
+    else:
+        assert pieces is not None
+        assert pieces.captured == [3]
+        assert "recorded pieces of prompts: 1 of 1 sizes" in caplog.text

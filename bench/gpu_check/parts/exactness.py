@@ -134,7 +134,7 @@ def _rotation_error(rows: int, device: torch.device) -> float:
     rotations = torch.cat((angles.cos(), angles.sin()), dim=-1)
     query = torch.full((rows, HEADS, HEAD_SIZE), float("nan"), dtype=DTYPE, device=device)
     positions = torch.arange(rows, device=device)
-    backend.write_rotated(1, projected, positions, rotations, query, batch)
+    backend.write_rotated(1, projected, positions, rotations, query, batch.slots)
     heads = projected.view(rows, -1, HEAD_SIZE)
     expected = references.rotated(heads[:, : HEADS + KV_HEADS], rotations)
     blocks, offsets = batch.slots // BLOCK_SIZE, batch.slots % BLOCK_SIZE

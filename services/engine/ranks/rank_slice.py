@@ -82,8 +82,8 @@ class SliceLoader:
         capacity = replace(
             own, device_blocks=ranks.minimum(own.device_blocks), host_blocks=ranks.minimum(own.host_blocks)
         )
-        sequences = settings.max_sequences
-        options = BackendOptions(settings.attention_backend, mine.loaded, capacity, self.kernels, sequences)
+        limits = settings.max_sequences, settings.token_budget
+        options = BackendOptions(settings.attention_backend, mine.loaded, capacity, self.kernels, *limits)
         backend = choose_rank_backend(options)
         decoder = mine.decoder(backend)
         if self._measurement:

@@ -60,7 +60,8 @@ def assemble(settings: EngineSettings) -> EngineParts:
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size)
 
-    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, settings.max_sequences)
+    limits = settings.max_sequences, settings.token_budget
+    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits)
 
     def measure(backend: Backend, decoder: Decoder) -> int:
         assert measurement is not None, "the pool has no size yet"

@@ -1,6 +1,7 @@
 """Selects the attention backend, and the decoder over it."""
 
 import logging
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from threading import Thread
@@ -19,16 +20,21 @@ from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
-from services.engine.startup.decoder_check import matches, replays, warm_up
+from services.engine.startup.decoder_check import matches, replays, replays_prompts, warm_up
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
     from engine.attention.flex_backend import FlexBackend
+    from engine.gpu.graphs import Recorder
+    from engine.gpu.llama import LlamaDecoder
+    from engine.gpu.piecewise import PiecewiseDecoder
     from engine.gpu.triton_backend import TritonBackend
 
 Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
 
+# After it no further size of prompts is recorded.
+_RECORDING_SECONDS = 60.0
 # The recorded batch of three sequences has padding.
 _COMPARED_SEQUENCES = 3
 
@@ -50,13 +56,14 @@ class BackendChoice(NamedTuple):
 
 
 class BackendOptions(NamedTuple):
-    """Inputs of the selection: the setting, the model, its sizes, the CPU kernels if available, and max_sequences."""
+    """Inputs of the selection: the setting, the model, its sizes, the CPU kernels if available, and limits of a step."""
 
     attention: str
     loaded: LoadedModel
     capacity: Capacity
     kernels: Kernels | None
     max_sequences: int
+    token_budget: int
 
     @property
     def device(self) -> torch.device:
@@ -180,11 +187,22 @@ def _triton(options: BackendOptions, backend: Any) -> BackendChoice:
 
 
 def _recorded(options: BackendOptions, choice: BackendChoice) -> BackendChoice:
-    """Return the choice with recorded decoding steps, if they can be recorded."""
-    recorded = recorded_decoder(choice.decoder, options, choice.backend)
+    """Return the choice with recorded decoding steps, and with recorded pieces of prompts, as far as possible."""
+    from engine.gpu.graphs import CudaRecorder
+    from engine.gpu.llama import LlamaDecoder
+
+    launched, recorder = choice.decoder, CudaRecorder(options.device)
+    recorded = recorded_decoder(launched, options, choice.backend, recorder)
     if recorded is None:
         return choice
-    return choice._replace(decoder=recorded, description=f"{choice.description}, recorded for decoding")
+    choice = choice._replace(decoder=recorded, description=f"{choice.description}, recorded for decoding")
+    if not isinstance(launched, LlamaDecoder):
+        return choice
+    pieces = recorded_pieces(launched, recorded, options, choice.backend, recorder)
+    if pieces is None:
+        return choice
+    tokens = pieces.captured[-1]
+    return choice._replace(decoder=pieces, description=f"{choice.description} and for prompts of up to {tokens} tokens")
 
 
 def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:
@@ -197,18 +215,20 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
     return decoder if matches("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 
-def recorded_decoder(decoder: Decoder, options: BackendOptions, backend: Backend) -> Decoder | None:
+def recorded_decoder(
+    decoder: Decoder, options: BackendOptions, backend: Backend, recorder: "Recorder | None" = None
+) -> Decoder | None:
     """Return the decoder with recorded decoding steps; None if recording fails, or if their logits are not its own.
 
-    Raises DeviceLost.
+    `recorder` defaults to a new one. Raises DeviceLost.
     """
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
     capacity = options.capacity
     blocks = blocks_for(capacity.context_tokens, capacity.block_size)
     sizes = batch_sizes(options.max_sequences)
-    recorder = CudaRecorder(options.device)
-    recorded = RecordedDecoder(decoder, recorder, capacity.block_size, blocks, sizes, options.device)
+    record = recorder or CudaRecorder(options.device)
+    recorded = RecordedDecoder(decoder, record, capacity.block_size, blocks, sizes, options.device)
     try:
         with watched(check_of(options.device)):
             recorded.prepare(lambda done, of: log.info("recorded decoding steps: %d of %d sizes", done, of))
@@ -217,6 +237,31 @@ def recorded_decoder(decoder: Decoder, options: BackendOptions, backend: Backend
         log.warning("decoding steps cannot be recorded, so each one is launched anew: %s", failure)
         return None
     return recorded if same else None
+
+
+def recorded_pieces(
+    decoder: "LlamaDecoder", decoding: Decoder, options: BackendOptions, backend: Backend, recorder: "Recorder"
+) -> "PiecewiseDecoder | None":
+    """Return a decoder that replays steps with prompts by pieces, and runs other steps on `decoding`.
+
+    None if recording fails, or if the logits are not those of `decoder`. Raises DeviceLost.
+    """
+    from engine.gpu.piecewise import PiecewiseDecoder, step_sizes
+
+    sizes = step_sizes(decoder.layers, decoder.matrix_elements, options.token_budget)
+    until = time.monotonic() + _RECORDING_SECONDS
+    try:
+        with watched(check_of(options.device)):
+            pieces = PiecewiseDecoder(decoder, decoding, recorder, sizes)
+            pieces.prepare(
+                lambda done, of: log.info("recorded pieces of prompts: %d of %d sizes", done, of),
+                lambda: time.monotonic() < until,
+            )
+            same = replays_prompts(pieces, decoder, options.loaded, backend, pieces.captured)
+    except RuntimeError as failure:
+        log.warning("steps with prompts cannot be recorded, so each one is launched anew: %s", failure)
+        return None
+    return pieces if same else None
 
 
 _BACKENDS: dict[str, Callable[[BackendOptions], Backend]] = {

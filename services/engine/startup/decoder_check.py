@@ -1,6 +1,8 @@
 """Checks that Quire's own decoders compute the same logits as a model's modules, and recorded steps those launched."""
 
 import logging
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Protocol
 
 import torch
@@ -15,6 +17,10 @@ from engine.schedule.step_plan import Work
 # Both round, at different places: logits differ by some hundredths of their spread, and by more at single tokens.
 _MAX_DIFFERENCE = 0.2
 CHECKED_TOKENS = 24
+_COMPARED_ROWS = 16  # logits of a step with prompts
+
+# Arguments of `Decoder.logits`.
+_Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]
 
 log = logging.getLogger("quire.engine")
 
@@ -56,21 +62,60 @@ def replays(recorded: Decoder, launched: Decoder, loaded: LoadedModel, backend: 
     token_ids, positions, prompt = _prompt(loaded, backend)
     with torch.inference_mode():
         launched.logits(token_ids, positions, positions[-1:], prompt)
-        # All steps before any result, because the ranks of a model must run the same steps whatever each one finds.
         steps = [_decoding_step(token_ids, positions, prompt, count) for count in (1, min(sequences, len(token_ids)))]
-        both = [[one.logits(*step).float() for one in (recorded, launched)] for step in steps]
+        return _replayed("recorded steps", recorded, launched, steps)
+
+
+def replays_prompts(
+    recorded: Decoder, launched: Decoder, loaded: LoadedModel, backend: _Cached, sizes: Sequence[int]
+) -> bool:
+    """Return True if recorded steps with prompts give nearly the logits of the same launched; otherwise log a warning.
+
+    Compares a step of each number of tokens that was recorded, less one for padding: whole prompts, their ends, and
+    single tokens. Overwrites the first blocks of the cache, which must be free.
+    """
+    token_ids, positions, prompt = _prompt(loaded, backend)
+    with torch.inference_mode():
+        launched.logits(token_ids, positions, positions[-1:], prompt)
+        steps = (_mixed_step(token_ids, prompt, max(1, size - 1)) for size in sizes)
+        return _replayed("recorded prompts", recorded, launched, steps)
+
+
+def _replayed(name: str, recorded: Decoder, launched: Decoder, steps: Iterable[_Step]) -> bool:
+    """Return True if both decoders give nearly the same logits in all steps, otherwise log a warning.
+
+    Runs all steps, because the ranks of a model must run the same ones whatever each of them finds.
+    """
+    rows = []
+    for step in steps:
+        found, expected = (one.logits(*step).float() for one in (recorded, launched))
         # Logits of a padding token may all be equal. NaN of ours is found, because it is below no number.
-        rows = torch.cat([_apart(found, expected)[expected.std(dim=1) > 0] for found, expected in both])
-        apart = float(rows.max()) if len(rows) else 0.0
+        rows.append(_apart(found, expected)[expected.std(dim=1) > 0])
+    compared = torch.cat(rows)
+    apart = float(compared.max()) if len(compared) else 0.0
     if not apart < _MAX_DIFFERENCE:
-        log.warning("recorded steps are not used for this model: their logits differ by %.2g", apart)
+        log.warning("%s are not used for this model: their logits differ by %.2g", name, apart)
         return False
     return True
 
 
-def _decoding_step(
-    token_ids: torch.Tensor, positions: torch.Tensor, prompt: PagedBatch, rows: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]:
+def _mixed_step(token_ids: torch.Tensor, prompt: PagedBatch, tokens: int) -> _Step:
+    """Return a step of so many tokens that feeds the prompt again and again: all of it, its end, its last token."""
+    table, most, device = tuple(prompt.tables[0].tolist()), len(token_ids), token_ids.device
+    work: list[Work] = []
+    for wanted in cycle((most, most // 3 + 1, 1)):
+        if tokens <= 0:
+            break
+        count = min(wanted, tokens)
+        work.append(_work(most - wanted, count, table))
+        tokens -= count
+    positions = torch.cat([torch.arange(item.start, item.end, device=device) for item in work])
+    batch = PagedBatch.of(work, prompt.block_size, device)
+    last = batch.first[1:].long() - 1
+    return token_ids[positions], positions, last[-_COMPARED_ROWS:], batch
+
+
+def _decoding_step(token_ids: torch.Tensor, positions: torch.Tensor, prompt: PagedBatch, rows: int) -> _Step:
     """Return a step that feeds each of the prompt's last tokens again, as a sequence of its own."""
     table, fed = tuple(prompt.tables[0].tolist()), len(token_ids)
     work = [_work(position, 1, table) for position in range(fed - rows, fed)]

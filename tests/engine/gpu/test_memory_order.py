@@ -11,7 +11,7 @@ import torch
 from blocks import Copy
 from engine.attention.backend import Direction
 from engine.gpu.copy_stream import CudaCopyStream
-from engine.gpu.graphs import CudaRecorder
+from engine.gpu.graphs import CudaRecorder, no_collection
 from engine.run import block_copies
 from engine.run.block_copies import BlockCopies
 from engine.schedule.step_plan import Copies, Work
@@ -144,6 +144,28 @@ class TestCapture:
         with pytest.raises(AssertionError) if fails else nullcontext():
             CudaRecorder(GPU)(run)
         assert graphs
+        assert gc.isenabled()
+
+    def test_garbage_is_collected_once_before_several_captures(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        graphs = cuda.install_graphs(monkeypatch)
+        collections: list[int] = []
+
+        def count(phase: str, info: dict[str, int]) -> None:
+            if phase == "start" and info["generation"] == 2:
+                collections.append(len(graphs))
+
+        gc.callbacks.append(count)
+        try:
+            with no_collection():
+                for _ in range(3):
+                    CudaRecorder(GPU)(lambda: None)
+                    assert not gc.isenabled()
+        finally:
+            gc.callbacks.remove(count)
+        assert collections == [0]
+        assert len(graphs) == 3
         assert gc.isenabled()
 
 

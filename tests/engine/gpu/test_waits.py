@@ -1,6 +1,7 @@
 """Launching a step never waits for the device: on a GPU by torch's own check, else on a device that cannot be read."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -18,8 +19,9 @@ from tests.engine_in_process import GREEDY
 
 pytest.importorskip("triton")
 
-from engine.gpu.graphs import RecordedDecoder
+from engine.gpu.graphs import RecordedDecoder, Result, Run
 from engine.gpu.llama import LlamaDecoder
+from engine.gpu.piecewise import PiecewiseDecoder
 from engine.gpu.triton_backend import TritonBackend
 
 GPU = pytest.param(
@@ -54,6 +56,10 @@ class Place:
             runner.launch(StepPlan(number, (), work))
 
 
+def _record(run: Run[Result]) -> tuple[Callable[[], None], Result]:
+    return lambda: None, run()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "family",
@@ -71,7 +77,12 @@ def test_steps_of_the_decoder_with_few_launches_do_not_wait_recorded_or_not(
     place = Place(checkpoint, "qwen3", device)
     decoder = LlamaDecoder(place.loaded.model, place.backend, place.loaded.context_tokens)
     place.check(decoder, PROMPTS, AHEAD)
-    place.check(RecordedDecoder(decoder, lambda run: (lambda: None, run()), 16, 6, [1, 2], device), PROMPTS, AHEAD)
+    recorded = RecordedDecoder(decoder, _record, 16, 6, [1, 2], device)
+    place.check(recorded, PROMPTS, AHEAD)
+    pieces = PiecewiseDecoder(decoder, recorded, _record, [6])
+    with nullcontext() if device.type == "cuda" else never_waiting(device):  # without kernels
+        pieces.prepare(lambda done, of: None)
+    place.check(pieces, PROMPTS, AHEAD)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_the_cache_is_replaced_by_the_pool_after_a_real_step_of_the_decoder(load
 
         return measurement.blocks(run, SETTINGS, loaded, capacity)
 
-    choice = choose_backend(BackendOptions("torch", loaded, capacity, None, 5), measure)
+    choice = choose_backend(BackendOptions("torch", loaded, capacity, None, 5, 16), measure)
     block_bytes = loaded.geometry.block_bytes(16, torch.bfloat16)
     room = int(0.9 * (1 << 22)) - (1 << 20) + cache_bytes(2, block_bytes)
     assert choice.backend.cache.nbytes == room // block_bytes * block_bytes
