@@ -127,7 +127,13 @@ FOREIGN: dict[str, set[str]] = {
         *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_*", "OTEL_EXPORTER_OTLP_*"),
     },
     "belongs to vLLM": {
-        *("vllm bench serve", "engine_sleep_state", "lora_requests_info", "spec_decode_*", "mm_cache_queries"),
+        *(
+            "vllm bench serve",
+            "engine_sleep_state",
+            "lora_requests_info",
+            "spec_decode_num_accepted_tokens_per_pos",
+            "mm_cache_queries",
+        ),
         *("mm_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "external_kv_transfer"),
         *("prompt_tokens_recomputed", "num_requests_swapped", "cpu_cache_usage_perc", "corrupted_requests"),
         *("estimated_flops_*", "--max-num-batched-tokens", "--max-num-seqs", "--gpu-memory-utilization"),

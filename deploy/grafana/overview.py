@@ -170,6 +170,21 @@ _ENGINES = (
     PREFIX_CACHE_HIT_RATE,
     PREEMPTIONS,
     Panel(
+        "Proposed tokens that were accepted",
+        "Of those that were verified. None are proposed without --speculate-ngram, or where they do not pay.",
+        (
+            Query(
+                ratio(
+                    rate("quire_spec_decode_num_accepted_tokens_total"),
+                    rate("quire_spec_decode_num_draft_tokens_total"),
+                ),
+                "{{engine}}",
+            ),
+        ),
+        unit="percentunit",
+        maximum=1,
+    ),
+    Panel(
         "Sequences in a step",
         "Mean size of the batch.",
         (

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from engine.schedule.speculation.speculator import EXCLUSIONS
 from services.engine.observer import EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
 
@@ -101,6 +102,36 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         " beams, and penalized ones unless the sampler counts their tokens on the device. Summed over steps.",
         (),
         lambda stats: {(): stats.totals.sat_out},
+    ),
+    (
+        "quire_spec_decode_num_drafts",
+        "Sequences that had proposed tokens in a step, summed over steps.",
+        (),
+        lambda stats: {(): stats.totals.drafts},
+    ),
+    (
+        "quire_spec_decode_num_draft_tokens",
+        "Proposed tokens that steps verified.",
+        (),
+        lambda stats: {(): stats.totals.draft_tokens},
+    ),
+    (
+        "quire_spec_decode_num_accepted_tokens",
+        "Proposed tokens that were accepted.",
+        (),
+        lambda stats: {(): stats.totals.accepted_tokens},
+    ),
+    (
+        "quire_spec_decode_num_declined_tokens",
+        "Tokens found by n-grams but not proposed, because the measured steps say that they would not pay.",
+        (),
+        lambda stats: {(): stats.totals.declined_tokens},
+    ),
+    (
+        "quire_spec_decode_num_requests_excluded",
+        "Started requests for which no tokens are proposed, by reason: beam_search, penalties or guided.",
+        ("reason",),
+        lambda stats: {(reason,): stats.totals.unspeculated.get(reason, 0) for reason in EXCLUSIONS},
     ),
     (
         "quire_kv_sessions",

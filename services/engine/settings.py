@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from engine.schedule.limits import Limits, Preemption
+from engine.schedule.limits import MAX_PROPOSED_TOKENS, Limits, Preemption
 from kvmanager.pool_spec import MAX_NAME_LENGTH, MAX_TIER_BLOCKS
 from services.engine.guided.json_output import JsonBounds
 from services.runtime import exposure, logs
@@ -115,6 +115,13 @@ class EngineSettings:
         most=2048,
     )
     max_waiting: int = setting(1024, "Maximum requests that wait for blocks.", least=1)
+    speculate_ngram: int = setting(
+        0,
+        "Maximum tokens proposed for a sequence in one step, by n-grams of its prompt and answer, where that pays; on "
+        "CPUs only. 0: none.",
+        least=0,
+        most=MAX_PROPOSED_TOKENS,
+    )
     json_blanks: int = setting(
         1,
         "Maximum blanks between two tokens of guided JSON. 1: one space; more: whitespace of any kind.",
@@ -166,6 +173,7 @@ class EngineSettings:
         exposure.check_tls(self, links=("kvmanager",))
         self._check_names()
         self._check_pool()
+        self._check_speculation()
         try:
             self.limits()
         except ValueError as error:
@@ -194,6 +202,16 @@ class EngineSettings:
                 raise InvalidSetting(f"{given}, but {name} is {value}: give one of them")
         if self.attention_backend == "flex":
             raise InvalidSetting(f"{given}, but attention_backend is 'flex', whose pool has cache_mib")
+
+    def _check_speculation(self) -> None:
+        """Check that nothing is proposed where steps do not wait for the tokens of the step before."""
+        if not self.speculate_ngram:
+            return
+        given = f"speculate_ngram is {self.speculate_ngram}"
+        if self.tensor_parallel > 1:
+            raise InvalidSetting(f"{given}, but tensor_parallel is {self.tensor_parallel}: ranks verify no proposals")
+        if self.device == "cuda" or self.attention_backend == "triton":
+            raise InvalidSetting(f"{given}, but the device is a GPU, whose steps run ahead of their tokens")
 
     def for_device(self, *, on_gpu: bool) -> "EngineSettings":
         """Return the settings with the device's defaults. On a GPU, a pool without a size (0) is to be measured.
@@ -227,6 +245,7 @@ class EngineSettings:
             self.admission_watermark,
             self.priority_aging,
             self.isolation_seconds,
+            self.speculate_ngram,
         )
 
     def json_bounds(self) -> JsonBounds:
