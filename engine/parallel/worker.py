@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.gpu.current_device import on_device
 from engine.parallel.plan_message import PlanDecoder
 from engine.parallel.ranks import Ranks
 from engine.run.forward import ForwardPass
@@ -31,8 +32,9 @@ class Worker:
     def launch(self, message: bytes) -> None:
         """Launch the plan of a message, behind all plans launched before."""
         plan, shares_tokens = self._decoder.decode(message)
-        self._forward.run(plan)
-        if shares_tokens:
-            count = sum(len(work.sample_indices) for work in plan.work if work.samples)
-            tokens = torch.empty(count, dtype=torch.int64, device=self._device)
-            self._forward.keep(plan.work, self._ranks.broadcast(tokens))
+        with on_device(self._device):
+            self._forward.run(plan)
+            if shares_tokens:
+                count = sum(len(work.sample_indices) for work in plan.work if work.samples)
+                tokens = torch.empty(count, dtype=torch.int64, device=self._device)
+                self._forward.keep(plan.work, self._ranks.broadcast(tokens))

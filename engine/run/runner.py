@@ -10,6 +10,7 @@ import torch
 from engine.attention.backend import AttentionBackend
 from engine.attention.upload import Download, upload
 from engine.gpu.copy_stream import CopyStream
+from engine.gpu.current_device import on_device
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.run.continuations import continuations
@@ -57,6 +58,10 @@ class ModelRunner:
 
         On a GPU all work is queued on the current stream; a step with beams has ended when this returns.
         """
+        with on_device(self._device):
+            return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> Launched:
         logits = self._pass.run(plan)
         if logits is None:
             return Done([])
@@ -78,9 +83,11 @@ class ModelRunner:
             return _DeviceTokens(started, self._timer.mark(), downloaded)
         return _ScoredTokens(started, self._timer.mark(), downloaded, rows, scores)
 
+    @torch.inference_mode()
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits of each work: rows that score its prompt, of samples, of proposals."""
-        return self._pass.logits(work)
+        with on_device(self._device):
+            return self._pass.logits(work)
 
     def _on_host(self, work: Sequence[Work], results: list[Sampled], started: Mark) -> Launched:
         """Return a step with results, and keep its tokens for sequences whose next step is planned already."""

@@ -51,9 +51,9 @@ class StepSampler:
     def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         """Return `[rows]` int64 token ids for `[rows, vocabulary]` logits, on the same device."""
         for before, tokens in self._drawn:
-            places = {(one.sequence, one.sample_index): place for place, one in enumerate(before)}
-            if all((one.sequence, one.sample_index) in places for one in draws):
-                return tokens[[places[one.sequence, one.sample_index] for one in draws]]
+            if draws[0] in before:  # those of a request stand together, and its sequence names the first one
+                place = before.index(draws[0])
+                return tokens[place : place + len(draws)]
         drawn = self._sampler.sample(logits, draws)
         self._drawn.append((draws, drawn))
         return drawn

@@ -6,7 +6,7 @@ the streams does not matter, so one run shows every missing wait.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +19,16 @@ class Race(AssertionError):
 
 
 class FakeEvent:
-    def __init__(self, cuda: "FakeCuda", clock: dict[str, int]) -> None:
+    def __init__(self, cuda: "FakeCuda", clock: dict[str, int] | None = None) -> None:
         self._cuda = cuda
-        self.clock = clock
+        self.clock = clock or {}
+
+    def record(self, stream: "FakeStream | None" = None) -> None:
+        self.clock = dict((stream or self._cuda.current).clock)
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self._cuda.host.wait_event(self)
 
     def query(self) -> bool:
         return False  # the latest possible end
@@ -31,9 +38,10 @@ class FakeEvent:
 
 
 class FakeStream:
-    def __init__(self, cuda: "FakeCuda", name: str) -> None:
+    def __init__(self, cuda: "FakeCuda", name: str, device: int | None = None) -> None:
         self._cuda = cuda
         self.name = name
+        self.device = device
         self.clock: dict[str, int] = defaultdict(int)
 
     def wait_event(self, event: FakeEvent) -> None:
@@ -47,6 +55,13 @@ class FakeStream:
         return FakeEvent(self._cuda, dict(self.clock))
 
 
+class FakeRuntime:
+    """Pins nothing."""
+
+    def __getattr__(self, _: str) -> Callable[..., int]:
+        return lambda *_: 0
+
+
 class FakeGraph:
     """A graph that is never replayed."""
 
@@ -58,10 +73,15 @@ class FakeGraph:
 
 
 class FakeCuda:
-    """Streams of one device. `current` is the stream that launches go to."""
+    """Streams of one device, and the host. `current` is the stream that launches go to.
+
+    `device` is the thread's current device, which starts as 0 whatever device the streams belong to.
+    """
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
+        self.host = FakeStream(self, "host")
+        self.device = 0
         self.current = self.stream("compute")
         self.capturing = False
         self._written: dict[Hashable, tuple[str, int]] = {}
@@ -69,13 +89,29 @@ class FakeCuda:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Replace torch's streams."""
-        patch.setattr(torch.cuda, "Stream", lambda *_: self.stream(f"stream {len(self.streams)}"))
+        patch.setattr(torch.cuda, "Stream", lambda *on: self.stream(f"stream {len(self.streams)}", *on))
         patch.setattr(torch.cuda, "current_stream", lambda *_: self.current)
         patch.setattr(torch.cuda, "stream", self.using)
+        patch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(self))
+        patch.setattr(torch.cuda, "device", self.on)
+        patch.setattr(torch.cuda, "synchronize", self.synchronize)
+        patch.setattr(torch.cuda, "cudart", FakeRuntime)
 
-    def stream(self, name: str) -> FakeStream:
-        self.streams.append(FakeStream(self, name))
+    def stream(self, name: str, device: torch.device | None = None) -> FakeStream:
+        self.streams.append(FakeStream(self, name, device.index if device else None))
         return self.streams[-1]
+
+    def synchronize(self, _device: torch.device) -> None:
+        for one in self.streams:
+            self.host.wait_stream(one)
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        before, self.device = self.device, self.device if device.index is None else device.index
+        try:
+            yield
+        finally:
+            self.device = before
 
     def install_graphs(self, patch: pytest.MonkeyPatch) -> list["FakeGraph"]:
         """Replace torch's graphs, and return those that are captured from now on."""
@@ -98,30 +134,38 @@ class FakeCuda:
     @contextmanager
     def using(self, stream: FakeStream) -> Iterator[None]:
         before, self.current = self.current, stream
+        device, self.device = self.device, self.device if stream.device is None else stream.device
         try:
             yield
         finally:
-            self.current = before
+            self.current, self.device = before, device
 
     def launch(self, reads: Iterable[Hashable] = (), writes: Iterable[Hashable] = ()) -> None:
         """Note what work on the current stream accesses, unless it is only captured. Raises Race."""
         if self.capturing:
             return
-        stream = self.current
+        self.current.wait_stream(self.host)  # it is launched behind what the host has done
+        self._access(self.current, reads, writes)
+
+    def on_host(self, reads: Iterable[Hashable] = (), writes: Iterable[Hashable] = ()) -> None:
+        """Note what the host itself accesses now. Raises Race."""
+        self._access(self.host, reads, writes)
+
+    def _access(self, stream: FakeStream, reads: Iterable[Hashable], writes: Iterable[Hashable]) -> None:
         stream.clock[stream.name] += 1
         stamp = (stream.name, stream.clock[stream.name])
         for memory in reads:
-            self._after(memory, "read", "written", *self._written.get(memory, stamp))
+            self._after(stream, memory, "read", "written", *self._written.get(memory, stamp))
             self._read[memory][stream.name] = stamp[1]
         for memory in writes:
-            self._after(memory, "written", "written", *self._written.get(memory, stamp))
+            self._after(stream, memory, "written", "written", *self._written.get(memory, stamp))
             for reader, time in self._read.pop(memory, {}).items():
-                self._after(memory, "written", "read", reader, time)
+                self._after(stream, memory, "written", "read", reader, time)
             self._written[memory] = stamp
 
-    def _after(self, memory: Hashable, access: str, earlier: str, name: str, time: int) -> None:
-        if self.current.clock[name] < time:
-            raise Race(f"{memory} is {access} on {self.current.name} while it is {earlier} on {name}")
+    def _after(self, stream: FakeStream, memory: Hashable, access: str, earlier: str, name: str, time: int) -> None:
+        if stream.clock[name] < time:
+            raise Race(f"{memory} is {access} on {stream.name} while it is {earlier} on {name}")
 
 
 class AccessedBlocks:

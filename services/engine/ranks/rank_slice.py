@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from engine.attention.tensor_backend import TensorBackend
+from engine.gpu.current_device import on_device
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel
 from engine.parallel import TorchRanks
@@ -72,6 +73,10 @@ class SliceLoader:
 
         Raises ModelUnsupported, InvalidSetting, and RankFailed if another rank has ended.
         """
+        with on_device(self.device):
+            return self._connect(store)
+
+    def _connect(self, store: Store) -> RankSlice:
         settings = self.settings
         if self.device.type == "cpu" and self._place.address == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -11,6 +11,7 @@ import torch
 
 from blocks import Copy
 from engine.attention.backend import Direction
+from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, with_kv_dtype
@@ -114,7 +115,8 @@ def seconds_per_swapped_block(backend: Backend) -> float:
     seconds = []
     for _ in range(_MEASURED_COPIES):
         begun = time.perf_counter()
-        backend.swap(copies, Direction.DEVICE_TO_HOST)
+        with on_device(backend.cache.device):
+            backend.swap(copies, Direction.DEVICE_TO_HOST)
         if backend.cache.is_cuda:
             torch.cuda.synchronize(backend.cache.device)
         seconds.append((time.perf_counter() - begun) / len(copies))
