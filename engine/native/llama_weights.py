@@ -29,6 +29,9 @@ class LlamaWeights(Protocol):
     def grouped(self, name: str, rows: slice = ALL) -> GroupedWeights | None:
         """Return rows of a quantized matrix, None for other tensors."""
 
+    def tied(self) -> bool:
+        """Return whether the head is the embedding."""
+
 
 class ModuleWeights:
     """The weights of a loaded model."""
@@ -43,6 +46,11 @@ class ModuleWeights:
     def grouped(self, _name: str, _rows: slice = ALL) -> GroupedWeights | None:
         """Return None: modules have no quantized matrices."""
         return None
+
+    def tied(self) -> bool:
+        """Return whether the head is the embedding."""
+        embedding, head = self._tensors.get(EMBEDDING), self._tensors.get(HEAD)
+        return embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr()
 
 
 class FileWeights:
@@ -69,6 +77,10 @@ class FileWeights:
         if self._dense or not isinstance(stored, GgufTensor | QuantizedTensor):
             return None
         return stored.grouped(rows)
+
+    def tied(self) -> bool:
+        """Return whether the head is the embedding."""
+        return HEAD not in self._tensors
 
     def _stored(self, name: str) -> StoredTensor | None:
         return self._tensors.get(name) or (self._tensors.get(EMBEDDING) if name == HEAD else None)

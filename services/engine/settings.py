@@ -51,6 +51,12 @@ class EngineSettings:
         "memory of bfloat16 (CPU, and the backend torch).",
         choices=("auto", "int8"),
     )
+    weights: str = setting(
+        "auto",
+        "Format of the weights: auto, as the files have them; bf16; int8 or int4, to which they are quantized at the "
+        "start. Quantized weights are for CPUs: elsewhere, and with other types than bfloat16, auto dequantizes them.",
+        choices=("auto", "bf16", "int8", "int4"),
+    )
     attention_backend: str = setting(
         "auto",
         "Attention kernels: torch, its operators; cpu, compiled at the first start; triton, for GPUs; flex, by "
@@ -172,6 +178,7 @@ class EngineSettings:
         check(self)
         exposure.check_tls(self, links=("kvmanager",))
         self._check_names()
+        self._check_weights()
         self._check_pool()
         self._check_speculation()
         try:
@@ -187,6 +194,21 @@ class EngineSettings:
                 raise InvalidSetting(f"{field} must have at most {MAX_NAME_LENGTH} characters, not {len(name)}")
             if not name.isprintable():
                 raise InvalidSetting(f"{field} must be printable text, not {name!r}")
+
+    def _check_weights(self) -> None:
+        """Check that no other setting excludes the format of the weights."""
+        if self.weights == "auto":
+            return
+        given = f"weights is {self.weights!r}"
+        if self.dtype not in ("auto", "bfloat16"):
+            raise InvalidSetting(f"{given}, but dtype is {self.dtype!r}: it must be auto or bfloat16")
+        if self.weights == "bf16":
+            return
+        for name, permitted in (("device", ("auto", "cpu")), ("attention_backend", ("auto", "cpu"))):
+            if (value := getattr(self, name)) not in permitted:
+                raise InvalidSetting(f"{given}, which only the CPU's kernels run, but {name} is {value!r}")
+        if self.tensor_parallel > 1:
+            raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1")
 
     def _check_pool(self) -> None:
         """Check that no setting of the pool excludes another."""

@@ -100,11 +100,6 @@ class GgufFile:
             raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
         self._content: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
 
-    @property
-    def format(self) -> str:
-        """Name of the format that most of the weights have."""
-        return predominant_format(self._header)
-
     def keys(self) -> list[str]:
         """Return the names of all tensors."""
         return list(self._names)
@@ -132,12 +127,17 @@ def rotation_factors(path: Path, header: GgufHeader) -> npt.NDArray[np.float32] 
     return np.fromfile(path, np.float32, place.size // 4, offset=place.offset)
 
 
-def predominant_format(header: GgufHeader) -> str:
-    """Return the name of the format that most of the weights have."""
+def quantized_format(path: Path) -> str:
+    """Return the format that most quantized weights of a Llama-shaped model have; empty for other models, or without.
+
+    Raises ModelUnsupported as `read_header`.
+    """
+    header = read_header(path)
     counts: Counter[str] = Counter()
     for place in header.tensors.values():
-        counts[place.format.name] += prod(place.shape)
-    return counts.most_common(1)[0][0] if counts else "F32"
+        if place.format.decode and header.architecture in ARCHITECTURES:
+            counts[place.format.name] += prod(place.shape)
+    return counts.most_common(1)[0][0] if counts else ""
 
 
 def gguf_of(folder: Path) -> Path | None:

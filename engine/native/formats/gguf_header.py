@@ -7,6 +7,7 @@ them. The format is described in https://github.com/ggml-org/ggml/blob/master/do
 
 import mmap
 import struct
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,8 +62,8 @@ def read_header(path: Path) -> GgufHeader:
     served; without a tensor's name if it is no GGUF file or cannot be opened.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Reader(content).header()
+        facts = path.stat()
+        return _read(path, facts.st_size, facts.st_mtime_ns)
     except FileNotFoundError as error:
         gone = f"{path.name} is a link to {path.readlink()}, which is gone" if path.is_symlink() else "it is missing"
         raise ModelUnsupported(f"{path.name} cannot be read: {gone}") from error
@@ -70,6 +71,13 @@ def read_header(path: Path) -> GgufHeader:
         raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _size: int, _changed_ns: int) -> GgufHeader:
+    """Read a header once for all that need it at a start."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _Reader(content).header()
 
 
 class _Reader:

@@ -14,7 +14,7 @@ from engine.attention.backend import Direction
 from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.decoder import Decoder
-from engine.model.loaded import LoadedModel, with_kv_dtype
+from engine.model.loaded import LoadedModel, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
 from engine.native.kernels import Kernels
 from engine.run.runner import ModelRunner
@@ -28,6 +28,7 @@ from services.engine.startup.device import capacity_of, device_name, device_of, 
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
+from services.engine.startup.weights import kept, packed_format, weights_to_load
 
 _MEASURED_COPIES = 8
 # Variable of transformers: no threads read ahead, so stacked tensors leave their memory to those of the next layer.
@@ -70,10 +71,11 @@ def assemble(settings: EngineSettings) -> EngineParts:
         return measurement.blocks(lambda plan: trial.launch(plan).result(), settings, loaded, capacity)
 
     chosen = choose_backend(options, measure if measurement else None)
+    loaded = kept(loaded, chosen.decoder, settings.weights)
     if measurement:
         capacity = replace(capacity, device_blocks=len(chosen.backend.cache) - 1)
     if kernels and loaded.model and isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files:
-        VerifiedModels(Path(settings.kernels_folder), settings.kv_dtype).add(folder, kernels, VerifiedModel.of(loaded))
+        _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)
     runner = ModelRunner(
@@ -90,10 +92,11 @@ def assemble(settings: EngineSettings) -> EngineParts:
 def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | None) -> LoadedModel:
     """Load the model, without transformers if its decoder was verified at an earlier start."""
     folder, dtype = Path(settings.model), dtype_of(settings.dtype, device, kernels)
+    packed = packed_format(settings, dtype, kernels)
     if kernels and dtype == torch.bfloat16 and settings.kernels_folder:
-        verified = VerifiedModels(Path(settings.kernels_folder), settings.kv_dtype).find(folder, kernels)
+        verified = _verified(settings, packed).find(folder, kernels)
         if verified:
-            return verified.loaded(folder)
+            return verified.loaded(folder, packed)
     if device.type == "cuda":
         os.environ.setdefault(_ONE_TENSOR_AT_A_TIME, "1")
     from transformers.utils import logging as transformers_logging
@@ -103,7 +106,12 @@ def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | Non
     transformers_logging.disable_progress_bar()
     transformers_logging.disable_default_handler()  # its lines go to the service's log
     transformers_logging.enable_propagation()
-    return load_model(folder, dtype, device)
+    loaded = load_model(folder, dtype, device, weights_to_load(packed))
+    return replace(loaded, weights=packed, fingerprint=fingerprint_of(folder, dtype, packed))
+
+
+def _verified(settings: EngineSettings, packed: str) -> VerifiedModels:
+    return VerifiedModels(Path(settings.kernels_folder), settings.kv_dtype, packed)
 
 
 def seconds_per_swapped_block(backend: Backend) -> float:

@@ -20,6 +20,7 @@ from engine.native.decoder import NativeDecoder, runs
 from engine.native.kernels import Kernels
 from engine.native.llama_weights import FileWeights, ModuleWeights
 from services.engine.startup.decoder_check import matches
+from services.engine.startup.weights import weights_to_load
 from services.runtime.settings import InvalidSetting
 
 log = logging.getLogger("quire.engine")
@@ -89,13 +90,14 @@ def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, thre
     Frees the modules' own weights. Overwrites the first blocks of the cache, which must be free.
     """
     sizes = (backend.view, loaded.context_tokens, threads)
+    how = weights_to_load(loaded.weights)
     if loaded.shape is not None and loaded.folder is not None:
-        return NativeDecoder(kernels, loaded.shape, FileWeights(loaded.folder), *sizes)
+        return NativeDecoder(kernels, loaded.shape, FileWeights(loaded.folder, how), *sizes)
     if not (loaded.dtype == torch.bfloat16 and runs(loaded.model)):
         return None
     shape = LlamaShape.of(loaded.model)
     try:
-        decoder = NativeDecoder(kernels, shape, FileWeights(loaded.folder), *sizes)
+        decoder = NativeDecoder(kernels, shape, FileWeights(loaded.folder, how), *sizes)
     except ModelUnsupported:  # other names or file formats
         decoder = NativeDecoder(kernels, shape, ModuleWeights(loaded.model), *sizes)
     if not matches("the CPU's decoder", decoder, ModulesDecoder(loaded, backend), loaded, backend):

@@ -14,11 +14,12 @@ import torch
 
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
-from engine.model.loaded import LoadedModel, fingerprint
-from engine.native import decoder, llama_weights
+from engine.model.loaded import LoadedModel, fingerprint, fingerprint_of
+from engine.native import decoder, formats, llama_weights
 from engine.native.kernels import Kernels
 
-_SOURCES = tuple(Path(str(module.__file__)) for module in (decoder, llama_weights))
+_FORMATS = Path(str(formats.__file__)).parent
+_SOURCES = (*(Path(str(module.__file__)) for module in (decoder, llama_weights)), *sorted(_FORMATS.glob("*.py")))
 
 log = logging.getLogger("quire.engine")
 
@@ -36,8 +37,8 @@ class VerifiedModel:
         """Describe a model that was loaded with its modules."""
         return cls(LlamaShape.of(loaded.model), loaded.context_tokens, tuple(sorted(loaded.eos_token_ids)))
 
-    def loaded(self, folder: Path) -> LoadedModel:
-        """Return the model of a folder without modules, in bfloat16."""
+    def loaded(self, folder: Path, weights: str = "") -> LoadedModel:
+        """Return the model of a folder without modules, in bfloat16, with weights packed in this format."""
         shape = self.shape
         return LoadedModel(
             model=None,
@@ -46,20 +47,22 @@ class VerifiedModel:
             context_tokens=self.context_tokens,
             vocabulary_size=shape.vocabulary,
             eos_token_ids=frozenset(self.eos_token_ids),
-            fingerprint=f"{fingerprint(folder)}-bfloat16",
+            fingerprint=fingerprint_of(folder, torch.bfloat16, weights),
             dtype=torch.bfloat16,
             folder=folder,
             shape=shape,
+            weights=weights,
         )
 
 
 class VerifiedModels:
     """Descriptions of verified models, one file each in the folder of the kernels."""
 
-    def __init__(self, folder: Path, kv_dtype: str = "auto") -> None:
-        """`kv_dtype` is the setting: a decoder is verified with one type of KV cache."""
+    def __init__(self, folder: Path, kv_dtype: str = "auto", weights: str = "") -> None:
+        """A decoder is verified with one type of KV cache, the setting, and one format of weights (`LoadedModel`)."""
         self._folder = folder
         self._kv_dtype = kv_dtype
+        self._weights = weights
 
     def find(self, model: Path, kernels: Kernels) -> VerifiedModel | None:
         """Return the description of a model folder, None if it was not verified with these kernels."""
@@ -89,7 +92,7 @@ class VerifiedModels:
             log.warning("%s cannot be written, so later starts take longer: %s", path, error)
 
     def _path(self, model: Path, kernels: Kernels) -> Path:
-        digest = hashlib.sha256(f"{fingerprint(model)} {kernels.name} {self._kv_dtype}".encode())
+        digest = hashlib.sha256(f"{fingerprint(model)} {kernels.name} {self._kv_dtype} {self._weights}".encode())
         for file in (model / "generation_config.json", *_SOURCES):
             digest.update(file.read_bytes() if file.exists() else b"")
         return self._folder / f"verified-{digest.hexdigest()[:20]}.json"
