@@ -72,23 +72,24 @@ class BlockTables:
         places = np.concatenate(changed) if changed else _NOTHING
         return TableRows(self._rows_array, width, (self._rows_array, places, self.host.reshape(-1)[places]))
 
-    @torch.inference_mode()
     def select(self, found: TableRows, uploaded: Sequence[torch.Tensor]) -> torch.Tensor:
         """Write what changed on the device, and return `[sequences, width]` int32 tables of the step.
 
         `uploaded` are the uploads of `found` on the device. The tensor is the same while no table changes.
         """
-        if self._selected is None:
-            self._selected = self._select(found, uploaded)
+        if self._selected is None and self._on_host:
+            self._selected = torch.from_numpy(self.host[found.rows, : found.width])
+        elif self._selected is None:
+            self._selected = self._select_on_device(found, *uploaded)
         self._changed = []  # only now: a step that fails before has written nothing
         return self._selected
 
-    def _select(self, found: TableRows, uploaded: Sequence[torch.Tensor]) -> torch.Tensor:
-        if self._on_host:
-            return torch.from_numpy(self.host[found.rows, : found.width])
+    @torch.inference_mode()
+    def _select_on_device(
+        self, found: TableRows, rows: torch.Tensor, changed: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         if self._on_device is None:
             self._on_device = torch.zeros(self.host.shape, dtype=torch.int32, device=self._device)
-        rows, changed, values = uploaded
         if len(changed):
             self._on_device.view(-1).index_copy_(0, changed, values)
         return self._on_device[:, : found.width].index_select(0, rows)

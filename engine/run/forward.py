@@ -35,6 +35,8 @@ class ForwardPass:
         self._decoder = decoder
         self._block_size = block_size
         self._device = device
+        self._on_host = device.type == "cpu"
+        self._narrow = self._on_host and decoder.integers is np.int32
         self._latest = _NO_TOKENS
         self._tables = BlockTables(device)
         self._copies = BlockCopies(backend, copy_stream or copy_stream_for(device), block_size)
@@ -53,7 +55,7 @@ class ForwardPass:
     def keep(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
         """Keep the sampled tokens of the latest step, `[samples]` int64 on the device, for the step after it."""
         sequences = [item.sequence for item in work if item.samples for _ in item.sample_indices]
-        self._latest = _LatestTokens(sequences, tokens)
+        self._latest = _LatestTokens(sequences, tokens, tokens.numpy() if self._on_host else _NONE)
 
     def forget(self) -> None:
         """Drop the sampled tokens: the step after it has no pending ones."""
@@ -69,13 +71,13 @@ class ForwardPass:
         if not layout.decodes:
             positions = positions.repeat(layout.lengths) + layout.offsets
             rows = rows.repeat(layout.lengths)
-        blocks = self._tables.host[rows, positions // self._block_size].astype(np.int64)
-        slots = blocks * self._block_size + positions % self._block_size
+        columns = positions // self._block_size
+        slots = (self._tables.host[rows, columns] - columns) * self._block_size + positions
         fed, *pending = self._fed_tokens(work, tokens)
         places = _logit_indices(work) if any(item.to_score or item.proposed for item in work) else layout.places
-        narrow = self._device.type == "cpu" and self._decoder.integers is np.int32
-        columns: list[Integers] = [one.astype(np.int32) if narrow else one for one in (fed, positions, places)]
-        arrays = [*columns, slots, layout.first, ends, *tables.uploads, *pending]
+        wide = (fed, positions, places)
+        integers: list[Integers] = [one.astype(np.int32) if self._narrow else one for one in wide]
+        arrays = [*integers, slots, layout.first, ends, *tables.uploads, *pending]
         on_device = upload_together(arrays, self._device)
         token_ids, position_ids, logit_places, slot_ids, first, lengths, *others = on_device
         uploads = len(tables.uploads)
@@ -87,30 +89,36 @@ class ForwardPass:
             ends=lengths,
             tables=self._tables.select(tables, others[:uploads]),
         )
-        token_ids = self._with_pending(token_ids, others[uploads:])
+        if not self._on_host:
+            token_ids = self._with_pending(token_ids, others[uploads:])
         return self._decoder.logits(token_ids, position_ids, logit_places, batch)
 
     def _fed_tokens(self, work: tuple[Work, ...], tokens: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
-        """Return a step's token ids, then the indices of pending ones, and of these among the latest step's tokens.
+        """Return a step's token ids, on the host with the pending ones.
 
-        Only an empty array if the step feeds just the tokens of the latest one in their order, as in steady decoding.
+        Elsewhere the indices of pending tokens follow, and of these among the latest step's. If the step feeds just
+        those in their order, as most steps do, nothing but an empty array.
         """
         pending = tokens.count(PENDING_TOKEN)
         if pending == len(work) and self._latest.sequences == [item.sequence for item in work]:
-            return [_NONE]
+            return [self._latest.on_host]
         token_ids = np.array(list(chain.from_iterable(tokens)), dtype=np.int64)
         if not pending:
-            return [token_ids, _NONE, _NONE]
+            return [token_ids]
         rows = self._latest.rows()
-        sources = [rows[item.sequence] for item in work if item.token_ids == PENDING_TOKEN]
-        return [token_ids, (token_ids == PENDING).nonzero()[0], np.array(sources, dtype=np.int64)]
+        sources = np.array([rows[item.sequence] for item in work if item.token_ids == PENDING_TOKEN], dtype=np.int64)
+        targets = (token_ids == PENDING).nonzero()[0]
+        if self._on_host:
+            token_ids[targets] = self._latest.on_host[sources]
+            return [token_ids]
+        return [token_ids, targets, sources]
 
     def _with_pending(self, token_ids: torch.Tensor, pending: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the token ids of a step, from `_fed_tokens` on the device."""
-        if not pending:
+        if not len(token_ids):
             return self._latest.tokens.to(token_ids.dtype)
-        targets, sources = pending
-        if len(targets):
+        if pending:
+            targets, sources = pending
             token_ids[targets] = self._latest.tokens[sources].to(token_ids.dtype)
         return token_ids
 
@@ -155,10 +163,14 @@ def _logit_indices(work: tuple[Work, ...]) -> NDArray[np.int64]:
 
 
 class _LatestTokens(NamedTuple):
-    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and the sequence of each."""
+    """Tokens sampled by the latest step, on the device: `tokens` `[samples]` int64, and the sequence of each.
+
+    `on_host` are the same on the host if the device is a CPU, else empty.
+    """
 
     sequences: Sequence[int]
     tokens: torch.Tensor
+    on_host: NDArray[np.int64] = _NONE
 
     def rows(self) -> dict[int, int]:
         """Return the first row of each sequence. Only a step launched ahead needs them."""

@@ -79,10 +79,13 @@ def test_tokens_are_in_the_order_of_sampling_work(runner: ModelRunner, tiny_mode
     assert tokens_of(runner, StepPlan(1, (), numbered)) == [first, third, second]
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 0)])
 def test_pending_tokens_are_those_of_the_step_before_in_any_order(
-    runner: ModelRunner, tiny_model: Tiny, order: tuple[int, ...]
+    runner: ModelRunner, tiny_model: Tiny, order: tuple[int, ...], on_host: bool
 ) -> None:
+    # Without, as on a device that is no CPU; its tensors stay on the CPU.
+    runner._pass._on_host = runner._pass._tables._on_host = on_host
     prompts = [(5,), (6, 7), (8, 9, 10)]
     expected = greedy_reference(tiny_model("llama"), prompts, 2)
     works = [Work(number, one, 0, (number + 1,), True, GREEDY) for number, one in enumerate(prompts)]
