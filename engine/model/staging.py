@@ -5,7 +5,7 @@ take as much memory as the weights. So a tensor crosses in pieces: while one pie
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -37,19 +37,16 @@ class Staging:
         self._unused: deque[tuple[_Buffer, ...]] = deque()
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Queue the copy of a contiguous host tensor to a contiguous device tensor of equal shape.
+        """Queue the copy of a host tensor, perhaps a slice, to a contiguous device tensor of equal shape.
 
         The source may be dropped at once. A buffer is not written before its last piece has been sent.
         """
         buffers = self._take()
-        read, written = source.reshape(-1), target.view(-1)
-        step = max(1, self._piece_bytes // source.element_size())
-        for start, buffer in zip(range(0, len(read), step), cycle(buffers), strict=False):
+        for (read, written), buffer in zip(_pieces(source, target, self._piece_bytes), cycle(buffers), strict=False):
             buffer.wait()
-            piece = read[start : start + step]
-            memory = buffer.memory[: piece.nbytes].view(source.dtype)
-            memory.copy_(piece)
-            buffer.wait = self._send(memory, written[start : start + step])
+            memory = buffer.memory[: read.nbytes].view(read.dtype).view(read.shape)
+            memory.copy_(read)
+            buffer.wait = self._send(memory, written)
         self._unused.append(buffers[::-1])  # small tensors take turns
 
     def finish(self) -> None:
@@ -65,7 +62,21 @@ class Staging:
             return tuple(_Buffer(self._allocate(self._piece_bytes), lambda: None) for _ in range(_PIECES))
 
 
-def cuda_staging(device: torch.device) -> Staging:
+def _pieces(source: torch.Tensor, target: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield parts of both of at most `size` bytes: whole rows where those of the source are apart in memory."""
+    if source.is_contiguous():
+        source, target = source.reshape(-1), target.view(-1)
+    row_bytes = source.nbytes // max(1, len(source))
+    if row_bytes > size and source.dim() > 1:
+        for row, place in zip(source, target, strict=True):
+            yield from _pieces(row, place, size)
+        return
+    step = max(1, size // max(1, row_bytes))
+    for start in range(0, len(source), step):
+        yield source[start : start + step], target[start : start + step]
+
+
+def cuda_staging(device: torch.device, piece_bytes: int = PIECE_BYTES) -> Staging:
     """Return the staging of a GPU, on its current stream: kernels launched later see the weights."""
 
     def send(piece: torch.Tensor, target: torch.Tensor) -> Wait:
@@ -75,4 +86,4 @@ def cuda_staging(device: torch.device) -> Staging:
         sent.record(torch.cuda.current_stream(device))
         return sent.synchronize
 
-    return Staging(lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True), send)
+    return Staging(lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True), send, piece_bytes)

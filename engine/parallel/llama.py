@@ -63,6 +63,7 @@ class ParallelLlama:
         self._head = self._embedding if head is None else head  # tied
         self._final_norm = weights.tensor("model.norm.weight")
         self._layers = [self._layer(number, weights) for number in range(shape.layers)]
+        weights.finish()
         device = self._embedding.device
         self._cosine, self._sine = (one.to(device) for one in shape.rotations(context_tokens))
 
@@ -132,16 +133,16 @@ class ParallelLlama:
         counts = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
         rows = {name: _elements(shard.heads(count), shape.head_size) for name, count in counts.items()}
         inner = shard.part(shape.intermediate)
-        biases = [weights.optional(f"{attention}.{name}_proj.bias", part) for name, part in rows.items()]
+        biases = [(f"{attention}.{name}_proj.bias", part) for name, part in rows.items()]
         norms = [weights.optional(f"{attention}.{name}_norm.weight") for name in "qk"]
         return _Layer(
             attention_norm=weights.tensor(f"{layer}.input_layernorm.weight"),
-            projections=torch.cat([weights.tensor(f"{attention}.{name}_proj.weight", rows[name]) for name in "qkv"]),
-            biases=torch.cat([one for one in biases if one is not None]) if biases[0] is not None else None,
+            projections=weights.together([(f"{attention}.{name}_proj.weight", part) for name, part in rows.items()]),
+            biases=weights.together(biases) if weights.has(biases[0][0]) else None,
             head_norms=(norms[0], norms[1]) if norms[0] is not None and norms[1] is not None else None,
             output=weights.tensor(f"{attention}.o_proj.weight", ALL, rows["q"]),
             mlp_norm=weights.tensor(f"{layer}.post_attention_layernorm.weight"),
-            gates=torch.cat([weights.tensor(f"{layer}.mlp.{name}_proj.weight", inner) for name in ("gate", "up")]),
+            gates=weights.together([(f"{layer}.mlp.{name}_proj.weight", inner) for name in ("gate", "up")]),
             down=weights.tensor(f"{layer}.mlp.down_proj.weight", ALL, inner),
             scoring=Scoring(shape.scaling, shape.windows[number] or None),
         )

@@ -23,6 +23,7 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
+from engine.model.staging import cuda_staging
 from engine.model.unsupported import quantization
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
@@ -73,7 +74,7 @@ class ModelFolder:
 
     def _llama(self, shape: LlamaShape, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> ModelSlice:
         shard = Shard(ranks.rank, ranks.size)
-        weights = SlicedWeights(self._folder, dtype, device)
+        weights = SlicedWeights(self._folder, dtype, device, cuda_staging(device) if device.type == "cuda" else None)
         loaded = LoadedModel(
             model=None,
             device=device,

@@ -19,9 +19,7 @@ class SlicedWeights:
     With `staging` they reach the device through its buffers, in the order of the calls; call `finish` after the last.
     """
 
-    def __init__(
-        self, folder: Path, dtype: torch.dtype, device: torch.device, staging: Staging | None = None
-    ) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, staging: Staging | None = None) -> None:
         """Open the files of a folder. Raises ModelUnsupported if there are none, or one is damaged."""
         self._files = files_of(folder, dtype)
         if not self._files:
@@ -61,7 +59,7 @@ class SlicedWeights:
             raise ModelUnsupported(f"its tensors {', '.join(name for name, _ in parts)} have rows of different shapes")
         counts = [len(range(*rows.indices(shape[0]))) for (_, rows), shape in zip(parts, shapes, strict=True)]
         whole = torch.empty([sum(counts), *shapes[0][1:]], dtype=self._dtype, device=self._device)
-        for one, (_, rows), place in zip(stored, parts, whole.split(counts), strict=True):
+        for one, (_, rows), place in zip(stored, parts, torch.split(whole, counts), strict=True):
             self._copy(one[rows], place)
         return whole
 

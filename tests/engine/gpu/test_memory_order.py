@@ -4,18 +4,24 @@ import gc
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from blocks import Copy
 from engine.attention.backend import Direction
 from engine.gpu.copy_stream import CudaCopyStream
 from engine.gpu.graphs import CudaRecorder, no_collection
+from engine.model.staging import Staging, cuda_staging
+from engine.parallel import Shard
+from engine.parallel.sliced_weights import ALL, SlicedWeights
 from engine.run import block_copies
 from engine.run.block_copies import BlockCopies
 from engine.schedule.step_plan import Copies, Work
-from tests.engine.happens_before import AccessedBlocks, FakeCuda, Race
+from tests.engine.gpu_in_host_memory import GpuInHostMemory, memory_of
+from tests.engine.happens_before import AccessedBlocks, FakeCuda, FakeEvent, Race
 from tests.engine_in_process import GREEDY
 
 GPU = torch.device("cuda", 0)
@@ -167,6 +173,67 @@ class TestCapture:
         assert collections == [0]
         assert len(graphs) == 3
         assert gc.isenabled()
+
+
+class TestStaging:
+    """Weights cross in pieces of 100 bytes, through two buffers."""
+
+    SIZES = (7, 60, 1, 200)
+
+    def staged(self, cuda: FakeCuda, staging: Staging) -> list[torch.Tensor]:
+        sources = [torch.randn(size) for size in self.SIZES]
+        targets = [torch.empty(size, device=GPU, dtype=torch.bfloat16 if size == 60 else None) for size in self.SIZES]
+        for source, target in zip(sources, targets, strict=True):
+            staging.copy(source, target)
+        assert all(torch.equal(one.to(two.dtype), two) for one, two in zip(sources, targets, strict=True))
+        cuda.launch(reads=map(memory_of, targets))
+        return targets
+
+    def test_buffers_are_written_again_only_after_their_copies(self, cuda: FakeCuda) -> None:
+        with GpuInHostMemory(cuda):
+            self.staged(cuda, cuda_staging(GPU, 100))
+
+    def test_a_buffer_written_before_its_copy_has_ended_is_found(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(FakeEvent, "synchronize", lambda _: None)
+        with GpuInHostMemory(cuda), pytest.raises(Race, match="written on host while it is read on compute"):
+            self.staged(cuda, cuda_staging(GPU, 100))
+
+    def test_weights_read_on_another_stream_that_waits_for_nothing_are_found(self, cuda: FakeCuda) -> None:
+        with GpuInHostMemory(cuda):
+            targets = self.staged(cuda, cuda_staging(GPU, 100))
+            with cuda.using(cuda.stream("another")), pytest.raises(Race, match="read on another while it is written"):
+                cuda.launch(reads=map(memory_of, targets))
+
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_buffers_are_free_for_the_host_once_all_copies_are_waited_for(self, cuda: FakeCuda, waits: bool) -> None:
+        buffers: list[torch.Tensor] = []
+        with GpuInHostMemory(cuda):
+            staging = cuda_staging(GPU, 100)
+            allocate = staging._allocate
+            staging._allocate = lambda size: buffers.append(allocate(size)) or buffers[-1]  # type: ignore[func-returns-value]
+            self.staged(cuda, staging)
+            if waits:
+                staging.finish()
+            with nullcontext() if waits else pytest.raises(Race, match="written on host"):
+                cuda.on_host(writes=map(memory_of, buffers))
+
+    @pytest.mark.parametrize("shard", [Shard(0, 1), Shard(1, 2)], ids=str)
+    def test_slices_of_ranks_go_through_the_same_buffers_in_order(
+        self, cuda: FakeCuda, tiny_model: Callable[[str], Path], shard: Shard
+    ) -> None:
+        folder, name = tiny_model("llama"), "model.layers.0.self_attn.{}_proj.weight"
+        rows = slice(shard.rank * 24, shard.rank * 24 + 24)
+        with GpuInHostMemory(cuda):
+            weights = SlicedWeights(folder, torch.bfloat16, GPU, cuda_staging(GPU, 100))
+            fused = weights.together([(name.format(one), rows) for one in "qkv"])
+            columns = weights.tensor(name.format("o"), ALL, rows)
+            cuda.launch(reads=[memory_of(fused), memory_of(columns)])
+            weights.finish()
+        stored = load_file(folder / "model.safetensors")
+        assert torch.equal(fused, torch.cat([stored[name.format(one)][rows] for one in "qkv"]).bfloat16())
+        assert torch.equal(columns, stored[name.format("o")][:, rows].bfloat16())
 
 
 class TestFake:

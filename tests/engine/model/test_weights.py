@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,39 +22,17 @@ from engine.model.weights import WeightReader, gpu_reader, modules_of
 from engine.parallel.loading import ModelFolder
 from tests.engine.families import FAMILIES, FURTHER, Family
 from tests.engine.families import Checkpoint as Folder
+from tests.engine.late_device import PIECE_BYTES, FakeDevice
 from tests.engine.model.peak_memory import peak_bytes
 from tests.tiny_models import usual_size
 
 CPU = torch.device("cpu")
-PIECE_BYTES = 1000
 # Matrices side by side, with biases and with norms; experts that are stacked; a tied head, and transposed matrices; a
 # head that is not tied; projections of the embeddings; rotations by length; rotations of two kinds.
 KINDS = ("llama", "qwen2", "qwen3", "mixtral", "gpt2", "gemma2", "opt with projections", "phi3 with long rotations")
 MORE = ("gemma3_text",)
 
 Tiny = Callable[[str], Path]
-
-
-class FakeDevice:
-    """A device in host memory that copies only when something waits for it, as late as a busy GPU could."""
-
-    def __init__(self) -> None:
-        self.buffers: list[torch.Tensor] = []
-        self._queued: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        self.staging = Staging(self._allocate, self._send, PIECE_BYTES)
-
-    def _allocate(self, size: int) -> torch.Tensor:
-        self.buffers.append(torch.empty(size, dtype=torch.uint8))
-        return self.buffers[-1]
-
-    def _send(self, piece: torch.Tensor, target: torch.Tensor) -> Wait:
-        self._queued.append((piece, target))
-        return lambda: self._run_until(target)
-
-    def _run_until(self, last: torch.Tensor) -> None:
-        while any(target is last for _, target in self._queued):
-            piece, target = self._queued.popleft()
-            target.copy_(piece)
 
 
 class CountedReader(WeightReader):
@@ -149,6 +127,23 @@ class TestStaging:
         device.staging.finish()
         assert all(map(torch.equal, sources, targets))
         assert [len(one) for one in device.buffers] == [PIECE_BYTES] * 2
+
+    @pytest.mark.parametrize(
+        "part", [(slice(3, 40), slice(0, 600)), (slice(1, 3), slice(7, 580)), (slice(5, 5), slice(2, 9))]
+    )
+    def test_a_slice_crosses_by_rows_or_by_pieces_of_long_rows(self, part: tuple[slice, slice]) -> None:
+        device, source = FakeDevice(), torch.randn(50, 600)
+        for one in (source[part], source[:, :90][part]):
+            device.staging.copy(one, target := torch.empty(one.shape))
+            device.staging.finish()
+            assert torch.equal(one, target)
+        assert [len(one) for one in device.buffers] == [PIECE_BYTES] * 2
+
+    @usual_size
+    def test_a_slice_of_columns_takes_no_memory_of_its_own_on_the_host(self) -> None:
+        staging = Staging(lambda size: torch.empty(size, dtype=torch.uint8), copy_now, PIECE_BYTES)
+        source, target = torch.randn(400, 50)[:, :25], torch.empty(400, 25)
+        assert peak_bytes(lambda: staging.copy(source, target)) == 0
 
     def test_threads_have_buffers_of_their_own(self) -> None:
         staging = Staging(lambda size: torch.empty(size, dtype=torch.uint8), copy_now, PIECE_BYTES)

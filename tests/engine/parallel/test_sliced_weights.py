@@ -1,0 +1,104 @@
+"""A rank's slices reach its device through bounded buffers, each in its place, without a second copy."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.attention import TorchBackend
+from engine.attention.cache import CacheGeometry
+from engine.attention.llama_shape import LlamaShape
+from engine.errors import ModelUnsupported
+from engine.model.staging import Staging
+from engine.parallel import OneRank, Shard
+from engine.parallel.llama import ParallelLlama
+from engine.parallel.sliced_weights import ALL, SlicedWeights
+from tests.engine.families import FAMILIES
+from tests.engine.families import Checkpoint as Folder
+from tests.engine.late_device import PIECE_BYTES, FakeDevice
+from tests.engine.model.peak_memory import peak_bytes
+from tests.tiny_models import usual_size
+
+CPU = torch.device("cpu")
+LAYER = "model.layers.0"
+
+Tiny = Callable[[str], Path]
+
+
+class Rank(OneRank):
+    """A rank that computes nothing."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.rank, self.size = shard.rank, shard.size
+
+
+def slices(folder: Path, dtype: torch.dtype = torch.bfloat16, staging: Staging | None = None) -> SlicedWeights:
+    return SlicedWeights(folder, dtype, CPU, staging)
+
+
+def decoder_of(folder: Path, shard: Shard, weights: SlicedWeights) -> ParallelLlama:
+    shape = LlamaShape.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)))
+    geometry = shard.local_geometry(CacheGeometry(shape.layers, shape.kv_heads, shape.head_size))
+    return ParallelLlama(shape, weights, TorchBackend(geometry, 16, 2), Rank(shard), 64)
+
+
+def tensors_of(decoder: ParallelLlama) -> list[torch.Tensor]:
+    values = [getattr(layer, one.name) for layer in decoder._layers for one in fields(layer)]
+    values = [tensor for value in values for tensor in (value if isinstance(value, tuple) else (value,))]
+    return [decoder._embedding, decoder._head, decoder._final_norm, *(one for one in values if torch.is_tensor(one))]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("shard", [Shard(0, 1), Shard(1, 2)], ids=str)
+def test_the_weights_of_a_rank_are_the_same_through_staging(checkpoint: Folder, kind: str, shard: Shard) -> None:
+    folder, device = checkpoint(FAMILIES[kind]), FakeDevice()
+    expected, staged = slices(folder), slices(folder, staging=device.staging)
+    pairs = zip(
+        *(map(tensors_of, (decoder_of(folder, shard, expected), decoder_of(folder, shard, staged)))), strict=True
+    )
+    for ours, theirs in pairs:
+        assert torch.equal(ours, theirs)
+        assert theirs.is_contiguous()
+    assert staged.read_bytes == expected.read_bytes > 0
+    assert [len(one) for one in device.buffers] == [PIECE_BYTES] * 2
+
+
+@pytest.mark.parametrize("device", [None, FakeDevice()], ids=["without staging", "with staging"])
+def test_rows_of_several_tensors_are_one_tensor(tiny_model: Tiny, device: FakeDevice | None) -> None:
+    stored = load_file(tiny_model("llama") / "model.safetensors")
+    parts = [
+        (f"{LAYER}.self_attn.{name}_proj.weight", rows) for name, rows in zip("qk", (slice(3, 40), ALL), strict=True)
+    ]
+    weights = slices(tiny_model("llama"), staging=device.staging if device else None)
+    found = weights.together(parts)
+    weights.finish()
+    assert torch.equal(found, torch.cat([stored[name][rows] for name, rows in parts]).bfloat16())
+
+
+@usual_size
+def test_tensors_that_are_fused_take_the_memory_of_the_fused_one(tiny_model: Tiny) -> None:
+    staging = FakeDevice().staging
+    weights = slices(tiny_model("llama"), torch.float32, staging)
+    parts = [(f"{LAYER}.mlp.{name}_proj.weight", ALL) for name in ("gate", "up")]
+
+    def read() -> torch.Tensor:
+        whole = weights.together(parts)
+        weights.finish()
+        return whole
+
+    size = read().nbytes
+    assert size <= peak_bytes(read) < size + PIECE_BYTES
+
+
+def test_tensors_that_no_file_has_or_whose_rows_differ_are_refused_by_name(tmp_path: Path) -> None:
+    save_file({"wide": torch.zeros(2, 5), "narrow": torch.zeros(2, 4)}, tmp_path / "model.safetensors")
+    weights = slices(tmp_path)
+    with pytest.raises(ModelUnsupported, match=r"^its weights have no tensor other$"):
+        weights.together([("wide", ALL), ("other", ALL)])
+    with pytest.raises(ModelUnsupported, match=r"^its tensors wide, narrow have rows of different shapes$"):
+        weights.together([("wide", ALL), ("narrow", ALL)])
+    assert weights.read_bytes == 0
