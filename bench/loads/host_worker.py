@@ -66,6 +66,8 @@ class NoModel:
     vocabulary_size = VOCABULARY
     eos_token_ids: frozenset[int] = frozenset()
     dtype = "none"
+    weight_format = "none"
+    cache_dtype = "none"
 
 
 class EmptyDecoder:

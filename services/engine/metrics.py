@@ -24,6 +24,12 @@ _Values = dict[tuple[str, ...], float]
 
 # Name, help text, labels other than model_name and engine, and the values by those labels.
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]], ...] = (
+    (
+        "quire_model_formats_info",
+        "1; the types of the model's numbers are labels: of computation, weights and KV cache.",
+        ("dtype", "weights", "kv_dtype"),
+        lambda stats: {stats.formats: 1} if stats.formats else {},
+    ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),
     (

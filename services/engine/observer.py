@@ -21,6 +21,14 @@ class RankStats(NamedTuple):
     seconds_behind: Mapping[int, float]
 
 
+class ModelFormats(NamedTuple):
+    """Names of the types of a model's numbers: of computation, of the weights, and of the KV cache."""
+
+    dtype: str
+    weights: str
+    kv_dtype: str
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """State of an engine at the end of a turn of its loop. `sessions` counts the pool's attachments.
@@ -37,6 +45,7 @@ class EngineStats:
     sessions: int = 0
     deferred: int = 0
     ranks: RankStats | None = None
+    formats: ModelFormats | None = None
 
 
 class StepStats(NamedTuple):

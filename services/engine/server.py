@@ -19,12 +19,12 @@ from quire.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient
 from services.engine.driver import EngineDriver
 from services.engine.guided.constraints import Constraints
-from services.engine.observer import EngineObserver
+from services.engine.observer import EngineObserver, ModelFormats
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
-from services.engine.startup.parts import Assembly, Attachment, BlockLink, OtherRanks, Parts
+from services.engine.startup.parts import Assembly, Attachment, BlockLink, Model, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
 from services.runtime.service import Readiness
@@ -138,11 +138,13 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
-        ranks = parts.ranks
+        ranks, formats = parts.ranks, _formats(parts.loaded)
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
-            lambda: replace(driver.stats, sessions=link.sessions, ranks=ranks.stats() if ranks else None),
+            lambda: replace(
+                driver.stats, sessions=link.sessions, ranks=ranks.stats() if ranks else None, formats=formats
+            ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
         self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
@@ -163,7 +165,7 @@ class EngineService:
             vocabulary_size=capacity.vocabulary_size,
             block_size=capacity.block_size,
             device_blocks=capacity.device_blocks,
-            dtype=str(parts.loaded.dtype).removeprefix("torch."),
+            **_formats(parts.loaded)._asdict(),
             tokenizer_digest=tokenizer.digest(),
             max_sequences=parts.scheduler.limits.max_sequences,
             device=parts.device,
@@ -229,6 +231,11 @@ class EngineService:
             await asyncio.sleep(_FLUSH_SECONDS)
             # Its thread may wait for other ranks for half an hour. The ranks that it has started end with it.
             os._exit(0)
+
+
+def _formats(model: Model) -> ModelFormats:
+    dtype, kv_dtype = (str(one).removeprefix("torch.") for one in (model.dtype, model.cache_dtype))
+    return ModelFormats(dtype, model.weight_format, kv_dtype)
 
 
 def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:

@@ -310,7 +310,7 @@ def _parameters(request: gateway_pb2.GenerateRequest, origin: Origin) -> Paramet
 
 
 def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
-    engine, links = model.description(), model.ready_links().values()
+    engine, engines = model.description(), [link.description() for link in model.ready_links().values()]
     return gateway_pb2.GetModelResponse(
         model=model.name,
         context_tokens=engine.context_tokens,
@@ -318,8 +318,11 @@ def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
         block_size=engine.block_size,
         device_blocks=engine.device_blocks,
         dtype=engine.dtype,
-        engines=len(links),
-        devices=sorted({link.description().device for link in links} - {""}),  # older engines report none
+        engines=len(engines),
+        # Older engines report none.
+        devices=sorted({one.device for one in engines} - {""}),
+        weights=sorted({one.weights for one in engines} - {""}),
+        kv_dtypes=sorted({one.kv_dtype for one in engines} - {""}),
     )
 
 

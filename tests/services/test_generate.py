@@ -151,6 +151,8 @@ def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQu
         dtype="float32",
         engines=1,
         devices=[device_name()],
+        weights=["float32"],
+        kv_dtypes=["float32"],
     )
 
 

@@ -53,6 +53,7 @@ SHOWN = {
     },
     "engine": {
         "quire_num_requests_running": (),
+        "quire_model_formats_info": ("dtype", "weights", "kv_dtype"),
         "quire_num_requests_waiting": (),
         "quire_num_requests_waiting_by_reason": ("reason",),
         "quire_num_preemptions": (),

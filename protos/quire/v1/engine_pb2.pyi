@@ -953,6 +953,8 @@ class GetEngineResponse(_message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    KV_DTYPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name for clients."""
     engine_id: _builtins.str
@@ -977,6 +979,12 @@ class GetEngineResponse(_message.Message):
     """Maximum sequences that hold blocks at the same time."""
     device: _builtins.str
     """Class of the CPU's kernels, such as `avx512-bf16`; `cpu` without kernels; or the name of the GPU."""
+    weights: _builtins.str
+    """Format of the weights: that of most quantized ones, such as `Q4_1` or `int8`, or their type, such as `bfloat16`.
+    Empty for engines of versions that lack it.
+    """
+    kv_dtype: _builtins.str
+    """Type of the KV cache, such as `int8`; `dtype` unless it is set apart. Empty for engines of versions that lack it."""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields of Submission, by their paths, that were added after version 0.1.0 and change a request's answer, as far as
@@ -998,10 +1006,12 @@ class GetEngineResponse(_message.Message):
         max_sequences: _builtins.int = ...,
         device: _builtins.str = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
+        weights: _builtins.str = ...,
+        kv_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device", b"device", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "max_sequences", b"max_sequences", "model", b"model", "model_fingerprint", b"model_fingerprint", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device", b"device", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "kv_dtype", b"kv_dtype", "max_sequences", b"max_sequences", "model", b"model", "model_fingerprint", b"model_fingerprint", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

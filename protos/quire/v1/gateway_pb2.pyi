@@ -1055,6 +1055,8 @@ class GetModelResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    KV_DTYPES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Its name."""
     context_tokens: _builtins.int
@@ -1073,6 +1075,14 @@ class GetModelResponse(_message.Message):
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Devices of these engines, each once: classes of CPUs, such as `avx512-bf16`, or names of GPUs."""
 
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Formats of the weights of these engines, each once: such as `Q4_1`, `int8` or `bfloat16`."""
+
+    @_builtins.property
+    def kv_dtypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Types of their KV caches, each once."""
+
     def __init__(
         self,
         *,
@@ -1084,10 +1094,12 @@ class GetModelResponse(_message.Message):
         dtype: _builtins.str = ...,
         engines: _builtins.int = ...,
         devices: _abc.Iterable[_builtins.str] | None = ...,
+        weights: _abc.Iterable[_builtins.str] | None = ...,
+        kv_dtypes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "devices", b"devices", "dtype", b"dtype", "engines", b"engines", "model", b"model", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "devices", b"devices", "dtype", b"dtype", "engines", b"engines", "kv_dtypes", b"kv_dtypes", "model", b"model", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,6 +23,7 @@ from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc, kvmanager_pb2,
 from services.cli.local.settings import LocalSettings
 from services.cli.local.supervisor import ServiceFailed, Supervisor, metrics_addresses
 from services.cli.local_model import engine_with_folder
+from services.cli.model_line import model_line
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -114,6 +115,7 @@ async def _start(supervisor: Supervisor, console: Console) -> None:
 
 async def _show(supervisor: Supervisor, console: Console, results: str | None) -> None:
     async with transport.channel(supervisor.address) as channel:
+        console.print(await _described(channel), markup=False)
         console.print(f"[bold]{len(_TOGETHER)} requests together[/], all with the same long system prompt:")
         together = await _ask(channel, console, _TOGETHER)
         console.print(f"\n[bold]{len(_AFTER)} more, after them[/]: the system prompt is in the cache by now:")
@@ -123,6 +125,11 @@ async def _show(supervisor: Supervisor, console: Console, results: str | None) -
     console.print(_table(figures))
     if results:
         Path(results).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+async def _described(channel: grpc.aio.Channel) -> str:
+    one = await gateway_pb2_grpc.GatewayStub(channel).GetModel(gateway_pb2.GetModelRequest())
+    return model_line(one.model, one.dtype, one.weights, one.kv_dtypes, one.devices)
 
 
 async def _ask(channel: grpc.aio.Channel, console: Console, questions: tuple[str, ...]) -> list[_Answer]:

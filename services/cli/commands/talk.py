@@ -18,6 +18,7 @@ from quire.v1 import (
     kvmanager_pb2_grpc,
 )
 from services.cli.connection import Connection
+from services.cli.model_line import model_line
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.runtime.errors import FIELD_METADATA
 from services.runtime.settings import InvalidSetting
@@ -90,11 +91,12 @@ async def _devices(channel: grpc.aio.Channel, service: str, timeout: float, meta
     try:
         if service == "quire.v1.Engine":
             engine = await engine_pb2_grpc.EngineStub(channel).GetEngine(engine_pb2.GetEngineRequest(), timeout=timeout)
-            return [f"{engine.model}: {engine.dtype} on {engine.device}"]
+            formats = [engine.weights], [engine.kv_dtype]
+            return [model_line(engine.model, engine.dtype, *formats, [engine.device])]
         if service == "quire.v1.Gateway":
             stub = gateway_pb2_grpc.GatewayStub(channel)
             listed = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout, metadata=metadata)
-            return [f"{one.model}: {one.dtype} on {', '.join(one.devices)}" for one in listed.models]
+            return [model_line(one.model, one.dtype, one.weights, one.kv_dtypes, one.devices) for one in listed.models]
     except grpc.aio.AioRpcError:
         return []
     return []

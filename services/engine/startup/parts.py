@@ -28,6 +28,14 @@ class Model(Protocol):
         """Tokens that end a text."""
 
     @property
+    def weight_format(self) -> str:
+        """Format of the weights: that of most quantized ones, such as Q4_1 or int8, or the name of their type."""
+
+    @property
+    def cache_dtype(self) -> object:
+        """Type of the KV cache; `str` gives its name."""
+
+    @property
     def dtype(self) -> object:
         """Type of weights and cache; `str` gives its name."""
 
