@@ -125,6 +125,6 @@ def test_the_refusal_of_a_tier_names_its_setting(cuda: FakeCuda, tiny_model: Cal
     cuda.fault = 2
     loaded = replace(load_model(tiny_model("llama"), torch.float32, torch.device("cpu")), device=GPU)
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 16, device_blocks=3, host_blocks=5)
-    options = BackendOptions("torch", loaded, capacity, None, max_sequences=4)
+    options = BackendOptions("torch", loaded, capacity, None, max_sequences=4, token_budget=8)
     with GpuInHostMemory(), pytest.raises(InvalidSetting, match=r"^host_blocks is 5, but CUDA cannot pin"):
         choose_backend(options)
