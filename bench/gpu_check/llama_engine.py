@@ -20,6 +20,8 @@ from bench.gpu_check.timing import recorder
 from blocks import blocks_for
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.gpu.graphs import RecordedDecoder
+from engine.gpu.llama import LlamaDecoder
+from engine.gpu.piecewise import PiecewiseDecoder
 from engine.gpu.triton_backend import TritonBackend
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
@@ -48,6 +50,13 @@ LLAMA_3_8B = {
     "max_position_embeddings": 8192,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     "tie_word_embeddings": False,
+}
+# https://huggingface.co/meta-llama/Llama-3.2-1B/blob/main/config.json
+LLAMA_1B = LLAMA_3_8B | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "tie_word_embeddings": True,
 }
 TINY = LLAMA_3_8B | {
     "vocab_size": 256,
@@ -94,6 +103,14 @@ def decoders(
     recorded = RecordedDecoder(eager, recorder(device), BLOCK_SIZE, width, batches, device)
     recorded.prepare(lambda done, of: print(f"recorded {done} of {of} batch sizes", flush=True))
     return Decoders(backend, eager, recorded)
+
+
+def piecewise(made: Decoders, sizes: Sequence[int], device: torch.device) -> PiecewiseDecoder:
+    """Record steps with prompts by pieces, for these numbers of tokens; the decoding steps are those of `made`."""
+    assert isinstance(made.eager, LlamaDecoder), "only the fused decoder has pieces"
+    pieces = PiecewiseDecoder(made.eager, made.recorded, recorder(device), sizes)
+    pieces.prepare(lambda done, of: print(f"recorded pieces of {done} of {of} sizes", flush=True))
+    return pieces
 
 
 @dataclass

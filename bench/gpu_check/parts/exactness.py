@@ -22,12 +22,13 @@ from bench.gpu_check.cases import (
     triton_backend,
 )
 from bench.gpu_check.given_logits import WAYS, GivenLogits, known_tokens, logits_of
-from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, Decoders, decoders, random_model
+from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, piecewise, random_model
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.references import worst_row
 from blocks import Copy, blocks_for
 from engine.attention.backend import PagedBatch
 from engine.gpu.triton_backend import TritonBackend
+from engine.model.decoder import Decoder
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from engine.triton_kernels.gated import silu_gated
@@ -44,7 +45,11 @@ _MOST_OTHER_TOKENS = 0.02
 
 @dataclass(frozen=True)
 class ExactnessSizes:
-    """Lengths of the decoded batches, fed tokens and lengths of prompts, rows of the other kernels, and a model."""
+    """Lengths of the decoded batches, fed tokens and lengths of prompts, rows of the other kernels, and a model.
+
+    Of the model, decoding steps of `batches` are recorded, and steps with prompts of `pieces` tokens; `mixed` are the
+    fed tokens of the latter, by sequence.
+    """
 
     uniform: Sequence[int]
     ragged: Sequence[int]
@@ -56,6 +61,8 @@ class ExactnessSizes:
     config: dict[str, Any]
     batches: tuple[int, ...]
     context: int
+    pieces: tuple[int, ...]
+    mixed: tuple[tuple[int, ...], ...]
 
 
 FULL = ExactnessSizes(
@@ -69,8 +76,10 @@ FULL = ExactnessSizes(
     config=LLAMA_3_8B | {"num_hidden_layers": 2},
     batches=(1, 32, 256),
     context=1024,
+    pieces=(16, 64, 256),
+    mixed=((13,), (33, 7, *(1,) * 20), (200, 56), (250,)),
 )
-SMALL = ExactnessSizes((20, 20), (40, 17, 1), (10, 1), (25, 9), 3, 96, (4, 300), TINY, (1, 2), 20)
+SMALL = ExactnessSizes((20, 20), (40, 17, 1), (10, 1), (25, 9), 3, 96, (4, 300), TINY, (1, 2), 20, (4,), ((2, 1),))
 
 
 def measure(sizes: ExactnessSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
@@ -162,28 +171,39 @@ def _one_token_each(rows: int, device: torch.device) -> tuple[TritonBackend, Pag
 
 
 def _recorded(sizes: ExactnessSizes, device: torch.device, notes: Notes) -> None:
-    """Compare the logits of a decoding step, recorded and eager, for each batch size."""
+    """Compare the logits of a step, recorded and eager: decoding for each batch size, then prompts."""
     loaded = random_model(sizes.config, device)
     blocks = max(sizes.batches) * blocks_for(sizes.context, BLOCK_SIZE)
     made = decoders(loaded, blocks, sizes.batches, device)
     for batch in sizes.batches:
         made.backend.cache.normal_()
-        apart = _logit_error(made, batch, sizes.context, device)
+        apart = _logit_error(made.eager, made.recorded, (1,) * batch, sizes.context, device)
         _note(notes, f"recorded_logits_b{batch}_error", apart, _MOST_LOGIT_ERROR, "eager")
+    pieces = piecewise(made, sizes.pieces, device)
+    apart = 0.0
+    for fed in sizes.mixed:
+        made.backend.cache.normal_()
+        apart = max(apart, _logit_error(made.eager, pieces, fed, sizes.context, device))
+    _note(notes, "recorded_prompts_error", apart, _MOST_LOGIT_ERROR, "eager")
 
 
-def _logit_error(made: Decoders, batch: int, context: int, device: torch.device) -> float:
+def _logit_error(launched: Decoder, recorded: Decoder, fed: Sequence[int], context: int, device: torch.device) -> float:
+    """Compare the logits behind the last tokens of sequences of length `context`, each of which feeds `fed`."""
     width = blocks_for(context, BLOCK_SIZE)
-    tables = [tuple(range(row * width + 1, (row + 1) * width + 1)) for row in range(batch)]
-    work = [Work(row, (row,), context - 1, table, True, Sampling()) for row, table in enumerate(tables)]
-    rows = torch.arange(batch, device=device)
-    positions = torch.full_like(rows, context - 1)
+    tables = [tuple(range(row * width + 1, (row + 1) * width + 1)) for row in range(len(fed))]
+    work = [
+        Work(row, (row,) * count, context - count, table, True, Sampling())
+        for row, (count, table) in enumerate(zip(fed, tables, strict=True))
+    ]
+    token_ids = torch.tensor([token for one in work for token in one.token_ids], device=device)
+    positions = torch.cat([torch.arange(one.start, one.end, device=device) for one in work])
+    places = torch.tensor(fed, device=device).cumsum(0) - 1
     # A batch each, because a backend keeps the work list of a batch.
-    eager, recorded = (
-        decoder.logits(rows, positions, rows, PagedBatch.of(work, BLOCK_SIZE, device))
-        for decoder in (made.eager, made.recorded)
+    expected, found = (
+        decoder.logits(token_ids, positions, places, PagedBatch.of(work, BLOCK_SIZE, device))
+        for decoder in (launched, recorded)
     )
-    return worst_row(recorded, eager.float())
+    return worst_row(found, expected.float())
 
 
 def _other_tokens(sizes: ExactnessSizes, device: torch.device) -> float:
