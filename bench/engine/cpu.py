@@ -56,7 +56,7 @@ def main() -> None:
     settings = EngineSettings(model=str(folder), device_blocks=1024, kernels_folder=kernels_folder)
     parts = assemble(settings)
     plain = assemble(replace(settings, dtype="float32", attention_backend="torch"))
-    works = {name: _work(parts.loaded.vocabulary_size, *lengths) for name, lengths in WORKLOADS.items()}
+    works = {name: work_of(parts.loaded.vocabulary_size, *lengths) for name, lengths in WORKLOADS.items()}
     shape = parts.loaded.shape or LlamaShape.of(parts.loaded.model)  # the first start of a class has no shape yet
     costs, measure = ModelCosts.of(shape), measurement(load_kernels(kernels_folder))
     seconds: dict[str, dict[str, list[float]]] = {}
@@ -86,7 +86,13 @@ def main() -> None:
     rows = [one for name in works for one in _rows(name, seconds[name], names)]
     bandwidth = median(one.bandwidth for one in limits)
     rows += [
-        row("cpu", f"{PLAIN}_over_torch", _ratio(seconds[PLAIN]["torch"], seconds[PLAIN]["quire"]), "ratio", "torch"),
+        row(
+            "cpu",
+            f"{PLAIN}_over_torch",
+            speed_ratio(seconds[PLAIN]["torch"], seconds[PLAIN]["quire"]),
+            "ratio",
+            "torch",
+        ),
         row("cpu", "read_bandwidth", round(bandwidth / 1e9, 2), "GB/s"),
         row("cpu", "operations", round(median(one.operations for one in limits) / 1e9, 1), "GFLOP/s"),
         row(
@@ -104,8 +110,8 @@ def _rows(name: str, seconds: dict[str, list[float]], peers: dict[str, str | Non
     rows = [_figure(name, label, seconds.get(label), peers) for label in ("quire", *peers)]
     theirs = [min(times) for times in zip(*(seconds[label] for label in peers if label in seconds), strict=True)]
     better = "the better peer" if all(peers.values()) else "not all peers ran"
-    over_peer = _ratio(theirs, seconds["quire"])
-    of_ceiling = _ratio(seconds["ceiling"], seconds["quire"])
+    over_peer = speed_ratio(theirs, seconds["quire"])
+    of_ceiling = speed_ratio(seconds["ceiling"], seconds["quire"])
     goal = None if over_peer is None or of_ceiling is None else max(over_peer / PEER_GOAL, of_ceiling / CEILING_GOAL)
     return [
         *rows,
@@ -125,12 +131,13 @@ def _figure(name: str, label: str, seconds: list[float] | None, peers: dict[str,
     return row("cpu", f"{name}_{label}_tokens_per_second", rate and round(rate, 1), "1/s", who)
 
 
-def _ratio(theirs: list[float], ours: list[float]) -> float | None:
-    """Return our speed over theirs: the median over repetitions."""
+def speed_ratio(theirs: list[float], ours: list[float]) -> float | None:
+    """Return our speed over theirs: the median over repetitions. None without any of theirs."""
     return round(median(their / our for their, our in zip(theirs, ours, strict=True)), 3) if theirs else None
 
 
-def _work(vocabulary: int, lengths: tuple[int, ...], tokens: int) -> Work:
+def work_of(vocabulary: int, lengths: tuple[int, ...], tokens: int) -> Work:
+    """Return requests with prompts of random tokens of these lengths, and so many tokens of output each."""
     draw = random.Random(1)
     return [{"prompt": [draw.randrange(10, vocabulary) for _ in range(length)], "tokens": tokens} for length in lengths]
 

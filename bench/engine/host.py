@@ -72,7 +72,8 @@ def _measure(worker: Worker, case: Case) -> float:
     _, sequences, context = case
     steps = STEPS[sequences] // (4 if QUICK else 1)
     used = worker.measure(json.dumps({"sequences": sequences, "context": context, "steps": steps}))
-    return used["cpu_seconds"] * MICRO / sequences / steps
+    seconds: float = used["cpu_seconds"]
+    return seconds * MICRO / sequences / steps
 
 
 @contextmanager

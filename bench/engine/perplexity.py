@@ -10,16 +10,10 @@ import tokenizers
 import torch
 from rich.progress import track
 
-from bench.loads.engine_worker import demo_parts
+from bench.loads.engine_worker import demo_parts, prompt_logprobs
 from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.report.results import publish, row
-from engine.run.loop import Engine
-from engine.schedule.outputs import Scored
-from engine.schedule.request import Request, Sampling, Stopping
-from engine.schedule.scheduler import Scheduler
-from services.engine.startup.assembly import EngineParts
 from services.models.model_store import default_cache, resolve
-from tests.in_process import InProcessBlocks
 from tests.reference import reference_model
 
 WINDOWS, WINDOW_TOKENS = 20, 1024
@@ -45,10 +39,12 @@ def logprobs_of_windows(count: int, window_tokens: int) -> dict[str, list[float]
     Raises DataMissing.
     """
     folder = resolve("demo", default_cache(), lambda *_: None)
-    windows = _windows(folder, count, window_tokens)
+    windows = windows_of(folder, count, window_tokens)
     parts = demo_parts(128, dtype="float32", token_budget=TOKEN_BUDGET)
     return {
-        "in_blocks": [_paged(parts, window) for window in track(windows, "In blocks")],
+        "in_blocks": [
+            sum(prompt_logprobs(parts, window, parts.scheduler.limits)) for window in track(windows, "In blocks")
+        ],
         "transformers": [_plain(folder, window) for window in track(windows, "transformers")],
     }
 
@@ -58,7 +54,8 @@ def perplexity(logprobs: Sequence[float], window_tokens: int) -> float:
     return math.exp(-sum(logprobs) / (len(logprobs) * (window_tokens - 1)))
 
 
-def _windows(folder: Path, count: int, window_tokens: int) -> list[list[int]]:
+def windows_of(folder: Path, count: int, window_tokens: int) -> list[list[int]]:
+    """Return the first windows of WikiText as token ids of the model in the folder. Raises DataMissing."""
     data = os.environ.get(DATA_VARIABLE, "")
     if not data:
         raise DataMissing(f"{DATA_VARIABLE} names no folder with wikitext2_valid.txt")
@@ -66,23 +63,6 @@ def _windows(folder: Path, count: int, window_tokens: int) -> list[list[int]]:
     ids = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     starts = range(0, (count + 1) * window_tokens, window_tokens)
     return [ids[start:end] for start, end in pairwise(starts)]
-
-
-def _paged(parts: EngineParts, window: list[int]) -> float:
-    """Return the sum of the log-probabilities of a window's tokens but the first."""
-    scheduler = Scheduler(parts.scheduler.capacity, parts.scheduler.limits)
-    engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), lambda: 0.0)
-    scheduler.requests.submit(
-        Request("window", tuple(window), Sampling(temperature=0.0), Stopping(1), prompt_logprobs=0)
-    )
-    total = 0.0
-    while not scheduler.empty:
-        for output in engine.turn().outputs:
-            if isinstance(output, Scored):
-                total += sum(token.logprob or 0.0 for token in output.tokens)
-        if engine.last_failure is not None:
-            raise engine.last_failure
-    return total
 
 
 @torch.inference_mode()

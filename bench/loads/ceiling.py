@@ -1,13 +1,20 @@
-"""The least time in which a machine can run a Llama-shaped model in bfloat16: what it must read and multiply."""
+"""The least time in which a machine can run a Llama-shaped model: what it must read and multiply.
 
+In bfloat16, or with packed weights: their bytes, and their products with rows of 8-bit integers.
+"""
+
+import json
 from collections.abc import Callable, Sequence
-from math import ceil
+from functools import partial
+from math import ceil, inf
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
 
 from engine.attention.llama_shape import LlamaShape
+from engine.native.formats.gguf_header import read_header
 from engine.native.kernels import Kernels
 
 READ_MIB = 512
@@ -21,29 +28,75 @@ class MachineLimits(NamedTuple):
 
     bandwidth: float
     operations: float
+    int8_operations: float = inf
 
-    def seconds(self, read: float, operations: float) -> float:
+    def seconds(self, read: float, operations: float, int8_operations: float = 0.0) -> float:
         """Return the least time of a step, which may read and multiply at the same time."""
-        return max(read / self.bandwidth, operations / self.operations)
+        products = operations / self.operations + int8_operations / self.int8_operations
+        return max(read / self.bandwidth, products)
+
+
+class ModelSizes(NamedTuple):
+    """The sizes of a Llama-shaped model, named as in LlamaShape."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, folder: Path) -> "ModelSizes":
+        """Read the sizes from the configuration in a model's folder."""
+        config = json.loads((folder / "config.json").read_text())
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config["num_key_value_heads"],
+            head_size=config.get("head_dim") or hidden // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+        )
+
+
+class PackedBytes(NamedTuple):
+    """Bytes of packed matrices: of all layers, and of the head."""
+
+    layers: int
+    head: int
+
+    @classmethod
+    def of(cls, gguf: Path) -> "PackedBytes":
+        """Return those of a GGUF file; without a head of its own, the embedding is the head."""
+        places = read_header(gguf).tensors
+        layers = sum(one.size for name, one in places.items() if name.startswith("blk.") and len(one.shape) > 1)
+        return cls(layers, places.get("output.weight", places["token_embd.weight"]).size)
 
 
 class ModelCosts(NamedTuple):
     """What a model reads and multiplies.
 
-    An element of a matrix is one multiplication and one addition for each row, that is an operation for each byte.
+    An element of a matrix is one multiplication and one addition for each row, that is an operation for each byte in
+    bfloat16. Products with packed matrices are of 8-bit integers; those of attention are not.
     """
 
     layers: int
-    """Bytes of the layers' matrices."""
+    """Operations of the layers' matrices for each row."""
     head: int
-    """Bytes of the head's matrix."""
+    """Operations of the head's matrix for each row."""
     key: int
     """Bytes of K and V of one token."""
     pair: int
     """Operations of attention for one query and one key, over all heads and layers."""
+    packed: PackedBytes | None = None
+    """None in bfloat16."""
 
     @classmethod
-    def of(cls, shape: LlamaShape) -> "ModelCosts":
+    def of(cls, shape: LlamaShape | ModelSizes) -> "ModelCosts":
         """Return the costs of a model of this shape."""
         queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         elements = shape.hidden * (2 * queries + 2 * keys + 3 * shape.intermediate)
@@ -55,9 +108,18 @@ class ModelCosts(NamedTuple):
         )
 
     @property
+    def elements(self) -> PackedBytes:
+        """Elements of the matrices: their bytes in 8 bits, without scales."""
+        return PackedBytes(self.layers // _BYTES, self.head // _BYTES)
+
+    @property
     def matrices(self) -> int:
         """Bytes of all matrices."""
-        return self.layers + self.head
+        return sum(self._read)
+
+    @property
+    def _read(self) -> PackedBytes:
+        return self.packed or PackedBytes(self.layers, self.head)
 
     def least_seconds(self, lengths: Sequence[int], tokens: int, token_budget: int, limits: MachineLimits) -> float:
         """Return the least time for prompts of these lengths, and `tokens` of output each, begun together."""
@@ -67,12 +129,17 @@ class ModelCosts(NamedTuple):
 
     def _prompts(self, lengths: Sequence[int], token_budget: int, limits: MachineLimits) -> float:
         steps, pairs = ceil(sum(lengths) / token_budget), sum(length * (length + 1) // 2 for length in lengths)
-        operations = sum(lengths) * self.layers + len(lengths) * self.head + pairs * self.pair
-        return limits.seconds(steps * self.layers + self.head, operations)
+        products = sum(lengths) * self.layers + len(lengths) * self.head
+        return self._seconds(steps * self._read.layers + self._read.head, products, pairs, limits)
 
     def _step(self, contexts: Sequence[int], limits: MachineLimits) -> float:
         read = self.matrices + sum(contexts) * self.key
-        return limits.seconds(read, len(contexts) * self.matrices + sum(contexts) * self.pair)
+        return self._seconds(read, len(contexts) * (self.layers + self.head), sum(contexts), limits)
+
+    def _seconds(self, read: int, products: int, pairs: int, limits: MachineLimits) -> float:
+        if self.packed:
+            return limits.seconds(read, pairs * self.pair, products)
+        return limits.seconds(read, products + pairs * self.pair)
 
 
 def measurement(kernels: Kernels) -> Callable[[], MachineLimits]:
@@ -92,7 +159,10 @@ def measurement(kernels: Kernels) -> Callable[[], MachineLimits]:
         return memory.nbytes
 
     def measure() -> MachineLimits:
-        operations = max(rate(lambda: kernels.multiply(ROUNDS, threads)) for _ in range(READS))
-        return MachineLimits(max(rate(read) for _ in range(READS)), operations)
+        operations, int8_operations = (
+            max(rate(partial(multiply, ROUNDS, threads)) for _ in range(READS))
+            for multiply in (kernels.multiply, kernels.multiply_int8)
+        )
+        return MachineLimits(max(rate(read) for _ in range(READS)), operations, int8_operations)
 
     return measure

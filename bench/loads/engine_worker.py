@@ -12,9 +12,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.run.loop import Engine
+from engine.schedule.limits import Limits
+from engine.schedule.outputs import Output, Scored, Tokens
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from services.engine.settings import EngineSettings
@@ -23,6 +26,8 @@ from services.models.model_store import default_cache, resolve
 from tests.in_process import InProcessBlocks
 
 Item = dict[str, Any]
+
+GREEDY = Sampling(temperature=0.0)
 
 
 def demo_parts(device_blocks: int, **settings: Any) -> EngineParts:
@@ -41,12 +46,43 @@ def run(parts: EngineParts, work: list[Item]) -> dict[str, float]:
     begun, used = time.perf_counter(), time.process_time()
     for number, item in enumerate(work):
         prompt = tuple(item["prompt"])
-        scheduler.requests.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(item["tokens"])))
+        scheduler.requests.submit(Request(f"r{number}", prompt, GREEDY, Stopping(item["tokens"])))
     while not scheduler.empty:
         engine.turn()
         assert engine.last_failure is None
     assert scheduler.totals.generated_tokens == sum(item["tokens"] for item in work)
     return {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - used}
+
+
+def prompt_logprobs(parts: EngineParts, tokens: Sequence[int], limits: Limits) -> list[float]:
+    """Return the log-probabilities of a text's tokens but the first. Raises the engine's failure."""
+    request = Request("scored", tuple(tokens), GREEDY, Stopping(1), prompt_logprobs=0)
+    outputs = _outputs(parts, [request], limits)
+    return [one.logprob or 0.0 for output in outputs if isinstance(output, Scored) for one in output.tokens]
+
+
+def greedy(parts: EngineParts, prompts: Sequence[Sequence[int]], tokens: int, limits: Limits) -> list[list[int]]:
+    """Return the new tokens of each prompt, in one batch. Raises the engine's failure."""
+    found: dict[str, list[int]] = {f"r{number}": [] for number in range(len(prompts))}
+    requests = [
+        Request(name, tuple(prompt), GREEDY, Stopping(tokens)) for name, prompt in zip(found, prompts, strict=True)
+    ]
+    for output in _outputs(parts, requests, limits):
+        if isinstance(output, Tokens):
+            found[output.request_id] += output.token_ids
+    return list(found.values())
+
+
+def _outputs(parts: EngineParts, requests: Sequence[Request], limits: Limits) -> Iterator[Output]:
+    """Run requests to their ends in an engine with an empty cache."""
+    scheduler = Scheduler(parts.scheduler.capacity, limits)
+    engine = Engine(scheduler, parts.runner, InProcessBlocks(scheduler.capacity), time.monotonic)
+    for request in requests:
+        scheduler.requests.submit(request)
+    while not scheduler.empty:
+        yield from engine.turn().outputs
+        if engine.last_failure is not None:
+            raise engine.last_failure
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from bench.report.targets import ROOT, device_of
 
 PEERS = ROOT / "bench" / "peers"
 
-Figures = Mapping[str, float]
+Figures = Mapping[str, Any]
 
 
 class Worker:
@@ -92,26 +92,35 @@ class Worker:
 class Peer:
     """The running script of a peer.
 
-    It runs if the environment names an interpreter for it; otherwise it has no name and measures nothing. It is kept to
-    the class of CPUs that Quire's kernels use.
+    It runs if the environment names an interpreter for it, and the model if `model` is the variable that names one: the
+    script's argument is its value. Otherwise it has no name and measures nothing; `missing` says why. It is kept to the
+    class of CPUs that Quire's kernels use.
     """
 
-    def __init__(self, script: Path, variable: str, workload: Mapping[str, Any]) -> None:
-        self.label = script.stem.partition("_")[0]  # the prefix of its rows' names
+    def __init__(
+        self, script: Path, variable: str, workload: Mapping[str, Any], label: str = "", model: str = ""
+    ) -> None:
+        self.label = label or script.stem.partition("_")[0]  # the prefix of its rows' names
         self.name: str | None = None
         self.runs: list[Figures] = []
-        self._variable = variable
+        unset = next((one for one in (variable, model) if one and not os.environ.get(one)), None)
+        self.missing = f"{self.label} did not run: {unset} is not set"
         self._worker: Worker | None = None
-        if python := os.environ.get(variable):
+        if not unset:
             # In its input, because an argument of a process has at most 128 KiB.
             first = json.dumps(workload) + "\n"
-            self._worker = Worker(self.label, [python, script], _environment(device_of(self.label)), first)
+            command: list[str | Path] = [os.environ[variable], script, *([os.environ[model]] if model else [])]
+            self._worker = Worker(self.label, command, _environment(device_of(self.label)), first)
             self.name = self._worker.name
 
     def __enter__(self) -> "Peer":
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its process."""
         if self._worker:
             self._worker.close()
 
@@ -124,7 +133,7 @@ class Peer:
 
     def rows(self, benchmark: str, metrics: Sequence[str], runs: Sequence[Figures]) -> list[Row]:
         """Return the peer's figures, and Quire's over them: medians, or None if the peer did not run."""
-        peer = self.name or f"{self.label} did not run: {self._variable} is not set"
+        peer = self.name or self.missing
         rows = []
         for metric in metrics:
             theirs = [run[metric] for run in self.runs]

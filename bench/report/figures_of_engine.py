@@ -59,6 +59,42 @@ def _speed(values: Mapping[str, float], workload: str, program: str) -> str:
     return f"{values[f'{workload}_{program}_tokens_per_second']:,.0f}"
 
 
+def _weights(panels: Sequence[Any], result: Result) -> None:
+    """Bars of tokens per second, or milliseconds, over bfloat16's speed, for each form of weights and each peer."""
+    axes = panels[0]
+    seconds = result["seconds"]
+    found = {label: spent for label, spent in _WEIGHTS.items() if label in seconds["b1"]}
+    width = 0.84 / len(found)
+    values = {one["metric"]: one["value"] for one in result["rows"]}
+    for place, (label, (shown, color, hatch)) in enumerate(found.items()):
+        xs = [at + width * (place - (len(found) - 1) / 2) for at in range(len(seconds))]
+        heights = [
+            median(base / own for base, own in zip(spent["bf16"], spent[label], strict=True))
+            for spent in seconds.values()
+        ]
+        axes.bar(xs, heights, 0.92 * width, color=color, hatch=hatch, edgecolor="white", linewidth=0, label=shown)
+        for x, height, name in zip(xs, heights, seconds, strict=True):
+            metric = f"{label}_{name}_{'ms' if name.startswith('first_token') else 'tokens_per_second'}"
+            axes.text(x, height + 0.02, f"{values[metric]:,.0f}", ha="center", va="bottom", fontsize=7, rotation=90)
+    axes.axhline(1.0, color=GREY, linewidth=1)
+    axes.set_xticks(range(len(seconds)), [_WORKLOADS[name] for name in seconds])
+    axes.set_ylabel("speed over bfloat16's")
+    axes.set_title("Labels: tokens per second, or milliseconds; medians of repetitions in which all take turns")
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.25)
+    axes.legend(loc="upper right", ncols=4)
+
+
+_WEIGHTS = {
+    "bf16": ("Quire, bfloat16", GREY, ""),
+    "int8": ("Quire, 8 bits", QUIRE, ""),
+    "int4": ("Quire, 4 bits", QUIRE, "///"),
+    "openvino_bf16": ("openvino-genai, bfloat16", PEER, "..."),
+    "openvino_int8": ("openvino-genai, 8 bits", PEER, ""),
+    "openvino_int4": ("openvino-genai, 4 bits", PEER, "///"),
+    "llamacpp": ("llama.cpp, 4 bits", OTHER, "///"),
+}
+
+
 def _kernels(panels: Sequence[Any], result: Result) -> None:
     """Bars of milliseconds per layer, with the floor and the target."""
     axes, layers = panels[0], result.get("layers", _DEMO_LAYERS)
@@ -160,6 +196,13 @@ PICTURES = {
         (13, 4.2),
         "Speed on the CPU, demo model, bfloat16",
         "Bars of Quire's, openvino-genai's and vLLM's speed over the better peer's by workload, for each class of CPU",
+    ),
+    "weights": Picture(
+        _weights,
+        1,
+        (13, 4.4),
+        "Weights in 8 and 4 bits on the CPU, demo model",
+        "Bars of speed over Quire's in bfloat16: Quire, openvino-genai and llama.cpp with weights of 16, 8 and 4 bits",
     ),
     "kernels": Picture(
         _kernels,

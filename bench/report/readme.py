@@ -2,8 +2,9 @@
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
 targets and their measured values, `headlines` the table of those with a `headline`, `missed` a list of missed targets,
-`classes` the speeds of programs by class of CPU, and `picture NAME` the picture of a benchmark. `papers` and `papers
-pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core.
+`classes` the speeds of programs by class of CPU, `formats` those of weights by form, and `picture NAME` the picture of
+a benchmark. `papers` and `papers pictures` are the papers' figures, and `worked examples` their examples, computed by
+the KV manager's core.
 """
 
 import re
@@ -14,10 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.papers import page, worked_examples
+from bench.report import formats
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.targets import RESULTS, ROOT, met, path_of, results_of, targets
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("performance.md", "measurements.md", "papers.md")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("performance.md", "measurements.md", "models.md", "papers.md")),
+)
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
 _SIDES = {"less": "less than", "at most": "at most", "more": "at least"}
 NOT_MEASURED = "not measured"
@@ -82,7 +87,7 @@ class Pages:
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
         blocks = {"performance": self._table, "headlines": self._headlines, "missed": self._missed}
-        blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown}
+        blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
         return {**blocks, "papers": page.table, "papers pictures": page.pictures}[name]()
 
     def lines(self) -> Iterator[Line]:
@@ -148,6 +153,9 @@ class Pages:
                 f"| {device} | {name} | {' | '.join(cells)} |" for name, cells in lines.items() if set(cells) != {"-"}
             ]
         return "\n".join(text)
+
+    def _formats(self) -> str:
+        return formats.table(self._results["weights"])
 
     def _picture(self, benchmark: str) -> str:
         path = self._images / f"bench-{benchmark}.png"

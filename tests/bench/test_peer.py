@@ -47,6 +47,18 @@ def test_rows_of_a_missing_peer_have_no_value_and_name_it(script: Path, monkeypa
     assert {row.peer for row in rows} == {"other did not run: OTHER_PYTHON is not set"}
 
 
+def test_a_peer_receives_its_model_and_does_not_run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_PYTHON", sys.executable)
+    monkeypatch.delenv("OTHER_MODEL", raising=False)
+    script = tmp_path / "other_blocks.py"
+    script.write_text("import sys; print(sys.argv[1], flush=True); sys.stdin.read()")
+    peer = Peer(script, "OTHER_PYTHON", {}, label="other_int8", model="OTHER_MODEL")
+    assert (peer.name, peer.missing) == (None, "other_int8 did not run: OTHER_MODEL is not set")
+    monkeypatch.setenv("OTHER_MODEL", "a folder")
+    with Peer(script, "OTHER_PYTHON", {}, model="OTHER_MODEL") as peer:
+        assert (peer.label, peer.name) == ("other", "a folder")
+
+
 def test_a_peer_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTHER_PYTHON", sys.executable)
     script = tmp_path / "other_blocks.py"

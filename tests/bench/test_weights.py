@@ -1,0 +1,218 @@
+"""The benchmark of weights by form: its engines, their speed beside peers, and their distance from float32."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.report.pictures import draw
+from bench.report.readme import Pages
+from bench.report.results import Row
+from bench.weights import memory, quality, speed, worker
+from services.engine.settings import EngineSettings
+from services.engine.startup.assembly import EngineParts, assemble
+from tests.reference import greedy_reference, reference_logprobs
+
+PROMPTS = [[20 + number] * 9 for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def parts(folder: Path) -> EngineParts:
+    return assemble(EngineSettings(model=str(folder), dtype="float32", device_blocks=64, attention_backend="torch"))
+
+
+class Float32:
+    """The answers of an engine in this process, as of a worker."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.parts = parts
+
+    def measure(self, line: str) -> dict[str, Any]:
+        return worker.answer(self.parts, {}, json.loads(line))
+
+
+def test_an_engine_scores_texts_and_continues_prompts_as_transformers_does(folder: Path, parts: EngineParts) -> None:
+    scored = worker.answer(parts, {}, {"score": PROMPTS})["logprobs"]
+    for text, logprobs in zip(PROMPTS, scored, strict=True):
+        expected = reference_logprobs(folder, text).gather(-1, torch.tensor(text[1:])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-4, rtol=0)
+    continued = worker.answer(parts, {}, {"continue": PROMPTS})["tokens"]
+    assert continued == greedy_reference(folder, PROMPTS, worker.NEW_TOKENS)
+    with pytest.raises(ValueError, match="unknown work: answer"):
+        worker.answer(parts, {}, {"answer": 1})
+
+
+def test_an_engine_agrees_with_itself_in_all_tokens_and_log_probabilities(parts: EngineParts) -> None:
+    engine: Any = Float32(parts)
+    windows = [list(range(20, 20 + 2 * quality.PROMPT_TOKENS))]
+    reference = quality.reference_of(engine, windows)
+    assert [len(one) for one in reference.prompts] == [quality.PROMPT_TOKENS] * 2
+    assert [len(one) for one in reference.logprobs] == [worker.NEW_TOKENS] * 2
+    found = quality.measured(engine, windows, reference)
+    found["differences"] = quality.differences(engine, reference, found["tokens"])
+    values = {one.metric: one.value for one in quality.rows_of("float32", found, reference)}
+    assert values["float32_greedy_agreement"] == 1
+    assert values["float32_first_differences"] == 0
+    assert values["float32_largest_logprob_error"] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_difference_has_its_place_and_how_much_less_float32_gives_its_token(folder: Path, parts: EngineParts) -> None:
+    engine: Any = Float32(parts)
+    reference = quality.reference_of(engine, [PROMPTS[0] * 8])
+    other = list(reference.tokens[0])
+    other[5] += 1
+    (found, *_) = quality.differences(engine, reference, [other, *reference.tokens[1:]])
+    assert found is not None
+    assert (found.place, found.token) == (5, other[5])
+    row = reference_logprobs(folder, [*reference.prompts[0], *other[:6]])[-1]
+    assert found.gap == pytest.approx(float(row.max() - row[other[5]]), abs=1e-4)
+
+
+def test_rows_of_quality_count_tokens_before_the_first_difference_near_ties_and_errors() -> None:
+    reference = quality.Reference([[1], [1], [1]], [[4] * 10] * 3, [[-1.0] * 10] * 3)
+    found = {
+        "windows": [[-1.0, -2.0]],
+        "logprobs": [[-1.0] * 10, [-1.0] * 10, [-1.0] * 9 + [-1.6]],
+        "differences": [None, quality.Difference(4, 5, 0.05), quality.Difference(1, 5, 0.2)],
+    }
+    values = {one.metric.removeprefix("int8_"): one.value for one in quality.rows_of("int8", found, reference)}
+    assert values == {
+        "perplexity": pytest.approx(math.exp(1.5), abs=1e-4),
+        "greedy_agreement": 0.5,
+        "first_differences": 2,
+        "near_ties": 1,
+        "mean_logprob_error": 0.02,
+        "largest_logprob_error": 0.6,
+    }
+
+
+def test_perplexities_are_compared_with_bfloat16_and_with_llamacpp_if_it_ran() -> None:
+    windows = {"bf16": [[-1.0]], "int8": [[-1.001]], "int8_kv": [[-0.99]], "int4": [[-1.5]]}
+    ran = {one.metric: one for one in quality.comparisons(windows, [[-1.6]], "llama.cpp")}
+    assert ran["int8_perplexity_difference"].met is True
+    assert ran["int8_kv_perplexity_difference"].value == pytest.approx(1 - math.exp(-0.01), abs=1e-6)
+    assert ran["int8_kv_perplexity_difference"].met is False
+    assert ran["int4_perplexity_over_llamacpp"].met is True
+    missing = {one.metric: one for one in quality.comparisons(windows, None, "llama.cpp did not run")}
+    over = missing["int4_perplexity_over_llamacpp"]
+    assert (over.value, over.met, over.peer) == (None, False, "llama.cpp did not run")
+
+
+def test_log_probabilities_are_read_from_a_file_of_logits(tmp_path: Path) -> None:
+    logits = torch.randn(5, 7)
+    (tmp_path / "logits").write_bytes(logits.numpy().tobytes())
+    expected = [float(logits[at].log_softmax(dim=-1)[token]) for at, token in enumerate([3, 1, 6, 0])]
+    assert quality._logprobs(tmp_path / "logits", 7, [2, 3, 1, 6, 0]) == pytest.approx(expected)
+
+
+def test_programs_take_turns_in_alternating_order_until_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def program(label: str) -> speed.Program:
+        def run(name: str) -> float | None:
+            calls.append(f"{label} {name}")
+            return None if label == "c" else 1.0
+
+        return run
+
+    programs = {label: program(label) for label in "abc"}
+    monkeypatch.setattr(speed, "BUDGET_SECONDS", 0.0)
+    seconds = speed.repetitions(programs, lambda name: {"a_ceiling": 0.5})
+    of_b1 = [call[0] for call in calls if call.endswith(" b1")]
+    assert of_b1 == ["a", "b", "c", "c", "b", "a"]
+    assert all(one == {"a": [1.0] * 2, "b": [1.0] * 2, "a_ceiling": [0.5] * 2} for one in seconds.values())
+
+
+SECONDS = {
+    "bf16": [2.0],
+    "int8": [1.0],
+    "int4": [0.5],
+    "bf16_ceiling": [1.0],
+    "int8_ceiling": [0.5],
+    "int4_ceiling": [0.4],
+    "openvino_bf16": [3.0],
+    "openvino_int8": [1.1],
+    "openvino_int4": [0.7],
+    "llamacpp": [0.6],
+}
+
+
+def rows(**missing: str) -> dict[str, Row]:
+    """Return the rows of one request, by metric; the missing peers did not run."""
+    peers = {label: label for label in SECONDS if label.startswith(("openvino", "llamacpp"))}
+    ran = {label: seconds for label, seconds in SECONDS.items() if label not in missing}
+    return {one.metric: one for one in speed.rows_of({"b1": ran}, peers | missing)}
+
+
+def test_a_goal_is_the_nearer_of_the_better_peer_and_the_ceiling() -> None:
+    found = rows()
+    assert found["int8_b1_over_bf16"].value == 2
+    assert found["int8_b1_over_the_better_peer"].value == 1.1
+    assert found["int8_b1_of_its_goal"].value == pytest.approx(1.1 / 1.2, abs=1e-3)
+    assert found["int8_b1_of_its_goal"].met is False
+    assert found["int4_b1_over_the_better_peer"].value == 1.2
+    assert found["int4_b1_of_its_goal"].value == 1.0
+    assert found["int4_b1_of_its_goal"].met is True
+    assert found["int4_b1_of_its_goal"].peer == "openvino_int4 or llamacpp"
+    assert found["bf16_b1_tokens_per_second"].value == 32
+
+
+def test_rows_of_a_missing_peer_have_no_value_and_are_not_met() -> None:
+    found = rows(llamacpp="llamacpp did not run: LLAMACPP_MODEL is not set")
+    for metric in ("int4_b1_over_the_better_peer", "int4_b1_of_its_goal"):
+        assert (found[metric].value, found[metric].met or False) == (None, False)
+        assert found[metric].peer == "llamacpp did not run: LLAMACPP_MODEL is not set"
+    assert found["int4_b1_of_the_ceiling"].value == 0.8
+    assert found["int4_b1_over_bf16"].met is True
+    assert found["int8_b1_of_its_goal"].value is not None
+
+
+def test_memory_beyond_the_file_and_the_pool_is_of_the_resident_set(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(7))
+    assert memory.file_bytes(tmp_path) == 7
+    (tmp_path / "model.gguf").write_bytes(bytes(5))
+    assert memory.file_bytes(tmp_path) == 5
+    used = {"resident": 900_000_000, "proportional": 800_000_000, "file": 100_000_000, "pool": 400_000_000}
+    *_, beyond = memory.rows_of(used)
+    assert (beyond.value, beyond.unit, beyond.met) == (400.0, "MB", False)
+
+
+def test_the_table_of_forms_has_a_line_for_each_measured_form_and_peer(tmp_path: Path) -> None:
+    assert Pages(tmp_path).block("formats") == "Not measured yet: `make bench-weights`."
+    metrics = {
+        "int8_b1_tokens_per_second": (200.4, None),
+        "int8_first_token_1024_ms": (301.6, None),
+        "int8_perplexity": (15.1234, None),
+        "int8_greedy_agreement": (0.875, "float32"),
+        "llamacpp_b1_tokens_per_second": (150.0, "llama.cpp 1"),
+        "openvino_int8_b1_tokens_per_second": (None, "-"),
+    }
+    found = [{"metric": metric, "value": value, "peer": peer} for metric, (value, peer) in metrics.items()]
+    (tmp_path / "amx").mkdir()
+    (tmp_path / "amx" / "weights.json").write_text(json.dumps({"rows": found}))
+    assert Pages(tmp_path).block("formats").splitlines()[2:] == [
+        "| amx | int8, a scale for each output | 200 | - | 302 ms | 15.123 | 87.5% | - | - |",
+        "| amx | llama.cpp 1, the same file | 150 | - | - | - | - | - | - |",
+    ]
+
+
+def test_forms_and_the_peers_that_ran_are_drawn(tmp_path: Path) -> None:
+    seconds = {
+        name: {label: spent for label, spent in SECONDS.items() if label != "llamacpp"} for name in speed.WORKLOADS
+    }
+    peers = {label: label for label in SECONDS if label.startswith(("openvino", "llamacpp"))}
+    found = [{"metric": one.metric, "value": one.value} for one in speed.rows_of(seconds, peers)]
+    (tmp_path / "amx").mkdir()
+    (tmp_path / "amx" / "weights.json").write_text(json.dumps({"rows": found, "seconds": seconds}))
+    picture = draw("weights", tmp_path, tmp_path)
+    assert picture is not None
+    assert picture.stat().st_size > 5_000
