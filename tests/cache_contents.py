@@ -34,6 +34,10 @@ class CommittedChains:
             self._committed[commit.sequence] = (salt, tokens)
             self._remember(salt, tokens)
         assert all(seal.key in self.tokens for seal in applied.sealed), "a key has committed tokens"
+        for position, fork in enumerate(step.forks):
+            if (StepItem.FORK, position) not in refused:
+                salt, tokens = self._committed[fork.parent]
+                self._committed[fork.child] = (salt, tokens[: fork.length])
         cached = {change.sequence: change.cached_tokens for change in applied.result.tables}
         for position, allocate in enumerate(step.allocates):
             if (StepItem.ALLOCATE, position) not in refused:
