@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from blocks import Copy
-from engine.gpu.host_memory import CudaHostMemory, registered_zeros
+from engine.attention.host_memory import CudaHostMemory, registered_zeros
 
 SCALE_BYTES = 2  # bfloat16
 

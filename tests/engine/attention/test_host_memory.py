@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine.attention.cache import CacheGeometry, make_host_cache
+from engine.attention.host_memory import registered_zeros
 from engine.errors import HostTierUnavailable
-from engine.gpu.host_memory import registered_zeros
 from engine.model.loading import load_model
 from engine.model.sizing import cache_bytes
 from engine.schedule.request import Capacity

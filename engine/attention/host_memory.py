@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 
 from engine.errors import HostTierUnavailable
-from engine.gpu.current_device import on_device
 
 # Flags of cudaHostRegister: pinned for all devices, and reachable by kernels.
 _PORTABLE, _MAPPED = 1, 2
@@ -37,7 +36,7 @@ class CudaHostMemory:
 
     def register(self, address: int, size: int) -> None:
         """See HostMemory."""
-        with on_device(self._device):
+        with torch.cuda.device(self._device):
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             fault = cudart.cudaHostRegister(address, size, _PORTABLE | _MAPPED)
         if int(fault):
