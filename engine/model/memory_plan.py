@@ -84,13 +84,22 @@ class MemoryPlan:
 class Planner:
     """Makes plans for one model on one kind of device."""
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, workload: Workload, *, on_gpu: bool) -> None:
-        """`shape` is that of the model with weights of `dtype`."""
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        workload: Workload,
+        *,
+        on_gpu: bool,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        """`shape` is that of the model with weights of `dtype`. The cache has `kv_dtype`, by default the same type."""
         self._shape = shape
         self._dtype = dtype
         self._workload = workload
         self._on_gpu = on_gpu
-        self._block_bytes = shape.geometry.block_bytes(workload.block_size, dtype)
+        self._cache_dtype = kv_dtype or dtype
+        self._block_bytes = shape.geometry.block_bytes(workload.block_size, self._cache_dtype)
         # On a GPU, context and libraries fit into the memory that the utilization leaves free.
         self._process_bytes = 0 if on_gpu else CPU_PROCESS_BYTES
         self._weights_bytes = shape.weights_bytes + (0 if on_gpu else shape.packing_bytes)
@@ -130,7 +139,7 @@ class Planner:
             weights_bytes=self._weights_bytes,
             process_bytes=self._process_bytes,
             step_bytes=self._step_bytes(sequences),
-            token_bytes=self._shape.geometry.block_bytes(1, self._dtype),
+            token_bytes=self._shape.geometry.block_bytes(1, self._cache_dtype),
             block_bytes=self._block_bytes,
             block_size=self._workload.block_size,
             device_blocks=blocks,

@@ -93,6 +93,13 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     help="Type of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU, where engines may choose it.",
 )
 @click.option(
+    "--kv-dtype",
+    type=click.Choice(("auto", "int8")),
+    default="auto",
+    show_default=True,
+    help="Type of the KV cache; auto is that of --dtype. int8 is for engines on a CPU.",
+)
+@click.option(
     "--block-size",
     type=click.IntRange(1, 4096),
     default=_DEFAULTS["block_size"],
@@ -139,6 +146,11 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         )
     on_gpu = given[0] == "gpu_memory" or (given[0] != "memory" and values["device"] != "cpu")
     type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    if values["kv_dtype"] != "auto":
+        if on_gpu:
+            raise click.UsageError(f"--kv-dtype {values['kv_dtype']} is for a CPU, but the plan is for a GPU")
+        if values["tensor_parallel"] > 1:
+            raise click.UsageError(f"--kv-dtype {values['kv_dtype']} requires a --tensor-parallel of 1")
     values["token_budget"] = values["token_budget"] or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
     shape = _shape(model, type_name, values["tensor_parallel"])
     found = _found(given[0], shape, type_name, values, on_gpu=on_gpu)
@@ -146,11 +158,12 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         limited = values | {"max_sequences": _MOST["max_sequences"]}
         found = _found(given[0], shape, type_name, limited, on_gpu=on_gpu)
     if as_json:
-        click.echo(json.dumps({"model": model, "dtype": type_name, "parameters": shape.parameters} | found.figures()))
+        named = {"model": model, "dtype": type_name, "kv_dtype": values["kv_dtype"], "parameters": shape.parameters}
+        click.echo(json.dumps(named | found.figures()))
         return
     from services.cli.commands.plan_table import show
 
-    show(model, type_name, shape, found, values["tensor_parallel"])
+    show(model, type_name, shape, found, values["tensor_parallel"], values["kv_dtype"])
 
 
 def _shape(model: str, type_name: str, ranks: int) -> "ModelShape":
@@ -185,7 +198,8 @@ def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any
     if lengths and sum(lengths) > context:
         raise click.UsageError(f"--tokens-per-request is {sum(lengths)} tokens, more than the longest, {context}")
     workload = Workload(values["block_size"], values["token_budget"], context, values["max_sequences"], lengths)
-    planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu)
+    kv_dtype = None if values["kv_dtype"] == "auto" else getattr(torch, values["kv_dtype"])
+    planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu, kv_dtype=kv_dtype)
     utilization, host_memory = values["memory_utilization"], values["host_memory"] or 0
     _check_blocks("--host-memory", planner.blocks_within(host_memory))
     if goal in ("device_blocks", "requests"):

@@ -10,9 +10,12 @@ from engine.model.sizing import cache_bytes
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def show(model: str, type_name: str, shape: ModelShape, plan: MemoryPlan, ranks: int = 1) -> None:
+def show(
+    model: str, type_name: str, shape: ModelShape, plan: MemoryPlan, ranks: int = 1, kv_dtype: str = "auto"
+) -> None:
     """Print a plan, of each of several ranks, and the options that make it so."""
     title = f"{model} in {type_name}" + (f", on each of {ranks} ranks" if ranks > 1 else "")
+    cache = "" if kv_dtype == "auto" else f" --kv-dtype {kv_dtype}"
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
@@ -22,12 +25,16 @@ def show(model: str, type_name: str, shape: ModelShape, plan: MemoryPlan, ranks:
     console = Console(highlight=False)
     console.print(table)
     parallel = f" --tensor-parallel {ranks}" if ranks > 1 else ""
-    console.print(f"\nquire engine --dtype {type_name} {_engine_options(plan)}{parallel}", soft_wrap=True)
+    console.print(f"\nquire engine --dtype {type_name}{cache} {_engine_options(plan)}{parallel}", soft_wrap=True)
     console.print(f"quire gateway --max-requests {plan.max_requests}   # for one such engine", soft_wrap=True)
 
 
 def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, str, str]]:
-    geometry, element = shape.geometry, shape.element_bytes
+    geometry = shape.geometry
+    heads = 2 * geometry.layers * geometry.kv_heads
+    head = f"{geometry.head_size} elements x {shape.element_bytes} bytes"
+    if plan.token_bytes != heads * geometry.head_size * shape.element_bytes:
+        head = f"({geometry.head_size} bytes and {plan.token_bytes // heads - geometry.head_size} of a scale)"
     rows = [
         ("memory", _size(plan.memory_bytes), f"{plan.memory_utilization:.0%} of it is planned with"),
         ("weights", _size(plan.weights_bytes), _weights(shape, plan, ranks)),
@@ -35,8 +42,7 @@ def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, 
         (
             "one token",
             _size(plan.token_bytes),
-            f"2 (K and V) x {geometry.layers} layers x {geometry.kv_heads} KV heads x {geometry.head_size} elements "
-            f"x {element} bytes",
+            f"2 (K and V) x {geometry.layers} layers x {geometry.kv_heads} KV heads x {head}",
         ),
         ("one block", _size(plan.block_bytes), f"{plan.block_size} tokens"),
         ("cache", _size(cache_bytes(plan.device_blocks, plan.block_bytes)), "the blocks, and one for padding"),

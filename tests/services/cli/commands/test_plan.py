@@ -46,15 +46,42 @@ def test_a_real_engine_with_the_options_that_it_prints_has_its_pool_and_stays_wi
     assert int(peak[1]) * 1024 < planned["memory_bytes"]
 
 
-def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_model: Tiny) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_model: Tiny, kv_dtype: str) -> None:
     from services.engine.settings import EngineSettings
     from services.engine.startup.assembly import assemble
 
     folder = str(tiny_model("llama"))
-    parts = assemble(EngineSettings(model=folder, attention_backend="torch", cache_mib=8, device="cpu"))
+    settings = EngineSettings(model=folder, attention_backend="torch", cache_mib=8, device="cpu", kv_dtype=kv_dtype)
+    parts = assemble(settings)
     blocks = parts.scheduler.capacity.device_blocks
-    planned = figures("--model", folder, "--device-blocks", blocks, "--device", "cpu")
+    planned = figures("--model", folder, "--device-blocks", blocks, "--device", "cpu", "--kv-dtype", kv_dtype)
+    assert planned["kv_dtype"] == kv_dtype
     assert planned["cache_bytes"] <= 8 * MIB < planned["cache_bytes"] + planned["block_bytes"]
+
+
+def test_a_cache_in_8_bits_is_planned_with_its_scales(tiny_model: Tiny) -> None:
+    options = ("--model", tiny_model("llama"), "--device-blocks", "100", "--device", "cpu", "--dtype", "bfloat16")
+    codes, plain = figures(*options, "--kv-dtype", "int8"), figures(*options)
+    assert codes["block_bytes"] / plain["block_bytes"] == (16 + 2) / (16 * 2)  # a head has 16 elements
+    shown = run(*options, "--kv-dtype", "int8").stdout
+    assert "quire engine --dtype bfloat16 --kv-dtype int8" in shown
+    assert "(16 bytes and 2 of a scale)" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "--kv-dtype int8 is for a CPU, but the plan is for a GPU"),
+        (("--device", "cpu", "--tensor-parallel", "2"), "--kv-dtype int8 requires a --tensor-parallel of 1"),
+    ],
+)
+def test_a_cache_in_8_bits_is_refused_where_no_engine_has_it(
+    tiny_model: Tiny, options: tuple[str, ...], reason: str
+) -> None:
+    done = run("--model", tiny_model("llama"), "--device-blocks", "100", "--kv-dtype", "int8", *options)
+    assert done.exit_code == 2
+    assert reason in done.output
 
 
 def test_memory_gives_blocks_and_those_blocks_need_that_memory(tiny_model: Tiny) -> None:
