@@ -20,8 +20,12 @@ from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.stored import WeightFormat
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightFormat = "auto") -> LoadedModel:
+def load_model(
+    folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightFormat = "auto", *, packed: bool = False
+) -> LoadedModel:
     """Load a Hugging Face folder. Its modules have dense weights, those that `weights` quantizes as values of `dtype`.
+
+    `packed` says that a decoder will have the quantized weights: see `load_modules`.
 
     Raises ModelUnsupported with the reason if the model cannot be served.
     """
@@ -30,7 +34,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, weights: 
         if fault := quantization(folder):
             raise ModelUnsupported(fault)
         mapped = Checkpoint.in_folder(folder)
-        model = load_modules(folder, dtype, device, weights) if mapped else _load(folder, dtype, device)
+        model = load_modules(folder, dtype, device, weights, packed=packed) if mapped else _load(folder, dtype, device)
         loaded = take(model.eval(), fingerprint_of(folder, dtype))
         return replace(loaded, folder=folder)
     except KeyError as error:

@@ -7,6 +7,7 @@ converts as its families need, and ties what they share. This module gives it th
 
 import re
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
@@ -19,6 +20,7 @@ from engine.attention.interface import ATTENTION_NAME
 from engine.attention.llama_shape import fused_parts
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
+from engine.model.decoded_weights import LOADED_BYTES, decode_on_use, is_matrix, placeholder
 from engine.model.staging import Staging, cuda_staging
 from engine.native.formats.stored import WeightFormat
 
@@ -32,6 +34,7 @@ class WeightReader:
     transformers may read with several threads.
 
     `together` has the names of tensors whose rows are placed side by side, in `dtype`; others keep the files' type.
+    With `on_use`, quantized matrices are placeholders, see `engine.model.decoded_weights`.
     """
 
     checkpoint: Checkpoint
@@ -39,6 +42,7 @@ class WeightReader:
     device: torch.device
     staging: Staging | None = None
     together: list[tuple[str, ...]] = field(default_factory=list)
+    on_use: bool = False
 
     def __post_init__(self) -> None:
         self._groups = {name: names for names in self.together for name in names}
@@ -50,7 +54,10 @@ class WeightReader:
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the device."""
-        stored: torch.Tensor = self.checkpoint.stored(name)[...]
+        handle = self.checkpoint.stored(name)
+        if self.on_use and is_matrix(handle):
+            return placeholder(handle, self.dtype)
+        stored = handle[...]
         if self.staging is None:
             return stored
         grouped = name in self._groups
@@ -80,14 +87,24 @@ class FileTensor:
         return self._reader.read(self._name)
 
 
-def load_modules(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightFormat = "auto") -> Any:
+def load_modules(
+    folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightFormat = "auto", *, packed: bool = False
+) -> Any:
     """Load the modules of a folder with safetensors or GGUF files, with paged attention, which must be registered.
 
-    What the file has quantized, or `weights` quantizes, becomes dense: values of `dtype`.
+    What the file has quantized, or `weights` quantizes, becomes dense: values of `dtype`. With `packed`, because a
+    decoder has the weights too, large models decode them where they are used.
 
     Raises ModelUnsupported, naming the tensor, if one is missing, unknown or has another shape than its place.
     """
-    reader = WeightReader(Checkpoint(folder, dtype, weights), dtype, device)
+    checkpoint = Checkpoint(folder, dtype, weights)
+    matrices = {name: one for name in checkpoint.names if is_matrix(one := checkpoint.stored(name))}
+    size = sum(prod(one.get_shape()) for one in matrices.values()) * dtype.itemsize
+    reader = WeightReader(checkpoint, dtype, device, on_use=packed and size > LOADED_BYTES)
+    if reader.on_use:
+        model = modules_of(reader, folder)
+        decode_on_use(model, matrices)
+        return model
     if device.type != "cpu":
         reader = gpu_reader(reader, folder, cuda_staging(device))
     return modules_of(reader, folder)

@@ -62,10 +62,14 @@ class GgufTensor:
         """Type of the values that are read."""
         return _DENSE.get(self._place.format.name, self._dtype)
 
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the tensor is a quantized matrix."""
+        return self._place.format.decode is not None and len(self._place.shape) == 2
+
     def grouped(self, rows: slice = ALL) -> GroupedWeights | None:
         """Return rows of a quantized matrix, None if the tensor is not quantized."""
-        stored = self._place.format
-        return stored.grouped(self._raw(rows)) if stored.decode and len(self._place.shape) == 2 else None
+        return self._place.format.grouped(self._raw(rows)) if self.is_grouped else None
 
     def raw(self, rows: slice = ALL) -> tuple[str, Bytes]:
         """Return the format's name, and the blocks of rows as uint8 [rows, bytes of a row], mapped where possible."""

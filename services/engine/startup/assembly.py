@@ -106,7 +106,7 @@ def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | Non
     transformers_logging.disable_progress_bar()
     transformers_logging.disable_default_handler()  # its lines go to the service's log
     transformers_logging.enable_propagation()
-    loaded = load_model(folder, dtype, device, weights_to_load(packed))
+    loaded = load_model(folder, dtype, device, weights_to_load(packed), packed=bool(packed))
     return replace(loaded, weights=packed, fingerprint=fingerprint_of(folder, dtype, packed))
 
 

@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.llama_shape import LlamaShape
 from engine.errors import ModelUnsupported
+from engine.model.decoded_weights import decode
 from engine.model.decoder import ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.native import prebuilt
@@ -99,6 +100,7 @@ def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, thre
     try:
         decoder = NativeDecoder(kernels, shape, FileWeights(loaded.folder, how), *sizes)
     except ModelUnsupported:  # other names or file formats
+        decode(loaded.model)
         decoder = NativeDecoder(kernels, shape, ModuleWeights(loaded.model), *sizes)
     if not matches("the CPU's decoder", decoder, ModulesDecoder(loaded, backend), loaded, backend):
         return None

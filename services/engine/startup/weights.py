@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from engine.model.decoded_weights import decode
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
@@ -58,6 +59,7 @@ def kept(loaded: LoadedModel, decoder: Decoder, requested: str) -> LoadedModel:
     if requested in _AT_LOAD:
         raise InvalidSetting(f"weights is {requested!r}, but {reason}")
     log.info("the weights in %s are dequantized to %s: %s", loaded.weights, dtype_name(loaded.dtype), reason)
+    decode(loaded.model)
     assert loaded.folder is not None, "packed weights come from files"
     dense = replace(loaded, weights="", kv_dtype=None, fingerprint=fingerprint_of(loaded.folder, loaded.dtype))
     return with_kv_dtype(dense, loaded.kv_dtype)

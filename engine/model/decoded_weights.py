@@ -1,0 +1,74 @@
+"""Modules whose quantized matrices are decoded where they are used, a piece at a time.
+
+The CPU's decoder runs large quantized models from its own packed weights; transformers' modules only probe the model
+and check the decoder, once. Dense weights for them would take several times the memory that the model needs.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from engine.native.formats.gguf_file import GgufTensor
+from engine.native.formats.stored import QuantizedTensor, StoredTensor
+
+# Dense weights of at most this size are loaded: they make the first start faster.
+LOADED_BYTES = 1 << 30
+_PIECE = 16 << 20  # weights that are dense at the same time
+
+
+def placeholder(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of a matrix's shape that takes no memory."""
+    return torch.zeros(1, dtype=dtype).expand(*stored.get_shape())
+
+
+def is_matrix(stored: StoredTensor) -> bool:
+    """Return whether a tensor is a matrix whose values have to be decoded."""
+    return isinstance(stored, QuantizedTensor) or (isinstance(stored, GgufTensor) and stored.is_grouped)
+
+
+def decode_on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:
+    """Let the modules of these weights, which have placeholders, decode them in each call."""
+    for name, module in model.named_modules():
+        stored = matrices.get(f"{name}.weight") or (_tied(model, module, matrices))
+        if stored is not None:
+            assert isinstance(module, nn.Linear | nn.Embedding), f"{name} is a matrix"
+            vars(module)["forward"] = _Decoded(module, stored)
+
+
+def decode(model: Any) -> None:
+    """Give the modules dense weights, and their own `forward`."""
+    dense: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        decoded = vars(module).get("forward")
+        if isinstance(decoded, _Decoded):
+            del vars(module)["forward"]
+            # A tied head has the embedding's.
+            shared = dense.setdefault(id(decoded.stored), nn.Parameter(decoded.stored[...], requires_grad=False))
+            module.weight = shared
+
+
+def _tied(model: Any, module: Any, matrices: dict[str, StoredTensor]) -> StoredTensor | None:
+    embedding = model.get_input_embeddings()
+    if module is not model.get_output_embeddings() or module.weight is not embedding.weight:
+        return None
+    return next((matrices.get(f"{name}.weight") for name, one in model.named_modules() if one is embedding), None)
+
+
+class _Decoded:
+    """The computation of a linear module or an embedding with decoded rows."""
+
+    def __init__(self, module: nn.Linear | nn.Embedding, stored: StoredTensor) -> None:
+        self._module = module
+        self.stored = stored
+
+    def __call__(self, given: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._module, nn.Embedding):
+            rows, places = torch.unique(given, return_inverse=True)
+            return torch.cat([self.stored[slice(row, row + 1)] for row in rows.tolist()])[places]
+        outputs, inputs = self.stored.get_shape()
+        step = max(1, _PIECE // inputs)
+        pieces = [slice(start, min(start + step, outputs)) for start in range(0, outputs, step)]
+        found = torch.cat([functional.linear(given, self.stored[piece]) for piece in pieces], dim=-1)
+        return found if self._module.bias is None else found + self._module.bias
