@@ -26,10 +26,14 @@ class CpuClass(NamedTuple):
 CLASSES = (
     CpuClass(
         "amx",
-        ("-march=x86-64-v4", "-mtune=sapphirerapids", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-        _V4 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+        ("-march=x86-64-v4", "-mtune=sapphirerapids", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
+        _V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
     ),
-    CpuClass("avx512-bf16", ("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+    CpuClass(
+        "avx512-bf16",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        _V4 | {"avx512_bf16", "avx512_vnni"},
+    ),
     CpuClass("avx2", ("-march=x86-64-v3",), _V3),
 )
 # Environment variable that selects a slower class, such as avx2, so that one machine runs the builds of several.

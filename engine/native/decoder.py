@@ -1,22 +1,35 @@
 """A Llama-shaped model run entirely by the kernels: one call for a step, instead of hundreds of modules.
 
-Activations are float32; weights, K and V are bfloat16.
+Activations are float32, K and V bfloat16. Weights are bfloat16, or quantized as their files hold them; activations that
+quantized weights multiply are quantized to 8 bits.
 """
 
+from collections.abc import Sequence
 from ctypes import POINTER, cast
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.backend import PagedBatch
 from engine.attention.llama_shape import LlamaShape, head_size, is_llama_shaped
 from engine.attention.upload import IntegerType
 from engine.errors import ModelUnsupported
-from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels, NativeLayer, NativeModel, packed_size
+from engine.native.formats.grouped import GroupedWeights
+from engine.native.grouped_strips import pack_strips, strips_size
+from engine.native.kernels import (
+    MAX_HEAD_SIZE,
+    CacheView,
+    Kernels,
+    NativeLayer,
+    NativeMatrix,
+    NativeModel,
+    packed_size,
+)
 from engine.native.llama_weights import EMBEDDING, HEAD, FileWeights, LlamaWeights
 
-_ROOM = 32 << 20  # elements allocated at once for packed weights
+_ROOM = 64 << 20  # bytes allocated at once for packed weights
 _COLUMNS = 16  # columns of gate and gated product that alternate
 
 
@@ -52,7 +65,8 @@ class NativeDecoder:
         self._view = view
         self._threads = threads
         self._kept: list[torch.Tensor] = []  # tensors that the structures point to
-        self._room = torch.empty(0, dtype=torch.bfloat16)  # for the next packed weights
+        self._strip_arrays: list[npt.NDArray[np.void]] = []  # the same
+        self._room = torch.empty(0, dtype=torch.uint8)  # for the next packed weights
         self._model = self._native_model(shape, context_tokens)
         self._weights = None
 
@@ -77,8 +91,8 @@ class NativeDecoder:
         )
         self._layers = (NativeLayer * shape.layers)(*(self._layer(number, shape) for number in range(shape.layers)))
         described.layer = cast(self._layers, POINTER(NativeLayer))
-        described.embedding = self._keep(self._tensor(EMBEDDING).to(torch.bfloat16).contiguous())
-        described.head = self._pack(self._tensor(HEAD))
+        described.embedding = self._matrix(EMBEDDING)
+        described.head = described.embedding if self._tied() else self._matrix(HEAD)
         described.final_norm = self._float(self._tensor("model.norm.weight"))
         described.cosine, described.sine = map(self._float, shape.rotations(context_tokens))
         return described
@@ -87,11 +101,11 @@ class NativeDecoder:
         layer, attention = f"model.layers.{number}", f"model.layers.{number}.self_attn"
         projections = [f"{attention}.{name}_proj" for name in "qkv"]
         described = NativeLayer(window=shape.windows[number])
-        described.projections = self._pack(torch.cat([self._tensor(f"{one}.weight") for one in projections]))
-        described.output = self._pack(self._tensor(f"{attention}.o_proj.weight"))
-        gate, gated = (self._tensor(f"{layer}.mlp.{name}_proj.weight") for name in ("gate", "up"))
-        described.gates = self._pack(_alternating(gate, gated))
-        described.down = self._pack(self._tensor(f"{layer}.mlp.down_proj.weight"))
+        described.projections = self._matrix(*(f"{one}.weight" for one in projections))
+        described.output = self._matrix(f"{attention}.o_proj.weight")
+        described.gates, described.down = self._mlp(
+            *(f"{layer}.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+        )
         described.attention_norm = self._float(self._tensor(f"{layer}.input_layernorm.weight"))
         described.mlp_norm = self._float(self._tensor(f"{layer}.post_attention_layernorm.weight"))
         if self._optional(f"{projections[0]}.bias") is not None:
@@ -111,13 +125,54 @@ class NativeDecoder:
             raise ModelUnsupported(f"its weights have no tensor {name}")
         return found
 
+    def _tied(self) -> bool:
+        assert self._weights is not None
+        return self._weights.tied()
+
+    def _grouped(self, names: Sequence[str]) -> list[GroupedWeights] | None:
+        """Return quantized matrices, None unless all of them are quantized."""
+        assert self._weights is not None
+        found = [one for name in names if (one := self._weights.grouped(name)) is not None]
+        return found if len(found) == len(names) else None
+
+    def _matrix(self, *names: str) -> NativeMatrix:
+        """Pack matrices, whose outputs follow each other."""
+        if grouped := self._grouped(names):
+            return self._strips(np.concatenate([self._pack_grouped(one) for one in grouped]))
+        tensors = [self._tensor(name) for name in names]
+        return NativeMatrix(dense=self._pack(torch.cat(tensors) if len(tensors) > 1 else tensors[0]))
+
+    def _mlp(self, gate: str, up: str, down: str) -> tuple[NativeMatrix, NativeMatrix]:
+        """Pack gate and gated product, 16 outputs of each alternating, and the matrix after them.
+
+        The kernels expect all of them quantized, or none.
+        """
+        if grouped := self._grouped((gate, up, down)):
+            pieces = [self._pack_grouped(one) for one in grouped]
+            return self._strips(np.stack(pieces[:2], axis=1).reshape(-1)), self._strips(pieces[2])
+        gates = self._pack(_alternating(self._tensor(gate), self._tensor(up)))
+        return NativeMatrix(dense=gates), NativeMatrix(dense=self._pack(self._tensor(down)))
+
     def _pack(self, weights: torch.Tensor) -> int:
-        count = packed_size(weights)
-        if count > len(self._room):  # matrices share large pages, because most would not fill one
-            self._room = self._kernels.zeros([max(count, _ROOM)], torch.bfloat16)
-        packed, self._room = self._room[:count], self._room[count:]
+        packed = self._take(packed_size(weights) * 2).view(torch.bfloat16)
         self._kernels.pack(weights, packed)
-        return self._keep(packed)
+        return packed.data_ptr()
+
+    def _pack_grouped(self, weights: GroupedWeights) -> npt.NDArray[np.void]:
+        packed = self._take(strips_size(self._kernels, weights))
+        return pack_strips(self._kernels, weights, packed, self._threads)
+
+    def _strips(self, strips: npt.NDArray[np.void]) -> NativeMatrix:
+        self._strip_arrays.append(strips)
+        return NativeMatrix(strips=strips.ctypes.data)
+
+    def _take(self, count: int) -> torch.Tensor:
+        """Return memory for packed weights."""
+        if count > len(self._room):  # matrices share large pages, because most would not fill one
+            self._room = self._kernels.zeros([max(count, _ROOM)], torch.uint8)
+        packed, self._room = self._room[:count], self._room[count:]
+        self._kept.append(packed)
+        return packed
 
     def _float(self, values: torch.Tensor) -> int:
         return self._keep(values.detach().float().contiguous())

@@ -8,6 +8,8 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from blocks import Copy
@@ -45,24 +47,18 @@ class _Batch(Structure):
     ]
 
 
+class NativeMatrix(Structure):
+    """A matrix in one of two layouts, the other null: packed bfloat16, or strips of quantized weights."""
+
+    _fields_: ClassVar[Sequence[Any]] = [("dense", c_void_p), ("strips", c_void_p)]
+
+
 class NativeLayer(Structure):
-    """Pointers to the weights of one layer; null for absent ones."""
+    """The weights of one layer; pointers to absent ones are null."""
 
     _fields_: ClassVar[Sequence[Any]] = [
-        *(
-            (name, c_void_p)
-            for name in (
-                "projections",
-                "output",
-                "gates",
-                "down",
-                "attention_norm",
-                "mlp_norm",
-                "projection_bias",
-                "query_norm",
-                "key_norm",
-            )
-        ),
+        *((name, NativeMatrix) for name in ("projections", "output", "gates", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "projection_bias", "query_norm", "key_norm")),
         ("window", c_int32),
     ]
 
@@ -78,7 +74,8 @@ class NativeModel(Structure):
         ("epsilon", c_float),
         ("scaling", c_float),
         ("layer", POINTER(NativeLayer)),
-        *((name, c_void_p) for name in ("embedding", "head", "final_norm", "cosine", "sine")),
+        *((name, NativeMatrix) for name in ("embedding", "head")),
+        *((name, c_void_p) for name in ("final_norm", "cosine", "sine")),
     ]
 
 
@@ -157,6 +154,33 @@ class Kernels:
         outputs, inputs = weights.shape
         plain = weights.detach().to(torch.bfloat16).contiguous()
         self._library.quire_pack(c_void_p(plain.data_ptr()), outputs, inputs, c_void_p(packed.data_ptr()))
+
+    def strip_bytes(self, number: int, inputs: int) -> int:
+        """Return the bytes of 16 outputs of quantized weights in a format of the kernels."""
+        self._library.quire_strip_bytes.restype = c_int64
+        size: int = self._library.quire_strip_bytes(c_int64(number), inputs)
+        return size
+
+    def pack_grouped(self, source: Structure, number: int, packed: torch.Tensor, threads: int) -> None:
+        """Pack the arrays of a matrix, as x86/grouped/pack.h describes them, into strips of a format."""
+        self._library.quire_pack_grouped(byref(source), c_int64(number), c_void_p(packed.data_ptr()), threads)
+
+    def multiply_grouped(
+        self, strips: npt.NDArray[np.void], outputs: int, rows: torch.Tensor, threads: int
+    ) -> torch.Tensor:
+        """Quantize contiguous float32 rows `[rows, inputs]`, and multiply them by strips; return `[rows, outputs]`."""
+        count, inputs = rows.shape
+        sums = torch.empty(count, outputs)
+        self._library.quire_multiply_grouped(
+            c_void_p(strips.ctypes.data),
+            outputs,
+            inputs,
+            c_void_p(rows.data_ptr()),
+            count,
+            c_void_p(sums.data_ptr()),
+            threads,
+        )
+        return sums
 
     def write(self, view: CacheView, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Write contiguous `[tokens, kv_heads, head_size]` K and V of the view's type to slots."""

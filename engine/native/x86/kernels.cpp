@@ -77,6 +77,45 @@ void quire_pack(const bf16* weights, int32_t outputs, int32_t inputs, bf16* pack
   }
 }
 
+// Packs a matrix of a format of grouped/format.h into strips of `strip_bytes`, one after the other.
+void quire_pack_grouped(const GroupedSource* source, int64_t format, uint8_t* packed, int32_t threads) {
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  const Format& packing = kFormats[format];
+  const size_t bytes = packing.strip_bytes(padded(source->inputs, kTile) / kTile);
+  s.team->run([&](int) {
+    s.team->each((source->outputs + kStrip - 1) / kStrip, [&](int strip) {
+      pack_strip(packing, *source, strip * kStrip, packed + strip * bytes);
+    });
+  });
+}
+
+// Returns the bytes of a strip of a format, with padded inputs.
+int64_t quire_strip_bytes(int64_t format, int32_t inputs) {
+  return static_cast<int64_t>(kFormats[format].strip_bytes(padded(inputs, kTile) / kTile));
+}
+
+// Multiplies rows, [rows][inputs], and a matrix of strips: `sums` is [rows][outputs].
+void quire_multiply_grouped(const Strip* strips, int32_t outputs, int32_t inputs, const float* rows, int32_t count,
+                            float* sums, int32_t threads) {
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  const QuantizedRows quantized{s.quantized_normed.at_least(row_groups(count, inputs)), padded(inputs, kTile) / kTile};
+  s.team->run([&](int) {
+    s.team->each(count, [&](int row) { quantize_row(rows + static_cast<size_t>(row) * inputs, inputs, quantized, row); });
+    constexpr int kAtOnce = 64;
+    s.team->each((outputs + kAtOnce - 1) / kAtOnce, [&](int item) {
+      const Range range{0, count, item * kAtOnce, std::min(kAtOnce, padded(outputs, kStrip) - item * kAtOnce)};
+      product(strips, quantized, range, [&](int row, int column, int columns, const float* from) {
+        const int real = std::min(columns, outputs - column);
+        std::memcpy(sums + static_cast<size_t>(row) * outputs + column, from, sizeof(float) * real);
+      });
+    });
+  });
+}
+
 // Writes K and V of each token, [tokens][heads][size] of the type that the cache's are multiplied as, to its slot.
 void quire_write(const CacheView* c, int32_t layer, const void* key, const void* value, int64_t stride, int32_t tokens,
                  const int64_t* slots) {

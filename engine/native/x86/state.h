@@ -8,6 +8,7 @@
 #include "attention/pieces.h"
 #include "attention/scratch.h"
 #include "buffer.h"
+#include "grouped/rows.h"
 #include "panel.h"
 #include "team.h"
 
@@ -16,6 +17,7 @@ namespace quire {
 // Buffers of one thread for a step's products.
 struct Bench {
   Buffer<operand> normed, gated;
+  Buffer<RowGroup> quantized_normed, quantized_gated;
   Buffer<float> head;
 };
 
@@ -28,6 +30,8 @@ struct State {
   std::vector<std::unique_ptr<Bench>> benches;
   Buffer<float> hidden;
   Buffer<operand> queries, attended, normed, gated;
+  Buffer<float> plain;
+  Buffer<RowGroup> quantized_attended, quantized_normed, quantized_gated;
 };
 
 inline State& state() {

@@ -1,0 +1,159 @@
+// Exact integer products of a tile's codes and of quantized rows, in int32 sums for each output.
+//
+// With AVX512 by VNNI's products of unsigned and signed bytes. With AVX2 by products of bytes whose 16-bit pairs do not
+// overflow: several steps of few bits are added in 16 bits; codes of 8 bits become signed, and the sign goes to the row.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "../lanes.h"
+#include "format.h"
+
+namespace quire {
+
+constexpr int kParts = kStrip / kLanes;  // vectors of a strip
+
+// Calls work with each number as a constant.
+template <typename Work, int... numbers>
+[[gnu::always_inline]] inline void each_constant(std::integer_sequence<int, numbers...>, const Work& work) {
+  (work(std::integral_constant<int, numbers>{}), ...);
+}
+
+#if defined(__AVX512F__)
+using Integers = __m512i;
+inline Integers repeated(int32_t value) { return _mm512_set1_epi32(value); }
+inline Integers load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+template <int by>
+Integers raised(Integers v) { return _mm512_slli_epi16(v, by); }
+template <int by>
+Integers lowered(Integers v) { return _mm512_srli_epi16(v, by); }
+inline Integers masked(Integers v, uint8_t mask) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(mask))); }
+inline Integers both(Integers a, Integers b) { return _mm512_or_si512(a, b); }
+inline Integers increased(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+inline Vector to_floats(Integers v) { return _mm512_cvtepi32_ps(v); }
+inline Vector lanes_of(const uint8_t* p) { return to_floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+inline Vector lanes_of(const int8_t* p) { return to_floats(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+#else
+using Integers = __m256i;
+inline Integers repeated(int32_t value) { return _mm256_set1_epi32(value); }
+inline Integers load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+template <int by>
+Integers raised(Integers v) { return _mm256_slli_epi16(v, by); }
+template <int by>
+Integers lowered(Integers v) { return _mm256_srli_epi16(v, by); }
+inline Integers masked(Integers v, uint8_t mask) { return _mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(mask))); }
+inline Integers both(Integers a, Integers b) { return _mm256_or_si256(a, b); }
+inline Integers increased(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
+inline Vector to_floats(Integers v) { return _mm256_cvtepi32_ps(v); }
+inline Vector lanes_of(const uint8_t* p) { return to_floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+inline Vector lanes_of(const int8_t* p) { return to_floats(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+#endif
+
+// Bits `low` and above of a byte, moved to bit 4 and masked.
+template <int low>
+Integers moved_to_bit_4(Integers v, uint8_t mask) {
+  if constexpr (low < 4) return masked(raised<4 - low>(v), mask);
+  if constexpr (low == 4) return masked(v, mask);
+  if constexpr (low > 4) return masked(lowered<low - 4>(v), mask);
+}
+
+// Codes of one step, of the outputs of one vector.
+template <int bits, int step>
+[[gnu::always_inline]] inline Integers codes_of(const uint8_t* tile, int part) {
+  const uint8_t* from = tile + part * 4 * kLanes;
+  if constexpr (bits == 8) return load_bytes(from + step * kStepBytes);
+  const Integers pair = load_bytes(from + step % 4 * kStepBytes);
+  const Integers low = masked(step < 4 ? pair : lowered<4>(pair), 0x0f);
+  if constexpr (bits == 5) return both(low, moved_to_bit_4<step>(load_bytes(from + 4 * kStepBytes), 0x10));
+  if constexpr (bits == 6) {
+    return both(low, moved_to_bit_4<step % 4 * 2>(load_bytes(from + (4 + step / 4) * kStepBytes), 0x30));
+  }
+  return low;
+}
+
+// Four adjacent codes of a row, for all outputs.
+inline Integers four_inputs(const int8_t* codes) {
+  int32_t bits;
+  std::memcpy(&bits, codes, 4);
+  return repeated(bits);
+}
+
+using AllSteps = std::integer_sequence<int, 0, 4, 1, 5, 2, 6, 3, 7>;  // steps that share bytes are adjacent
+using FirstSteps = std::integer_sequence<int, 0, 1, 2, 3>;
+using LastSteps = std::integer_sequence<int, 4, 5, 6, 7>;
+
+// The place of a step among those of Steps.
+template <int... steps>
+constexpr int place_of(int step, std::integer_sequence<int, steps...>) {
+  return sizeof...(steps) == kSteps ? step % 4 * 2 + step / 4 : step % 4;
+}
+
+#if defined(__AVX512F__)
+// What the sums of a row begin with, so that codes count from zero on.
+template <int bits, bool minimums>
+Integers initial_sum(int32_t minus_sum) {
+  return repeated(minimums ? 0 : minus_sum * (1 << (bits - 1)));
+}
+
+// Adds products of codes and rows, 32 bytes apart, to the sums of `rows` rows and `strips` strips.
+template <int bits, int rows, int strips, typename Steps>
+[[gnu::always_inline]] inline void add_steps(Integers (&sums)[rows][strips * kParts], const uint8_t* const (&tiles)[strips],
+                                             const int8_t* codes, Steps steps) {
+  each_constant(steps, [&](auto step) __attribute__((always_inline)) {
+    Integers right[strips];
+    for (int strip = 0; strip < strips; ++strip) right[strip] = codes_of<bits, step>(tiles[strip], 0);
+    for (int row = 0; row < rows; ++row) {
+      const Integers left = four_inputs(codes + row * kTile + step * 4);
+      for (int strip = 0; strip < strips; ++strip) sums[row][strip] = _mm512_dpbusd_epi32(sums[row][strip], right[strip], left);
+    }
+  });
+}
+#else
+// Codes of 8 bits are multiplied as signed numbers.
+template <int bits, bool minimums>
+Integers initial_sum(int32_t minus_sum) {
+  return repeated(minimums || bits == 8 ? 0 : minus_sum * (1 << (bits - 1)));
+}
+
+// Steps whose products can be added in 16 bits: (2^bits - 1) * 2 * 127 each.
+template <int bits>
+constexpr int kRun = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+
+// Sums of two products of bytes.
+template <int bits>
+[[gnu::always_inline]] inline Integers pairs_of(Integers right, Integers left) {
+  if constexpr (bits == 8) return _mm256_maddubs_epi16(_mm256_abs_epi8(right), _mm256_sign_epi8(left, right));
+  return _mm256_maddubs_epi16(right, left);
+}
+
+template <int bits, int rows, int strips, typename Steps>
+[[gnu::always_inline]] inline void add_steps(Integers (&sums)[rows][strips * kParts], const uint8_t* const (&tiles)[strips],
+                                             const int8_t* codes, Steps steps) {
+  Integers pairs[rows][strips * kParts];
+  each_constant(steps, [&](auto step) __attribute__((always_inline)) {
+    constexpr int place = place_of(step, Steps{}) % kRun<bits>;
+    Integers right[strips * kParts];
+    for (int i = 0; i < strips * kParts; ++i) {
+      right[i] = codes_of<bits, step>(tiles[i / kParts], i % kParts);
+      if constexpr (bits == 8) right[i] = _mm256_xor_si256(right[i], _mm256_set1_epi8(-128));
+    }
+    for (int row = 0; row < rows; ++row) {
+      const Integers left = four_inputs(codes + row * kTile + step * 4);
+      for (int i = 0; i < strips * kParts; ++i) {
+        const Integers products = pairs_of<bits>(right[i], left);
+        pairs[row][i] = place ? _mm256_add_epi16(pairs[row][i], products) : products;
+        if constexpr (place == kRun<bits> - 1) {
+          sums[row][i] = increased(sums[row][i], _mm256_madd_epi16(pairs[row][i], _mm256_set1_epi16(1)));
+        }
+      }
+    }
+  });
+}
+#endif
+
+}  // namespace quire

@@ -1,0 +1,59 @@
+// Matrices of a model, of either kind: bfloat16 or packed strips.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "../products.h"
+#include "format.h"
+#include "pack.h"
+#include "products.h"
+#include "rows.h"
+
+namespace quire {
+
+struct Matrix {
+  const bf16* dense;    // packed; null if there are strips
+  const Strip* strips;  // of 16 outputs each
+};
+
+// Left operand of a product with either kind.
+struct Inputs {
+  Rows rows;
+  QuantizedRows quantized;
+};
+
+// Outputs and inputs of a matrix, padded to 16 and to 32.
+struct MatrixSize {
+  int outputs, inputs;
+};
+
+// Multiplies a range of a matrix.
+template <typename Take>
+void product(const Matrix& m, const MatrixSize& size, const Inputs& a, const Range& range, const Take& take) {
+  if (m.strips) return product(m.strips, a.quantized, range, take);
+  product(Packed{m.dense, size.outputs, size.inputs}, a.rows, range, take);
+}
+
+inline void product_to(const Matrix& m, const MatrixSize& size, const Inputs& a, const Range& range, const Sums& to, bool add) {
+  if (!m.strips) return product_to(Packed{m.dense, size.outputs, size.inputs}, a.rows, range, to, add);
+  product(m.strips, a.quantized, range, [&](int row, int column, int columns, const float* sums) {
+    float* line = to.at(row, column);
+    for (int n = 0; n < columns; ++n) line[n] = (add ? line[n] : 0.0f) + sums[n];
+  });
+}
+
+// Reads the weights of one output as float32.
+inline void read_output(const Matrix& m, int inputs, int output, float* to) {
+  const int strip = output / kStrip, n = output % kStrip;
+  if (m.strips) {
+    with_weight_format(m.strips[strip].format, [&](auto number) {
+      read_output<kFormats[number]>(m.strips[strip].data, inputs, n, to);
+    });
+    return;
+  }
+  const bf16* from = m.dense + static_cast<size_t>(strip) * padded(inputs, kTile) * kStrip + n * 2;
+  for (int k = 0; k < inputs; ++k) to[k] = widened(from[k / 2 * 32 + k % 2]);
+}
+
+}  // namespace quire

@@ -1,0 +1,97 @@
+// Rows quantized to 8 bits in groups of 32, as llama.cpp quantizes activations (its Q8_1): scale = largest / 127.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../lanes.h"
+#include "../numbers.h"
+#include "format.h"
+
+namespace quire {
+
+// 16 rows' codes of one tile of inputs.
+struct alignas(64) RowGroup {
+  int8_t codes[16][kTile];
+  float scale[16];
+  float scaled_sum[16];      // scale * the sum of the codes
+  int32_t minus_sum[16];     // of the codes
+  int32_t minus_first[16];   // of the first 16 codes
+};
+
+// The left operand of a product with strips: [rows rounded up to 16 / 16][inputs / 32].
+struct QuantizedRows {
+  RowGroup* data;
+  int tiles;
+  int first_row = 0;  // first row of `data`, a multiple of 16
+
+  RowGroup* at(int row, int tile = 0) const { return data + static_cast<size_t>((row - first_row) / 16) * tiles + tile; }
+};
+
+inline size_t row_groups(int rows, int inputs) { return static_cast<size_t>(padded(rows, 16) / 16) * (padded(inputs, 32) / 32); }
+
+// The largest magnitude of 32 numbers; NaN if one is NaN, because its bits are larger than those of infinity.
+inline float largest_magnitude(const float* x) {
+  int32_t most = 0;
+  for (int i = 0; i < kTile; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    bits &= 0x7fffffff;
+    most = bits > most ? bits : most;
+  }
+  float result;
+  std::memcpy(&result, &most, 4);
+  return result;
+}
+
+inline int32_t sum_of_16(const int8_t* codes) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  const __m256i pairs = _mm256_madd_epi16(wide, _mm256_set1_epi16(1));
+  __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  sums = _mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_shuffle_epi32(sums, 1)));
+}
+
+// Stores round(x * factor) of 32 numbers.
+inline void round_to_codes(const float* x, float factor, int8_t* codes) {
+#if defined(__AVX512F__)
+  for (int i = 0; i < kTile; i += 16) {
+    const __m512i rounded = _mm512_cvtps_epi32(times(load(x + i), filled(factor)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtsepi32_epi8(rounded));
+  }
+#else
+  __m256i rounded[4];
+  for (int i = 0; i < 4; ++i) rounded[i] = _mm256_cvtps_epi32(times(load(x + i * 8), filled(factor)));
+  const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), _mm256_packs_epi32(rounded[2], rounded[3]));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(mixed, order));
+#endif
+}
+
+// Quantizes one row's 32 inputs of a tile. NaN and infinities become a scale that is NaN or infinite.
+inline void quantize(const float* x, RowGroup* group, int row) {
+  constexpr float kSmallest = 1e-30f;  // smaller groups become 0: the quotient must be finite
+  const float most = largest_magnitude(x);
+  round_to_codes(x, most > kSmallest ? 127.0f / most : 0.0f, group->codes[row]);
+  const float scale = most * (1.0f / 127.0f);
+  const int32_t first = sum_of_16(group->codes[row]), sum = first + sum_of_16(group->codes[row] + 16);
+  group->scale[row] = scale;
+  group->scaled_sum[row] = scale * static_cast<float>(sum);
+  group->minus_sum[row] = -sum;
+  group->minus_first[row] = -first;
+}
+
+// Quantizes a row of `inputs` numbers; inputs are padded with zeros to a multiple of 32.
+inline void quantize_row(const float* x, int inputs, const QuantizedRows& to, int row) {
+  RowGroup* group = to.at(row);
+  int k = 0;
+  for (; k + kTile <= inputs; k += kTile) quantize(x + k, group++, row % 16);
+  if (k == inputs) return;
+  alignas(64) float line[kTile] = {};
+  std::memcpy(line, x + k, sizeof(float) * (inputs - k));
+  quantize(line, group, row % 16);
+}
+
+}  // namespace quire

@@ -1,0 +1,109 @@
+// A Llama-shaped model and a batch as the bindings pass them, and the arithmetic of single rows.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "grouped/matrix.h"
+#include "lanes.h"
+#include "numbers.h"
+#include "products.h"
+
+namespace quire {
+
+struct Layer {
+  Matrix projections;  // q, k, v one after the other
+  Matrix output;
+  Matrix gates;  // 16 columns of the gate, 16 of the product that it gates, and so on; strips only if `down` has them
+  Matrix down;   // strips if `gates` has them
+  const float* attention_norm;
+  const float* mlp_norm;
+  const float* projection_bias;  // or null
+  const float* query_norm;       // or null
+  const float* key_norm;         // or null
+  int32_t window;                // 0: none
+};
+
+struct Decoder {
+  int32_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
+  float epsilon, scaling;
+  const Layer* layer;
+  Matrix embedding;  // the outputs are tokens
+  Matrix head;       // the same if they are tied
+  const float* final_norm;
+  const float* cosine;  // [positions][head size / 2]
+  const float* sine;
+};
+
+struct CacheView {
+  void* data;
+  int64_t block_stride;
+  int64_t layer_stride;
+  int64_t value_offset;
+  int64_t head_stride;
+  int32_t block_size, heads, head_size;
+  int32_t type;  // 1: bfloat16, 3: codes
+};
+
+// The cache of a layer whose K begins at `data`.
+inline Cache cache_of(const CacheView& c, void* data) {
+  return {data, c.block_stride, c.value_offset, c.head_stride, c.block_size, c.heads, c.head_size};
+}
+
+struct Batch {
+  int32_t tokens, sequences, width, rows;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int64_t* slots;
+  const int32_t* first;
+  const int32_t* ends;
+  const int32_t* tables;
+  const int32_t* places;  // [rows] tokens whose logits are requested
+};
+
+inline float root_of_mean_square(const float* x, int size, float epsilon) {
+  float squares = 0.0f;
+  for (int i = 0; i < size; ++i) squares += x[i] * x[i];
+  return std::sqrt(squares / static_cast<float>(size) + epsilon);
+}
+
+// Stores a normalized row as the left operand of a product with `m`.
+inline void normalize(const float* x, int size, const float* weight, float epsilon, const Matrix& m, const Inputs& out, int row) {
+  const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
+  for (int k = 0; k < size; k += 32) {
+    alignas(64) float line[32];
+    const int real = std::min(32, size - k);
+    for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
+    for (int i = real; i < 32; ++i) line[i] = 0.0f;
+    if (m.strips) {
+      quantize(line, out.quantized.at(row, k / 32), row % 16);
+    } else {
+      put_all(line, 32, out.rows.at(row, k));
+    }
+  }
+}
+
+inline void normalize_head(float* x, int size, const float* weight, float epsilon) {
+  const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
+  for (int i = 0; i < size; ++i) x[i] *= factor * weight[i];
+}
+
+inline void rotate(float* __restrict x, int size, const float* __restrict cosine, const float* __restrict sine) {
+  const int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * cosine[i] - b * sine[i];
+    x[i + half] = b * cosine[i] + a * sine[i];
+  }
+}
+
+// silu(g) * up, with silu(g) = g / (1 + exp(-g)). The quotient has at least 14 bits, six more than the rounded result.
+inline Vector gated_silu(Vector g, Vector up) {
+  const Vector e = exp2_of(smaller(times(g, filled(-kLog2OfE)), filled(125.0f)));
+  return divided(times(g, up), plus(e, filled(1.0f)));
+}
+
+}  // namespace quire
