@@ -63,10 +63,6 @@ class Model:
     def cache(self) -> TritonBackend:
         return self.caches[0]
 
-    def prepare(self) -> "Model":
-        self.pieces.prepare(lambda done, of: gc.collect())
-        return self
-
     def compare(self, *parts: Part) -> None:
         found, expected = (logits(runner, *parts) for runner in self.runners)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -74,29 +70,45 @@ class Model:
 
 @pytest.fixture
 def model(checkpoint: Checkpoint) -> Model:
+    """A model of which nothing was captured yet."""
     return Model(load_model(checkpoint(two_layers("qwen2 with windows")), torch.float32, DEVICE))
 
 
-def test_prompts_give_the_logits_of_launched_steps_alone_behind_prefixes_and_beside_decoding(model: Model) -> None:
-    model.prepare()
+@pytest.fixture(scope="module")
+def captured(checkpoint: Checkpoint) -> Model:
+    model = Model(load_model(checkpoint(two_layers("qwen2 with windows")), torch.float32, DEVICE))
+    model.pieces.prepare(lambda done, of: gc.collect())
     assert not model.cache.cache[1:].any(), "the captures wrote to block 0 only"
-    model.compare((LONG[:2], 0, (1, 2)))
-    model.compare((LONG[:4], 2, (1, 2)), (SHORT[:3], 0, (3,)))
-    model.compare((LONG[:6], 4, (1, 2)), (SHORT[:4], 3, (3,)), (OTHER[:2], 0, (5,)))
-    model.compare((SHORT[:5], 4, (3,)), (OTHER[:4], 2, (5,)))
-    assert not model.others.fed
-    model.compare((LONG[:13], 6, (1, 2)))
-    model.compare((LONG[:14], 13, (1, 2)), (SHORT[:6], 5, (3,)))
-    assert model.others.fed == [(7,), (1, 1)], "a step of more tokens, and one that only decodes"
+    return model
 
 
-def test_padding_rows_write_to_block_0_only_and_leave_no_trace_in_other_rows(model: Model) -> None:
-    model.prepare()
-    model.cache.cache[7].fill_(float("nan"))  # a prefix of no meaning, so that all behind it is NaN
-    broken = logits(model.runners[0], (SHORT[:2], 0, (3,)), (LONG[:7], 3, (7,)))
+@pytest.fixture
+def prepared(captured: Model) -> Model:
+    """A model of which all sizes were captured, with empty caches."""
+    for cache in captured.caches:
+        cache.cache.zero_()
+    captured.others.fed.clear()
+    return captured
+
+
+def test_prompts_give_the_logits_of_launched_steps_alone_behind_prefixes_and_beside_decoding(prepared: Model) -> None:
+    prepared.compare((LONG[:2], 0, (1, 2)))
+    prepared.compare((LONG[:4], 2, (1, 2)), (SHORT[:3], 0, (3,)))
+    prepared.compare((LONG[:6], 4, (1, 2)), (SHORT[:4], 3, (3,)), (OTHER[:2], 0, (5,)))
+    prepared.compare((SHORT[:5], 4, (3,)), (OTHER[:4], 2, (5,)))
+    assert not prepared.others.fed
+    prepared.compare((LONG[:13], 6, (1, 2)))
+    prepared.compare((LONG[:14], 13, (1, 2)), (SHORT[:6], 5, (3,)))
+    assert prepared.others.fed == [(7,), (1, 1)], "a step of more tokens, and one that only decodes"
+
+
+def test_padding_rows_write_to_block_0_only_and_leave_no_trace_in_other_rows(prepared: Model) -> None:
+    prepared.cache.cache[7].fill_(float("nan"))  # a prefix of no meaning, so that all behind it is NaN
+    broken = logits(prepared.runners[0], (SHORT[:2], 0, (3,)), (LONG[:7], 3, (7,)))
     assert broken.isnan().any()
-    model.compare((SHORT[:4], 0, (3,)))
-    assert not model.cache.cache[[1, 2, 4, *range(8, 13)]].any()
+    prepared.cache.cache[7].zero_()
+    prepared.compare((SHORT[:4], 0, (3,)))
+    assert not prepared.cache.cache[[1, 2, *range(4, 13)]].any(), "what the step before fed is not written again"
 
 
 def test_sizes_are_captured_largest_first_until_the_time_is_over(model: Model) -> None:
@@ -109,13 +121,12 @@ def test_sizes_are_captured_largest_first_until_the_time_is_over(model: Model) -
     assert model.others.fed == [(3,)], "its size was not captured, and a larger one would be mostly padding"
 
 
-def test_a_chunk_that_needs_no_logits_is_written_to_the_cache(model: Model) -> None:
-    model.prepare()
+def test_a_chunk_that_needs_no_logits_is_written_to_the_cache(prepared: Model) -> None:
     one = StepPlan(0, (), (Work(1, LONG[:3], 0, (1,), False, GREEDY),))
-    for runner in model.runners:
+    for runner in prepared.runners:
         assert not runner.launch(one).result()
-    assert not model.others.fed
-    torch.testing.assert_close(*(cache.cache[1] for cache in model.caches))
+    assert not prepared.others.fed
+    torch.testing.assert_close(*(cache.cache[1] for cache in prepared.caches))
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the tape finds it on the CPU")
