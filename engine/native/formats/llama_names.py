@@ -1,7 +1,7 @@
 """Names, shapes and row orders of Llama-shaped models in GGUF files, as llama.cpp's converter writes them."""
 
 import re
-from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from engine.native.formats.gguf_header import GgufHeader
 # Those of Mistral are written as llama. Only llama's rows of q and k are in another order than transformers'.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _REORDERED = ("llama",)
+_MOST_CONTEXT_TOKENS = 1 << 24
 # Factors of the frequencies that positions are rotated by; the folder's configuration has them (Llama 3.1).
 ROTATION_FACTORS = "rope_freqs.weight"
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -42,8 +43,9 @@ class Named(NamedTuple):
 def names_of(header: GgufHeader) -> dict[str, Named]:
     """Return the tensors by transformers' names; those that Llama-shaped models lack keep their own.
 
-    Raises ModelUnsupported, naming the tensor, if a shape contradicts the metadata.
+    Raises ModelUnsupported, naming the tensor, if a shape contradicts the metadata, or a tensor is missing.
     """
+    _check_complete(header)
     sizes = _Sizes.of(header)
     found: dict[str, Named] = {}
     for name in header.tensors:
@@ -71,6 +73,15 @@ def row_order(rows: int, heads: int) -> npt.NDArray[np.int64]:
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
+def _check_complete(header: GgufHeader) -> None:
+    """Raise ModelUnsupported if a tensor is missing that each layer has: the file bounds their number too."""
+    optional, layers = {"attn_q_norm", "attn_k_norm"}, _positive(header, "block_count")
+    needed = (f"blk.{layer}.{part}.weight" for layer in range(layers) for part in _IN_LAYER if part not in optional)
+    for name in chain(("token_embd.weight", "output_norm.weight"), needed):
+        if name not in header.tensors:
+            raise ModelUnsupported(f"it lacks tensor {name}")
+
+
 class _Sizes(NamedTuple):
     """Sizes that the metadata declares."""
 
@@ -80,6 +91,7 @@ class _Sizes(NamedTuple):
     kv_heads: int
     head_size: int
     intermediate: int
+    vocabulary: int
 
     @classmethod
     def of(cls, header: GgufHeader) -> "_Sizes":
@@ -89,28 +101,29 @@ class _Sizes(NamedTuple):
         head_size = _positive(header, "attention.key_length", hidden // heads or 1)
         if heads % kv_heads or head_size % 2:
             raise ModelUnsupported(f"its {heads} heads of {head_size} elements cannot share {kv_heads} KV heads")
-        return cls(layers, hidden, heads, kv_heads, head_size, intermediate)
+        if (context := _positive(header, "context_length")) > _MOST_CONTEXT_TOKENS:
+            raise ModelUnsupported(f"its context_length is {context}, more than {_MOST_CONTEXT_TOKENS}")
+        # Files without a number have as many tokens as rows, or the configuration contradicts the tensor.
+        vocabulary = _positive(header, "vocab_size", header.tensors["token_embd.weight"].shape[0])
+        return cls(layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary)
 
     def check(self, header: GgufHeader, name: str, layer: str | None, part: str, kind: str) -> None:
         """Raise ModelUnsupported if a tensor's shape is not that of its place."""
         if layer is not None and int(layer) >= self.layers:
             raise ModelUnsupported(f"it has tensor {name}, but its block_count is {self.layers}")
-        shape, expected = header.tensors[name].shape, self._shape(part)
+        shape = header.tensors[name].shape
+        expected = self._shape(part)
         if kind == "bias":
             expected = expected[:1]
-        matches = len(shape) == len(expected) and all(
-            want in (0, given) for given, want in zip(shape, expected, strict=True)
-        )
-        if not matches:
-            wanted = tuple("any" if size == 0 else size for size in expected)
-            raise ModelUnsupported(f"tensor {name} has shape {shape}, but its metadata gives {wanted}")
+        if shape != expected:
+            raise ModelUnsupported(f"tensor {name} has shape {shape}, but its metadata gives {expected}")
 
     def _shape(self, part: str) -> tuple[int, ...]:
-        """Return a tensor's shape; 0 for any number."""
+        """Return a tensor's shape."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {
-            "token_embd": (0, self.hidden),
-            "output": (0, self.hidden),
+            "token_embd": (self.vocabulary, self.hidden),
+            "output": (self.vocabulary, self.hidden),
             "attn_q": (queries, self.hidden),
             "attn_k": (keys, self.hidden),
             "attn_v": (keys, self.hidden),
@@ -131,11 +144,3 @@ def _positive(header: GgufHeader, name: str, default: int | None = None) -> int:
     if found is None or found < 1:
         raise ModelUnsupported(f"its metadata lacks a number above 0 as {header.architecture}.{name}")
     return found
-
-
-def layers_missing(header: GgufHeader) -> Iterator[int]:
-    """Yield the layers of the metadata that have no tensor."""
-    present = {int(match[1]) for name in header.tensors if (match := _NAME.fullmatch(name)) and match[1]}
-    layers = _Sizes.of(header).layers
-    if layers > len(present):
-        yield next(number for number in range(layers) if number not in present)

@@ -1,0 +1,135 @@
+"""Headers of GGUF files: what is refused, and that nothing large is allocated before."""
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import ModelUnsupported
+from engine.native.formats.gguf_file import GgufFile
+from engine.native.formats.gguf_header import read_header
+from tests.gguf_models import HIDDEN, MIXED, Type, write_llama
+
+BEGIN = b"GGUF" + struct.pack("<I", 3)
+
+
+def header(tensors: int, keys: int, *parts: bytes) -> bytes:
+    return BEGIN + struct.pack("<QQ", tensors, keys) + b"".join(parts)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def tensor(shape: tuple[int, ...], kind: int = 0, offset: int = 0, name: str = "some_weight") -> bytes:
+    dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+    return text(name) + dimensions + struct.pack("<IQ", kind, offset)
+
+
+def array(kind: int, count: int) -> bytes:
+    return text("some.array") + struct.pack("<IIQ", 9, kind, count)
+
+
+REFUSED = {
+    "it is no GGUF file": b"PK" + bytes(100),
+    "it has version 1 of GGUF": b"GGUF" + struct.pack("<I", 1) + bytes(100),
+    "it has version 50331648 of GGUF": b"GGUF" + struct.pack(">I", 3) + bytes(100),
+    "its header ends behind the file's end": header(1, 0, text("a name")),
+    "it has 18446744073709551615 tensors": header(2**64 - 1, 0),
+    "it has 1099511627776 metadata keys": header(0, 2**40),
+    "it has 1152921504606846976 elements in arrays of its metadata": header(0, 1, array(0, 2**60)),
+    "it has 4194305 elements in arrays": header(0, 1, array(8, (1 << 22) + 1)),
+    "array of the type 9": header(0, 1, array(9, 4), bytes(64)),
+    "a value of the unknown type 77": header(0, 1, text("key"), struct.pack("<I", 77)),
+    "general.alignment is 3,": header(0, 1, text("general.alignment"), struct.pack("<II", 4, 3)),
+    "it is one of 7 parts": header(0, 1, text("split.count"), struct.pack("<IH", 2, 7)),
+    "tensor some_weight has 9 dimensions": header(1, 0, tensor((1,) * 9)),
+    "tensor some_weight has shape (4294967296, 4294967296), which is empty or does": header(1, 0, tensor((2**32,) * 2)),
+    "tensor some_weight has shape (0, 32), which is empty or does": header(1, 0, tensor((0, 32))),
+    "tensor some_weight is of type Q2_K, which is not served: F32, F16,": header(1, 0, tensor((2, 256), 10)),
+    "tensor some_weight is of type IQ4_XS, which is not served": header(1, 0, tensor((2, 256), 23)),
+    "tensor some_weight is of type 999, which is not served": header(1, 0, tensor((2, 256), 999)),
+    "tensor some_weight has rows of 48 values, but Q4_0 has blocks of 32": header(1, 0, tensor((2, 48), 2)),
+    "it is truncated: tensor some_weight ends behind the file's end": header(1, 0, tensor((4, 32)), bytes(256)),
+    "it has two tensors some_weight": header(2, 0, tensor((8,)), tensor((8,), offset=32), bytes(256)),
+    # As Q4_0 the first takes 18 bytes of the 32 that its label leaves it; as F16 it would take 64.
+    "tensor second begins at byte 32 of the data instead of 64": header(
+        2, 0, tensor((1, 32), 1), tensor((8,), offset=32, name="second"), bytes(256)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_damaged_or_hostile_header_is_refused_without_large_allocations(tmp_path: Path, message: str) -> None:
+    path = tmp_path / "some.gguf"
+    path.write_bytes(REFUSED[message])
+    read_header.__doc__  # noqa: B018 - imports are no part of the measurement
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelUnsupported) as refused:
+            read_header(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert str(refused.value).startswith("some.gguf cannot be read: ")
+    assert message in str(refused.value)
+    assert peak < 2 << 20
+
+
+def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnsupported, match=r"^none\.gguf cannot be read: it is missing$"):
+        read_header(tmp_path / "none.gguf")
+    (tmp_path / "empty.gguf").touch()
+    with pytest.raises(ModelUnsupported, match=r"^empty\.gguf cannot be read: "):
+        read_header(tmp_path / "empty.gguf")
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = write_llama(tmp_path / "whole.gguf", MIXED).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in (*range(1, 200, 7), *np.linspace(200, len(whole) - 33, 60, dtype=int).tolist()):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(ModelUnsupported, match=r"^cut\.gguf cannot be read: it is (truncated|no GGUF file)"):
+            read_header(cut)
+
+
+def test_places_are_those_that_gguf_reads(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED)
+    places, read = read_header(path).tensors, gguf.GGUFReader(path)
+    assert list(places) == [one.name for one in read.tensors]
+    for one in read.tensors:
+        place = places[one.name]
+        assert (place.offset, place.size) == (one.data_offset, one.n_bytes)
+        assert (list(place.shape), place.format.name) == (one.shape.tolist()[::-1], one.tensor_type.name)
+
+
+CONTRADICTIONS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None]]] = {
+    "tensor blk.0.attn_q.weight has shape (128, 256), but its metadata gives (256, 256)": (
+        "blk.0.attn_q",
+        lambda writer: writer.add_tensor("blk.0.attn_q.weight", np.zeros((HIDDEN // 2, HIDDEN), np.float32)),
+    ),
+    "tensor token_embd.weight has shape (260, 128), but its metadata gives (260, 256)": (
+        "token_embd",
+        lambda writer: writer.add_tensor("token_embd.weight", np.zeros((260, HIDDEN // 2), np.float32)),
+    ),
+    "it has tensor blk.7.attn_norm.weight, but its block_count is 2": (
+        "-",
+        lambda writer: writer.add_tensor("blk.7.attn_norm.weight", np.zeros(HIDDEN, np.float32)),
+    ),
+    "its context_length is 4294967295, more than 16777216": ("-", lambda writer: writer.add_context_length(2**32 - 1)),
+    "it lacks tensor blk.1.ffn_down.weight": ("blk.1.ffn_down", lambda _writer: None),
+}
+
+
+@pytest.mark.parametrize("message", CONTRADICTIONS)
+def test_tensors_that_contradict_the_metadata_are_refused(tmp_path: Path, message: str) -> None:
+    without, change = CONTRADICTIONS[message]
+    path = write_llama(tmp_path / "other.gguf", {"attn_k": Type.Q8_0}, change=change, without=(without,))
+    with pytest.raises(ModelUnsupported) as refused:
+        GgufFile(path, torch.float32)
+    assert str(refused.value) == f"other.gguf cannot be read: {message}"

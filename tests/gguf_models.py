@@ -1,0 +1,108 @@
+"""Tiny Llama-shaped models in GGUF files, written by the package gguf as llama.cpp's converter writes them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, LAYERS, VOCABULARY, CONTEXT = 256, 256, 4, 2, 2, 260, 128
+SHAPES = {
+    "attn_norm": (HIDDEN,),
+    "ffn_norm": (HIDDEN,),
+    "attn_q": (HIDDEN, HIDDEN),
+    "attn_k": (HIDDEN // 2, HIDDEN),
+    "attn_v": (HIDDEN // 2, HIDDEN),
+    "attn_output": (HIDDEN, HIDDEN),
+    "ffn_gate": (INTERMEDIATE, HIDDEN),
+    "ffn_up": (INTERMEDIATE, HIDDEN),
+    "ffn_down": (HIDDEN, INTERMEDIATE),
+}
+Type = gguf.GGMLQuantizationType
+# Of llama.cpp's Q4_K_M and Q4_0 files, in one model.
+MIXED = {
+    "token_embd": Type.Q8_0,
+    "attn_q": Type.Q4_K,
+    "attn_k": Type.Q4_1,
+    "attn_v": Type.Q6_K,
+    "attn_output": Type.Q5_0,
+    "ffn_gate": Type.Q4_0,
+    "ffn_up": Type.Q5_1,
+    "ffn_down": Type.Q6_K,
+}
+Changes = Callable[[gguf.GGUFWriter], None]
+
+
+def write_llama(
+    path: Path,
+    types: dict[str, Type],
+    architecture: str = "llama",
+    change: Changes = lambda _writer: None,
+    without: tuple[str, ...] = (),
+) -> Path:
+    """Write a model with random weights, in these types by the parts of the tensors' names; others are float32.
+
+    `change` adds metadata or tensors; tensors whose names begin as `without` says are left out.
+    """
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_metadata(writer)
+    change(writer)  # the last value of a key counts
+    shapes = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,)}
+    shapes |= {f"blk.{layer}.{part}": shape for layer in range(LAYERS) for part, shape in SHAPES.items()}
+    for name, shape in shapes.items():
+        if not name.startswith(without or ("-",)):
+            kind = types.get(name.rpartition(".")[2], Type.F32)
+            writer.add_tensor(f"{name}.weight", stored(shape, kind, random), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def stored(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> npt.NDArray[np.generic]:
+    """Return random values near those of models, as bytes of a type; float32 as they are."""
+    if kind in (Type.Q4_K, Type.Q6_K):  # the package only reads them
+        return _super_blocks(shape, kind, random)
+    spread = 0.1 if len(shape) == 1 else 1 / np.sqrt(shape[-1])
+    values = (len(shape) == 1) + random.standard_normal(shape, dtype=np.float32) * np.float32(spread)
+    return values if kind == Type.F32 else gguf.quants.quantize(values, kind)
+
+
+def _super_blocks(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> npt.NDArray[np.uint8]:
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // 256, size), dtype=np.uint8)
+    places = (0, 2) if kind == Type.Q4_K else (size - 2,)
+    scale = {Type.Q4_K: 2e-4, Type.Q6_K: 2e-5}[kind]
+    for number, place in enumerate(places):
+        # The minimums of Q4_K are subtracted: as large as the middle of the codes.
+        halves = random.uniform(scale, 2 * scale, blocks.shape[:-1]) * (7 if number else 1)
+        blocks[..., place : place + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def _write_metadata(writer: gguf.GGUFWriter) -> None:
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *_byte_letters(), "ab"])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 257)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def _byte_letters() -> list[str]:
+    """Return the letter that byte-level tokenizers write for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
