@@ -224,6 +224,7 @@ class ModelEngine(EngineInProcess):
         observe: Observer | None = None,
         ahead: bool = False,
         sampler: Sampler | None = None,
+        proposed_tokens: int = 0,
     ) -> None:
         self.folder = folder
         self.sampler = sampler or TorchSampler()
@@ -232,7 +233,8 @@ class ModelEngine(EngineInProcess):
         capacity = Capacity(*sizes)
         self.backend = self.make_backend(block_size, device_blocks, host_blocks)
         runner = self.make_runner(block_size, ahead)
-        limits = Limits(token_budget, min(max_sequences, token_budget), preemption=preemption)
+        sequences = min(max_sequences, token_budget)
+        limits = Limits(token_budget, sequences, preemption=preemption, proposed_tokens=proposed_tokens)
         super().__init__(runner, capacity, limits, observe, ahead=ahead, counts_tokens=self.sampler.counts_tokens)
 
     def make_runner(self, block_size: int, _ahead: bool) -> Runner:

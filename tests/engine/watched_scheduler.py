@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 
 import kvmanager
 from blocks import FreeReason, Step, StepItem, StepResult
@@ -10,7 +11,15 @@ from engine.schedule.outputs import Finished, Started
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.speculation.speculation_costs import SpeculationCosts
 from engine.schedule.step_plan import PENDING, StepPlan, Work
+
+
+class EveryProposalPays(SpeculationCosts):
+    """Takes all proposals, from the first step on."""
+
+    def choose(self, sequences: int, chances: Items[float]) -> int:
+        return len(chances)
 
 
 class WatchedScheduler(Scheduler):
@@ -18,6 +27,8 @@ class WatchedScheduler(Scheduler):
 
     def __init__(self, capacity: Capacity, limits: Limits, *, ahead: bool = False) -> None:
         super().__init__(capacity, limits, ahead=ahead)
+        if self._speculator:
+            self._speculator.costs = EveryProposalPays()
         self.adopted_work = self.dropped_work = 0
         self.pool: Callable[[], kvmanager.Pool] = lambda: kvmanager.Pool(
             kvmanager.PoolSpec("no engine", 1, "", capacity.block_size, capacity.device_blocks)
@@ -77,6 +88,7 @@ class WatchedScheduler(Scheduler):
         assert step
         self._check_refusals(step, result)
         self._check_view()
+        self._check_lookahead()
         self._check_states()
 
     def live(self) -> list[str]:
@@ -236,6 +248,16 @@ class WatchedScheduler(Scheduler):
         view = self._view
         assert (view.available, view.available_host) == (pool.device.available, pool.host.available)
         self._check_pins(pool)
+
+    def _check_lookahead(self) -> None:
+        """Check the blocks of decoding sequences beyond their next token."""
+        size, proposed = self.capacity.block_size, self.limits.proposed_tokens
+        for group in self._queue.running:
+            for member in group.members if group.forked and not group.beams else ():
+                next_token = -(-(len(member.tokens) + 1) // size)
+                assert len(member.table) <= next_token + -(-proposed // size) + 1
+                if member.finish is None:
+                    assert len(member.table) <= -(-member.max_slots // size), "no block that is never needed"
 
     def _check_pins(self, pool: kvmanager.Pool) -> None:
         pinned = {pin.name: list(pin.blocks) for pin in self.pins.list_pins() if pin.pinned}

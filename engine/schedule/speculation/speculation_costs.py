@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 _SMOOTHING = 0.1
 # A longer step counts as this many times the expected one: something else ran.
 _OUTLIER = 2.0
-# Until both kinds of steps were measured, a row more is taken to cost this part of the average row. Afterwards the
-# guess weighs as much as a step with a quarter more rows, because a small difference of rows is measured badly.
+# Until both kinds of steps were measured, a row more is taken to cost this part of the average row. The guess weighs as
+# much as one step with a quarter more rows, because the first steps with few more rows measure their cost badly.
 _GUESSED_PART = 0.25
 _GUESS_WEIGHT = 0.25
 # Steps without proposals that are measured before the first one with them.
@@ -51,10 +51,10 @@ class _BatchCosts:
     def row_seconds(self) -> float:
         """Seconds of a row more."""
         without, proposing = self.without, self.proposing
-        rows, seconds = 0.0, 0.0
+        rows, seconds, weight = 0.0, 0.0, _GUESS_WEIGHT * without.rows
         if proposing is not None:
             rows, seconds = proposing.rows - without.rows, proposing.seconds - without.seconds
-        weight = _GUESS_WEIGHT * without.rows
+            weight /= min(proposing.steps, 1 / _SMOOTHING)
         guess = _GUESSED_PART * without.seconds / without.rows
         return max(0.0, (seconds + weight * guess) / (rows + weight))
 

@@ -40,7 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes=st.tuples(st.integers(1, 12), st.integers(1, 6)),
         preemption=st.sampled_from(Preemption),
         policy=st.tuples(*map(st.sampled_from, ([0.0, 0.1, 0.5], [0.0, 2.0], [3.0, 1000.0]))),
-        ahead=st.booleans(),
+        mode=st.sampled_from([(False, 0), (True, 0), (False, 2), (False, 5)]),  # steps ahead, proposed tokens
         turn_seconds=st.sampled_from([0.05, 1.0]),  # in short turns, reports wait for other items
     )
     def begin(
@@ -49,13 +49,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes: tuple[int, int],
         preemption: Preemption,
         policy: tuple[float, float, float],
-        ahead: bool,
+        mode: tuple[bool, int],
         turn_seconds: float,
     ) -> None:
         self.block_size = blocks[0]
         capacity = Capacity(CONTEXT, VOCABULARY, *blocks)
         watermark, aging, isolation = policy
-        limits = Limits(sizes[0], min(sizes), 1024, preemption, watermark, aging, isolation)
+        ahead, proposed = mode
+        limits = Limits(sizes[0], min(sizes), 1024, preemption, watermark, aging, isolation, proposed)
         self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
         self.runner = FakeRunner(self.block_size, VOCABULARY)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
