@@ -240,10 +240,12 @@ def _rows(work: Work) -> list[_Row]:
     return rows
 
 
-def _draws(work: Work) -> list[Draw]:
+def _draws(work: Work) -> Sequence[Draw]:
     if not work.samples:
-        return []
+        return ()
     end = work.least_end
+    if len(work.sample_indices) == 1 and not work.proposed:  # nearly all work
+        return (Draw(work.sampling, work.sample_indices[0], end, work.rules, work.sequence),)
     draws = [Draw(work.sampling, index, end, work.rules, work.sequence) for index in work.sample_indices]
     if work.proposed:
         rules = work.later_rules or (None,) * work.proposed

@@ -39,7 +39,8 @@ class IsolatedRequests:
 
     def on_outputs_taken(self) -> None:
         """Record that outputs were taken for delivery, including the Started of each running group."""
-        self._delivered = {group for group in self._queue.running if group.isolated}
+        queue = self._queue
+        self._delivered = {group for group in queue.running if group.isolated} if queue.holds_isolated else set()
 
     def on_token(self, group: Group) -> None:
         """End the isolation of a group at its first token; a beam search stays isolated."""

@@ -8,7 +8,6 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from engine.run.loop import Engine, StepTimes
 from engine.schedule.request import Failure
@@ -194,5 +193,7 @@ class EngineDriver:
 
     def _call(self, callback: Callable[[], None]) -> None:
         """Call on the event loop, unless that is closed."""
-        with suppress(RuntimeError):
+        try:
             self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            log.debug("the event loop is closed")

@@ -3,12 +3,55 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from math import inf
+from typing import Any, Protocol
 
 from quire.v1 import engine_pb2
 from services.runtime.errors import SlowClient
 
 _MAX_BACKLOG_BYTES = 8 * 1024 * 1024
+
+
+class Timers(Protocol):
+    """The part of an event loop that Heartbeat needs."""
+
+    def time(self) -> float:
+        """Return the loop's time in seconds."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
+        """Call back after `delay` seconds."""
+
+
+class Heartbeat:
+    """Wakes a link that has waited for output for `seconds`. The body of the context is the wait.
+
+    Its one timer goes on from wait to wait: a timer for each would be set and cancelled with every message.
+    """
+
+    def __init__(self, seconds: float, wake: Callable[[], None], loop: Timers) -> None:
+        """Start the timer."""
+        self._seconds = seconds
+        self._wake = wake
+        self._loop = loop
+        self._due = inf
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def __enter__(self) -> None:
+        self._due = self._loop.time() + self._seconds
+
+    def __exit__(self, *_: object) -> None:
+        self._due = inf
+
+    def cancel(self) -> None:
+        """Stop the timer."""
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        remaining = self._due - self._loop.time()
+        if remaining <= 0:
+            self._due = remaining = inf
+            self._wake()
+        self._timer = self._loop.call_later(min(remaining, self._seconds), self._check)
 
 
 class GatewayLink:

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,10 +45,9 @@ class _Owner:
     arrival_step: int
     writers: dict[int, TokenWriter] = field(default_factory=dict)  # by sample
 
-    def writer(self, request_id: str, sample: int) -> TokenWriter:
-        if sample not in self.writers:
-            self.writers[sample] = TokenWriter(request_id, self.attempt, sample)
-        return self.writers[sample]
+    def add_writer(self, request_id: str, sample: int) -> TokenWriter:
+        writer = self.writers[sample] = TokenWriter(request_id, self.attempt, sample)
+        return writer
 
 
 class GatewayRequests:
@@ -73,7 +73,7 @@ class GatewayRequests:
         self._owners: dict[str, _Owner] = {}
         self._unwritten: dict[str, str] = {}  # requests whose outputs could not be written, with the reason
         self._to_send: dict[GatewayLink, engine_pb2.StepOutput] = {}
-        self._parts: dict[GatewayLink, list[bytes]] = {}  # tokens that follow those of `_to_send`
+        self._parts: defaultdict[GatewayLink, list[bytes]] = defaultdict(list)  # tokens after those of `_to_send`
 
     def submit(self, link: GatewayLink, arrival: Arrival) -> None:
         """Queue a request; a refusal becomes an output."""
@@ -114,7 +114,7 @@ class GatewayRequests:
         for link, message in to_send.items():
             message.step = self._scheduler.totals.steps
             self._on_event_loop(partial(link.put, message))
-            if any(started.isolated for started in message.started):
+            if message.started and any(started.isolated for started in message.started):
                 self._wait_until_sent(link)
 
     def _wait_until_sent(self, link: GatewayLink) -> None:
@@ -140,7 +140,8 @@ class GatewayRequests:
 
     def _message_to(self, link: GatewayLink) -> engine_pb2.StepOutput:
         """Return the message for a link, with all that was written so far."""
-        message = self._to_send.setdefault(link, engine_pb2.StepOutput())
+        if (message := self._to_send.get(link)) is None:
+            message = self._to_send[link] = engine_pb2.StepOutput()
         if parts := self._parts.pop(link, None):
             merge(message, parts)
         return message
@@ -164,13 +165,13 @@ class GatewayRequests:
 
     def _write(self, output: Output) -> None:
         owner = self._owners[output.request_id]
-        if output.request_id in self._unwritten and not isinstance(output, Finished):
+        if self._unwritten and output.request_id in self._unwritten and not isinstance(output, Finished):
             return
         if isinstance(output, Tokens) and output.end is None and len(output.tokens) == 1:
             token = output.tokens[0]
             if token.logprob is None:  # nearly all outputs
-                parts = self._parts.setdefault(owner.link, [])
-                owner.writer(output.request_id, output.sample).write(parts, token.token_id)
+                writer = owner.writers.get(output.sample) or owner.add_writer(output.request_id, output.sample)
+                writer.write(self._parts[owner.link], token.token_id)
                 return
         message = self._message_to(owner.link)
         if not isinstance(output, Finished):

@@ -1,7 +1,6 @@
 """Observer of an engine: the start, and each step."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.schedule.stats import SchedulerTotals
@@ -29,8 +28,7 @@ class ModelFormats(NamedTuple):
     kv_dtype: str
 
 
-@dataclass(frozen=True)
-class EngineStats:
+class EngineStats(NamedTuple):
     """State of an engine at the end of a turn of its loop. `sessions` counts the pool's attachments.
 
     `uncomputed_tokens` is the number of prompt tokens that live requests still have to compute. `deferred` counts the

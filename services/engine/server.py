@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -142,8 +141,8 @@ class EngineService:
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
-            lambda: replace(
-                driver.stats, sessions=link.sessions, ranks=ranks.stats() if ranks else None, formats=formats
+            lambda: driver.stats._replace(
+                sessions=link.sessions, ranks=ranks.stats() if ranks else None, formats=formats
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))

@@ -10,7 +10,7 @@ import grpc
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.engine.driver import EngineDriver
-from services.engine.gateway_link import GatewayLink
+from services.engine.gateway_link import GatewayLink, Heartbeat
 from services.engine.guided.constraints import Constraints
 from services.engine.request_parser import RequestParser
 from services.engine.startup.tokenizer_files import TokenizerFiles
@@ -65,6 +65,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         async with abort_on_error(context):
             (driver, constraints), link = self._loaded(), GatewayLink()
             parser = RequestParser(driver, link, constraints)
+            heartbeat = Heartbeat(self._heartbeat_seconds, link.wake, asyncio.get_running_loop())
             reader = asyncio.create_task(self._read(parser, requests))
             reader.add_done_callback(lambda _: link.wake())
             self._add(link)
@@ -72,10 +73,13 @@ class EngineServicer(pb_grpc.EngineServicer):
                 with link.cancel_on_overrun():
                     await context.write(self._response(driver))  # at once: it shows the gateway that the link is up
                     while not (reader.done() or link.closed):
-                        await context.write(await self._next_response(driver, link))
+                        with heartbeat:
+                            output = await link.get()
+                        await context.write(self._response(driver, output))
                 if reader.done():
                     await reader
             finally:
+                heartbeat.cancel()
                 reader.cancel()
                 parser.close()
                 self._remove(link)
@@ -119,15 +123,6 @@ class EngineServicer(pb_grpc.EngineServicer):
         if self._engine is None:
             raise Unavailable("the engine is loading its model")
         return self._engine
-
-    async def _next_response(self, driver: EngineDriver, link: GatewayLink) -> pb.ServeResponse:
-        """Wait for output, at most until the next heartbeat is due or the link is woken."""
-        heartbeat = asyncio.get_running_loop().call_later(self._heartbeat_seconds, link.wake)
-        try:
-            output = await link.get()
-        finally:
-            heartbeat.cancel()
-        return self._response(driver, output)
 
     def _response(self, driver: EngineDriver, step: pb.StepOutput | None = None) -> pb.ServeResponse:
         """Return a message with output, or a heartbeat; both describe the engine's state."""

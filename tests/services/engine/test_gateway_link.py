@@ -1,11 +1,12 @@
 """The engine's end of a link: its queue is merged and bounded."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from quire.v1 import engine_pb2
-from services.engine.gateway_link import GatewayLink
+from services.engine.gateway_link import GatewayLink, Heartbeat
 from services.runtime.errors import SlowClient
 
 pytestmark = pytest.mark.anyio
@@ -73,3 +74,43 @@ async def test_on_sent_calls_back_after_all_queued_output_was_sent() -> None:
     link.on_sent(lambda: order.append("called back at once"))
     again.cancel()
     assert order == ["read", "sent", "called back", "called back at once"]
+
+
+class Timers:
+    """The timers of an event loop whose clock the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
+        self._timer = asyncio.TimerHandle(self.now + delay, callback, (), self._loop)
+        return self._timer
+
+    def advance(self, to: float) -> None:
+        """Run the callbacks that are due until then."""
+        while (timer := self._timer) is not None and not timer.cancelled() and timer.when() <= to:
+            self.now = timer.when()
+            timer._run()
+        self.now = to
+
+
+async def test_a_heartbeat_is_due_once_a_wait_for_output_is_long_enough() -> None:
+    timers, beats = Timers(), list[float]()
+    heartbeat = Heartbeat(1.0, lambda: beats.append(timers.now), timers)
+    timers.advance(10.5)  # no wait, as during a write
+    for end in (11.0, 11.9, 12.8):  # outputs come sooner
+        with heartbeat:
+            timers.advance(end)
+    assert beats == []
+    for end in (13.9, 16.0):
+        with heartbeat:
+            timers.advance(end)
+    assert beats == [pytest.approx(13.8), pytest.approx(14.9)]
+    heartbeat.cancel()
+    timers.advance(20.0)
+    assert len(beats) == 2
