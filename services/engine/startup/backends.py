@@ -56,7 +56,7 @@ class BackendChoice(NamedTuple):
 
 
 class BackendOptions(NamedTuple):
-    """Inputs of the selection: the setting, the model, its sizes, the CPU kernels if available, and limits of a step."""
+    """Inputs of the selection: setting, model, its sizes, the CPU kernels if available, and the limits of a step."""
 
     attention: str
     loaded: LoadedModel
