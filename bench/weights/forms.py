@@ -4,17 +4,27 @@ import json
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.loads.peer import Worker
 
-# Settings of the engine by form. The demo model's file has 4 bits; `auto` keeps them.
-FORMS: dict[str, dict[str, str]] = {
-    "float32": {"dtype": "float32"},
-    "bf16": {"weights": "bf16"},
-    "int8": {"weights": "int8"},
-    "int4": {"weights": "auto"},
-    "int8_kv": {"weights": "bf16", "kv_dtype": "int8"},
+COMMAND = (sys.executable, "-m", "bench.weights.worker")
+
+
+class Form(NamedTuple):
+    """Settings of an engine, and the format that its weights then have."""
+
+    settings: Mapping[str, str]
+    format: str
+
+
+# The demo model's file has 4 bits; `auto` keeps them.
+FORMS = {
+    "float32": Form({"dtype": "float32"}, "float32"),
+    "bf16": Form({"weights": "bf16"}, "bfloat16"),
+    "int8": Form({"weights": "int8"}, "int8"),
+    "int4": Form({"weights": "auto"}, "Q4_1"),
+    "int8_kv": Form({"weights": "bf16", "kv_dtype": "int8"}, "bfloat16"),
 }
 
 
@@ -22,12 +32,16 @@ class FormWorkers:
     """The engine process of each form; each is stopped while it is not asked."""
 
     def __init__(self, works: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Start the processes one after another, with workloads by name."""
+        """Start the processes one after another, with workloads by name.
+
+        Raises RuntimeError if the weights of one have another format, as without the kernels that multiply them.
+        """
         self._workers: dict[str, Worker] = {}
         try:
-            for form, settings in FORMS.items():
-                command = [sys.executable, "-m", "bench.weights.worker", json.dumps(settings)]
-                self._workers[form] = Worker(form, command, first=json.dumps(works) + "\n")
+            for form, (settings, wanted) in FORMS.items():
+                self._workers[form] = Worker(form, [*COMMAND, json.dumps(settings)], first=json.dumps(works) + "\n")
+                if (found := self._workers[form].name) != wanted:
+                    raise RuntimeError(f"{form}: the weights of the engine are {found}, not {wanted}")
         except BaseException:
             self.keep(())
             raise

@@ -1,7 +1,7 @@
 """An engine process with one form of weights, for `bench weights`.
 
 `python -m bench.weights.worker SETTINGS` has the settings of its engine as JSON, and reads workloads by name as JSON.
-It prints its name, then figures for each line of JSON with one member:
+It prints the format of its weights, then figures for each line of JSON with one member:
 
     run       the name of a workload: seconds
     score     texts as token ids: the log-probabilities of their tokens but the first
@@ -44,7 +44,7 @@ def main() -> None:
     """Answer each line of work."""
     works = json.loads(sys.stdin.readline())
     parts = demo_parts(DEVICE_BLOCKS, **SETTINGS, **json.loads(sys.argv[1]))
-    print("engine in process", flush=True)
+    print(parts.loaded.weight_format, flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(parts, works, json.loads(line))), flush=True)
 

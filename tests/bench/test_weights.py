@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from bench.report.pictures import draw
 from bench.report.readme import Pages
 from bench.report.results import Row
-from bench.weights import memory, quality, speed, worker
+from bench.weights import forms, memory, quality, speed, worker
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
 from tests.reference import greedy_reference, reference_logprobs
@@ -112,6 +113,33 @@ def test_log_probabilities_are_read_from_a_file_of_logits(tmp_path: Path) -> Non
     (tmp_path / "logits").write_bytes(logits.numpy().tobytes())
     expected = [float(logits[at].log_softmax(dim=-1)[token]) for at, token in enumerate([3, 1, 6, 0])]
     assert quality._logprobs(tmp_path / "logits", 7, [2, 3, 1, 6, 0]) == pytest.approx(expected)
+
+
+# Each engine answers with its settings; those of the 4-bit file find no kernels.
+ENGINE = """
+import json, sys
+settings, works = json.loads(sys.argv[1]), json.loads(sys.stdin.readline())
+formats = {"bf16": "bfloat16", "int8": "int8"}
+print("float32" if "dtype" in settings else formats.get(settings["weights"], FORMAT), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"seconds": works[json.loads(line)["run"]]}), flush=True)
+"""
+
+
+def test_each_form_has_an_engine_whose_weights_have_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "engine.py"
+    monkeypatch.setattr(forms, "COMMAND", (sys.executable, str(script)))
+    script.write_text(ENGINE.replace("FORMAT", "'Q4_1'"))
+    works: Any = {"b1": 1.5}
+    with forms.FormWorkers(works) as workers:
+        assert {workers.program(form)("b1") for form in forms.FORMS} == {1.5}
+        workers.keep(("int8",))
+        assert workers.program("int8")("b1") == 1.5
+        with pytest.raises(KeyError):
+            workers.program("bf16")("b1")
+    script.write_text(ENGINE.replace("FORMAT", "'bfloat16'"))
+    with pytest.raises(RuntimeError, match="int4: the weights of the engine are bfloat16, not Q4_1"):
+        forms.FormWorkers(works)
 
 
 def test_programs_take_turns_in_alternating_order_until_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
