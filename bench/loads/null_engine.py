@@ -36,6 +36,8 @@ class Nothing:
     vocabulary_size: int
     eos_token_ids: frozenset[int] = frozenset()
     dtype: str = "none"
+    weight_format: str = "none"
+    cache_dtype: str = "none"
 
 
 class NullRunner:
@@ -85,11 +87,12 @@ class NullOptions:
     vocabulary_size: int
     token_id: int
     microseconds_per_token: float
+    fingerprint: str = "nothing"  # before the digest of the tokenizer
 
 
 def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
     """Build an engine from a folder with a tokenizer."""
-    fingerprint = f"nothing-{TokenizerFiles(Path(settings.model)).digest().hex()[:16]}"
+    fingerprint = f"{options.fingerprint}-{TokenizerFiles(Path(settings.model)).digest().hex()[:16]}"
     capacity = Capacity(
         options.context_tokens,
         options.vocabulary_size,

@@ -41,6 +41,7 @@ class RequestAttempts:
         self._lost = LostEngines()
         self._refused_by: set[EngineLink] = set()
         self._retry_until: float | None = None  # set by a failover until the request starts
+        self._fingerprint = ""  # of the engine that generated the first token
 
     async def submit(self) -> None:
         """Submit the request to an engine. Raises a ServiceError."""
@@ -59,7 +60,8 @@ class RequestAttempts:
         self._retry_until = None
 
     def on_tokens(self) -> None:
-        """Record that the current engine has generated a token."""
+        """Record that the current engine has generated a token: engines of other fingerprints cannot continue it."""
+        self._fingerprint = self._fingerprint or self._current().fingerprint
         self._lost.on_token()
 
     def cancel(self, reason: engine_pb2.CancelReason.ValueType, sample: int | None = None) -> None:
@@ -120,7 +122,9 @@ class RequestAttempts:
         while True:
             submission = request.resumption(samples, isolated=self._lost.isolated)
             try:
-                return await self._dispatcher.place(request.model, submission, request.span, self._refused_by)
+                return await self._dispatcher.place(
+                    request.model, submission, request.span, self._refused_by, self._fingerprint
+                )
             except Unavailable as error:
                 if self._retry_until is None:
                     raise failover.error from error

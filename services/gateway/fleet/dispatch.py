@@ -23,9 +23,10 @@ log = logging.getLogger("quire.gateway")
 
 @dataclass(eq=False)
 class Placement:
-    """A request at an engine. `keys` are those of its prompt's blocks; `clock` is in seconds."""
+    """A request at an engine of a model fingerprint. `keys` are those of its prompt's blocks; `clock` is in seconds."""
 
     engine_id: str
+    fingerprint: str
     link: EngineLink
     stream: RequestStream
     keys: Sequence[bytes]
@@ -78,15 +79,19 @@ class Dispatcher:
         submission: engine_pb2.Submission,
         span: Span = NO_SPAN,
         avoid: Collection[EngineLink] = (),
+        fingerprint: str = "",
     ) -> Placement:
         """Submit a request to the best engine not in `avoid`. Raises Unavailable if no engine accepts the request.
 
+        With a `fingerprint`, only engines of this model fingerprint are considered: others have other weights, or
+        another type of KV cache.
         `span` gets two children: the choice, and the attempt, which lasts until the placement is released.
         """
         with span.start_child("route"):
             model.check_ready()
             cached = await self._look_up(model, submission)
             ready = {engine_id: link for engine_id, link in model.ready_links().items() if link not in avoid}
+            ready = _with_fingerprint(model.name, ready, fingerprint)
             links = _supporting(model.name, ready, required_features(submission))
             keys = self._keys(links.values(), submission)
             candidates = [self._candidate(engine_id, link, keys, cached) for engine_id, link in links.items()]
@@ -105,8 +110,10 @@ class Dispatcher:
             fields = {"request_id": submission.request_id, "model": model.name, "engine": choice.engine_id}
             log.warning("engines were lost with the request, the next one runs it isolated", extra=fields)
             self._observer.on_isolated(model.name, choice.engine_id)
-        own_keys = keys.get(link.description().block_size, ())
-        return Placement(choice.engine_id, link, stream, own_keys, expected, self._clock, attempt)
+        description = link.description()
+        own_keys = keys.get(description.block_size, ())
+        place = choice.engine_id, description.model_fingerprint
+        return Placement(*place, link, stream, own_keys, expected, self._clock, attempt)
 
     async def wait_for_change(self) -> None:
         """See `Fleet.wait_for_change`."""
@@ -158,6 +165,17 @@ class Dispatcher:
             requests=link.requests,
             pending_prefill_tokens=link.load.pending_prefill_tokens,
         )
+
+
+def _with_fingerprint(model_name: str, ready: dict[str, EngineLink], fingerprint: str) -> dict[str, EngineLink]:
+    """Return the engines of this fingerprint, all without one. Raises Unavailable if there are only others."""
+    links = {name: link for name, link in ready.items() if fingerprint in ("", link.description().model_fingerprint)}
+    if ready and not links:
+        raise Unavailable(
+            f"no engine of model {model_name!r} has the weights and the type of KV cache that the request began with",
+            rejection=RejectionReason.UNAVAILABLE,
+        )
+    return links
 
 
 def _supporting(model_name: str, ready: Mapping[str, EngineLink], features: frozenset[str]) -> dict[str, EngineLink]:

@@ -213,12 +213,13 @@ async def handler_in_process(
     observer: GatewayObserver | None = None,
     through: tuple[str, ...] = (),
     seconds_per_token: float = 20e-6,
+    fingerprints: tuple[str, str] = ("nothing", "nothing"),
 ) -> AsyncIterator[HandlerInProcess]:
     """Run a handler with two engines, linked at their own addresses or `through` others."""
-    options = NullOptions(16384, 384, token_id=100, microseconds_per_token=seconds_per_token * 1e6)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(kv_manager(folder))
-        for name in ("one", "two"):
+        for name, fingerprint in zip(("one", "two"), fingerprints, strict=True):
+            options = NullOptions(16384, 384, 100, seconds_per_token * 1e6, fingerprint)
             await stack.enter_async_context(null_engine(folder, model, name, options))
         addresses = ",".join(through or (f"unix:{folder}/one.sock", f"unix:{folder}/two.sock"))
         yield await stack.enter_async_context(running_handler(folder, addresses, observer or GatewayObserver(), 2))
