@@ -4,7 +4,7 @@ The model computes nothing; plans, the inputs of a step, its results and the mes
 In process, with the KV manager's core in the same process, whose time is subtracted; and over gRPC, with a KV manager
 and a gateway as other processes. The earlier commit is checked out into a temporary folder and takes turns.
 
-QUICK=1: a few steps of the smaller works.
+QUICK=1: a few steps of the smaller works; only prints its table.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.loads.peer import Worker
-from bench.report.results import Row, publish, row, track
+from bench.report.results import Row, print_rows, publish, row, track
 from bench.report.targets import ROOT
 from services.models.model_store import default_cache, resolve
 
@@ -49,7 +49,11 @@ def main() -> None:
                     if repetition:  # the first warms up
                         runs[name][case].append(micros)
     named = {name: {_name(case): found for case, found in one.items()} for name, one in runs.items()}
-    publish("host", [one for case in cases for one in _rows(runs, case)], REPETITIONS, runs=named)
+    rows = [one for case in cases for one in _rows(runs, case)]
+    if QUICK:
+        print_rows("host", rows)
+    else:
+        publish("host", rows, REPETITIONS, runs=named)
 
 
 def _rows(runs: Runs, case: Case) -> list[Row]:
@@ -92,7 +96,7 @@ def _workers() -> Iterator[dict[tuple[str, str], Worker]]:
 def _worker(checkout: Path, way: str, model: str) -> Worker:
     path = os.pathsep.join(str(checkout / folder) for folder in ("", "protos"))
     command = [sys.executable, str(WORKER), way, *([model] if way == "grpc" else [])]
-    return Worker(f"{checkout.name}, {way}", command, {**os.environ, "PYTHONPATH": path}, folder=checkout)
+    return Worker(f"{checkout.name}, {way}", command, {**os.environ, "PYTHONPATH": path}, folder=checkout, stops=False)
 
 
 @contextmanager

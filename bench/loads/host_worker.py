@@ -76,12 +76,13 @@ class EmptyDecoder:
     integers = torch.zeros(0, dtype=torch.int32).numpy().dtype.type
 
     def __init__(self, rows: int) -> None:
-        self._logits = torch.zeros(rows, VOCABULARY)
-        self._logits[:, TOKEN_ID] = 1.0
+        logits = torch.zeros(rows, VOCABULARY)
+        logits[:, TOKEN_ID] = 1.0
+        self._logits = [logits[:count] for count in range(rows + 1)]  # by the number of places: no work of a step
 
     def logits(self, _tokens: Any, _positions: Any, places: Any, _batch: Any) -> torch.Tensor:
         """Return a row for each place."""
-        return self._logits[: len(places)]
+        return self._logits[len(places)]
 
 
 class MeasuredRunner:
@@ -96,6 +97,7 @@ class MeasuredRunner:
         self._work: Work = {}
         self._full_steps = 0
         self._begun = 0.0
+        self._pacing = 0.0  # CPU seconds
         self.used: float | None = None
 
     def begin(self, work: Work) -> None:
@@ -113,12 +115,14 @@ class MeasuredRunner:
             elif self._full_steps == WARM_UP_STEPS + self._work["steps"]:
                 self.used = self.now() - self._begun
         if self._step_seconds:
+            begun = time.thread_time()
             time.sleep(self._step_seconds)
+            self._pacing += time.thread_time() - begun
         return self._runner.launch(plan)
 
     def now(self) -> float:
-        """Return the CPU seconds of this process."""
-        return time.process_time()
+        """Return the CPU seconds of this process, without those of the pace, which is no work of an engine."""
+        return time.process_time() - self._pacing
 
 
 class TimedBlocks(InProcessBlocks):
@@ -167,16 +171,19 @@ async def in_process(work: Work) -> float:
     link = GatewayLink()
     for one in submissions(work):
         driver.submit(link, Arrival(one, time.monotonic()))
+    sending = asyncio.create_task(_send(link))
     while runner.used is None:
         driver._turn()
-        output = asyncio.create_task(link.get())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        if output.done():
-            engine_pb2.ServeResponse(step=output.result()).SerializeToString()
-        else:
-            output.cancel()
+        await asyncio.sleep(0)  # the output enters the link,
+        await asyncio.sleep(0)  # and is sent
+    sending.cancel()
     return runner.used
+
+
+async def _send(link: GatewayLink) -> None:
+    """Write the messages of a link, as the engine's servicer does."""
+    while True:
+        engine_pb2.ServeResponse(step=await link.get()).SerializeToString()
 
 
 @dataclass(frozen=True)
@@ -216,7 +223,8 @@ async def serve(model: str) -> None:
             runner.begin(json.loads(line))
             gateway.stdin.write(line)
             gateway.stdin.flush()
-            await asyncio.to_thread(gateway.stdout.readline)
+            ended = await asyncio.to_thread(gateway.stdout.readline)
+            assert ended, "the gateway has ended before its requests"
             print(json.dumps({"cpu_seconds": runner.used}), flush=True)
         running.cancel()
         await service.stop()
@@ -231,6 +239,7 @@ async def run_gateway(address: str) -> None:
     """For each line of work, submit its requests on one stream and read their outputs until all have ended."""
     async with transport.channel(address, transport.LINK_MESSAGE_BYTES) as channel:
         stream = engine_pb2_grpc.EngineStub(channel).Serve()
+        await stream.read()  # the engine's first message: the link is up
         print("gateway", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             live = 0
@@ -239,7 +248,7 @@ async def run_gateway(address: str) -> None:
                 live += 1
             while live:
                 response = await stream.read()
-                assert isinstance(response, engine_pb2.ServeResponse)
+                assert isinstance(response, engine_pb2.ServeResponse), "the engine has ended the stream"
                 live -= len(response.step.finished)
             print("ended", flush=True)
 

@@ -23,7 +23,8 @@ Figures = Mapping[str, Any]
 class Worker:
     """A process that prints its name, then figures as JSON for each line that it reads.
 
-    Between requests it is stopped with all its children, because some peers keep a core busy when idle.
+    Between requests it is stopped with all its children, because some peers keep a core busy when idle. One whose
+    connections would not survive that is not (`stops`).
     """
 
     def __init__(
@@ -33,12 +34,15 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         first: str = "",
         folder: Path | None = None,
+        *,
+        stops: bool = True,
     ) -> None:
         """Start it in a folder, write it the first input, and wait for its name.
 
         Raises RuntimeError if it ends instead.
         """
         self.label = label
+        self._stops = stops
         self._process = subprocess.Popen(
             command,
             env=environment,
@@ -78,7 +82,8 @@ class Worker:
         return figures
 
     def _signal(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
+        if self._stops:
+            os.killpg(self._process.pid, number)
 
     def _line(self) -> str:
         assert self._process.stdout is not None
