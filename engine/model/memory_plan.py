@@ -102,7 +102,8 @@ class Planner:
         self._block_bytes = shape.geometry.block_bytes(workload.block_size, self._cache_dtype)
         # On a GPU, context and libraries fit into the memory that the utilization leaves free.
         self._process_bytes = 0 if on_gpu else CPU_PROCESS_BYTES
-        self._weights_bytes = shape.weights_bytes + (0 if on_gpu else shape.packing_bytes)
+        packed = shape.packed.packed and not on_gpu
+        self._weights_bytes = shape.packed.packed + shape.packed.loaded if packed else shape.weights_bytes
 
     def for_memory(self, memory_bytes: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
         """Return the plan for this share of a device's memory. Raises DoesNotFit."""

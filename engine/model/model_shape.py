@@ -12,24 +12,25 @@ from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import head_size, is_llama_shaped
 from engine.errors import ModelUnsupported
 from engine.model.loading import context_tokens
+from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import StepSizes, check_ranks
 from engine.model.unsupported import declared_quantization
-from engine.native.decoder import runs
+from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.stored import WeightFormat
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model for one dtype of weights.
+    """Sizes of a model for one dtype of weights, and one format of them on a CPU.
 
-    `packing_bytes` is the size of the CPU kernels' packed weights, which exist beside the loaded ones; 0 if the kernels
-    do not run the model. `inner_size` as in StepSizes. `whole_bytes` are the weights that each of several ranks has
-    whole.
+    `packed` has the sizes of weights on a CPU whose kernels run the model. `inner_size` is as in StepSizes.
+    `whole_bytes` are the weights that each of several ranks has whole.
     """
 
     geometry: CacheGeometry
     parameters: int
     weights_bytes: int
-    packing_bytes: int
+    packed: PackedSize
     context_tokens: int
     vocabulary_size: int
     hidden_size: int
@@ -47,7 +48,7 @@ class ModelShape:
             self,
             geometry=replace(self.geometry, kv_heads=self.geometry.kv_heads // ranks),
             weights_bytes=self.whole_bytes + (self.weights_bytes - self.whole_bytes) // ranks,
-            packing_bytes=0,
+            packed=PackedSize(0, 0),
             inner_size=self.inner_size // ranks,
         )
 
@@ -56,20 +57,23 @@ class ModelShape:
         return StepSizes(token_budget, max_sequences, self.hidden_size, self.inner_size, self.vocabulary_size)
 
 
-def read_shape(source: Path, dtype: torch.dtype) -> ModelShape:
+def read_shape(source: Path, dtype: torch.dtype, weights: WeightFormat = "auto") -> ModelShape:
     """Read the configuration of a folder or GGUF file. Raises ModelUnsupported with the reason.
 
     Whether the model can be served is only decided when it is loaded.
     """
     try:
-        return shape_of(_configuration(source), dtype)
+        gguf = gguf_of(source) if source.is_dir() else source
+        return shape_of(_configuration(source), dtype, weights, gguf)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{source.name}: {error}") from error
     except (ValueError, KeyError, AttributeError, TypeError, OSError, ImportError) as error:
         raise ModelUnsupported(f"{source.name}: {str(error).strip().partition(chr(10))[0]}") from error
 
 
-def shape_of(configuration: Any, dtype: torch.dtype) -> ModelShape:
+def shape_of(
+    configuration: Any, dtype: torch.dtype, weights: WeightFormat = "auto", gguf: Path | None = None
+) -> ModelShape:
     """Create the model on the meta device and measure it. Raises ModelUnsupported and exceptions of transformers."""
     if fault := declared_quantization(configuration.to_dict()):
         raise ModelUnsupported(fault)
@@ -78,9 +82,9 @@ def shape_of(configuration: Any, dtype: torch.dtype) -> ModelShape:
     config = model.config.get_text_config()
     return ModelShape(
         geometry=_geometry(config),
-        parameters=sum(weights.numel() for weights in model.parameters()),
-        weights_bytes=sum(weights.nbytes for weights in model.parameters()),
-        packing_bytes=_packing_bytes(model) if dtype == torch.bfloat16 and runs(model) else 0,
+        parameters=sum(one.numel() for one in model.parameters()),
+        weights_bytes=sum(one.nbytes for one in model.parameters()),
+        packed=packed_size(model, weights, gguf) if dtype == torch.bfloat16 else PackedSize(0, 0),
         context_tokens=context_tokens(config),
         vocabulary_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -121,10 +125,3 @@ def _whole_bytes(model: Any) -> int:
     names = [re.sub(r"\\\*", r"[0-9]+", re.escape(name)) for name in model.tp_plan]
     sliced = re.compile(rf"(.*\.)?({'|'.join(names)})(\.weight|\.bias)?") if names else None
     return sum(weights.nbytes for name, weights in model.named_parameters() if not (sliced and sliced.fullmatch(name)))
-
-
-def _packing_bytes(model: Any) -> int:
-    """Return the bytes of all packed weights. A head that shares the input embeddings is packed separately."""
-    weights: int = sum(one.nbytes for one in model.parameters())
-    head = model.get_output_embeddings().weight
-    return weights + (head.nbytes if head is model.get_input_embeddings().weight else 0)

@@ -93,6 +93,13 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     help="Type of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU, where engines may choose it.",
 )
 @click.option(
+    "--weights",
+    type=click.Choice(("auto", "bf16", "int8", "int4")),
+    default="auto",
+    show_default=True,
+    help="Format of the weights on a CPU in bfloat16; auto is that of the files. int8 and int4 imply bfloat16.",
+)
+@click.option(
     "--kv-dtype",
     type=click.Choice(("auto", "int8")),
     default="auto",
@@ -145,28 +152,43 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
             "--device is only for --device-blocks and --requests: --gpu-memory and --memory imply the device"
         )
     on_gpu = given[0] == "gpu_memory" or (given[0] != "memory" and values["device"] != "cpu")
-    type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu or values["weights"] != "auto" else "float32"
+    _check_weights(type_name, values, on_gpu=on_gpu)
     if values["kv_dtype"] != "auto":
         if on_gpu:
             raise click.UsageError(f"--kv-dtype {values['kv_dtype']} is for a CPU, but the plan is for a GPU")
         if values["tensor_parallel"] > 1:
             raise click.UsageError(f"--kv-dtype {values['kv_dtype']} requires a --tensor-parallel of 1")
     values["token_budget"] = values["token_budget"] or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
-    shape = _shape(model, type_name, values["tensor_parallel"])
+    shape = _shape(model, type_name, values)
     found = _found(given[0], shape, type_name, values, on_gpu=on_gpu)
     if found.max_sequences > _MOST["max_sequences"]:
         limited = values | {"max_sequences": _MOST["max_sequences"]}
         found = _found(given[0], shape, type_name, limited, on_gpu=on_gpu)
     if as_json:
         named = {"model": model, "dtype": type_name, "kv_dtype": values["kv_dtype"], "parameters": shape.parameters}
+        named["weights"] = shape.packed.format or type_name
         click.echo(json.dumps(named | found.figures()))
         return
     from services.cli.commands.plan_table import show
 
-    show(model, type_name, shape, found, values["tensor_parallel"], values["kv_dtype"])
+    formats = {"weights": values["weights"], "kv-dtype": values["kv_dtype"]}
+    show(model, type_name, shape, found, values["tensor_parallel"], formats)
 
 
-def _shape(model: str, type_name: str, ranks: int) -> "ModelShape":
+def _check_weights(type_name: str, values: dict[str, Any], *, on_gpu: bool) -> None:
+    weights = values["weights"]
+    if weights == "auto":
+        return
+    if type_name != "bfloat16":
+        raise click.UsageError(f"--weights {weights} requires a --dtype of bfloat16, not {type_name}")
+    if weights != "bf16" and on_gpu:
+        raise click.UsageError(f"--weights {weights} is for a CPU, but the plan is for a GPU")
+    if weights != "bf16" and values["tensor_parallel"] > 1:
+        raise click.UsageError(f"--weights {weights} requires a --tensor-parallel of 1")
+
+
+def _shape(model: str, type_name: str, values: dict[str, Any]) -> "ModelShape":
     import torch
     from transformers.utils import logging
 
@@ -180,7 +202,8 @@ def _shape(model: str, type_name: str, ranks: int) -> "ModelShape":
     logging.set_verbosity_error()
     try:
         source: Path = fetch_configuration(model)
-        return read_shape(source, getattr(torch, type_name)).of_rank(ranks)
+        shape = read_shape(source, getattr(torch, type_name), values["weights"])
+        return shape.of_rank(values["tensor_parallel"])
     except (ModelUnavailable, ModelUnsupported) as error:
         raise click.UsageError(f"--model {model}: {error}") from error
 

@@ -1,5 +1,7 @@
 """The table of `quire plan`: each figure with its derivation."""
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
@@ -11,11 +13,11 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def show(
-    model: str, type_name: str, shape: ModelShape, plan: MemoryPlan, ranks: int = 1, kv_dtype: str = "auto"
+    model: str, type_name: str, shape: ModelShape, plan: MemoryPlan, ranks: int, formats: Mapping[str, str]
 ) -> None:
-    """Print a plan, of each of several ranks, and the options that make it so."""
+    """Print a plan, of each of several ranks, and the options that make it so; `formats` are some of them."""
     title = f"{model} in {type_name}" + (f", on each of {ranks} ranks" if ranks > 1 else "")
-    cache = "" if kv_dtype == "auto" else f" --kv-dtype {kv_dtype}"
+    chosen = "".join(f" --{name} {value}" for name, value in formats.items() if value != "auto")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
@@ -25,7 +27,7 @@ def show(
     console = Console(highlight=False)
     console.print(table)
     parallel = f" --tensor-parallel {ranks}" if ranks > 1 else ""
-    console.print(f"\nquire engine --dtype {type_name}{cache} {_engine_options(plan)}{parallel}", soft_wrap=True)
+    console.print(f"\nquire engine --dtype {type_name}{chosen} {_engine_options(plan)}{parallel}", soft_wrap=True)
     console.print(f"quire gateway --max-requests {plan.max_requests}   # for one such engine", soft_wrap=True)
 
 
@@ -55,7 +57,11 @@ def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, 
 
 
 def _weights(shape: ModelShape, plan: MemoryPlan, ranks: int) -> str:
-    words = f"{shape.parameters:,} x {shape.element_bytes} bytes"
+    words, packed = f"{shape.parameters:,} x {shape.element_bytes} bytes", shape.packed
+    if packed.format and plan.weights_bytes == packed.packed + packed.loaded:
+        dense = packed.loaded == shape.weights_bytes
+        beside = f", and {words} while a first start checks the CPU's kernels" if dense else ""
+        return f"{shape.parameters:,} in {packed.format}{beside}"
     if ranks > 1:
         return f"{words}, shared by {ranks} ranks; what is not sliced is whole on each"
     if plan.weights_bytes > shape.weights_bytes:

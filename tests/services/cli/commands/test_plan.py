@@ -10,6 +10,7 @@ import click.testing
 import pytest
 
 from services.cli.main import cli
+from tests.gguf_models import MIXED, write_llama
 from tests.running_quire import RunningQuire
 from tests.services.models.test_model_store import write_tiny_llama
 from tests.tiny_models import usual_size
@@ -82,6 +83,45 @@ def test_a_cache_in_8_bits_is_refused_where_no_engine_has_it(
     done = run("--model", tiny_model("llama"), "--device-blocks", "100", "--kv-dtype", "int8", *options)
     assert done.exit_code == 2
     assert reason in done.output
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("auto", 16), ("bf16", 16), ("int8", 8), ("int4", 5)])
+def test_quantized_weights_are_planned_beside_the_loaded_ones(tiny_model: Tiny, weights: str, bits: int) -> None:
+    options = ("--model", tiny_model("llama"), "--device-blocks", "100", "--device", "cpu", "--dtype", "bfloat16")
+    planned = figures(*options, "--weights", weights)
+    assert planned["weights"] == (weights if bits < 16 else "bfloat16")
+    # Norms, embeddings and the scales of outputs are no matrices.
+    packed = planned["weights_bytes"] - 2 * planned["parameters"]
+    assert bits / 8 * 0.9 < packed / planned["parameters"] < bits / 8 * 1.5
+    shown = " ".join(run(*options, "--weights", weights).stdout.split())
+    assert (f" --weights {weights} " in shown) == (weights != "auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--gpu-memory", "8GiB"), "--weights int8 is for a CPU, but the plan is for a GPU"),
+        (("--memory", "8GiB", "--dtype", "float32"), "--weights int8 requires a --dtype of bfloat16, not float32"),
+        (("--memory", "8GiB", "--tensor-parallel", "2"), "--weights int8 requires a --tensor-parallel of 1"),
+    ],
+)
+def test_quantized_weights_are_refused_where_no_engine_has_them(
+    tiny_model: Tiny, options: tuple[str, ...], reason: str
+) -> None:
+    done = run("--model", tiny_model("llama"), "--weights", "int8", *options)
+    assert done.exit_code == 2
+    assert reason in done.output
+    other = run("--model", tiny_model("gpt2"), "--weights", "int8", "--memory", "8GiB")
+    assert "int8 is not for this model: the CPU's kernels do not run it as a whole" in " ".join(other.output.split())
+
+
+def test_a_gguf_file_is_planned_with_the_bytes_that_it_has(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED)
+    options = ("--model", path, "--device-blocks", "100", "--device", "cpu", "--dtype", "bfloat16")
+    planned = figures(*options)
+    assert planned["weights"] == "Q6_K"
+    packed = planned["weights_bytes"] - 2 * planned["parameters"]
+    assert packed == pytest.approx(path.stat().st_size, rel=0.05)
 
 
 def test_memory_gives_blocks_and_those_blocks_need_that_memory(tiny_model: Tiny) -> None:

@@ -1,0 +1,64 @@
+"""Memory of a model's weights in the CPU's decoder, by their format."""
+
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.errors import ModelUnsupported
+from engine.model.decoded_weights import LOADED_BYTES
+from engine.native.decoder import runs
+from engine.native.formats.gguf_file import quantized_format
+from engine.native.formats.gguf_header import read_header
+from engine.native.formats.stored import HEAD, WeightFormat, is_quantized
+
+# Bytes of a weight: int4 has a scale and a minimum of 2 bytes each for 32 of them.
+_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.625}
+_OUTPUT_SCALE_BYTES = {"int8": 4, "int4": 0}
+_OTHER_BYTES = 2
+
+
+class PackedSize(NamedTuple):
+    """Bytes of the packed weights, and of the loaded ones that exist beside them at a first start.
+
+    `format` is that of the quantized weights (`LoadedModel.weights`), empty without any.
+    """
+
+    packed: int
+    loaded: int
+    format: str = ""
+
+
+def packed_size(model: Any, weights: WeightFormat, gguf: Path | None) -> PackedSize:
+    """Return the sizes for a model in bfloat16 on the meta device.
+
+    Nothing is packed of a model that the CPU's kernels do not run. Raises ModelUnsupported if `weights` is int8 or int4
+    and they do not run it.
+    """
+    dense = sum(one.nbytes for one in model.parameters())
+    if not runs(model):
+        if weights in _WEIGHT_BYTES:
+            raise ModelUnsupported(f"{weights} is not for this model: the CPU's kernels do not run it as a whole")
+        return PackedSize(0, dense)
+    if weights in _WEIGHT_BYTES:
+        return _quantized(model, weights, dense)
+    stored = quantized_format(gguf) if gguf and weights == "auto" else ""
+    return _of_file(gguf, stored, dense) if gguf and stored else PackedSize(dense, dense)
+
+
+def _quantized(model: Any, weights: WeightFormat, dense: int) -> PackedSize:
+    named = dict(model.named_parameters())
+    matrices = [one for name, one in named.items() if is_quantized(name, tied=HEAD not in named)]
+    packed = sum(one.numel() * _WEIGHT_BYTES[weights] + len(one) * _OUTPUT_SCALE_BYTES[weights] for one in matrices)
+    return _beside(int(packed), sum(one.nbytes for one in matrices), dense, weights)
+
+
+def _of_file(gguf: Path, stored: str, dense: int) -> PackedSize:
+    matrices = [one for one in read_header(gguf).tensors.values() if one.format.decode]
+    replaced = sum(prod(one.shape) for one in matrices) * _OTHER_BYTES
+    return _beside(sum(one.size for one in matrices), replaced, dense, stored)
+
+
+def _beside(packed: int, replaced: int, dense: int, stored: str) -> PackedSize:
+    """Return the sizes for matrices that take `packed` bytes instead of `replaced`."""
+    others = dense - replaced
+    return PackedSize(packed + others, dense if replaced <= LOADED_BYTES else others, stored)
