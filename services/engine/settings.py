@@ -211,9 +211,7 @@ class EngineSettings:
             raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1")
 
     def _check_pool(self) -> None:
-        """Check that no setting of the pool excludes another."""
-        if self.kv_dtype != "auto" and self.tensor_parallel > 1:
-            raise InvalidSetting(f"kv_dtype is {self.kv_dtype!r}, which requires a tensor_parallel of 1")
+        """Check that no setting of the pool's size excludes another."""
         if self.gpu_memory_utilization == GPU_MEMORY_UTILIZATION:
             return
         given = f"gpu_memory_utilization is {self.gpu_memory_utilization}"

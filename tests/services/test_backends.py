@@ -10,9 +10,11 @@ import torch
 from engine.attention import TorchBackend
 from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Result, Run, batch_sizes
 from engine.model.decoder import ModulesDecoder
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, with_kv_dtype
 from engine.model.loading import load_model
 from engine.schedule.request import Capacity
+from services.engine.ranks.assembly import assemble_ranks
+from services.engine.settings import EngineSettings
 from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder, recorded_pieces
 from services.engine.startup.decoder_check import replays
 from services.runtime.settings import InvalidSetting
@@ -46,6 +48,32 @@ def test_a_cpu_without_kernels_uses_torch_operators(options: Callable[[str], Bac
     assert isinstance(choice.backend, TorchBackend)
     assert isinstance(choice.decoder, ModulesDecoder)
     assert not choice.ahead, "on a CPU a step has ended when its launch returns"
+
+
+def with_codes(options: BackendOptions) -> BackendOptions:
+    return options._replace(loaded=with_kv_dtype(options.loaded, torch.int8))
+
+
+def test_a_cache_in_8_bits_has_its_own_fingerprint_and_bytes(options: Callable[[str], BackendOptions]) -> None:
+    plain, codes = options("torch"), with_codes(options("auto"))
+    assert codes.loaded.fingerprint == f"{plain.loaded.fingerprint}-kv-int8"
+    caches = [choose_backend(one).backend.cache for one in (plain, codes)]
+    assert caches[1].dtype == torch.int8
+    assert caches[1][0].nbytes / caches[0][0].nbytes == (16 + 2) / (16 * 4)  # a head has 16 elements
+
+
+@pytest.mark.parametrize("attention", ["flex", "triton"])
+def test_backends_that_cannot_have_a_cache_in_8_bits_refuse_it(
+    options: Callable[[str], BackendOptions], attention: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=f"kv_dtype is 'int8', which attention_backend '{attention}' does not"):
+        choose_backend(with_codes(options(attention)))
+
+
+def test_ranks_refuse_a_cache_in_8_bits(tiny_model: Callable[[str], Path]) -> None:
+    settings = EngineSettings(model=str(tiny_model("llama")), device="cpu", kv_dtype="int8", tensor_parallel=2)
+    with pytest.raises(InvalidSetting, match="kv_dtype is 'int8', which requires a tensor_parallel of 1"):
+        assemble_ranks(settings)
 
 
 def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(options: Callable[[str], BackendOptions]) -> None:
