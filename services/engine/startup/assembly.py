@@ -74,7 +74,8 @@ def assemble(settings: EngineSettings) -> EngineParts:
     loaded = kept(loaded, chosen.decoder, settings.weights)
     if measurement:
         capacity = replace(capacity, device_blocks=len(chosen.backend.cache) - 1)
-    if kernels and loaded.model and isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files:
+    from_files = isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files
+    if kernels and settings.kernels_folder and loaded.model and from_files:
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)

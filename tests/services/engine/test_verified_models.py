@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.model.loading import load_model
 from services.engine.settings import EngineSettings
+from services.engine.startup import native_kernels
 from services.engine.startup.assembly import EngineParts, assemble
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
 from services.models.model_store import default_cache
@@ -57,6 +58,14 @@ def test_a_start_from_files_does_not_import_transformers(
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "engine.model.loading", None)
     assert start(model, folder).loaded.model is None
+
+
+def test_without_a_folder_nothing_is_written(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda _: kernels())  # otherwise they would be compiled
+    (working := tmp_path / "working").mkdir()
+    monkeypatch.chdir(working)
+    assemble(EngineSettings(model=str(model), dtype="bfloat16", device_blocks=8))
+    assert list(working.iterdir()) == []
 
 
 @pytest.mark.parametrize("changed", ["config.json", "generation_config.json", "model.safetensors"])
