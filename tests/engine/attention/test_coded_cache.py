@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocks import Copy
 from engine.attention import PagedBatch, TorchBackend
-from engine.attention.backend import Scoring
+from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.codes import decode, encode, packed, unpacked
 from engine.native.cpu_backend import CpuBackend
@@ -159,3 +160,14 @@ def test_a_block_has_its_codes_and_scales_only(make: MakeBackend, geometry: Cach
         == geometry.block_bytes(block_size, torch.int8)
         == tokens * heads * (geometry.head_size + 2)
     )
+
+
+def test_copies_and_swaps_move_codes_and_scales(make: MakeBackend) -> None:
+    backend = make(CacheGeometry(2, 3, 5), 3, 6, torch.bfloat16, host_blocks=4)
+    backend.cache.random_(-128, 128)
+    before = backend.cache.clone()
+    backend.swap([Copy(2, 4), Copy(5, 1)], Direction.DEVICE_TO_HOST)
+    backend.copy_blocks([Copy(1, 2), Copy(3, 5)])
+    backend.swap([Copy(4, 6), Copy(1, 4)], Direction.HOST_TO_DEVICE)
+    assert torch.equal(backend.cache[[2, 5, 6, 4]], before[[1, 3, 2, 5]])
+    assert torch.equal(backend.cache[[0, 1, 3]], before[[0, 1, 3]])
