@@ -138,7 +138,13 @@ FOREIGN: dict[str, set[str]] = {
         *("prompt_tokens_recomputed", "num_requests_swapped", "cpu_cache_usage_perc", "corrupted_requests"),
         *("estimated_flops_*", "--max-num-batched-tokens", "--max-num-seqs", "--gpu-memory-utilization"),
         *("--num-gpu-blocks-override", "--swap-space", "--scheduling-policy", "--served-model-name"),
-        *("--max-model-len", "--tensor-parallel-size", "--otlp-traces-endpoint", "--kv-cache-memory-bytes"),
+        *(
+            "--max-model-len",
+            "--speculative-config",
+            "--tensor-parallel-size",
+            "--otlp-traces-endpoint",
+            "--kv-cache-memory-bytes",
+        ),
     },
     "is a program or message of the operating system": {
         *("kill -USR1 PID", "kill PID", "openssl x509 -enddate -noout -in FILE", "NVRM: Xid", "$XDG_RUNTIME_DIR"),

@@ -1,7 +1,7 @@
 """Proposed tokens change no token: random requests with and without them, preempted, failed over, stopped anywhere."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,10 @@ def test_random_requests_get_the_same_tokens_with_proposals_and_preemptions(fold
 class Scripted:
     """A runner whose next token is the one after the last, in a cycle, whatever the model.
 
-    The token at position `wrong_at` is 99 instead, and sampling the one at `faulty_at` fails.
+    The tokens at positions `wrong_at` are 99 instead, and sampling the one at `faulty_at` fails.
     """
 
-    def __init__(self, cycle: int = 5, wrong_at: int = -1, faulty_at: int = -1) -> None:
+    def __init__(self, cycle: int = 5, wrong_at: Container[int] = (), faulty_at: int = -1) -> None:
         self.cycle, self.wrong_at, self.faulty_at = cycle, wrong_at, faulty_at
         self.plans: list[StepPlan] = []
 
@@ -104,13 +104,16 @@ class Scripted:
     def _sampled(self, last: int, position: int) -> Sampled:
         if position == self.faulty_at:
             return Sampled(0, fault=ValueError("this row cannot be sampled"))
-        return Sampled(99 if position == self.wrong_at else (last + 1) % self.cycle)
+        return Sampled(99 if position in self.wrong_at else (last + 1) % self.cycle)
 
 
 def engine_with(
-    runner: Scripted, limits: Limits | None = None, observe: Callable[[Step, AppliedStep], None] | None = None
+    runner: Scripted,
+    limits: Limits | None = None,
+    observe: Callable[[Step, AppliedStep], None] | None = None,
+    blocks: int = 60,
 ) -> EngineInProcess:
-    capacity = Capacity(200, 100, BLOCK, 60)
+    capacity = Capacity(200, 100, BLOCK, blocks)
     scheduler = WatchedScheduler(capacity, limits or Limits(proposed_tokens=PROPOSED))
     engine = EngineInProcess(runner, capacity, scheduler=scheduler, observe=observe)
     scheduler.pool = lambda: engine.blocks.pool
@@ -130,7 +133,7 @@ def test_a_step_yields_all_proposed_tokens_that_are_right_and_one_more() -> None
 
 
 def test_the_first_token_that_differs_is_right_and_what_follows_it_is_not_taken() -> None:
-    runner = Scripted(wrong_at=20)
+    runner = Scripted(wrong_at=[20])
     engine = engine_with(runner)
     (tokens,) = engine.generate([range(5)], 18)
     assert tokens == [*(place % 5 for place in range(15)), 99, 0, 1]
@@ -189,12 +192,23 @@ def test_each_position_has_the_rules_that_follow_from_the_proposed_tokens_before
 def test_only_verified_tokens_get_keys() -> None:
     keyed: list[int] = []
     engine = engine_with(
-        Scripted(wrong_at=22), observe=lambda step, _: keyed.extend(t for one in step.commits for t in one.token_ids)
+        Scripted(wrong_at=[22]), observe=lambda step, _: keyed.extend(t for one in step.commits for t in one.token_ids)
     )
     (tokens,) = engine.generate([range(5)], 30)
     known = [*range(5), *tokens]
     assert keyed == known[: len(keyed)]
     assert len(keyed) >= len(known) // BLOCK * BLOCK - BLOCK
+
+
+@pytest.mark.parametrize("blocks", [13, 17, 22, 200])
+@pytest.mark.parametrize("wrong_at", [range(0), range(0, 200, 3)])
+def test_lookahead_for_proposals_is_bounded_and_preempts_nothing(blocks: int, wrong_at: range) -> None:
+    """The scheduler's own checks would fail."""
+    engine = engine_with(Scripted(wrong_at=wrong_at), Limits(proposed_tokens=9), blocks=blocks)
+    prompts = [[(place + number) % 5 for place in range(6 + number)] for number in range(4)]
+    engine.generate(prompts, 40)
+    assert engine.scheduler.totals.draft_tokens > 0
+    assert (engine.scheduler.totals.preemptions > 0) == (blocks < 50)
 
 
 @pytest.mark.parametrize("budget", [2, 4, 9])
