@@ -115,6 +115,25 @@ def test_a_share_of_a_gpu_is_refused_where_a_cpu_was_found() -> None:
         settings.for_device(on_gpu=False)
 
 
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ({"tensor_parallel": 2}, "but tensor_parallel is 2: ranks verify no proposals"),
+        ({"device": "cuda"}, "but the device is a GPU, whose steps run ahead of their tokens"),
+        ({"attention_backend": "triton"}, "but the device is a GPU, whose steps run ahead of their tokens"),
+    ],
+)
+def test_proposals_are_refused_where_steps_do_not_wait_for_tokens(others: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^speculate_ngram is 8, {reason}$"):
+        EngineSettings(speculate_ngram=8, **others)
+
+
+def test_proposals_are_refused_where_a_gpu_was_found() -> None:
+    with pytest.raises(InvalidSetting, match="speculate_ngram is 8, but the device is a GPU"):
+        EngineSettings(speculate_ngram=8).for_device(on_gpu=True)
+    assert EngineSettings(speculate_ngram=8).for_device(on_gpu=False).limits().proposed_tokens == 8
+
+
 @pytest.mark.parametrize("field", ["engine_id", "model_name", "model"])
 @pytest.mark.parametrize("name", ["n" * 201, "a\nb", "\udcff"])
 def test_a_name_that_the_kv_manager_would_refuse_is_refused(field: str, name: str) -> None:
