@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, LAYERS, VOCABULARY, CONTEXT = 256, 256, 4, 2, 2, 260, 128
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, LAYERS, VOCABULARY, CONTEXT = 256, 256, 4, 2, 2, 384, 128
 SHAPES = {
     "attn_norm": (HIDDEN,),
     "ffn_norm": (HIDDEN,),
@@ -94,8 +94,10 @@ def _write_metadata(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *_byte_letters(), "ab"])
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 257)
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *_byte_letters(), "ab"]
+    tokens += [f"token{number}" for number in range(len(tokens), VOCABULARY)]
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (VOCABULARY - 3))
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

@@ -43,9 +43,10 @@ def convert(source: Path, destination: Path) -> None:
 
 
 def _complete(config: Any, header: GgufHeader, source: Path) -> None:
-    """Set what transformers does not read: biases, and how rotations are scaled. Raises ModelUnsupported."""
+    """Set biases, sizes of heads, and scaled rotations, which transformers does not read. Raises ModelUnsupported."""
     if hasattr(config, "attention_bias"):
         config.attention_bias = "blk.0.attn_q.bias" in header.tensors
+    config.head_dim = header.number("attention.key_length") or config.hidden_size // config.num_attention_heads
     scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
     factors = rotation_factors(source, header)
     if factors is not None:

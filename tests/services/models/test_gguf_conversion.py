@@ -1,0 +1,81 @@
+"""Configurations that are written for GGUF files, and files that are refused before anything is written."""
+
+import json
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from engine.errors import ModelUnsupported
+from services.models.gguf_conversion import convert
+from tests.gguf_models import HEADS, HIDDEN, MIXED, Changes, write_llama
+
+HALF = HIDDEN // HEADS // 2
+
+
+def configuration(path: Path, change: Changes, architecture: str = "llama") -> dict[str, object]:
+    convert(write_llama(path / "tiny.gguf", MIXED, architecture, change), path / "folder")
+    read: dict[str, object] = json.loads((path / "folder" / "config.json").read_text())
+    return read
+
+
+def llama3_factors() -> np.ndarray:
+    """Llama 3.1's, as llama.cpp's converter writes them: 8 for long waves, 1 for short ones."""
+    factors = []
+    for frequency in 10000.0 ** -(np.arange(0, 2 * HALF, 2) / (2 * HALF)):
+        length = 2 * np.pi / frequency
+        smooth = (8192 / length - 1) / (4 - 1)
+        factors.append(1 if length < 8192 / 4 else 8 if length > 8192 else 1 / ((1 - smooth) / 8 + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+def test_rotations_of_llama_3_are_read_from_their_factors(tmp_path: Path) -> None:
+    found = configuration(tmp_path, lambda writer: writer.add_tensor("rope_freqs.weight", llama3_factors()))
+    assert found["rope_parameters"] == {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def test_linear_rotations_are_read_and_others_refused(tmp_path: Path) -> None:
+    def linear(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+
+    assert configuration(tmp_path, linear)["rope_parameters"] == {
+        "rope_type": "linear",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+    }
+    with pytest.raises(ModelUnsupported, match="its rotations are scaled by 'yarn', which is not read"):
+        configuration(tmp_path, lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
+    with pytest.raises(ModelUnsupported, match=re.escape("tensor rope_freqs.weight has factors other than those")):
+        configuration(
+            tmp_path, lambda writer: writer.add_tensor("rope_freqs.weight", np.linspace(1, 8, HALF, dtype=np.float32))
+        )
+
+
+def test_sizes_and_biases_that_transformers_does_not_read_are_those_of_the_file(tmp_path: Path) -> None:
+    assert configuration(tmp_path, lambda _writer: None, "qwen3")["head_dim"] == HIDDEN // HEADS
+
+    def biased(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("blk.0.attn_q.bias", np.zeros(HIDDEN, np.float32))
+
+    assert configuration(tmp_path, lambda _writer: None)["attention_bias"] is False
+    assert configuration(tmp_path, biased)["attention_bias"] is True
+
+
+def test_a_file_that_cannot_be_served_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED)
+    path.write_bytes(path.read_bytes()[:-4096])
+    with pytest.raises(ModelUnsupported, match=r"it is truncated: tensor blk\.1\.ffn_down\.weight"):
+        convert(path, tmp_path / "folder")
+    with pytest.raises(ModelUnsupported, match=r"it lacks tensor blk\.0\.ffn_up\.weight"):
+        convert(write_llama(path, MIXED, without=("blk.0.ffn_up",)), tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
