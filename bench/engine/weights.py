@@ -93,12 +93,12 @@ def _quality(folder: Path, workers: FormWorkers) -> tuple[list[Row], dict[str, A
         windows = windows_of(folder, quality.WINDOWS, quality.WINDOW_TOKENS)
     except DataMissing as missing:
         print(f"quality is not measured: {missing}", flush=True)
-        return [row("weights", metric, None, unit, str(missing)) for metric, unit in quality.COMPARISONS.items()], {}
+        return [row("weights", metric, None, "ratio", str(missing)) for metric in quality.COMPARISONS], {}
     reference = quality.reference_of(workers["float32"], windows)
     found = {form: quality.measured(workers[form], windows, reference) for form in FORMS}
     rows = []
     for form, answers in found.items():
-        answers["differences"] = quality.differences(workers["float32"], reference, answers["tokens"])
+        answers["differences"] = quality.differences_of(workers["float32"], reference, answers["tokens"])
         rows += quality.rows_of(form, answers, reference)
     logprobs, llamacpp = quality.llamacpp_logprobs(windows)
     rows += quality.comparisons({form: one["windows"] for form, one in found.items()}, logprobs, llamacpp)

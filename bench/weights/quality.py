@@ -1,10 +1,12 @@
 """Perplexity, greedy tokens and log-probabilities of each form of weights, beside float32."""
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +20,12 @@ CONTINUATIONS, PROMPT_TOKENS = 16, 64
 # Where tokens differ first: float32 gives both nearly the same log-probability.
 NEAR_TIE = 0.1
 
-# Rows with targets, and their units.
-COMPARISONS = {
-    "int8_perplexity_difference": "share",
-    "int8_kv_perplexity_difference": "share",
-    "int4_perplexity_over_llamacpp": "ratio",
-}
+# Rows with targets.
+COMPARISONS = ("int8_perplexity_difference", "int8_kv_perplexity_difference", "int4_perplexity_over_llamacpp")
 
 Texts = Sequence[Sequence[int]]
+# Log-probabilities of the tokens of each window but the first.
+Windows = Sequence[Sequence[float]]
 
 
 class Reference(NamedTuple):
@@ -70,7 +70,7 @@ def measured(engine: Worker, windows: Texts, reference: Reference) -> dict[str, 
     }
 
 
-def differences(float32: Worker, reference: Reference, tokens: Texts) -> list[Difference | None]:
+def differences_of(float32: Worker, reference: Reference, tokens: Texts) -> list[Difference | None]:
     """Return where continuations differ from float32's first, None where they do not."""
     places = [first_difference(own, other) for own, other in zip(reference.tokens, tokens, strict=True)]
     texts = [
@@ -85,8 +85,8 @@ def differences(float32: Worker, reference: Reference, tokens: Texts) -> list[Di
     ]
 
 
-def perplexity_of(windows: Sequence[Sequence[float]]) -> float:
-    """Return the perplexity of windows from the log-probabilities of their tokens but the first."""
+def perplexity_of(windows: Windows) -> float:
+    """Return the perplexity of windows."""
     return perplexity([sum(one) for one in windows], len(windows[0]) + 1)
 
 
@@ -118,24 +118,29 @@ def rows_of(form: str, found: Mapping[str, Any], reference: Reference) -> list[R
     ]
 
 
-def comparisons(
-    windows: Mapping[str, Sequence[Sequence[float]]], llamacpp: Sequence[Sequence[float]] | None, name: str
-) -> list[Row]:
-    """Return the rows of perplexities compared: with bfloat16, and of the 4-bit file with llama.cpp's."""
-    found = {form: perplexity_of(one) for form, one in windows.items()}
-    theirs = perplexity_of(llamacpp) if llamacpp else None
-    values = {
-        "int8_perplexity_difference": abs(found["int8"] / found["bf16"] - 1),
-        "int8_kv_perplexity_difference": abs(found["int8_kv"] / found["bf16"] - 1),
-        "int4_perplexity_over_llamacpp": theirs and found["int4"] / theirs,
-    }
-    return [
-        row("weights", "llamacpp_perplexity", theirs and round(theirs, 4), "1", name),
-        *(
-            row("weights", metric, value and round(value, 6), unit, name if metric.endswith("llamacpp") else "bfloat16")
-            for (metric, unit), value in zip(COMPARISONS.items(), values.values(), strict=True)
-        ),
-    ]
+def comparisons(windows: Mapping[str, Windows], llamacpp: Windows | None, name: str) -> list[Row]:
+    """Return the rows of perplexities compared: with bfloat16, and of the 4-bit file with llama.cpp's.
+
+    Each has a standard error, over the windows' tokens.
+    """
+    of_file = over(windows["int4"], llamacpp) if llamacpp else (None, None)
+    found = [(COMPARISONS[-1], of_file, "ratio", name)]
+    for metric in COMPARISONS[:-1]:
+        ratio, error = over(windows[metric.removesuffix("_perplexity_difference")], windows["bf16"])
+        found.append((metric, (abs(ratio - 1), error), "share", "bfloat16"))
+    rows = [row("weights", "llamacpp_perplexity", round(perplexity_of(llamacpp), 4) if llamacpp else None, "1", name)]
+    for metric, (value, spread), unit, peer in found:
+        rows.append(row("weights", metric, value and round(value, 6), unit, peer))
+        rows.append(row("weights", f"{metric}_standard_error", spread and round(spread, 6), unit, peer))
+    return rows
+
+
+def over(ours: Windows, theirs: Windows) -> tuple[float, float]:
+    """Return the ratio of two perplexities of the same tokens, and its standard error."""
+    pairs = zip(chain.from_iterable(ours), chain.from_iterable(theirs), strict=True)
+    differences = [their - own for own, their in pairs]
+    ratio = math.exp(mean(differences))
+    return ratio, ratio * stdev(differences) / math.sqrt(len(differences))
 
 
 def llamacpp_logprobs(windows: Texts) -> tuple[list[list[float]] | None, str]:

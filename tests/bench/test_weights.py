@@ -59,7 +59,7 @@ def test_an_engine_agrees_with_itself_in_all_tokens_and_log_probabilities(parts:
     assert [len(one) for one in reference.prompts] == [quality.PROMPT_TOKENS] * 2
     assert [len(one) for one in reference.logprobs] == [worker.NEW_TOKENS] * 2
     found = quality.measured(engine, windows, reference)
-    found["differences"] = quality.differences(engine, reference, found["tokens"])
+    found["differences"] = quality.differences_of(engine, reference, found["tokens"])
     values = {one.metric: one.value for one in quality.rows_of("float32", found, reference)}
     assert values["float32_greedy_agreement"] == 1
     assert values["float32_first_differences"] == 0
@@ -71,7 +71,7 @@ def test_a_difference_has_its_place_and_how_much_less_float32_gives_its_token(fo
     reference = quality.reference_of(engine, [PROMPTS[0] * 8])
     other = list(reference.tokens[0])
     other[5] += 1
-    (found, *_) = quality.differences(engine, reference, [other, *reference.tokens[1:]])
+    (found, *_) = quality.differences_of(engine, reference, [other, *reference.tokens[1:]])
     assert found is not None
     assert (found.place, found.token) == (5, other[5])
     row = reference_logprobs(folder, [*reference.prompts[0], *other[:6]])[-1]
@@ -97,15 +97,19 @@ def test_rows_of_quality_count_tokens_before_the_first_difference_near_ties_and_
 
 
 def test_perplexities_are_compared_with_bfloat16_and_with_llamacpp_if_it_ran() -> None:
-    windows = {"bf16": [[-1.0]], "int8": [[-1.001]], "int8_kv": [[-0.99]], "int4": [[-1.5]]}
-    ran = {one.metric: one for one in quality.comparisons(windows, [[-1.6]], "llama.cpp")}
+    found = {"bf16": -1.0, "int8": -1.001, "int8_kv": -0.99, "int4": -1.5}
+    windows = {form: [[logprob, logprob], [logprob]] for form, logprob in found.items()}
+    ran = {one.metric: one for one in quality.comparisons(windows, [[-1.6, -1.5], [-1.7]], "llama.cpp")}
     assert ran["int8_perplexity_difference"].met is True
     assert ran["int8_kv_perplexity_difference"].value == pytest.approx(1 - math.exp(-0.01), abs=1e-6)
     assert ran["int8_kv_perplexity_difference"].met is False
+    assert ran["int8_kv_perplexity_difference_standard_error"].value == pytest.approx(0, abs=1e-6)
     assert ran["int4_perplexity_over_llamacpp"].met is True
+    error = math.exp(-0.1) * 0.1 / math.sqrt(3)
+    assert ran["int4_perplexity_over_llamacpp_standard_error"].value == pytest.approx(error, abs=1e-6)
     missing = {one.metric: one for one in quality.comparisons(windows, None, "llama.cpp did not run")}
-    over = missing["int4_perplexity_over_llamacpp"]
-    assert (over.value, over.met, over.peer) == (None, False, "llama.cpp did not run")
+    ratio = missing["int4_perplexity_over_llamacpp"]
+    assert (ratio.value, ratio.met, ratio.peer) == (None, False, "llama.cpp did not run")
 
 
 def test_log_probabilities_are_read_from_a_file_of_logits(tmp_path: Path) -> None:
