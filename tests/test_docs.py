@@ -144,6 +144,7 @@ FOREIGN: dict[str, set[str]] = {
             "--tensor-parallel-size",
             "--otlp-traces-endpoint",
             "--kv-cache-memory-bytes",
+            "--kv-cache-dtype",
         ),
     },
     "is a program or message of the operating system": {
