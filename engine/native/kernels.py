@@ -128,6 +128,12 @@ def populate(mapped: torch.Tensor) -> None:
             return
 
 
+def return_freed_memory() -> None:
+    """Return the memory of freed tensors to the system, which glibc keeps for each thread that allocated it."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+
+
 class Kernels:
     """The kernels of one shared library. `name` identifies their sources, flags, compiler and class."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.constraint import Constraint
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
+from engine.native.kernels import return_freed_memory
 from quire.v1 import decoding_pb2
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
 from services.engine.guided.tool_calls import source_of
@@ -108,6 +109,7 @@ class Constraints:
             from services.engine.guided.grammars import Vocabulary
 
             self._compilers = Vocabulary(*self._model), CompileSandbox(*self._model)
+            return_freed_memory()
         except Exception as error:  # `tokenizers` and llguidance raise nothing more precise
             self._unsupported_reason = f"{type(error).__name__}: {error}"
             log.warning("requests with a constraint are refused: %s", self._unsupported_reason)

@@ -16,7 +16,7 @@ from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
-from engine.native.kernels import Kernels
+from engine.native.kernels import Kernels, return_freed_memory
 from engine.run.runner import ModelRunner
 from engine.run.samplers import sampler_for
 from engine.schedule.pool.preemption import PreemptionCosts
@@ -87,6 +87,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         clock=time.monotonic,
         sampler=sampler,
     )
+    return_freed_memory()
     return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), device_name(device, kernels))
 
 
