@@ -33,8 +33,10 @@ def model(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
 
 
-def start(model: Path, folder: Path) -> EngineParts:
-    settings = EngineSettings(model=str(model), dtype="bfloat16", device_blocks=8, kernels_folder=str(folder))
+def start(model: Path, folder: Path, kv_dtype: str = "auto") -> EngineParts:
+    settings = EngineSettings(
+        model=str(model), dtype="bfloat16", device_blocks=8, kernels_folder=str(folder), kv_dtype=kv_dtype
+    )
     return assemble(settings)
 
 
@@ -49,6 +51,13 @@ def test_the_second_start_uses_the_files_alone_and_computes_the_same(model: Path
     assert torch.equal(logits_of(first), logits_of(second))
     for name in ("geometry", "context_tokens", "vocabulary_size", "eos_token_ids", "fingerprint", "dtype"):
         assert getattr(first.loaded, name) == getattr(second.loaded, name)
+
+
+def test_a_decoder_is_verified_with_each_type_of_kv_cache(model: Path, folder: Path) -> None:
+    plain, first, second = start(model, folder), start(model, folder, "int8"), start(model, folder, "int8")
+    assert [first.loaded.model is None, second.loaded.model is None] == [False, True]
+    assert first.loaded.fingerprint == second.loaded.fingerprint == f"{plain.loaded.fingerprint}-kv-int8"
+    assert torch.equal(logits_of(first), logits_of(second))
 
 
 def test_a_start_from_files_does_not_import_transformers(
