@@ -20,7 +20,7 @@ SHAPES = {
     "ffn_down": (HIDDEN, INTERMEDIATE),
 }
 Type = gguf.GGMLQuantizationType
-# Of llama.cpp's Q4_K_M and Q4_0 files, in one model.
+# Of llama.cpp's Q4_K_M, Q5_K_M and Q4_0 files, in one model.
 MIXED = {
     "token_embd": Type.Q8_0,
     "attn_q": Type.Q4_K,
@@ -64,7 +64,7 @@ def write_llama(
 
 def stored(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> npt.NDArray[np.generic]:
     """Return random values near those of models, as bytes of a type; float32 as they are."""
-    if kind in (Type.Q4_K, Type.Q6_K):  # the package only reads them
+    if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K):  # the package only reads them
         return _super_blocks(shape, kind, random)
     spread = 0.1 if len(shape) == 1 else 1 / np.sqrt(shape[-1])
     values = (len(shape) == 1) + random.standard_normal(shape, dtype=np.float32) * np.float32(spread)
@@ -74,11 +74,13 @@ def stored(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> n
 def _super_blocks(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> npt.NDArray[np.uint8]:
     size = gguf.GGML_QUANT_SIZES[kind][1]
     blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // 256, size), dtype=np.uint8)
-    places = (0, 2) if kind == Type.Q4_K else (size - 2,)
-    scale = {Type.Q4_K: 2e-4, Type.Q6_K: 2e-5}[kind]
+    places = (size - 2,) if kind == Type.Q6_K else (0, 2)
+    scale = {Type.Q4_K: 2e-4, Type.Q5_K: 1e-4, Type.Q6_K: 2e-5}[kind]
     for number, place in enumerate(places):
         # The minimums of Q4_K are subtracted: as large as the middle of the codes.
-        halves = random.uniform(scale, 2 * scale, blocks.shape[:-1]) * (7 if number else 1)
+        halves = random.uniform(scale, 2 * scale, blocks.shape[:-1]) * (
+            (15 if kind == Type.Q5_K else 7) if number else 1
+        )
         blocks[..., place : place + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 

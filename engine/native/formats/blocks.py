@@ -95,12 +95,22 @@ def _q8_0(blocks: Bytes) -> GroupedBlocks:
 
 
 def _q4_k(blocks: Bytes) -> GroupedBlocks:
+    return _by_levels(_nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256), blocks)
+
+
+def _q5_k(blocks: Bytes) -> GroupedBlocks:
+    """As Q4_K, with the fifth bits before: bit i of a byte is of group i."""
+    codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    bits = np.unpackbits(blocks[:, None, 16:48], axis=1, bitorder="little")
+    return _by_levels((codes | bits << _HALF).reshape(-1, 256), blocks)
+
+
+def _by_levels(codes: Bytes, blocks: Bytes) -> GroupedBlocks:
     """8 groups with scales and minimums of 6 bits in 12 bytes, multiples of one scale and one minimum."""
     packed = blocks[:, 4:16]
     low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scale_codes = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
     minimum_codes = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
-    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
     levels = TwoLevel(scale_codes, _halves(blocks, 0), minimum_codes, _halves(blocks, 2))
     return GroupedBlocks(codes, levels.super_scales * scale_codes, -(levels.super_minimums * minimum_codes), levels)
 
@@ -125,6 +135,7 @@ FORMATS = {
     6: BlockFormat("Q5_0", 32, 22, 5, 32, 16, _q5_0),
     7: BlockFormat("Q5_1", 32, 24, 5, 32, 0, _q5_1),
     12: BlockFormat("Q4_K", 256, 144, 4, 32, 0, _q4_k),
+    13: BlockFormat("Q5_K", 256, 176, 5, 32, 0, _q5_k),
     14: BlockFormat("Q6_K", 256, 210, 6, 16, 32, _q6_k),
 }
 """Formats that are served, by ggml's numbers of types."""

@@ -14,7 +14,7 @@ QUANTIZED = {number: one for number, one in FORMATS.items() if one.decode}
 def random_rows(stored: BlockFormat, seed: int, outputs: int = 3, blocks: int = 2) -> np.ndarray:
     """Bytes of any value, but with finite scales: the upper bits of float16's exponent are not all set."""
     rows = np.random.default_rng(seed).integers(0, 256, (outputs, blocks, stored.bytes), dtype=np.uint8)
-    places = {"Q4_1": (1, 3), "Q5_1": (1, 3), "Q4_K": (1, 3), "Q6_K": (209,)}.get(stored.name, (1,))
+    places = {"Q4_1": (1, 3), "Q5_1": (1, 3), "Q4_K": (1, 3), "Q5_K": (1, 3), "Q6_K": (209,)}.get(stored.name, (1,))
     rows[..., places] &= 0xBF
     return rows.reshape(outputs, -1)
 
@@ -36,7 +36,7 @@ def test_codes_are_within_their_bits_and_zero_in_the_middle_without_minimums(num
     assert found.scales.shape == (64, found.shape[1] // found.group)
 
 
-@pytest.mark.parametrize("number", [12, 14], ids=["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("number", [12, 13, 14], ids=["Q4_K", "Q5_K", "Q6_K"])
 def test_scales_of_two_levels_are_products_of_their_levels(number: int) -> None:
     found = QUANTIZED[number].grouped(random_rows(QUANTIZED[number], 1))
     levels = found.levels
