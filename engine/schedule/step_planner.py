@@ -70,12 +70,12 @@ class StepPlanner:
                 work += self._works(gang, fed)
             elif budget > 0:
                 self._queue.totals.count_skipped(sum(self._blocks.awaits_blocks(cursor.sequence) for cursor in gang))
+        if self._speculator is not None:
+            work = self._speculator.propose(work, self._endings.record_fault)
         if self._endings.fail_faulty():
             return self.plan(now)  # again, without the failed groups
         if not work and not self._blocks.has_copies:
             return None
-        if self._speculator is not None:
-            work = self._speculator.propose(work)
         return self._planned(StepPlan(self._queue.totals.steps + 1, self._blocks.take_copies(), tuple(work)))
 
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:

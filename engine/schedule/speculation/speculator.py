@@ -5,13 +5,14 @@ the position (engine.run.sampling), so each sample is the token that a step with
 tokens before it are right. The first sample that differs from the proposed token is itself right.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.schedule.request import Request
 from engine.schedule.request_queue import RequestQueue
-from engine.schedule.sequence_group import Sequence
+from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.speculation.acceptance import AcceptanceRates
 from engine.schedule.speculation.ngram_index import Draft, NgramIndex
 from engine.schedule.speculation.speculation_costs import SpeculationCosts
@@ -64,16 +65,23 @@ class Speculator:
         if (reason := exclusion_of(request)) is not None:
             self._queue.totals.count_unspeculated(reason)
 
-    def propose(self, work: list[Work]) -> list[Work]:
-        """Return the work of a step with proposed tokens, within the token budget and the room of each sequence."""
+    def propose(self, work: list[Work], on_fault: Callable[[Group, Exception], None]) -> list[Work]:
+        """Return the work of a step with proposed tokens, within the token budget and the room of each sequence.
+
+        `on_fault` receives an exception raised for one request.
+        """
         if not all(map(_is_decoding, work)):
             return work
-        found = [one for place, item in enumerate(work) if (one := self._find(place, item)) is not None]
+        found: list[_Found] = []
+        for place, item in enumerate(work):
+            try:
+                found += self._find(place, item)
+            except Exception as fault:
+                on_fault(self._queue.sequence(item.sequence).group, fault)
         if not found:
             return work
-        proposed = self._select(len(work), found)
         work = list(work)
-        for one, count in zip(found, proposed, strict=True):
+        for one, count in zip(found, self._select(len(work), found), strict=True):
             if count:
                 work[one.place] = _with_proposed(work[one.place], one.sequence, one.draft.token_ids[:count])
             else:
@@ -93,21 +101,22 @@ class Speculator:
         if plan.work and all(map(_is_decoding, plan.work)):
             self.costs.observe(len(plan.work), sum(item.proposed for item in plan.work), seconds)
 
-    def _find(self, place: int, work: Work) -> _Found | None:
+    def _find(self, place: int, work: Work) -> list[_Found]:
+        """Return the draft for the work at a place, if there is one."""
         sequence = self._queue.sequence(work.sequence)
         group = sequence.group
         if not group.forked or exclusion_of(group.request) is not None:
-            return None
+            return []
         # After the last token nothing is computed, so one of the remaining tokens is never proposed.
         most = min(self._most, sequence.room - work.end, group.request.longest - len(sequence.tokens) - 1)
         if most <= 0:
-            return None
+            return []
         drafter = self._drafter(sequence)
         draft = drafter.index.draft(sequence.tokens, most)
         if draft is None:
-            return None
+            return []
         drafter.match = draft.match
-        return _Found(place, sequence, drafter, draft)
+        return [_Found(place, sequence, drafter, draft)]
 
     def _drafter(self, sequence: Sequence) -> _Drafter:
         if sequence.id not in self._drafters:

@@ -12,6 +12,7 @@ from engine.bad_words import BadWords
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.request import BeamSearch, Capacity, FinishReason, LogitRules, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.speculation.ngram_index import Draft, NgramIndex
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan
 from kvmanager import AppliedStep
 from tests.engine.watched_scheduler import WatchedScheduler
@@ -229,6 +230,23 @@ def test_excluded_requests_get_no_proposals_and_are_counted(folder: Path) -> Non
     totals = engine.scheduler.totals
     assert totals.unspeculated == {"penalties": 1, "beam_search": 1}
     assert totals.draft_tokens == totals.declined_tokens == 0
+
+
+def test_an_exception_while_proposing_fails_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = NgramIndex.draft
+
+    def draft_or_fail(index: NgramIndex, tokens: list[int], most: int) -> Draft | None:
+        if tokens[0] == 4 and len(tokens) > 14:
+            raise ZeroDivisionError("a fault of the index")
+        return draft(index, tokens, most)
+
+    monkeypatch.setattr(NgramIndex, "draft", draft_or_fail)
+    engine = engine_with(Scripted())
+    faulty = engine.submit([4, *range(5)] * 2, 30)
+    sound = engine.submit([*range(5)] * 2, 30)
+    engine.run()
+    assert isinstance(engine.finished[faulty].fault, ZeroDivisionError)
+    assert engine.tokens[sound] == [place % 5 for place in range(30)]
 
 
 def test_proposals_and_steps_ahead_exclude_each_other() -> None:
