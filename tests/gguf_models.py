@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import gguf
 import numpy as np
@@ -19,7 +20,7 @@ SHAPES = {
     "ffn_up": (INTERMEDIATE, HIDDEN),
     "ffn_down": (HIDDEN, INTERMEDIATE),
 }
-Type = gguf.GGMLQuantizationType
+Type: TypeAlias = gguf.GGMLQuantizationType
 # Of llama.cpp's Q4_K_M, Q5_K_M and Q4_0 files, in one model.
 MIXED = {
     "token_embd": Type.Q8_0,
@@ -110,3 +111,33 @@ def _byte_letters() -> list[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
+
+
+def write_gpt2(path: Path) -> Path:
+    """Write a GPT-2, which is no Llama-shaped model, in Q8_0."""
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "gpt2")
+    _write_metadata(writer)
+    writer.add_layer_norm_eps(1e-5)
+    layer = {
+        "attn_qkv.weight": (3 * HIDDEN, HIDDEN),
+        "attn_output.weight": (HIDDEN, HIDDEN),
+        "ffn_up.weight": (4 * HIDDEN, HIDDEN),
+        "ffn_down.weight": (HIDDEN, 4 * HIDDEN),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (VOCABULARY, HIDDEN),
+        "position_embd.weight": (1024, HIDDEN),  # as many as transformers assumes
+    }
+    shapes |= {f"blk.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
+    shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items() if name.startswith("blk")}
+    norms = ("output_norm", *(f"blk.{number}.{name}" for number in range(LAYERS) for name in ("attn_norm", "ffn_norm")))
+    shapes |= {f"{name}.{kind}": (HIDDEN,) for name in norms for kind in ("weight", "bias")}
+    for name, shape in shapes.items():
+        kind = Type.Q8_0 if len(shape) == 2 and name != "position_embd.weight" else Type.F32
+        writer.add_tensor(name, stored(shape, kind, random), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

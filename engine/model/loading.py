@@ -56,9 +56,14 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     given: dict[str, Any] = {}
     if gguf:
         given = {"gguf_file": gguf.name, "quantization_config": GgufConfig(gguf_file=gguf.name, dequantize=True)}
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, **given
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, **given
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # shapes that contradict the configuration
+        raise ModelUnsupported(f"its files do not fit its configuration: {error}") from error
     return model.to(device)
 
 

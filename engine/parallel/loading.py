@@ -25,6 +25,7 @@ from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
 from engine.model.unsupported import quantization
+from engine.native.formats.gguf_file import gguf_of
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard
@@ -56,6 +57,8 @@ class ModelFolder:
             heads = text.num_attention_heads
             kv_heads = getattr(text, "num_key_value_heads", None) or heads
             self._shape = _llama_shape(model) if is_llama_shaped(model) else None
+            if self._shape is None and gguf_of(folder):
+                raise ModelUnsupported("of GGUF files, several ranks can share Llama-shaped models only")
             if self._shape is None and not model.tp_plan:
                 raise ModelUnsupported(f"models of type {text.model_type!r} have no plan for several ranks")
             check_ranks(size, heads, kv_heads)

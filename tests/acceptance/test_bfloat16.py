@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 def test_bfloat16_tokens_are_close_to_those_of_transformers(
     quire: Callable[..., RunningQuire], demo_model: Path, record: Record
 ) -> None:
-    running = quire("--dtype", "bfloat16", "--device-blocks", "1024")
+    running = quire("--dtype", "bfloat16", "--weights", "bf16", "--device-blocks", "1024")
     tokenizer = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json"))
     ids = tokenizer.encode((ROOT / "docs" / "architecture.md").read_text()).ids
     prompts = [ids[53 * position : 53 * position + length] for position, length in enumerate(LENGTHS)]

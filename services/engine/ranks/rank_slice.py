@@ -25,6 +25,7 @@ from services.engine.startup.backends import Backend, BackendOptions, choose_ran
 from services.engine.startup.device import capacity_of, device_of, dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
+from services.engine.startup.weights import packed_format
 from services.runtime.settings import InvalidSetting
 
 # For all ranks to connect and to read their weights: one may have to wait for a slower one.
@@ -63,6 +64,7 @@ class SliceLoader:
         self._measurement = PoolMeasurement(CudaMemory(self.device)) if is_measured(settings) else None
         self._place = place
         self._dtype = dtype_of(settings.dtype, self.device, self.kernels)
+        packed_format(settings, self._dtype, self.kernels)  # logs that the slices are dequantized, or refuses
         self._folder = ModelFolder(Path(settings.model), settings.tensor_parallel)
 
     @property

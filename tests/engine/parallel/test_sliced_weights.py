@@ -14,6 +14,7 @@ from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
 from engine.errors import ModelUnsupported
 from engine.model.staging import Staging
+from engine.native.formats.gguf_file import GgufFile
 from engine.parallel import OneRank, Shard
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.sliced_weights import ALL, SlicedWeights
@@ -21,6 +22,7 @@ from tests.engine.families import FAMILIES
 from tests.engine.families import Checkpoint as Folder
 from tests.engine.late_device import PIECE_BYTES, FakeDevice
 from tests.engine.model.peak_memory import peak_bytes
+from tests.gguf_models import MIXED, write_llama
 from tests.tiny_models import usual_size
 
 CPU = torch.device("cpu")
@@ -102,3 +104,19 @@ def test_tensors_that_no_file_has_or_whose_rows_differ_are_refused_by_name(tmp_p
     with pytest.raises(ModelUnsupported, match=r"^its tensors wide, narrow have rows of different shapes$"):
         weights.together([("wide", ALL), ("narrow", ALL)])
     assert weights.read_bytes == 0
+
+
+@pytest.mark.parametrize("device", [None, FakeDevice()], ids=["without staging", "with staging"])
+def test_slices_of_a_gguf_file_are_those_of_its_values(tmp_path: Path, device: FakeDevice | None) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED)
+    whole = GgufFile(path, torch.float32)
+    weights = slices(tmp_path, torch.float32, device and device.staging)
+    for name, rows, columns in (
+        ("self_attn.q_proj", slice(64, 192), None),
+        ("self_attn.o_proj", ALL, slice(128, 256)),
+        ("mlp.down_proj", ALL, slice(0, 128)),
+    ):
+        full = f"model.layers.1.{name}.weight"
+        found = weights.tensor(full, rows, columns)
+        weights.finish()
+        assert torch.equal(found, whole.get_tensor(full)[rows, columns or ALL])

@@ -7,10 +7,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from engine.errors import ModelUnsupported
+from engine.model.loading import load_model
+from engine.parallel.loading import ModelFolder
 from services.models.gguf_conversion import convert
-from tests.gguf_models import HEADS, HIDDEN, MIXED, Changes, write_llama
+from tests.gguf_models import HEADS, HIDDEN, MIXED, Changes, write_gpt2, write_llama
 
 HALF = HIDDEN // HEADS // 2
 
@@ -79,3 +82,15 @@ def test_a_file_that_cannot_be_served_is_refused_before_anything_is_written(tmp_
     with pytest.raises(ModelUnsupported, match=r"it lacks tensor blk\.0\.ffn_up\.weight"):
         convert(write_llama(path, MIXED, without=("blk.0.ffn_up",)), tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def test_other_families_are_loaded_by_transformers_and_not_by_several_ranks(tmp_path: Path) -> None:
+    path = write_gpt2(tmp_path / "tiny.gguf")
+    convert(path, tmp_path / "folder")
+    (tmp_path / "folder" / path.name).symlink_to(path)
+    loaded = load_model(tmp_path / "folder", torch.float32, torch.device("cpu")).model.state_dict()
+    stored = next(one for one in gguf.GGUFReader(path).tensors if one.name == "blk.1.ffn_down.weight")
+    values = torch.from_numpy(gguf.quants.dequantize(stored.data, stored.tensor_type).copy())
+    assert torch.equal(loaded["transformer.h.1.mlp.c_proj.weight"], values.T)
+    with pytest.raises(ModelUnsupported, match="of GGUF files, several ranks can share Llama-shaped models only"):
+        ModelFolder(tmp_path / "folder", 2)

@@ -94,7 +94,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     for length in (*range(1, 200, 7), *np.linspace(200, len(whole) - 33, 60, dtype=int).tolist()):
         cut.write_bytes(whole[:length])
-        with pytest.raises(ModelUnsupported, match=r"^cut\.gguf cannot be read: (it is truncated|it is no GGUF file|tensor .* fit into)"):
+        with pytest.raises(
+            ModelUnsupported,
+            match=r"it is truncated|it is no GGUF|fit into",
+        ):
             read_header(cut)
 
 
