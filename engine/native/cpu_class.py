@@ -26,8 +26,16 @@ class CpuClass(NamedTuple):
 CLASSES = (
     CpuClass(
         "amx",
-        ("-march=x86-64-v4", "-mtune=sapphirerapids", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
-        _V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
+        (
+            "-march=x86-64-v4",
+            "-mtune=sapphirerapids",
+            "-mavx512bf16",
+            "-mavx512vnni",
+            "-mamx-tile",
+            "-mamx-bf16",
+            "-mamx-int8",
+        ),
+        _V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
     ),
     CpuClass(
         "avx512-bf16",

@@ -41,7 +41,7 @@ class Step {
     if (grouped_) {
       plain_ = {s.plain.at_least(static_cast<size_t>(tall) * queries_), queries_};
       attended_.quantized = quantized_rows(s.quantized_attended, tall, queries_);
-      normed_.quantized = quantized_rows(s.quantized_normed, shared, d.hidden);
+      normed_.quantized = quantized_rows(s.quantized_normed, 2 * shared, d.hidden);
       if (!banded_) gated_.quantized = quantized_rows(s.quantized_gated, tall, d.intermediate);
     }
     const int most = banded_ ? band : std::min(tall, kMaxRows);
@@ -51,7 +51,7 @@ class Step {
       bench->normed.at_least(static_cast<size_t>(band) * inputs);
       bench->gated.at_least(static_cast<size_t>(band) * inner_at_once());
       if (!grouped_) continue;
-      quantized_rows(bench->quantized_normed, band, d.hidden);
+      quantized_rows(bench->quantized_normed, 2 * band, d.hidden);
       quantized_rows(bench->quantized_gated, band, d.intermediate);
     }
     attention_ = {cache_of(c, nullptr),
@@ -144,14 +144,20 @@ class Step {
     if (inputs % 32) std::memset(rows.at(row, inputs), 0, sizeof(operand) * (32 - inputs % 32));
   }
 
-  void norm(int token, const float* weight, const Matrix& m, const Inputs& to, int row) {
-    normalize(x_ + static_cast<size_t>(token) * stride_, d_.hidden, weight, d_.epsilon, m, to, row);
+  void norm(int token, const float* weight, const Matrix& m, const Inputs& to, int row, bool twice = false) {
+    normalize(x_ + static_cast<size_t>(token) * stride_, d_.hidden, weight, d_.epsilon, m, to, row, twice);
+  }
+
+  // Inputs of q, k and v are quantized twice: half of the error of 8-bit activations would come from them alone, and they
+  // are multiplied by few weights.
+  void enter_norm(const Layer& layer, const Inputs& to, int token) {
+    norm(token, layer.attention_norm, layer.projections, to, token, true);
   }
 
   // From the residual to queries, and to K and V in the cache.
   void enter(const Layer& layer, int row, int rows, int thread, int number) {
     const Inputs normed = normed_by(thread, row);
-    for (int token = row; token < row + rows; ++token) norm(token, layer.attention_norm, layer.projections, normed, token);
+    for (int token = row; token < row + rows; ++token) enter_norm(layer, normed, token);
     for (int head = 0, heads = d_.heads + 2 * d_.kv_heads, size = d_.head_size; head < heads; ++head) {
       const int next = head + 1 < heads ? (head + 1) * size : -1;
       project(layer, normed, {row, rows, head * size, size, 0, 0, next}, thread, number);
@@ -159,7 +165,7 @@ class Step {
   }
 
   void enter_together(const Layer& layer, int thread, int number) {
-    team_.each(b_.tokens, [&](int token) { norm(token, layer.attention_norm, layer.projections, normed_, token); });
+    team_.each(b_.tokens, [&](int token) { enter_norm(layer, normed_, token); });
     each_range(b_.tokens, (d_.heads + 2 * d_.kv_heads) * d_.head_size, d_.head_size, [&](const Range& range) {
       project(layer, normed_, range, thread, number);
     });
@@ -169,7 +175,11 @@ class Step {
   void project(const Layer& layer, const Inputs& normed, const Range& range, int thread, int number) {
     const int size = d_.head_size, column = range.column, kv_head = column / size - d_.heads;
     const Sums sums{s_.benches[thread]->head.at_least(0), size, range.row, column};
-    product_to(layer.projections, {padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.rows.inputs}, normed, range, sums, false);
+    if (layer.projections.strips) {
+      product_of_two(layer.projections.strips, normed.quantized, range, sums);
+    } else {
+      product_to(layer.projections, {padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.rows.inputs}, normed, range, sums, false);
+    }
     Cache cache = attention_.cache;
     cache.data = data_ + number * layer_bytes_;
     for (int token = range.row; token < range.row + range.rows; ++token) {

@@ -70,15 +70,18 @@ inline float root_of_mean_square(const float* x, int size, float epsilon) {
   return std::sqrt(squares / static_cast<float>(size) + epsilon);
 }
 
-// Stores a normalized row as the left operand of a product with `m`.
-inline void normalize(const float* x, int size, const float* weight, float epsilon, const Matrix& m, const Inputs& out, int row) {
+// Stores a normalized row as the left operand of a product with `m`, or of `product_of_two`.
+inline void normalize(const float* x, int size, const float* weight, float epsilon, const Matrix& m, const Inputs& out, int row,
+                      bool twice) {
   const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
   for (int k = 0; k < size; k += 32) {
     alignas(64) float line[32];
     const int real = std::min(32, size - k);
     for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
     for (int i = real; i < 32; ++i) line[i] = 0.0f;
-    if (m.strips) {
+    if (m.strips && twice) {
+      quantize_twice(line, out.quantized.twice().at(2 * row, k / 32), 2 * row % 16);
+    } else if (m.strips) {
       quantize(line, out.quantized.at(row, k / 32), row % 16);
     } else {
       put_all(line, 32, out.rows.at(row, k));

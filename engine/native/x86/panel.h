@@ -22,7 +22,7 @@ constexpr int kVectors = kColumns / kLanes;
 constexpr int kPanelRows = 6;
 constexpr int kPanelColumns = 64;  // at most
 // Columns of a panel, such that few rows have enough independent sums and many rows have enough registers.
-inline int columns_at_once(int rows) {
+constexpr int columns_at_once(int rows) {
   if constexpr (kLanes == 16) return kPanelColumns;
   return rows == 1 ? 64 : rows <= 3 ? 32 : 16;
 }
@@ -191,13 +191,17 @@ void panels(Left<LeftOf<E>> a, Right b, int rows, int inputs, float* to, size_t 
   for (int count = all; count > 0; --count) {
     const int height = (rows + count - 1) / count;
     b.lines = lines.share(all - count, all);
+    const auto multiply = [&](auto height) {
+      // Other combinations do not occur, and compiling them would take half of the time.
+      if constexpr (kLanes == 16 || blocks * kColumns <= columns_at_once(height)) panel<E, height, blocks>(a, b, inputs, to, stride, add);
+    };
     switch (height) {
-      case 1: panel<E, 1, blocks>(a, b, inputs, to, stride, add); break;
-      case 2: panel<E, 2, blocks>(a, b, inputs, to, stride, add); break;
-      case 3: panel<E, 3, blocks>(a, b, inputs, to, stride, add); break;
-      case 4: panel<E, 4, blocks>(a, b, inputs, to, stride, add); break;
-      case 5: panel<E, 5, blocks>(a, b, inputs, to, stride, add); break;
-      default: panel<E, 6, blocks>(a, b, inputs, to, stride, add);
+      case 1: multiply(std::integral_constant<int, 1>{}); break;
+      case 2: multiply(std::integral_constant<int, 2>{}); break;
+      case 3: multiply(std::integral_constant<int, 3>{}); break;
+      case 4: multiply(std::integral_constant<int, 4>{}); break;
+      case 5: multiply(std::integral_constant<int, 5>{}); break;
+      default: multiply(std::integral_constant<int, 6>{});
     }
     rows -= height;
     a.data += height * a.row_stride;

@@ -43,6 +43,17 @@ inline void product_to(const Matrix& m, const MatrixSize& size, const Inputs& a,
   });
 }
 
+// Stores the product of a range with rows that are quantized twice.
+inline void product_of_two(const Strip* strips, const QuantizedRows& a, const Range& range, const Sums& to) {
+  Range twice = range;
+  twice.row *= 2;
+  twice.rows *= 2;
+  product(strips, a.twice(), twice, [&](int row, int column, int columns, const float* sums) {
+    float* line = to.at(row / 2, column);
+    for (int n = 0; n < columns; ++n) line[n] = row % 2 ? line[n] + sums[n] : sums[n];
+  });
+}
+
 // Reads the weights of one output as float32.
 inline void read_output(const Matrix& m, int inputs, int output, float* to) {
   const int strip = output / kStrip, n = output % kStrip;

@@ -1,4 +1,6 @@
 // Rows quantized to 8 bits in groups of 32, as llama.cpp quantizes activations (its Q8_1): scale = largest / 127.
+//
+// Inputs that need more precision are quantized in two rows, a row and what its rounding left: 16 bits in all.
 #pragma once
 
 #include <immintrin.h>
@@ -27,6 +29,8 @@ struct QuantizedRows {
   int tiles;
   int first_row = 0;  // first row of `data`, a multiple of 16
 
+  // The same with two rows for each.
+  QuantizedRows twice() const { return {data, tiles, 2 * first_row}; }
   RowGroup* at(int row, int tile = 0) const { return data + static_cast<size_t>((row - first_row) / 16) * tiles + tile; }
 };
 
@@ -70,8 +74,8 @@ inline void round_to_codes(const float* x, float factor, int8_t* codes) {
 #endif
 }
 
-// Quantizes one row's 32 inputs of a tile. NaN and infinities become a scale that is NaN or infinite.
-inline void quantize(const float* x, RowGroup* group, int row) {
+// Quantizes one row's 32 inputs of a tile, and returns the scale. NaN and infinities become a scale that is NaN or infinite.
+inline float quantize(const float* x, RowGroup* group, int row) {
   constexpr float kSmallest = 1e-30f;  // smaller groups become 0: the quotient must be finite
   const float most = largest_magnitude(x);
   round_to_codes(x, most > kSmallest ? 127.0f / most : 0.0f, group->codes[row]);
@@ -81,6 +85,14 @@ inline void quantize(const float* x, RowGroup* group, int row) {
   group->scaled_sum[row] = scale * static_cast<float>(sum);
   group->minus_sum[row] = -sum;
   group->minus_first[row] = -first;
+  return scale;
+}
+
+// Quantizes one row's 32 inputs in rows `row` and `row` + 1.
+inline void quantize_twice(float* x, RowGroup* group, int row) {
+  const float scale = quantize(x, group, row);
+  for (int i = 0; i < kTile; ++i) x[i] -= scale * static_cast<float>(group->codes[row][i]);
+  quantize(x, group, row + 1);
 }
 
 // Quantizes a row of `inputs` numbers; inputs are padded with zeros to a multiple of 32.
