@@ -18,7 +18,7 @@ from engine.schedule.step_plan import PENDING, StepPlan, Work
 class EveryProposalPays(SpeculationCosts):
     """Takes all proposals, from the first step on."""
 
-    def choose(self, sequences: int, chances: Items[float]) -> int:
+    def choose(self, sequences: int, chances: Items[float], *, random: bool = False) -> int:
         return len(chances)
 
 

@@ -1,10 +1,10 @@
 """Whether proposals pay, by the measured durations of steps.
 
-A step of n sequences that verifies m proposed tokens computes n + m rows. For batches of about the same size, two
-averages are kept: rows and seconds of the steps without proposals, and of those with them. The line through both gives
-the seconds of a row. Proposed tokens are ordered by the probability that they are accepted, and taken while that raises
-the expected tokens per second: while the next one adds a larger part to the tokens than to the seconds. Where the
-memory's bandwidth bounds a step, rows cost little and many are taken; where arithmetic bounds it, none are.
+A step of n sequences that verifies m proposed tokens computes n + m rows. For batches of about the same size, greedy
+or not, two averages are kept: rows and seconds of the steps without proposals, and of those with them. The line through
+both gives the seconds of a row. Proposed tokens are ordered by the probability that they are accepted, and taken while
+that raises the expected tokens per second: while the next one adds a larger part to the tokens than to the seconds.
+Where the memory's bandwidth bounds a step, rows cost little and many are taken; where arithmetic bounds it, none are.
 """
 
 from collections.abc import Sequence
@@ -67,14 +67,15 @@ class _BatchCosts:
 class SpeculationCosts:
     """The measured costs of decoding steps, by size of the batch; deterministic given the durations."""
 
-    _batches: dict[int, _BatchCosts] = field(default_factory=dict)  # by the bits of the number of sequences
+    _batches: dict[tuple[int, bool], _BatchCosts] = field(default_factory=dict)
 
-    def choose(self, sequences: int, chances: Sequence[float]) -> int:
+    def choose(self, sequences: int, chances: Sequence[float], *, random: bool = False) -> int:
         """Return how many proposed tokens a step of so many sequences verifies, the most likely first.
 
-        `chances`: the probabilities that they are accepted, in descending order.
+        `chances`: the probabilities that they are accepted, in descending order. `random`: some sequences are not
+        greedy; noise and filters of a row can cost more than the model.
         """
-        costs = self._batches.get(sequences.bit_length())
+        costs = self._batches.get((sequences.bit_length(), random))
         if costs is None or costs.without.steps < _FIRST_STEPS or costs.since_without >= _STEPS_UNTIL_RETRY:
             return 0
         taken, tokens, seconds, row = 0, float(sequences), costs.seconds(sequences), costs.row_seconds
@@ -88,13 +89,13 @@ class SpeculationCosts:
         costs.declined = 0
         return min(len(chances), max(1, round(_GUESS_WEIGHT * sequences)))
 
-    def observe(self, sequences: int, proposed: int, seconds: float) -> None:
+    def observe(self, sequences: int, proposed: int, seconds: float, *, random: bool = False) -> None:
         """Count the duration of a decoding step that verified `proposed` tokens."""
-        rows = sequences + proposed
-        costs = self._batches.get(sequences.bit_length())
+        rows, batch = sequences + proposed, (sequences.bit_length(), random)
+        costs = self._batches.get(batch)
         if costs is None:
             if not proposed:
-                self._batches[sequences.bit_length()] = _BatchCosts(_Average(rows, seconds))
+                self._batches[batch] = _BatchCosts(_Average(rows, seconds))
             return
         seconds = min(seconds, _OUTLIER * costs.seconds(rows))
         if not proposed:

@@ -81,7 +81,7 @@ class Speculator:
         if not found:
             return work
         work = list(work)
-        for one, count in zip(found, self._select(len(work), found), strict=True):
+        for one, count in zip(found, self._select(work, found), strict=True):
             if count:
                 work[one.place] = _with_proposed(work[one.place], one.sequence, one.draft.token_ids[:count])
             else:
@@ -99,7 +99,8 @@ class Speculator:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Count the duration of a step, if it decoded only."""
         if plan.work and all(map(_is_decoding, plan.work)):
-            self.costs.observe(len(plan.work), sum(item.proposed for item in plan.work), seconds)
+            proposed = sum(item.proposed for item in plan.work)
+            self.costs.observe(len(plan.work), proposed, seconds, random=_is_random(plan.work))
 
     def _find(self, place: int, work: Work) -> list[_Found]:
         """Return the draft for the work at a place, if there is one."""
@@ -131,7 +132,7 @@ class Speculator:
             self._drafters = {one: kept for one, kept in self._drafters.items() if self._queue.find(one) is not None}
             self._sweep_at = 2 * max(len(self._drafters), self._queue.limits.max_sequences)
 
-    def _select(self, sequences: int, found: Items[_Found]) -> list[int]:
+    def _select(self, work: list[Work], found: Items[_Found]) -> list[int]:
         """Return how many tokens of each draft to propose."""
         chances = [
             (-chance, row)
@@ -139,15 +140,20 @@ class Speculator:
             for chance in one.drafter.rates.chances(one.draft.match, len(one.draft.token_ids))
         ]
         chances.sort()
-        del chances[max(0, self._queue.limits.token_budget - sequences) :]
+        del chances[max(0, self._queue.limits.token_budget - len(work)) :]
+        taken = self.costs.choose(len(work), [-chance for chance, _ in chances], random=_is_random(work))
         proposed = [0] * len(found)
-        for _, row in chances[: self.costs.choose(sequences, [-chance for chance, _ in chances])]:
+        for _, row in chances[:taken]:
             proposed[row] += 1
         return proposed
 
 
 def _is_decoding(work: Work) -> bool:
     return work.samples and len(work.token_ids) - work.proposed == 1
+
+
+def _is_random(work: Items[Work]) -> bool:
+    return any(not item.sampling.greedy for item in work)
 
 
 def _with_proposed(work: Work, sequence: Sequence, proposed: tuple[int, ...]) -> Work:

@@ -96,6 +96,7 @@ def test_steps_without_proposals_are_measured_first() -> None:
         costs.observe(4, 0, 1.0)
     assert costs.choose(4, [1.0] * 8) == 8
     assert costs.choose(40, [1.0] * 8) == 0, "a batch of another size was not measured"
+    assert costs.choose(4, [1.0] * 8, random=True) == 0, "nor one that is not greedy"
 
 
 @pytest.mark.parametrize(("row_seconds", "taken"), [(0.0, 8), (0.05, 8), (1000.0, 0)])
@@ -108,7 +109,7 @@ def test_of_unequal_tokens_those_are_proposed_that_raise_the_tokens_per_second()
     chances = [0.9, 0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01]
     rates = []
     for taken in range(len(chances) + 1):
-        seconds = costs._batches[3].seconds(4 + taken)
+        seconds = costs._batches[3, False].seconds(4 + taken)
         rates.append((4 + sum(chances[:taken])) / seconds)
     assert costs.choose(4, chances) == rates.index(max(rates))
     assert 0 < rates.index(max(rates)) < len(chances)
