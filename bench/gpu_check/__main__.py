@@ -3,6 +3,7 @@
 Results are written at once to gpu.json, in bench/results or the folder of `--results`.
 """
 
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +29,9 @@ def main() -> None:
     if not DRY and not torch.cuda.is_available():
         sys.exit("no GPU found: DRY=1 runs small cases without one")
     begun = time.monotonic()
+    # Of `timeout` or a lost terminal: the part's processes are a session of their own, and would go on with the GPU.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     if DRY:
         with tempfile.TemporaryDirectory() as folder:
             result = _checked(options, begun, options.results or Path(folder))

@@ -1,13 +1,23 @@
 """Parts of `make gpu-check` that crash or hang. tests/gpu_check runs the real parts."""
 
+import io
+import os
+import signal
+import subprocess
 import sys
+import textwrap
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from bench.gpu_check import __main__ as check
-from bench.gpu_check.notes import Result
+from bench.gpu_check.budgets import Deadline
+from bench.gpu_check.notes import Notes, Result
+from bench.gpu_check.parts import tests as suite
 from bench.gpu_check.processes import Part
+from tests.faults import wait_until
 
 NEVER = 3600.0
 ROW = '{"row": {"metric": "m", "value": 1.0, "unit": "s", "peer": null, "target": null, "met": null}}'
@@ -62,3 +72,42 @@ def test_without_a_gpu_the_message_names_the_dry_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", ["bench.gpu_check"])
     with pytest.raises(SystemExit, match="DRY=1"):
         check.main()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+def test_a_check_that_is_ended_leaves_no_part_behind(ending: int, tmp_path: Path) -> None:
+    """A part that went on would compute beside the next check."""
+    started = tmp_path / "part"
+    program = textwrap.dedent(f"""
+        import sys
+        from bench.gpu_check import __main__ as check
+        from bench.gpu_check.processes import Part
+        hanging = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(3600)"
+        check.Part = lambda command: Part([sys.executable, "-c", hanging, {str(started)!r}])
+        check.main()
+    """)
+    running = subprocess.Popen([sys.executable, "-c", program, "--dry"])
+    try:
+        wait_until(lambda: started.exists() and started.read_text().endswith("\n"), "a part runs")
+        running.send_signal(ending)
+        assert running.wait(30) == 128 + ending
+    finally:
+        running.kill()
+        running.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+def test_each_selection_of_the_suite_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    (tmp_path / "test_x.py").write_text("def test_one():\n    assert 0\n\ndef test_two():\n    assert 0\n")
+    written = io.StringIO()
+    selections: list[suite.Selection] = [(("test_x.py",), "one"), (("test_x.py",), "two"), (("test_x.py",), "")]
+    suite.measure(selections, torch.device("cpu"), Notes(written), Deadline(time.monotonic() + 120))
+    result = Result()
+    for line in io.StringIO(written.getvalue()):
+        result.take(line)
+    assert result.failures == dict.fromkeys(
+        ("tests, one", "tests, two", "tests, test_x"), "AssertionError: pytest ended with 1"
+    )
+    assert [(row.metric, row.value) for row in result.rows] == [("tests_failed", 4)]

@@ -41,8 +41,8 @@ def measure(selections: list[Selection], _: torch.device, notes: Notes, deadline
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         started = [_start(one, Path(folder), number) for number, one in enumerate(selections)]
-        for tests in started:
-            with notes.kept("tests"):
+        for tests, (files, which) in zip(started, selections, strict=True):
+            with notes.kept(f"tests, {which or ' '.join(Path(file).stem for file in files)}"):
                 status = _status(tests, deadline)
                 printed = Path(tests.output.name).read_text()
                 print(printed[-3000:], flush=True)
