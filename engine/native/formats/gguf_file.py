@@ -71,10 +71,6 @@ class GgufTensor:
         """Return rows of a quantized matrix, None if the tensor is not quantized."""
         return self._place.format.grouped(self._raw(rows)) if self.is_grouped else None
 
-    def raw(self, rows: slice = ALL) -> tuple[str, Bytes]:
-        """Return the format's name, and the blocks of rows as uint8 [rows, bytes of a row], mapped where possible."""
-        return self._place.format.name, self._raw(rows)
-
     def _raw(self, rows: slice) -> Bytes:
         return self._rows[rows] if self._order is None else self._rows[self._order[rows]]
 
