@@ -181,6 +181,7 @@ class EngineSettings:
         self._check_weights()
         self._check_pool()
         self._check_speculation()
+        self._check_backend()
         try:
             self.limits()
         except ValueError as error:
@@ -232,6 +233,16 @@ class EngineSettings:
             raise InvalidSetting(f"{given}, but tensor_parallel is {self.tensor_parallel}: ranks verify no proposals")
         if self.device == "cuda" or self.attention_backend == "triton":
             raise InvalidSetting(f"{given}, but the device is a GPU, whose steps run ahead of their tokens")
+
+    def _check_backend(self) -> None:
+        """Check what would otherwise be refused only after a model is loaded."""
+        given = f"attention_backend is {self.attention_backend!r}"
+        if self.attention_backend == "triton" and self.device == "cpu":
+            raise InvalidSetting(f"{given}, but the device is a CPU")
+        if self.attention_backend == "cpu" and self.device == "cuda":
+            raise InvalidSetting(f"{given}, but the device is a GPU")
+        if self.attention_backend == "flex" and self.tensor_parallel > 1:
+            raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1")
 
     def for_device(self, *, on_gpu: bool) -> "EngineSettings":
         """Return the settings with the device's defaults. On a GPU, a pool without a size (0) is to be measured.

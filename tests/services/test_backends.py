@@ -15,6 +15,7 @@ from engine.model.loading import load_model
 from engine.schedule.request import Capacity
 from services.engine.ranks.assembly import assemble_ranks
 from services.engine.settings import EngineSettings
+from services.engine.startup import assembly
 from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder, recorded_pieces
 from services.engine.startup.decoder_check import replays
 from services.runtime.settings import InvalidSetting
@@ -70,6 +71,17 @@ def test_backends_that_cannot_have_a_cache_in_8_bits_refuse_it(
         choose_backend(with_codes(options(attention)))
 
 
+@pytest.mark.parametrize("attention", ["auto", "triton", "flex"])
+def test_a_cache_in_8_bits_that_no_kernel_of_a_gpu_reads_is_refused_before_the_model_is_loaded(
+    attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "device_of", lambda name: torch.device("cuda"))
+    settings = EngineSettings(model=str(tmp_path), attention_backend=attention, device_blocks=9, kv_dtype="int8")
+    name = "triton" if attention == "auto" else attention
+    with pytest.raises(InvalidSetting, match=f"^kv_dtype is 'int8', which attention_backend '{name}' does not support"):
+        assembly.assemble(settings)
+
+
 def test_ranks_refuse_a_cache_in_8_bits(tiny_model: Callable[[str], Path]) -> None:
     settings = EngineSettings(model=str(tiny_model("llama")), device="cpu", kv_dtype="int8", tensor_parallel=2)
     with pytest.raises(InvalidSetting, match="kv_dtype is 'int8', which requires a tensor_parallel of 1"):
@@ -79,6 +91,18 @@ def test_ranks_refuse_a_cache_in_8_bits(tiny_model: Callable[[str], Path]) -> No
 def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(options: Callable[[str], BackendOptions]) -> None:
     with pytest.raises(InvalidSetting, match="attention_backend is 'triton', but the model runs on cpu"):
         choose_backend(options("triton"))
+
+
+def test_the_log_has_device_and_size_of_the_pool(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EngineSettings(
+        model=str(tiny_model("llama")), device="cpu", dtype="float32", attention_backend="torch", device_blocks=4095
+    )
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        assembly.assemble(settings)
+    # 3 layers x K and V x 2 heads x 16 elements x 4 bytes are 768 bytes a token.
+    assert "the pool on cpu has 4095 blocks of 16 tokens: with the one for padding 48.0 MiB" in caplog.text
 
 
 def test_llama_shaped_models_run_on_the_gpus_decoder(load: Callable[[str, torch.device], LoadedModel]) -> None:

@@ -24,7 +24,7 @@ from services.engine.ranks.placement import LOOPBACK, Placement, placement
 from services.engine.ranks.rank_group import RankGroup
 from services.engine.ranks.rank_slice import SECONDS_TO_LOAD, RankSlice, SliceLoader
 from services.engine.settings import EngineSettings
-from services.engine.startup.assembly import seconds_per_swapped_block
+from services.engine.startup.assembly import log_pool, seconds_per_swapped_block
 from services.engine.startup.device import device_name
 
 log = logging.getLogger("quire.engine")
@@ -73,6 +73,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     leading = LeadingRunner(runner, group.send_plan, ahead=mine.ahead)
     watched = WatchedRunner(leading, check_of(loader.device))
     device = f"{settings.tensor_parallel} x {device_name(loader.device, loader.kernels)}"
+    log_pool(mine.capacity, mine.backend, f"each of {device}")
     return ParallelParts(mine.loaded, scheduler, watched, device, group)
 
 

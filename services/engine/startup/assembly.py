@@ -20,10 +20,11 @@ from engine.native.kernels import Kernels, return_freed_memory
 from engine.run.runner import ModelRunner
 from engine.run.samplers import sampler_for
 from engine.schedule.pool.preemption import PreemptionCosts
+from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
-from services.engine.startup.backends import Backend, BackendOptions, choose_backend
+from services.engine.startup.backends import Backend, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
@@ -54,6 +55,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         torch.set_num_threads(settings.threads)
     device = device_of(settings.device)
     settings = settings.for_device(on_gpu=device.type == "cuda")
+    check_kv_dtype(settings.attention_backend, kv_dtype_of(settings.kv_dtype), device)
     measurement = PoolMeasurement(CudaMemory(device)) if is_measured(settings) else None
     folder = Path(settings.model)
     log.info("loading %s", folder.name)
@@ -88,7 +90,16 @@ def assemble(settings: EngineSettings) -> EngineParts:
         sampler=sampler,
     )
     return_freed_memory()
-    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), device_name(device, kernels))
+    name = device_name(device, kernels)
+    log_pool(capacity, chosen.backend, name)
+    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name)
+
+
+def log_pool(capacity: Capacity, backend: Backend, device: str) -> None:
+    """Log the size of the pool, which may have been measured, and the device, which `auto` has chosen."""
+    blocks, mebibytes = capacity.device_blocks, backend.cache.nbytes / (1 << 20)
+    sentence = "the pool on %s has %d blocks of %d tokens: with the one for padding %.1f MiB"
+    log.info(sentence, device, blocks, capacity.block_size, mebibytes)
 
 
 def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | None) -> LoadedModel:

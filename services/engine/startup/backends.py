@@ -116,10 +116,17 @@ def choose_rank_backend(options: BackendOptions) -> Backend:
     return _allocate(name, options)
 
 
+def check_kv_dtype(attention: str, kv_dtype: torch.dtype | None, device: torch.device) -> None:
+    """Raise InvalidSetting if the cache of the setting's backend cannot have this type. It needs no loaded model."""
+    on_gpu = "triton" if find_spec("triton") else "torch"
+    name = on_gpu if attention == "auto" and device.type == "cuda" else attention
+    if kv_dtype and name not in (*_CODED, "auto"):
+        given = str(kv_dtype).removeprefix("torch.")
+        raise InvalidSetting(f"kv_dtype is {given!r}, which attention_backend {name!r} does not support: use torch")
+
+
 def _allocate(name: str, options: BackendOptions) -> Backend:
-    if options.loaded.kv_dtype and name not in _CODED:
-        kv_dtype = str(options.loaded.kv_dtype).removeprefix("torch.")
-        raise InvalidSetting(f"kv_dtype is {kv_dtype!r}, which attention_backend {name!r} does not support: use torch")
+    check_kv_dtype(name, options.loaded.kv_dtype, options.device)
     try:
         return _BACKENDS[name](options)
     except BackendUnavailable as missing:

@@ -109,6 +109,26 @@ def test_a_share_of_a_gpu_is_refused_beside_another_size_of_the_pool(others: dic
         EngineSettings(gpu_memory_utilization=0.8, **others)
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"attention_backend": "triton", "device": "cpu"}, "'triton', but the device is a CPU"),
+        ({"attention_backend": "cpu", "device": "cuda"}, "'cpu', but the device is a GPU"),
+        ({"attention_backend": "flex", "tensor_parallel": 3}, "'flex', which requires a tensor_parallel of 1"),
+    ],
+)
+def test_an_attention_backend_that_cannot_run_is_refused_before_a_model_is_loaded(
+    given: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=f"^attention_backend is {reason}$"):
+        EngineSettings(**given)
+
+
+def test_a_backend_for_gpus_is_refused_when_the_device_is_found_to_be_a_cpu() -> None:
+    with pytest.raises(InvalidSetting, match=r"^attention_backend is 'triton', but the device is a CPU$"):
+        EngineSettings(attention_backend="triton").for_device(on_gpu=False)
+
+
 def test_a_share_of_a_gpu_is_refused_where_a_cpu_was_found() -> None:
     settings = EngineSettings(gpu_memory_utilization=0.8)
     with pytest.raises(InvalidSetting, match="but the device is a CPU"):
@@ -198,8 +218,8 @@ def test_every_setting_is_read() -> None:
 
 @pytest.mark.parametrize("label", TYPES)
 def test_settings_reach_a_child_process_unchanged(label: str) -> None:
-    # A share of a GPU excludes sizes of the pool; formats and proposals exclude types and ranks.
-    excluding = ("gpu_memory_utilization", "weights", "kv_dtype", "speculate_ngram")
+    # A share of a GPU excludes sizes of the pool; formats, proposals and backends exclude types and ranks.
+    excluding = ("gpu_memory_utilization", "weights", "kv_dtype", "speculate_ngram", "attention_backend")
     fields = [field for field in dataclasses.fields(TYPES[label]) if field.name not in excluding]
     settings = TYPES[label](**{field.name: another_value(field) for field in fields})
     assert parse(label, *arguments_of(settings)) == settings
