@@ -164,7 +164,7 @@ class NativeDecoder:
 
     def _strips(self, strips: npt.NDArray[np.void]) -> NativeMatrix:
         self._strip_arrays.append(strips)
-        return NativeMatrix(strips=strips.ctypes.data)
+        return NativeMatrix(strips=strips.ctypes.data, count=len(strips))
 
     def _take(self, count: int) -> torch.Tensor:
         """Return memory for packed weights."""

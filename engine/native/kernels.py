@@ -48,9 +48,9 @@ class _Batch(Structure):
 
 
 class NativeMatrix(Structure):
-    """A matrix in one of two layouts, the other null: packed bfloat16, or strips of quantized weights."""
+    """A matrix in one of two layouts, the other null: packed bfloat16, or strips of quantized weights and their count."""
 
-    _fields_: ClassVar[Sequence[Any]] = [("dense", c_void_p), ("strips", c_void_p)]
+    _fields_: ClassVar[Sequence[Any]] = [("dense", c_void_p), ("strips", c_void_p), ("count", c_int64)]
 
 
 class NativeLayer(Structure):

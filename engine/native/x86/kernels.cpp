@@ -106,9 +106,12 @@ void quire_multiply_grouped(const Strip* strips, int32_t outputs, int32_t inputs
   s.team->run([&](int) {
     s.team->each(count, [&](int row) { quantize_row(rows + static_cast<size_t>(row) * inputs, inputs, quantized, row); });
     constexpr int kAtOnce = 64;
-    s.team->each((outputs + kAtOnce - 1) / kAtOnce, [&](int item) {
-      const Range range{0, count, item * kAtOnce, std::min(kAtOnce, padded(outputs, kStrip) - item * kAtOnce)};
-      product(strips, quantized, range, [&](int row, int column, int columns, const float* from) {
+    const int items = (outputs + kAtOnce - 1) / kAtOnce;
+    const Strips all{strips, padded(outputs, kStrip) / kStrip};
+    s.team->each(items, [&](int item) {
+      const int columns = std::min(kAtOnce, padded(outputs, kStrip) - item * kAtOnce), next = item + s.team->size();
+      const Range range{0, count, item * kAtOnce, columns, 0, 0, next < items ? next * kAtOnce : -1};
+      product(all, quantized, range, [&](int row, int column, int columns, const float* from) {
         const int real = std::min(columns, outputs - column);
         std::memcpy(sums + static_cast<size_t>(row) * outputs + column, from, sizeof(float) * real);
       });

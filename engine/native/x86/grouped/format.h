@@ -63,6 +63,13 @@ struct Strip {
   int64_t format;       // index in kFormats
 };
 
+// The strips of a matrix; none if it is of another kind.
+struct Strips {
+  const Strip* first;
+  int64_t count;
+  explicit operator bool() const { return first != nullptr; }
+};
+
 // Calls work with a format as a constant, kFormats[number].
 template <int number = 0, typename Work>
 void with_weight_format(int64_t format, const Work& work) {

@@ -14,7 +14,7 @@ namespace quire {
 
 struct Matrix {
   const bf16* dense;    // packed; null if there are strips
-  const Strip* strips;  // of 16 outputs each
+  Strips strips;
 };
 
 // Left operand of a product with either kind.
@@ -44,7 +44,7 @@ inline void product_to(const Matrix& m, const MatrixSize& size, const Inputs& a,
 }
 
 // Stores the product of a range with rows that are quantized twice.
-inline void product_of_two(const Strip* strips, const QuantizedRows& a, const Range& range, const Sums& to) {
+inline void product_of_two(const Strips& strips, const QuantizedRows& a, const Range& range, const Sums& to) {
   Range twice = range;
   twice.row *= 2;
   twice.rows *= 2;
@@ -58,8 +58,9 @@ inline void product_of_two(const Strip* strips, const QuantizedRows& a, const Ra
 inline void read_output(const Matrix& m, int inputs, int output, float* to) {
   const int strip = output / kStrip, n = output % kStrip;
   if (m.strips) {
-    with_weight_format(m.strips[strip].format, [&](auto number) {
-      read_output<kFormats[number]>(m.strips[strip].data, inputs, n, to);
+    const Strip& of_output = m.strips.first[strip];
+    with_weight_format(of_output.format, [&](auto number) {
+      read_output<kFormats[number]>(of_output.data, inputs, n, to);
     });
     return;
   }

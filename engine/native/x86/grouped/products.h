@@ -117,7 +117,8 @@ void strip_panel(const RowGroup* groups, int first, const StripPanel<strips>& b,
     if (b.ahead[0]) {
       for (int strip = 0; strip < strips; ++strip) {
         const char* line = reinterpret_cast<const char*>(b.ahead[strip]) + (tile * lines + b.first * tiles) * 64;
-        for (int i = 0; i < lines; ++i) _mm_prefetch(line + i * 64, _MM_HINT_T0);
+        // Into the L2 cache: four strips may be larger than L1, and few of its misses can be pending at once.
+        for (int i = 0; i < lines; ++i) _mm_prefetch(line + i * 64, _MM_HINT_T1);
       }
     }
     add_tile<format, rows, strips>(totals, b, tiles, tile, groups[tile], first);
@@ -161,8 +162,8 @@ void strip_panels(const RowGroup* groups, int rows, StripPanel<strips> b, int ti
 
 // Multiplies rows of a group of 16 with up to kWideStrips strips, which may have different formats. `to` has room for one
 // strip more. `ahead` is null, or points to the strips to prefetch.
-inline void multiply_strips(const Strip* strips, int count, const Strip* ahead, int ahead_count, const RowGroup* groups,
-                            int rows, int tiles, int share, int shares, float* to, size_t stride) {
+inline void multiply_strips(const Strip* strips, int count, const Strip* ahead, const RowGroup* groups, int rows, int tiles,
+                            float* to, size_t stride) {
   for (int i = 0; i < count;) {
     const Strip* one = strips + i;
     const bool two = i + 1 < count && one[1].format == one->format;
@@ -170,13 +171,11 @@ inline void multiply_strips(const Strip* strips, int count, const Strip* ahead, 
       constexpr Format format = kFormats[constant];
       const int lines = static_cast<int>(format.strip_bytes(tiles) / 64 + tiles - 1) / tiles;
       StripPanel<2> b{{one->data, one[two].data}, {nullptr, nullptr}, 0, 0};
-      if (ahead && i < ahead_count && ahead[i].format == one->format) {
+      if (ahead) {
         b.ahead[0] = ahead[i].data;
-        b.ahead[1] = ahead[i + (two && i + 1 < ahead_count)].data;
+        b.ahead[1] = ahead[i + two].data;
         b.last = lines;
       }
-      (void)share;
-      (void)shares;
       strip_panels<format, 2>(groups, rows, b, tiles, to + i * kStrip, stride);
     });
     i += 1 + two;
@@ -185,7 +184,7 @@ inline void multiply_strips(const Strip* strips, int count, const Strip* ahead, 
 
 // Multiplies a range, and calls take(row, column, columns, sums) for each row of up to 64 columns.
 template <typename Take>
-void product(const Strip* strips, const QuantizedRows& a, const Range& range, const Take& take) {
+void product(const Strips& strips, const QuantizedRows& a, const Range& range, const Take& take) {
   constexpr int kTall = 16, kWide = kWideStrips * kStrip, kStride = kWide + kStrip;
   alignas(64) float sums[kTall * kStride];
   const int last_column = range.column + range.columns, blocks = (range.rows + kTall - 1) / kTall;
@@ -194,9 +193,9 @@ void product(const Strip* strips, const QuantizedRows& a, const Range& range, co
     const int next = column + kWide < last_column ? column + kWide : range.next;
     for (int block = 0; block < blocks; ++block) {
       const int row = range.row + block * kTall, rows = std::min(kTall, range.rows - block * kTall);
-      const Strip* ahead = next < 0 || block ? nullptr : strips + next / kStrip;
-      multiply_strips(strips + column / kStrip, columns / kStrip, ahead, columns / kStrip, a.at(row), rows, a.tiles, block,
-                      blocks, sums, kStride);
+      const bool early = next >= 0 && block == 0 && (next + columns) / kStrip <= strips.count;
+      const Strip* ahead = early ? strips.first + next / kStrip : nullptr;
+      multiply_strips(strips.first + column / kStrip, columns / kStrip, ahead, a.at(row), rows, a.tiles, sums, kStride);
       for (int i = 0; i < rows; ++i) take(row + i, column, columns, sums + i * kStride);
     }
   }
