@@ -9,6 +9,7 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{ include "quire.claimFaults" . }}
 {{ include "quire.rankFaults" . }}
 {{ include "quire.resourceFaults" . }}
+{{ include "quire.settingFaults" . }}
 {{ include "quire.tlsFaults" . }}
 {{ include "quire.exposureFaults" . }}
 {{ include "quire.kvmanagerFaults" . }}
