@@ -153,6 +153,7 @@ def test_cpu_and_gpu_engines_share_a_service_name_and_never_start_together() -> 
     assert {key for key in gpu if gpu[key] != cpu.get(key)} == {
         *("profiles", "image", "build", "shm_size", "networks", "deploy", "environment")
     }
+    assert gpu["environment"]["QUIRE_ENGINE_DEVICE"] == "cuda", "auto would go on without the GPU"
     assert gpu["build"]["args"].keys() == cpu["build"]["args"].keys()
     assert FILE["services"]["gateway"]["environment"]["QUIRE_GATEWAY_ENGINES"] == "dns:engine:50052"
 
