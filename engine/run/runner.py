@@ -255,4 +255,8 @@ def _draws(work: Work) -> Sequence[Draw]:
 
 def _select(logits: torch.Tensor, chosen: list[bool]) -> torch.Tensor:
     """Return the chosen rows, without a copy if all are chosen."""
-    return logits if all(chosen) else logits[torch.tensor(chosen, device=logits.device)]
+    if all(chosen):
+        return logits
+    # By number: a mask as index waits for the device, which counts its rows.
+    numbers = [row for row, one in enumerate(chosen) if one]
+    return logits.index_select(0, upload(numbers, torch.int64, logits.device))

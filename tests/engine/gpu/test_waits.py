@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.run.runner import ModelRunner
-from engine.schedule.request import Sampling
-from engine.schedule.step_plan import PENDING, StepPlan, Work
+from engine.schedule.request import LogitRules, Sampling
+from engine.schedule.step_plan import PENDING, PromptPart, RowRules, StepPlan, Work
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.engine.unread_device import UNREAD, WaitsForDevice, never_waiting
 from tests.engine_in_process import GREEDY
@@ -83,6 +84,28 @@ def test_steps_of_the_decoder_with_few_launches_do_not_wait_recorded_or_not(
     with nullcontext() if device.type == "cuda" else never_waiting(device):  # without kernels
         pieces.prepare(lambda done, of: None)
     place.check(pieces, PROMPTS, AHEAD)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logprobs": 5},
+        {"to_score": PromptPart(1, (6, 7), 5)},
+        {"to_score": PromptPart(1, (6, 7), 5), "samples": False},
+        {"rules": RowRules(LogitRules(repetition_penalty=1.3), prompt=(5, 6, 7))},
+        {"rules": RowRules(LogitRules(logit_bias=((3, 2.0),)), banned_token_ids=frozenset({4}))},
+        {"rules": RowRules(mask=b"\xff" * 64)},
+        {"sample_indices": (0, 1)},
+    ],
+    ids=lambda asked: " ".join(asked),
+)
+def test_steps_with_scores_and_rules_do_not_wait(
+    checkpoint: Checkpoint, asked: dict[str, Any], device: torch.device
+) -> None:
+    place = Place(checkpoint, "llama", device)
+    first, second = PROMPTS
+    place.check(place.modules, (first._replace(**asked), second))
 
 
 @pytest.mark.parametrize(
