@@ -61,6 +61,7 @@ READ = {
     "make serve": "`serving` runs it, without arguments",
     "make test": "this is it",
     "pytest": "this is it",
+    "make gpu-check": "tests/gpu_check run it",
     "quire serve": "`make serve` runs it",
     "quire bench": "tests/services/loadgen run it, for as long as a test may",
     "quire replay": "tests/services/cli/commands run it on records",

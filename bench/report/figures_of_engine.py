@@ -183,7 +183,7 @@ def _gpu(panels: Sequence[Any], result: Result) -> None:
         axes.plot([one["target"]] * 2, [place - 0.42, place + 0.42], color=TARGET, linewidth=2.2)
     axes.plot([], [], color=TARGET, linewidth=2.2, label="target")
     axes.set_yticks(range(len(rows)), [one["metric"].replace("_", " ") for one in rows])
-    axes.set_xlabel("ratio or share")
+    axes.set_xlabel("ratio, share or milliseconds")
     axes.set_xlim(0, 1.15 * axes.dataLim.xmax)
     axes.grid(axis="y", visible=False)
     axes.legend(loc="lower right")

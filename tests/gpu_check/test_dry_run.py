@@ -16,6 +16,13 @@ from tests.gpu_check.bare_environment import DOCUMENTED, closure, make_bare_envi
 ROOT = Path(__file__).parents[2]
 PATHS = f"{ROOT}:{ROOT / 'protos'}"
 BATCHES = {"_b2_": ("_b32_", "_b256_")}  # the batch of small cases, and the batches on a GPU
+# Predicted rows of docs/benchmarking.md, each with a row of the results.
+SAMPLER = {
+    "256 rows, temperature": "temperature",
+    "top-p and top-k": "top_k",
+    "top-p of flat rows": "top_p_of_flat_rows",
+    "penalties": "penalties",
+}
 # tests/bench/test_gpu_*.py cover failing parts, deadlines and activity without a kernel.
 NOT_PARTS = {"__main__.py", "processes.py", "notes.py", "profiles.py"}
 SETTINGS = """
@@ -106,3 +113,12 @@ def test_every_target_of_a_gpu_has_a_row(folder: Path) -> None:
     for small, real in BATCHES.items():
         metrics |= {metric.replace(small, one) for metric in metrics for one in real}
     assert targets()["gpu"].keys() - {"title"} <= metrics
+
+
+def test_each_predicted_row_of_the_sampler_is_measured(folder: Path) -> None:
+    page = (ROOT / "docs" / "benchmarking.md").read_text()
+    metrics = {row["metric"] for row in result(folder)["rows"]}
+    for words, name in SAMPLER.items():
+        assert f"| sampler, {words} |" in page
+        assert f"sampler_{name}_milliseconds" in metrics
+    assert page.count("| sampler, ") == len(SAMPLER)

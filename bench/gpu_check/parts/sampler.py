@@ -30,9 +30,12 @@ SMALL = SamplerSizes(2, 300, 8, 1)
 
 def measure(sizes: SamplerSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
     """Measure each way of sampling: device time by the profiler, and a step's time by the clock of the host."""
-    runner = GivenLogits(logits_of(sizes.rows, sizes.vocabulary, device))
+    logits = logits_of(sizes.rows, sizes.vocabulary, device)
+    usual, flat = GivenLogits(logits), GivenLogits(logits / 400)
     known = known_tokens(sizes.rows, sizes.known, sizes.vocabulary)
-    for name, way in WAYS.items():
+    # Of flat rows top-p keeps nearly all tokens.
+    cases = [*((name, usual, way) for name, way in WAYS.items()), ("top_p_of_flat_rows", flat, WAYS["top_p"])]
+    for name, runner, way in cases:
         if deadline.passed():
             return
         with notes.kept(f"sampler, {name}"):
