@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import head_size, is_llama_shaped
 from engine.errors import ModelUnsupported
+from engine.model.gguf_configuration import gguf_configuration
 from engine.model.loading import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import StepSizes, check_ranks
@@ -98,7 +99,7 @@ def shape_of(
 def _configuration(source: Path) -> Any:
     if source.is_dir():
         return AutoConfig.from_pretrained(source, local_files_only=True)
-    return AutoConfig.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
+    return gguf_configuration(source)
 
 
 def _geometry(config: Any) -> CacheGeometry:

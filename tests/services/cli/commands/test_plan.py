@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click.testing
+import gguf
 import pytest
 
 from services.cli.main import cli
-from tests.gguf_models import MIXED, write_llama
+from services.models.gguf_conversion import convert
+from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, SHAPES, write_llama
 from tests.running_quire import RunningQuire
 from tests.services.models.test_model_store import write_tiny_llama
 from tests.tiny_models import usual_size
@@ -122,6 +124,41 @@ def test_a_gguf_file_is_planned_with_the_bytes_that_it_has(tmp_path: Path) -> No
     assert planned["weights"] == "Q6_K"
     packed = planned["weights_bytes"] - 2 * planned["parameters"]
     assert packed == pytest.approx(path.stat().st_size, rel=0.05)
+
+
+def test_a_gguf_file_is_planned_with_the_sizes_that_its_engine_has(tmp_path: Path) -> None:
+    def wide(writer: gguf.GGUFWriter) -> None:  # as in Qwen3's small models, whose heads are wider than hidden / heads
+        writer.add_key_length(2 * HIDDEN)
+
+    shapes = {"attn_q": (HEADS, HIDDEN), "attn_k": (KV_HEADS, HIDDEN), "attn_v": (KV_HEADS, HIDDEN)}
+    with pytest.MonkeyPatch.context() as patch:
+        for part, (heads, hidden) in shapes.items():
+            patch.setitem(SHAPES, part, (heads * 2 * HIDDEN, hidden))
+        patch.setitem(SHAPES, "attn_output", (HIDDEN, HEADS * 2 * HIDDEN))
+        path = write_llama(tmp_path / "tiny.gguf", MIXED, "qwen3", wide)
+    convert(path, tmp_path / "folder")
+    (tmp_path / "folder" / "tiny.gguf").symlink_to(path)
+    options = ("--device-blocks", "100", "--device", "cpu", "--dtype", "bfloat16")
+    planned = figures("--model", path, *options)
+    assert planned["token_bytes"] == 2 * LAYERS * KV_HEADS * 2 * HIDDEN * 2
+    of_folder = figures("--model", tmp_path / "folder", *options)
+    assert planned | {"model": ""} == of_folder | {"model": ""}
+
+
+@pytest.mark.parametrize(
+    ("size", "fault"),
+    [
+        (0, "cannot mmap an empty file"),
+        (90, "it is truncated: its header ends behind the file's end"),
+        (-4096, "it is truncated: tensor blk.1.ffn_down.weight ends behind the file's end"),
+    ],
+)
+def test_a_truncated_gguf_file_is_refused_by_name(tmp_path: Path, size: int, fault: str) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED)
+    path.write_bytes(path.read_bytes()[:size])
+    done = run("--model", path, "--device-blocks", "100")
+    assert done.exit_code == 2
+    assert f"tiny.gguf cannot be read: {fault}" in " ".join(done.output.split())
 
 
 def test_memory_gives_blocks_and_those_blocks_need_that_memory(tiny_model: Tiny) -> None:
