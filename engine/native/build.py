@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.native.compiler import run_compiler
@@ -22,13 +23,14 @@ ADVANCE_SECONDS = 900
 _DIGEST_BYTES = 32
 
 
-def build(folder: Path, cpu: CpuClass) -> Path:
-    """Return the shared library of a class, compiling it into `folder` if it is missing or damaged (some seconds).
+def build(folder: Path, cpu: CpuClass, compiling: Callable[[], None] = lambda: None) -> Path:
+    """Return the shared library of a class, compiling it into `folder` if it is missing or damaged (up to a minute).
 
-    Raises KernelsUnavailable.
+    `compiling` is called before it is compiled. Raises KernelsUnavailable.
     """
     library = folder / f"{cpu.name}-{_key(_compiler())}.so"
     if not is_intact(library):
+        compiling()
         folder.mkdir(parents=True, exist_ok=True)
         compile_for(cpu, library)
     return library

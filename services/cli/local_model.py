@@ -3,8 +3,8 @@
 import logging
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -15,6 +15,8 @@ from services.models.model_store import configuration, default_cache, resolve
 from services.models.stage_display import StageDisplay, StageLog, StageProgress
 
 log = logging.getLogger("quire")
+
+_POLL_SECONDS = 0.1
 
 
 def fetch(name: str, *, logged: bool = False) -> Path:
@@ -31,12 +33,20 @@ def fetch_configuration(name: str) -> Path:
 
 
 def _shown(bring: Callable[[str, Path, StageProgress], Path], name: str, *, logged: bool = False) -> Path:
+    with _progress(logged=logged) as progress:
+        return bring(name, default_cache(), progress)
+
+
+@contextmanager
+def _progress(*, logged: bool) -> Iterator[StageProgress]:
+    """Show progress; meanwhile SIGTERM interrupts as Ctrl-C does."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         if logged:
-            return bring(name, default_cache(), StageLog(log))
-        with StageDisplay() as display:
-            return bring(name, default_cache(), display)
+            yield StageLog(log)
+        else:
+            with StageDisplay() as display:
+                yield display
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -49,9 +59,10 @@ def engine_with_folder(settings: EngineSettings) -> EngineSettings:
     """
     kernels = settings.kernels_folder or str(default_cache().parent / "kernels")
     compilation = _first_compilation(settings, Path(kernels))
-    folder = str(fetch(settings.model, logged=settings.log_format == "json"))
+    logged = settings.log_format == "json"
+    folder = str(fetch(settings.model, logged=logged))
     if compilation:
-        compilation.join()
+        _await(compilation, logged=logged)
     return replace(settings, model=folder, model_name=settings.served_name(), kernels_folder=kernels)
 
 
@@ -62,6 +73,13 @@ def _first_compilation(settings: EngineSettings, folder: Path) -> Thread | None:
     thread = Thread(target=_compile, args=(folder,), name="compilation", daemon=True)
     thread.start()
     return thread
+
+
+def _await(compilation: Thread, *, logged: bool) -> None:
+    with _progress(logged=logged) as progress:
+        while compilation.is_alive():
+            progress("compiling the CPU kernels, once")
+            compilation.join(_POLL_SECONDS)
 
 
 def _compile(folder: Path) -> None:

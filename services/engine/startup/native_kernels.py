@@ -75,14 +75,18 @@ def load_kernels(folder: str) -> Kernels:
         return Kernels(prebuilt.find(cpu), cpu)
     except (KernelsUnavailable, OSError) as missing:  # OSError: made for a newer system
         try:
-            return Kernels(build(Path(folder), cpu), cpu) if folder else _build_temporary(cpu)
+            return Kernels(_built(Path(folder), cpu), cpu) if folder else _build_temporary(cpu)
         except KernelsUnavailable as failed:
             raise KernelsUnavailable(f"{failed}, and {missing}") from failed
 
 
 def _build_temporary(cpu: CpuClass) -> Kernels:
     with tempfile.TemporaryDirectory() as folder:
-        return Kernels(build(Path(folder), cpu), cpu)  # the file is not needed after loading
+        return Kernels(_built(Path(folder), cpu), cpu)  # the file is not needed after loading
+
+
+def _built(folder: Path, cpu: CpuClass) -> Path:
+    return build(folder, cpu, lambda: log.info("compiling the CPU kernels of class %s, once", cpu.name))
 
 
 def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, threads: int) -> NativeDecoder | None:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.model.loading import load_model
+from engine.native import prebuilt
 from engine.native.build import build, sealed
 from engine.native.cpu_backend import CpuBackend
 from engine.native.cpu_class import CLASSES, NAMES, CpuClass, KernelsUnavailable
@@ -106,6 +107,28 @@ def test_kernels_are_compiled_once_and_found_again(
     monkeypatch.setattr(native_build, "compile_for", compile_for)
     assert build(tmp_path / "new", kernels.cpu) == build(tmp_path / "new", kernels.cpu) == compiled[0]
     assert len(compiled) == 1
+
+
+def test_an_engine_that_compiles_kernels_says_so_before(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compiling takes up to a minute, in which nothing else is logged."""
+    caplog.set_level("INFO")
+    expected = f"compiling the CPU kernels of class {kernels.cpu.name}, once"
+
+    def compile_for(_cpu: CpuClass, library: Path) -> None:
+        assert expected in caplog.text
+        library.write_bytes(sealed(b"no library"))
+
+    def no_build(_cpu: CpuClass) -> Path:
+        raise KernelsUnavailable("no build was made in advance")
+
+    monkeypatch.setattr(native_build, "compile_for", compile_for)
+    monkeypatch.setattr(prebuilt, "find", no_build)
+    monkeypatch.setenv("QUIRE_CPU_CLASS", kernels.cpu.name)
+    for _ in range(2):
+        assert kernels_for("auto", CPU, str(tmp_path)) is None  # what was written is no library
+    assert caplog.text.count(expected) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"code", sealed(b"code")[:-1], sealed(b"code")[1:]])

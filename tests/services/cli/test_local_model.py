@@ -1,6 +1,8 @@
 """The model's folder and the kernels of an engine that this command starts."""
 
+import logging
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,31 @@ def test_kernels_that_cannot_be_compiled_are_left_to_the_engine(model: Path, mon
     monkeypatch.setattr(build, "build", fail)
     settings = EngineSettings(model=str(model), kernels_folder=str(model / "kernels"))
     assert local_model.engine_with_folder(settings).model == str(model)
+
+
+@pytest.mark.skipif(not supported(), reason="this CPU has no kernels")
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_compilation_that_outlasts_the_model_is_shown(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    log_format: str,
+) -> None:
+    fetched = threading.Event()
+
+    def compile_kernels(folder: Path, cpu: CpuClass) -> Path:
+        assert fetched.wait(60)
+        time.sleep(0.5)
+        return folder
+
+    def fetch(name: str, *, logged: bool) -> Path:
+        fetched.set()
+        return model
+
+    monkeypatch.setattr(build, "build", compile_kernels)
+    monkeypatch.setattr(local_model, "fetch", fetch)
+    caplog.set_level(logging.INFO)
+    local_model.engine_with_folder(EngineSettings(kernels_folder=str(model / "kernels"), log_format=log_format))
+    shown = capsys.readouterr().err if log_format == "text" else caplog.text
+    assert shown.count("compiling the CPU kernels, once") == 1
