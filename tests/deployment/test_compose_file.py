@@ -146,6 +146,16 @@ def test_variables_have_the_same_defaults_in_the_file_of_variables() -> None:
     assert {name: value for name, value in found.items() if name.startswith("QUIRE_")} == listed
 
 
+@pytest.mark.parametrize("setting", ["speculate_ngram", "kv_dtype", "weights"])
+def test_settings_of_engines_on_a_cpu_are_variables_of_their_profile_alone(setting: str) -> None:
+    variable, name = f"QUIRE_{setting.upper()}", f"QUIRE_ENGINE_{setting.upper()}"
+    default = EngineSettings.__dataclass_fields__[setting].default
+    assert FILE["services"]["engine"]["environment"][name] == f"${{{variable}:-{default}}}"
+    assert variables_of(ROOT / ".env")[variable] == str(default)
+    assert f"| `{variable}` |" in (ROOT / "docs" / "deploy.md").read_text()
+    assert not any(name in FILE["services"][other].get("environment", {}) for other in ("engine-gpu", "engine-ranks"))
+
+
 def test_cpu_and_gpu_engines_share_a_service_name_and_never_start_together() -> None:
     cpu, gpu = FILE["services"]["engine"], FILE["services"]["engine-gpu"]
     assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
