@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_header import GgufHeader
+from engine.native.formats.llama_metadata import check_metadata
 
 # Those of Mistral are written as llama. Only llama's rows of q and k are in another order than transformers'.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -30,7 +31,8 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)", re.ASCII)
+# A number has one spelling: with another one, a file could have a tensor twice.
+_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,8})\.)?([a-z_]+)\.(weight|bias)", re.ASCII)
 
 
 class Named(NamedTuple):
@@ -43,13 +45,17 @@ class Named(NamedTuple):
 def names_of(header: GgufHeader) -> dict[str, Named]:
     """Return the tensors by transformers' names; those that Llama-shaped models lack keep their own.
 
-    Raises ModelUnsupported, naming the tensor, if a shape contradicts the metadata, or a tensor is missing.
+    Raises ModelUnsupported, naming the tensor, if a shape contradicts the metadata, or a tensor is missing; with the
+    key, if metadata are not served.
     """
     _check_complete(header)
     sizes = _Sizes.of(header)
+    check_metadata(header, sizes.head_size)
     found: dict[str, Named] = {}
-    for name in header.tensors:
+    for name, place in header.tensors.items():
         if name == ROTATION_FACTORS:
+            if (place.format.name, place.shape) != ("F32", (sizes.head_size // 2,)):
+                raise ModelUnsupported(f"tensor {name} is {place.format.name} {place.shape}, not F32 for half a head")
             continue
         match = _NAME.fullmatch(name)
         layer, part, kind = match.groups() if match else (None, "", "")

@@ -126,6 +126,40 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None]]] = {
     ),
     "its context_length is 4294967295, more than 16777216": ("-", lambda writer: writer.add_context_length(2**32 - 1)),
     "it lacks tensor blk.1.ffn_down.weight": ("blk.1.ffn_down", lambda _writer: None),
+    "tensor rope_freqs.weight is F16 (32,), not F32 for half a head": (
+        "-",
+        lambda writer: writer.add_tensor("rope_freqs.weight", np.full(32, 4, np.float16)),
+    ),
+    "its llama.rope.dimension_count is 32, but only 64 is served": (
+        "-",
+        lambda writer: writer.add_rope_dimension_count(32),
+    ),
+    "its llama.attention.value_length is 32, but only 64 is served": ("-", lambda writer: writer.add_value_length(32)),
+    "its llama.attention.causal is False, but only True is served": (
+        "-",
+        lambda writer: writer.add_causal_attention(False),
+    ),
+    "its llama.logit_scale is 0.5, but only 1 is served": ("-", lambda writer: writer.add_logit_scale(0.5)),
+    "its llama.rope.scaling.factor is 4.0, but only 1 is served": (
+        "-",
+        lambda writer: writer.add_rope_scaling_factor(4.0),
+    ),
+    "it has a window of 8 tokens, and windows are not read from GGUF files": (
+        "-",
+        lambda writer: writer.add_sliding_window(8),
+    ),
+    "its llama.attention.layer_norm_rms_epsilon is nan, not a number above 0": (
+        "-",
+        lambda writer: writer.add_layer_norm_rms_eps(float("nan")),
+    ),
+    "its llama.rope.freq_base is -5.0, not a number above 0": ("-", lambda writer: writer.add_rope_freq_base(-5.0)),
+    "its llama.rope.scaling.factor is None, not a number above 0": (
+        "-",
+        lambda writer: (
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+            writer.add_array("llama.rope.scaling.factor", [1.0, 2.0]),
+        )[0],
+    ),
 }
 
 
@@ -136,3 +170,13 @@ def test_tensors_that_contradict_the_metadata_are_refused(tmp_path: Path, messag
     with pytest.raises(ModelUnsupported) as refused:
         GgufFile(path, torch.float32)
     assert str(refused.value) == f"other.gguf cannot be read: {message}"
+
+
+def test_a_layer_with_another_spelling_of_its_number_does_not_replace_its_tensor(tmp_path: Path) -> None:
+    other = np.zeros((HIDDEN, HIDDEN), np.float32)
+    path = write_llama(
+        tmp_path / "twice.gguf", {}, change=lambda writer: writer.add_tensor("blk.00.attn_q.weight", other)
+    )
+    file = GgufFile(path, torch.float32)
+    assert file.get_tensor("model.layers.0.self_attn.q_proj.weight").count_nonzero() > 0
+    assert "blk.00.attn_q.weight" in file.keys()  # noqa: SIM118 - it is no dictionary
