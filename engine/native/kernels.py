@@ -48,7 +48,7 @@ class _Batch(Structure):
 
 
 class NativeMatrix(Structure):
-    """A matrix in one of two layouts, the other null: packed bfloat16, or strips of quantized weights and their count."""
+    """A matrix in one of two layouts, the other null: packed bfloat16, or `count` strips of quantized weights."""
 
     _fields_: ClassVar[Sequence[Any]] = [("dense", c_void_p), ("strips", c_void_p), ("count", c_int64)]
 

@@ -41,7 +41,8 @@ class Step {
     if (grouped_) {
       plain_ = {s.plain.at_least(static_cast<size_t>(tall) * queries_), queries_};
       attended_.quantized = quantized_rows(s.quantized_attended, tall, queries_);
-      normed_.quantized = quantized_rows(s.quantized_normed, 2 * shared, d.hidden);
+      normed_.quantized = quantized_rows(s.quantized_normed, shared, d.hidden);
+      if (!banded_) normed_.rest = quantized_rows(s.rest, shared, d.hidden);
       if (!banded_) gated_.quantized = quantized_rows(s.quantized_gated, tall, d.intermediate);
     }
     const int most = banded_ ? band : std::min(tall, kMaxRows);
@@ -51,7 +52,8 @@ class Step {
       bench->normed.at_least(static_cast<size_t>(band) * inputs);
       bench->gated.at_least(static_cast<size_t>(band) * inner_at_once());
       if (!grouped_) continue;
-      quantized_rows(bench->quantized_normed, 2 * band, d.hidden);
+      quantized_rows(bench->quantized_normed, band, d.hidden);
+      quantized_rows(bench->rest, band, d.hidden);
       quantized_rows(bench->quantized_gated, band, d.intermediate);
     }
     attention_ = {cache_of(c, nullptr),
@@ -148,8 +150,8 @@ class Step {
     normalize(x_ + static_cast<size_t>(token) * stride_, d_.hidden, weight, d_.epsilon, m, to, row, twice);
   }
 
-  // Inputs of q, k and v are quantized twice: half of the error of 8-bit activations would come from them alone, and they
-  // are multiplied by few weights.
+  // Inputs of v are quantized twice: much of the error of 8-bit activations would come from them, and they are multiplied
+  // by few weights.
   void enter_norm(const Layer& layer, const Inputs& to, int token) {
     norm(token, layer.attention_norm, layer.projections, to, token, true);
   }
@@ -175,11 +177,8 @@ class Step {
   void project(const Layer& layer, const Inputs& normed, const Range& range, int thread, int number) {
     const int size = d_.head_size, column = range.column, kv_head = column / size - d_.heads;
     const Sums sums{s_.benches[thread]->head.at_least(0), size, range.row, column};
-    if (layer.projections.strips) {
-      product_of_two(layer.projections.strips, normed.quantized, range, sums);
-    } else {
-      product_to(layer.projections, {padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.rows.inputs}, normed, range, sums, false);
-    }
+    product_to(layer.projections, {padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.rows.inputs}, normed, range, sums, false);
+    if (layer.projections.strips && kv_head >= d_.kv_heads) product_to(layer.projections.strips, normed.rest, range, sums, true);
     Cache cache = attention_.cache;
     cache.data = data_ + number * layer_bytes_;
     for (int token = range.row; token < range.row + range.rows; ++token) {
@@ -229,7 +228,9 @@ class Step {
   Inputs normed_by(int thread, int row) {
     Bench& bench = *s_.benches[thread];
     const int inputs = padded(d_.hidden, 32);
-    return {{bench.normed.at_least(0), inputs, row}, {bench.quantized_normed.at_least(0), inputs / kTile, row}};
+    return {{bench.normed.at_least(0), inputs, row},
+            {bench.quantized_normed.at_least(0), inputs / kTile, row},
+            {bench.rest.at_least(0), inputs / kTile, row}};
   }
   Inputs gated_by(int thread, int row, int first, int inputs) {
     Bench& bench = *s_.benches[thread];

@@ -70,7 +70,7 @@ inline float root_of_mean_square(const float* x, int size, float epsilon) {
   return std::sqrt(squares / static_cast<float>(size) + epsilon);
 }
 
-// Stores a normalized row as the left operand of a product with `m`, or of `product_of_two`.
+// Stores a normalized row as the left operand of a product with `m`; `twice`: also what its quantization left.
 inline void normalize(const float* x, int size, const float* weight, float epsilon, const Matrix& m, const Inputs& out, int row,
                       bool twice) {
   const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
@@ -80,7 +80,7 @@ inline void normalize(const float* x, int size, const float* weight, float epsil
     for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
     for (int i = real; i < 32; ++i) line[i] = 0.0f;
     if (m.strips && twice) {
-      quantize_twice(line, out.quantized.twice().at(2 * row, k / 32), 2 * row % 16);
+      quantize_twice(line, out.quantized.at(row, k / 32), out.rest.at(row, k / 32), row % 16);
     } else if (m.strips) {
       quantize(line, out.quantized.at(row, k / 32), row % 16);
     } else {

@@ -17,7 +17,7 @@ namespace quire {
 // Buffers of one thread for a step's products.
 struct Bench {
   Buffer<operand> normed, gated;
-  Buffer<RowGroup> quantized_normed, quantized_gated;
+  Buffer<RowGroup> quantized_normed, quantized_gated, rest;
   Buffer<float> head;
 };
 
@@ -31,7 +31,7 @@ struct State {
   Buffer<float> hidden;
   Buffer<operand> queries, attended, normed, gated;
   Buffer<float> plain;
-  Buffer<RowGroup> quantized_attended, quantized_normed, quantized_gated;
+  Buffer<RowGroup> quantized_attended, quantized_normed, quantized_gated, rest;
 };
 
 inline State& state() {

@@ -21,6 +21,7 @@ struct Matrix {
 struct Inputs {
   Rows rows;
   QuantizedRows quantized;
+  QuantizedRows rest = {};  // what rounding left, where rows are quantized twice
 };
 
 // Outputs and inputs of a matrix, padded to 16 and to 32.
@@ -35,23 +36,16 @@ void product(const Matrix& m, const MatrixSize& size, const Inputs& a, const Ran
   product(Packed{m.dense, size.outputs, size.inputs}, a.rows, range, take);
 }
 
-inline void product_to(const Matrix& m, const MatrixSize& size, const Inputs& a, const Range& range, const Sums& to, bool add) {
-  if (!m.strips) return product_to(Packed{m.dense, size.outputs, size.inputs}, a.rows, range, to, add);
-  product(m.strips, a.quantized, range, [&](int row, int column, int columns, const float* sums) {
+inline void product_to(const Strips& strips, const QuantizedRows& a, const Range& range, const Sums& to, bool add) {
+  product(strips, a, range, [&](int row, int column, int columns, const float* sums) {
     float* line = to.at(row, column);
     for (int n = 0; n < columns; ++n) line[n] = (add ? line[n] : 0.0f) + sums[n];
   });
 }
 
-// Stores the product of a range with rows that are quantized twice.
-inline void product_of_two(const Strips& strips, const QuantizedRows& a, const Range& range, const Sums& to) {
-  Range twice = range;
-  twice.row *= 2;
-  twice.rows *= 2;
-  product(strips, a.twice(), twice, [&](int row, int column, int columns, const float* sums) {
-    float* line = to.at(row / 2, column);
-    for (int n = 0; n < columns; ++n) line[n] = row % 2 ? line[n] + sums[n] : sums[n];
-  });
+inline void product_to(const Matrix& m, const MatrixSize& size, const Inputs& a, const Range& range, const Sums& to, bool add) {
+  if (!m.strips) return product_to(Packed{m.dense, size.outputs, size.inputs}, a.rows, range, to, add);
+  product_to(m.strips, a.quantized, range, to, add);
 }
 
 // Reads the weights of one output as float32.

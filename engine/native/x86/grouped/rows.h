@@ -1,6 +1,6 @@
 // Rows quantized to 8 bits in groups of 32, as llama.cpp quantizes activations (its Q8_1): scale = largest / 127.
 //
-// Inputs that need more precision are quantized in two rows, a row and what its rounding left: 16 bits in all.
+// Inputs that need more precision are quantized twice: what rounding left of them is quantized, too, 16 bits in all.
 #pragma once
 
 #include <immintrin.h>
@@ -29,8 +29,6 @@ struct QuantizedRows {
   int tiles;
   int first_row = 0;  // first row of `data`, a multiple of 16
 
-  // The same with two rows for each.
-  QuantizedRows twice() const { return {data, tiles, 2 * first_row}; }
   RowGroup* at(int row, int tile = 0) const { return data + static_cast<size_t>((row - first_row) / 16) * tiles + tile; }
 };
 
@@ -88,11 +86,11 @@ inline float quantize(const float* x, RowGroup* group, int row) {
   return scale;
 }
 
-// Quantizes one row's 32 inputs in rows `row` and `row` + 1.
-inline void quantize_twice(float* x, RowGroup* group, int row) {
+// Quantizes one row's 32 inputs, and then what rounding left of them.
+inline void quantize_twice(float* x, RowGroup* group, RowGroup* rest, int row) {
   const float scale = quantize(x, group, row);
   for (int i = 0; i < kTile; ++i) x[i] -= scale * static_cast<float>(group->codes[row][i]);
-  quantize(x, group, row + 1);
+  quantize(x, rest, row);
 }
 
 // Quantizes a row of `inputs` numbers; inputs are padded with zeros to a multiple of 32.
