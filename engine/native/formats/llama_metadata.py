@@ -22,7 +22,7 @@ _USUAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check_metadata(header: GgufHeader, head_size: int) -> None:
+def check_metadata(header: GgufHeader, head_size: int, vocabulary: int) -> None:
     """Raise ModelUnsupported, with the key, if one changes answers and is not read, or cannot be computed with."""
     usual = _USUAL | {"rope.dimension_count": (head_size,), "attention.value_length": (head_size,)}
     if f"{header.architecture}.rope.scaling.type" not in header.metadata:
@@ -38,3 +38,7 @@ def check_metadata(header: GgufHeader, head_size: int) -> None:
         value = header.metadata.get(f"{header.architecture}.{key}", 1.0)
         if not (isinstance(value, int | float) and isfinite(value) and value > 0):
             raise ModelUnsupported(f"its {header.architecture}.{key} is {value}, not a number above 0")
+    for key in ("bos", "eos"):
+        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token is not None and token not in range(vocabulary):
+            raise ModelUnsupported(f"its tokenizer.ggml.{key}_token_id is {token}, but it has {vocabulary} tokens")

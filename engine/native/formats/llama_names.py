@@ -50,7 +50,7 @@ def names_of(header: GgufHeader) -> dict[str, Named]:
     """
     _check_complete(header)
     sizes = _Sizes.of(header)
-    check_metadata(header, sizes.head_size)
+    check_metadata(header, sizes.head_size, sizes.vocabulary)
     found: dict[str, Named] = {}
     for name, place in header.tensors.items():
         if name == ROTATION_FACTORS:
