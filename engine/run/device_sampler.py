@@ -44,6 +44,13 @@ class DeviceSampler:
         """Allocate the counts of `sequences` sequences: the most that one step may have."""
         self._counts = TokenCounts(sequences, vocabulary, device)
 
+    @torch.inference_mode()
+    def compile(self, dtype: torch.dtype) -> None:
+        """Launch the kernels for logits of this type, so that no request waits until they are compiled."""
+        logits = torch.zeros(1, self._counts.table.shape[1], dtype=dtype, device=self._counts.table.device)
+        for sampling in (Sampling(), Sampling(min_p=0.5)):
+            self.sample(logits, [Draw(sampling, 0, 0)])
+
     def holds(self, sequence: int, position: int) -> bool:
         """Return whether the device has the counts of exactly the first `position` tokens of a sequence."""
         return self._counts.holds(sequence, position)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from engine.gpu.current_device import on_device
 from engine.run.sampling import Draw, sample_on_device
 
 
@@ -59,10 +60,13 @@ class StepSampler:
         return drawn
 
 
-def sampler_for(device: torch.device, sequences: int, vocabulary: int) -> Sampler:
-    """Return the sampler for steps of at most `sequences` sequences."""
+def sampler_for(device: torch.device, sequences: int, vocabulary: int, dtype: torch.dtype) -> Sampler:
+    """Return the sampler for steps of at most `sequences` sequences and logits of `dtype`, with compiled kernels."""
     if device.type == "cuda" and find_spec("triton"):
         from engine.run.device_sampler import DeviceSampler
 
-        return DeviceSampler(sequences, vocabulary, device)
+        sampler = DeviceSampler(sequences, vocabulary, device)
+        with on_device(device):
+            sampler.compile(dtype)
+        return sampler
     return TorchSampler()

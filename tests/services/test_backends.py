@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,13 @@ from engine.schedule.request import Capacity
 from services.engine.ranks.assembly import assemble_ranks
 from services.engine.settings import EngineSettings
 from services.engine.startup import assembly
-from services.engine.startup.backends import BackendOptions, choose_backend, gpu_decoder, recorded_pieces
+from services.engine.startup.backends import (
+    BackendOptions,
+    choose_backend,
+    gpu_decoder,
+    recorded_decoder,
+    recorded_pieces,
+)
 from services.engine.startup.decoder_check import replays
 from services.runtime.settings import InvalidSetting
 from tests.engine.launch_tape import LaunchTape
@@ -25,6 +33,7 @@ from tests.engine.triton_case import DEVICE, make_triton_backend
 pytest.importorskip("triton")
 
 from engine.gpu.llama import LlamaDecoder
+from engine.triton_kernels import prefill
 
 CPU = torch.device("cpu")
 
@@ -160,6 +169,40 @@ def test_recorded_steps_are_used_only_if_they_give_the_logits_of_launched_ones(
     recorded.prepare(lambda done, of: None)
     assert replays(recorded, modules, loaded, backend, 3) is same
     assert ("recorded steps are not used" in caplog.text) is not same
+
+
+def test_steps_are_launched_if_there_is_no_memory_to_record_them(
+    options: Callable[[str], BackendOptions], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def allocate(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory for buffers")
+
+    monkeypatch.setattr("engine.gpu.graphs._Buffers.allocate", allocate)
+    given = options("torch")
+    choice = choose_backend(given)
+    assert recorded_decoder(choice.decoder, given, choice.backend, _runs_again) is None
+    assert "decoding steps cannot be recorded, so each one is launched anew: no memory for buffers" in caplog.text
+
+
+def test_kernels_for_few_tokens_behind_a_long_prefix_run_at_the_start(
+    load: Callable[[str, torch.device], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split_count, counts = prefill.split_count, []
+
+    def noted(*given: Any) -> int:
+        counts.append(split_count(*given))
+        return counts[-1]
+
+    monkeypatch.setattr(prefill, "split_count", noted)
+    loaded = replace(load("llama", DEVICE), context_tokens=4096)
+    backend = make_triton_backend()(loaded.geometry, 16, 2, torch.float32)
+    decoder = LlamaDecoder(loaded.model, backend, 32)
+    capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 16, 2)
+    given = BackendOptions("triton", loaded, capacity, None, 1, 16)
+    record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else _runs_again
+    assert recorded_decoder(decoder, given, backend, record)
+    assert max(counts) > 1, "the keys of a tile were split over programs"
+    assert min(counts) == 1
 
 
 def _forgets_launches(run: Run[Result]) -> tuple[Callable[[], None], Result]:

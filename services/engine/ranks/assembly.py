@@ -58,7 +58,8 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
         raise reason from failure
     group.waited = lambda: mine.ranks.waited
     costs = PreemptionCosts(seconds_per_swapped_block(mine.backend))
-    sampler = sampler_for(mine.loaded.device, settings.max_sequences, mine.loaded.vocabulary_size)
+    loaded = mine.loaded
+    sampler = sampler_for(loaded.device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype)
     counts_tokens = sampler.counts_tokens
     scheduler = Scheduler(mine.capacity, settings.limits(), costs, ahead=mine.ahead, counts_tokens=counts_tokens)
     runner = ModelRunner(

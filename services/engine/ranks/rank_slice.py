@@ -112,7 +112,7 @@ class SliceLoader:
         self, measurement: PoolMeasurement, loaded: LoadedModel, backend: Backend, decoder: Decoder, capacity: Capacity
     ) -> int:
         """Return the blocks that fit on this rank, by a step that all ranks run; only rank 0 samples."""
-        sampler = sampler_for(self.device, self.settings.max_sequences, loaded.vocabulary_size)
+        sampler = sampler_for(self.device, self.settings.max_sequences, loaded.vocabulary_size, loaded.dtype)
         runner = ModelRunner(loaded, backend, capacity.block_size, decoder=decoder, sampler=sampler)
 
         def run(plan: StepPlan) -> object:

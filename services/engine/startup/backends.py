@@ -20,7 +20,7 @@ from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
-from services.engine.startup.decoder_check import matches, replays, replays_prompts, warm_up
+from services.engine.startup.decoder_check import matches, replays, replays_prompts, run_behind_prefix, warm_up
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
 
@@ -235,9 +235,10 @@ def recorded_decoder(
     blocks = blocks_for(capacity.context_tokens, capacity.block_size)
     sizes = batch_sizes(options.max_sequences)
     record = recorder or CudaRecorder(options.device)
-    recorded = RecordedDecoder(decoder, record, capacity.block_size, blocks, sizes, options.device)
+    run_behind_prefix(decoder, options.loaded, backend)
     try:
         with watched(check_of(options.device)):
+            recorded = RecordedDecoder(decoder, record, capacity.block_size, blocks, sizes, options.device)
             recorded.prepare(lambda done, of: log.info("recorded decoding steps: %d of %d sizes", done, of))
             same = replays(recorded, decoder, options.loaded, backend, min(_COMPARED_SEQUENCES, options.max_sequences))
     except RuntimeError as failure:  # torch raises it if a launch waits for the device

@@ -18,6 +18,9 @@ from engine.schedule.step_plan import Work
 _MAX_DIFFERENCE = 0.2
 CHECKED_TOKENS = 24
 _COMPARED_ROWS = 16  # logits of a step with prompts
+# A block table of so many tokens has several chunks (engine.triton_kernels.tuning.MIN_CHUNK), over which the keys of
+# few new tokens are split.
+_SPLIT_TOKENS = 1024
 
 # Arguments of `Decoder.logits`.
 _Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]
@@ -39,6 +42,19 @@ def warm_up(decoder: Decoder, loaded: LoadedModel, backend: _Cached) -> None:
     with torch.inference_mode():
         decoder.logits(prompt, positions, last, batch)
         decoder.logits(prompt[-1:], last, torch.zeros_like(last), one)
+
+
+def run_behind_prefix(decoder: Decoder, loaded: LoadedModel, backend: _Cached) -> None:
+    """Run two tokens with a block table as of a long prefix once, so that the kernels for that are compiled.
+
+    Overwrites the first block of the cache.
+    """
+    device = backend.cache.device
+    table = (1,) * blocks_for(min(loaded.context_tokens, _SPLIT_TOKENS), backend.block_size)
+    two = torch.arange(min(2, loaded.context_tokens), device=device)
+    batch = PagedBatch.of([_work(0, len(two), table)], backend.block_size, device)
+    with torch.inference_mode():
+        decoder.logits(two % loaded.vocabulary_size, two, two[-1:], batch)
 
 
 def matches(name: str, ours: Decoder, modules: Decoder, loaded: LoadedModel, backend: _Cached) -> bool:

@@ -16,6 +16,7 @@ from engine.parallel.plan_message import PlanEncoder
 from engine.parallel.worker import Worker
 from engine.run.forward import ForwardPass
 from engine.run.runner import ModelRunner
+from engine.run.samplers import sampler_for
 from engine.schedule.request import LogitRules, Sampling
 from engine.schedule.step_plan import Copies, RowRules, StepPlan, Work
 from services.engine.ranks.rank_slice import SliceLoader
@@ -104,6 +105,7 @@ def place(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) ->
         pytest.param(lambda place: place.runner().forward(WORK), id="forward pass"),
         pytest.param(Place.run_worker, id="step of another rank"),
         pytest.param(lambda place: CudaRecorder(SECOND)(place.note), id="capture"),
+        pytest.param(lambda place: sampler_for(SECOND, 4, 50, torch.float32), id="start of the sampler"),
         pytest.param(Place.measure_swaps, id="measured swaps"),
         pytest.param(Place.connect, id="start of a rank"),
     ],

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -200,3 +200,15 @@ class TestCounts:
         rules = RowRules(LogitRules(frequency_penalty=1.0))
         sampler.sample(logits, [Draw(GREEDY, 0, 40001, rules, 9)])
         assert sampler._counts.table.tolist() == [[0, -1, 0, 0]]  # all bits: in the prompt, and 32,767 times after it
+
+
+def test_kernels_with_and_without_filters_are_compiled_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants: list[bool] = []
+
+    class Noted:
+        def __getitem__(self, _grid: object) -> Callable[..., None]:
+            return lambda *_, **constants: variants.append(constants["FILTERS"])
+
+    monkeypatch.setattr(launch, "choose", Noted())
+    DeviceSampler(2, 50, DEVICE).compile(torch.bfloat16)
+    assert variants == [False, True]
