@@ -166,6 +166,8 @@ def test_get_engine_describes_the_registered_pool(tiny_quire: RunningQuire) -> N
         max_sequences=16,
         device=device_name(),
         features=FEATURES,
+        weights="float32",
+        kv_dtype="float32",
     )
     assert len(engine.tokenizer_digest) == 32
 

@@ -47,7 +47,7 @@ INTERNAL = {
     engine_errors.ConstraintFailed,
     *(engine_errors.InvalidPin, engine_errors.PinExists, engine_errors.PinTooLarge, engine_errors.UnknownPin),
     *(engine_errors.PinFailed, engine_errors.PinUnavailable),
-    *(engine_errors.ModelUnsupported, engine_errors.BackendUnavailable),
+    *(engine_errors.ModelUnsupported, engine_errors.BackendUnavailable, engine_errors.HostTierUnavailable),
     *(engine_errors.BlockManagerBroken, engine_errors.CopyFailed, engine_errors.DeviceLost),
     engine_errors.RankFailed,
 }
