@@ -121,7 +121,7 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
 @click.option("--vocabulary-size", default=1 << 20, show_default=True, help="Token ids are smaller than this.")
 @click.option("--token-id", default=100, show_default=True, help="The token that is always generated.")
 @click.option("--microseconds-per-token", default=0.0, show_default=True, help="Time that each computed token takes.")
-@click.option("--fingerprint", default="nothing", show_default=True, help="Of the model, before its tokenizer's digest.")
+@click.option("--fingerprint", default="nothing", show_default=True, help="Without the digest of the tokenizer.")
 @click.option("--metrics-listen", default="127.0.0.1:0", show_default=True, help="Address of the metrics.")
 def main(metrics_listen: str, **values: Any) -> None:
     """Start an engine without a model. --model is a folder with a tokenizer."""
