@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.run import sampling as sampling_module
 from engine.run.sampling import Draw, gumbel_noise, sample
 from engine.schedule.request import LogitRules, Sampling
 from tests.engine.run.chi_square import chi_square_is_likely
@@ -91,15 +93,17 @@ class Twin:
     numbers=st.integers(0, 2**32 - 1),
     vocabulary=st.integers(1, 40),
     ties=st.booleans(),
+    likely=st.sampled_from([3, 1024]),
 )
 def test_the_result_equals_a_slow_reference(
-    rows: list[tuple[Sampling, int, int]], numbers: int, vocabulary: int, ties: bool
+    rows: list[tuple[Sampling, int, int]], numbers: int, vocabulary: int, ties: bool, likely: int
 ) -> None:
     logits = np.random.default_rng(numbers).normal(scale=3, size=(len(rows), vocabulary)).astype(np.float32)
     if ties:
         logits = logits.round()
     draws = [Draw(*row) for row in rows]
-    chosen = sample(torch.from_numpy(logits), draws)
+    with mock.patch.object(sampling_module, "_LIKELY", likely):  # tokens before all are sorted
+        chosen = sample(torch.from_numpy(logits), draws)
     unclear = 0
     for row, (draw, token) in enumerate(zip(draws, chosen, strict=True)):
         try:
@@ -213,6 +217,44 @@ class TestDistribution:
         assert counts.keys() == weights.keys()
         chances = [weights.get(token, 0.0) / sum(weights.values()) for token in range(len(self.LOGITS))]
         assert chi_square_is_likely(counts, chances)
+
+
+class TestLargeVocabularies:
+    """Filters look at the most likely tokens first, and sort all of them only if they may keep others."""
+
+    VOCABULARY = 5000
+
+    @pytest.mark.parametrize("allowed", [VOCABULARY, 1500, 12])
+    @pytest.mark.parametrize(
+        ("sampling", "sorted_rows"),
+        [
+            (Sampling(top_k=40), 0),
+            (Sampling(top_p=0.9), 0),
+            (Sampling(min_p=0.01), 0),
+            (Sampling(top_k=2000, top_p=0.9), None),
+            (Sampling(temperature=50.0, top_p=0.9999), None),
+            (Sampling(top_k=1), 0),
+        ],
+    )
+    def test_the_tokens_are_those_of_a_sorted_vocabulary(
+        self, sampling: Sampling, sorted_rows: int | None, allowed: int
+    ) -> None:
+        random = np.random.default_rng(allowed)
+        logits = (random.normal(size=(40, self.VOCABULARY)) * 4).round(1).astype(np.float32)  # with many ties
+        logits[:, random.permutation(self.VOCABULARY)[allowed:]] = -np.inf
+        draws = [Draw(sampling, 0, position) for position in range(40)]
+        with mock.patch.object(
+            sampling_module, "_sample_filtered", side_effect=sampling_module._sample_filtered
+        ) as everything:
+            chosen = sample(torch.from_numpy(logits), draws)
+        if sorted_rows is not None:
+            assert everything.call_count == sorted_rows
+        with mock.patch.object(sampling_module, "_LIKELY", self.VOCABULARY):
+            assert sample(torch.from_numpy(logits), draws) == chosen
+
+    def test_rows_that_are_no_numbers_are_sorted(self) -> None:
+        logits = torch.full((1, self.VOCABULARY), float("nan"))
+        assert len(sample(logits, [Draw(Sampling(top_k=5), 0, 0)])) == 1
 
 
 class TestBatches:
