@@ -25,8 +25,8 @@ from bench.report.results import Row, publish, row, track
 from bench.report.targets import ROOT
 from engine.run.loop import Engine
 from engine.run.sampling import Draw, gumbel_noise
-from engine.schedule.outputs import Tokens
-from engine.schedule.request import MAX_LOGPROBS, Request, Sampling, Stopping
+from engine.schedule.outputs import Scored, Tokens
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from services.engine.startup.assembly import EngineParts
 from tests.in_process import InProcessBlocks
@@ -200,17 +200,10 @@ def _first_difference(one: list[int], other: list[int]) -> int | None:
 
 
 def _gap(side: Side, name: str, place: int, tokens: tuple[int, int]) -> float:
-    """Return how far apart the scores of two tokens are: log-probability by temperature, and noise."""
+    """Return the difference of the scores of two tokens: log-probability by temperature, and noise."""
     request = side.requests[name]
     known = (*request.prompt, *side.answers[name][:place])
-    again = Request(f"again {name}", known, GREEDY, Stopping(1), logprobs=MAX_LOGPROBS, salt=b"again")
-    side.scheduler.requests.submit(again)
-    logprobs: dict[int, float] = {}
-    while not side.scheduler.empty:
-        for output in side.engine.turn().outputs:
-            if isinstance(output, Tokens):
-                logprobs = dict(output.tokens[0].top)
-    first, second = (logprobs.get(token, float("-inf")) for token in tokens)
+    first, second = (_logprob(side, known, token) for token in tokens)
     if request.sampling.greedy:
         return abs(first - second)
     draw = Draw(request.sampling, 0, len(known))
@@ -220,6 +213,18 @@ def _gap(side: Side, name: str, place: int, tokens: tuple[int, int]) -> float:
         for one, token in zip((first, second), tokens, strict=True)
     )
     return abs(first - second)
+
+
+def _logprob(side: Side, known: tuple[int, ...], token: int) -> float:
+    """Return the log-probability of a token after others."""
+    again = Request("again", (*known, token), GREEDY, Stopping(1), prompt_logprobs=0, salt=b"again")
+    side.scheduler.requests.submit(again)
+    logprob = 0.0
+    while not side.scheduler.empty:
+        for output in side.engine.turn().outputs:
+            if isinstance(output, Scored):
+                logprob = output.tokens[-1].logprob or 0.0
+    return logprob
 
 
 if __name__ == "__main__":
