@@ -72,7 +72,7 @@ def test_the_first_commands_of_the_readme_work_in_an_empty_clone(newcomer: Newco
         record(demo_seconds=demo_seconds, serve_seconds=serve_seconds, generate_seconds=time.monotonic() - begun)
         (name,) = re.findall(r", request (\w+)$", answer, re.MULTILINE)
         assert "It finished" in newcomer.run(f".venv/bin/quire explain {name}")
-        assert re.fullmatch(r"SERVING\ndemo: \w+ on \S+\n", newcomer.run(".venv/bin/quire health"))
+        assert re.fullmatch(r"SERVING\ndemo: \w+, weights \w+ on \S+\n", newcomer.run(".venv/bin/quire health"))
     finally:
         os.killpg(serving.pid, signal.SIGINT)
         serving.wait(STOP_SECONDS)
