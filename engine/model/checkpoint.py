@@ -13,6 +13,7 @@ from engine.native.formats.stored import StoredTensor, WeightFormat, quantized
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
 
 
 class Checkpoint:
@@ -21,10 +22,13 @@ class Checkpoint:
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, weights: WeightFormat = "auto") -> None:
         """Open the files. What a GGUF file or `weights` quantizes is read as dequantized values of `dtype`.
 
-        Raises ModelUnsupported if a file is missing or damaged, or lacks a tensor of the index.
+        Raises ModelUnsupported if a file is missing or damaged, lacks a tensor of the index, or has quantized weights
+        that the configuration does not declare.
         """
         gguf = gguf_of(folder)
         files = _in_gguf(gguf, dtype) if gguf else _in_safetensors(folder)
+        if not gguf:
+            _check_types(files)
         tensors: dict[str, StoredTensor] = {name: file.get_slice(name) for name, file in files.items()}
         self._tensors = quantized(tensors, weights, dtype)
 
@@ -65,6 +69,13 @@ def _in_safetensors(folder: Path) -> dict[str, Any]:
             raise ModelUnsupported(f"{INDEX} places tensor {tensor} in {name}, which lacks it")
         found[tensor] = files[name]
     return found
+
+
+def _check_types(files: dict[str, Any]) -> None:
+    """Raise ModelUnsupported if weights are codes: without their scales, they would be taken for values."""
+    for name, file in files.items():
+        if name.endswith(".weight") and (kind := file.get_slice(name).get_dtype()) not in _FLOATS:
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but config.json declares no quantization")
 
 
 def _open(folder: Path, name: str) -> Any:

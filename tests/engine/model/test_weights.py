@@ -217,9 +217,17 @@ class TestFiles:
                 lambda all_: all_.update({"model.layers.0.self_attn.q_proj.weight": torch.zeros(8, 96)}),
                 r"its tensor model.layers.0.self_attn.q_proj.weight has shape \(8, 96\), but its configuration ",
             ),
+            (
+                lambda all_: all_.update({"model.norm.weight": all_["model.norm.weight"].to(torch.int8)}),
+                "its tensor model.norm.weight has type I8, but config.json declares no quantization",
+            ),
+            (
+                lambda all_: all_.update({"model.norm.weight": all_["model.norm.weight"].to(torch.float8_e4m3fn)}),
+                "its tensor model.norm.weight has type F8_E4M3, but config.json declares no quantization",
+            ),
         ],
     )
-    def test_missing_unknown_and_misshaped_tensors_are_refused_by_name(
+    def test_missing_unknown_misshaped_and_coded_tensors_are_refused_by_name(
         self, copy: Path, change: Callable[[dict[str, torch.Tensor]], object], fault: str
     ) -> None:
         tensors = load_file(copy / "model.safetensors")
