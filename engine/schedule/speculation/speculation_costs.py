@@ -3,7 +3,8 @@
 A step of n sequences that verifies m proposed tokens computes n + m rows. For batches of about the same size, greedy
 or not, two averages are kept: rows and seconds of the steps without proposals, and of those with them. The line through
 both gives the seconds of a row. Proposed tokens are ordered by the probability that they are accepted, and taken while
-that raises the expected tokens per second: while the next one adds a larger part to the tokens than to the seconds.
+that raises the expected tokens per second: while the next one adds a clearly larger part to the tokens than to the
+seconds, because the sequences of a batch whose tokens are accepted end sooner and leave smaller, costlier batches.
 Where the memory's bandwidth bounds a step, rows cost little and many are taken; where arithmetic bounds it, none are.
 """
 
@@ -17,6 +18,8 @@ _OUTLIER = 2.0
 # much as one step with a quarter more rows, because the first steps with few more rows measure their cost badly.
 _GUESSED_PART = 0.25
 _GUESS_WEIGHT = 0.25
+# A token's part of the tokens must be this many times its part of the seconds.
+_MARGIN = 1.25
 # Steps without proposals that are measured before the first one with them.
 _FIRST_STEPS = 3
 # So many steps with proposals until one without is measured anew, and the other way round.
@@ -80,7 +83,7 @@ class SpeculationCosts:
             return 0
         taken, tokens, seconds, row = 0, float(sequences), costs.seconds(sequences), costs.row_seconds
         for chance in chances:
-            if chance * seconds < tokens * row:
+            if chance * seconds < _MARGIN * tokens * row:
                 break
             taken, tokens, seconds = taken + 1, tokens + chance, seconds + row
         costs.declined = 0 if taken else costs.declined + 1
