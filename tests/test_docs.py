@@ -21,7 +21,7 @@ from tests.documented_commands import PAGES, PROGRAMS
 
 DECISIONS = ROOT / "docs" / "decisions"
 IMAGES = ROOT / "docs" / "images"
-MAX_LINES = {"README.md": 150, "helm/quire/README.md": 400}  # the second is generated, a row for each value
+MAX_LINES = {"README.md": 140, "helm/quire/README.md": 400}  # the second is generated, a row for each value
 MAX_LINES_OF_A_DECISION = 40
 METRICS = ROOT / "docs" / "metrics.md"
 
@@ -360,7 +360,7 @@ def test_links_exist(page: Path) -> None:
 def test_a_page_is_short(page: Path) -> None:
     name = str(page.relative_to(ROOT))
     most = MAX_LINES_OF_A_DECISION if re.match(r"docs/decisions/\d", name) else MAX_LINES.get(name, 300)
-    lines = page.read_text().count("\n")
+    lines = re.sub(r"(?ms)^<!-- (.*?): begin -->.*?^<!-- \1: end -->$", "", page.read_text()).count("\n")
     assert lines <= most, f"{lines} lines, at most {most}"
 
 

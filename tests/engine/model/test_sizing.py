@@ -18,7 +18,8 @@ from engine.model.memory_plan import Planner, Workload
 from engine.model.model_shape import ModelShape, read_shape, shape_of
 from engine.model.sizing import DoesNotFit, PoolSize, blocks_on_gpu, blocks_within, cache_bytes
 from engine.run.sampling import Draw, sample_on_device
-from engine.schedule.request import Sampling
+from engine.schedule.request import LogitRules, Sampling
+from engine.schedule.step_plan import RowRules
 from tests.engine.families import FAMILIES, FURTHER, Checkpoint, Family
 from tests.engine.model.peak_memory import peak_bytes
 
@@ -136,10 +137,13 @@ def shape_in_float32(config: Any) -> ModelShape:
     return shape_of(config, torch.float32)
 
 
-def test_sampling_with_every_filter_takes_less_than_predicted_but_not_far_less() -> None:
+def test_sampling_with_every_rule_takes_less_than_predicted_but_not_far_less() -> None:
     rows, vocabulary = 16, 20_000
     sizes = shape_in_float32(CONFIG_MAPPING["llama"](vocab_size=vocabulary, num_hidden_layers=1)).step_sizes(0, rows)
-    draws = [Draw(Sampling(temperature=1.0, top_k=50, top_p=0.9, seed=1), 0, place) for place in range(rows)]
+    sampling = Sampling(temperature=1.0, top_k=50, top_p=0.9, seed=1)
+    penalties = LogitRules(repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((1, 2.0),), allowed_token_ids=(1,))
+    rules = RowRules(penalties, (1, 2), (3,), mask=b"\xff" * (vocabulary // 8))
+    draws = [Draw(sampling, 0, place, rules) for place in range(rows)]
     # The profiler does not see the logits, because they are allocated before.
     logits = torch.randn(rows, vocabulary, dtype=torch.bfloat16)
     taken = logits.nbytes + peak_bytes(lambda: sample_on_device(logits, draws))
