@@ -8,11 +8,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from engine.native.formats import quantize
 from engine.native.formats.gguf_file import ALL, GgufFile, gguf_of
 from engine.native.formats.grouped import GroupedWeights
+from engine.native.formats.safetensors_files import all_files, are_named, named_files
 
 WeightFormat: TypeAlias = Literal["auto", "bf16", "int8", "int4"]
 """auto: as the files have them; bf16: dequantized; int8 and int4: quantized while they are loaded."""
@@ -109,13 +109,13 @@ def quantized(
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":
-    """Open a folder's safetensors files, or its GGUF file; return the file of each tensor.
+    """Open a folder's safetensors files, or its GGUF file; return the file of each tensor, none if it has no files.
 
-    Quantized tensors of a GGUF file are decoded to `dtype`. Raises ModelUnsupported if that file cannot be read.
+    They are the files that `engine.model.checkpoint` reads; of safetensors files with other names all are read.
+    Quantized tensors of a GGUF file are decoded to `dtype`. Raises ModelUnsupported if a file cannot be read.
     """
     gguf = gguf_of(folder)
     if gguf:
         whole = GgufFile(gguf, dtype)
         return dict.fromkeys(whole.keys(), whole)
-    files: list[Any] = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    return named_files(folder) if are_named(folder) else all_files(folder)

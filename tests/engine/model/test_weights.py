@@ -1,6 +1,7 @@
 """Weights reach their device tensor by tensor, with the values that transformers loads, or are refused by name."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
-from engine.model.checkpoint import INDEX, Checkpoint
+from engine.model.checkpoint import Checkpoint
 from engine.model.loading import load_model
 from engine.model.staging import Staging, Wait
 from engine.model.weights import WeightReader, gpu_reader, modules_of
+from engine.native.formats.safetensors_files import INDEX
+from engine.native.formats.stored import files_of
 from engine.parallel.loading import ModelFolder
 from tests.engine.families import FAMILIES, FURTHER, Family
 from tests.engine.families import Checkpoint as Folder
@@ -174,6 +177,7 @@ class TestFiles:
         parts = load_model(copy, torch.float32, CPU)
         named = zip(whole.model.parameters(), parts.model.parameters(), strict=True)
         assert all(torch.equal(one, other) for one, other in named)
+        assert files_of(copy, torch.float32).keys() == json.loads((copy / INDEX).read_text())["weight_map"].keys()
 
     def test_an_index_that_does_not_fit_its_files_is_refused_naming_tensor_and_file(self, copy: Path) -> None:
         split_files(copy)
@@ -182,20 +186,27 @@ class TestFiles:
         name = "model.norm.weight"
         faults = {
             f"places tensor {name} in a.safetensors, which lacks it": places | {name: "a.safetensors"},
-            "its folder lacks c.safetensors": places | {name: "c.safetensors"},
-            "names a file outside the model's folder, '../b.safetensors'": places | {name: "../b.safetensors"},
+            f"its folder lacks c.safetensors, where {INDEX} places tensor {name}": places | {name: "c.safetensors"},
             "has no weight_map from tensors to files": {},
         }
+        for file in ("", ".", "..", "../b.safetensors", "part/b.safetensors", f"{copy}/b.safetensors", "b\0"):
+            fault = f"places tensor {name} in {file!r}, which is no file of the model's folder"
+            faults[re.escape(fault)] = places | {name: file}
         for fault, weight_map in faults.items():
             (copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
             with pytest.raises(ModelUnsupported, match=f"^copy: .*{fault}"):
                 load_model(copy, torch.float32, CPU)
+            with pytest.raises(ModelUnsupported, match=fault):  # as read by ranks and by decoders
+                files_of(copy, torch.float32)
 
     def test_a_damaged_file_is_refused_by_name(self, copy: Path) -> None:
         file = copy / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(ModelUnsupported, match=r"^copy: model\.safetensors cannot be read: "):
             load_model(copy, torch.float32, CPU)
+        file.rename(copy / "weights.safetensors")
+        with pytest.raises(ModelUnsupported, match=r"^weights\.safetensors cannot be read: "):
+            files_of(copy, torch.float32)
 
     @pytest.mark.parametrize(
         ("change", "fault"),

@@ -1,0 +1,83 @@
+"""The safetensors files of a model's folder: one, or several that an index names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelUnsupported
+
+ONE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
+
+
+def are_named(folder: Path) -> bool:
+    """Return whether a folder has safetensors files under the names that transformers reads."""
+    return (folder / ONE_FILE).is_file() or (folder / INDEX).is_file()
+
+
+def named_files(folder: Path) -> dict[str, Any]:
+    """Open the files under the names that transformers reads, and return the file of each tensor.
+
+    Raises ModelUnsupported if a file is missing or damaged, is not in the folder, or lacks a tensor of the index, or if
+    weights are quantized, which the configuration does not declare.
+    """
+    index = folder / INDEX
+    return _checked(_of_index(folder) if index.is_file() and not (folder / ONE_FILE).is_file() else _of_one(folder))
+
+
+def all_files(folder: Path) -> dict[str, Any]:
+    """Open all safetensors files of a folder, and return the file of each tensor. Raises ModelUnsupported likewise."""
+    opened = [_open(folder, path.name) for path in sorted(folder.glob("*.safetensors"))]
+    return _checked({name: file for file in opened for name in file.keys()})  # noqa: SIM118 - it is no dictionary
+
+
+def _of_one(folder: Path) -> dict[str, Any]:
+    opened = _open(folder, ONE_FILE)
+    return dict.fromkeys(opened.keys(), opened)
+
+
+def _of_index(folder: Path) -> dict[str, Any]:
+    placed = _read_index(folder / INDEX)
+    for tensor, name in placed.items():
+        if name in ("", "..") or Path(name).name != name or "\0" in name:
+            raise ModelUnsupported(
+                f"{INDEX} places tensor {tensor} in {name!r}, which is no file of the model's folder"
+            )
+        if not (folder / name).is_file():
+            raise ModelUnsupported(f"its folder lacks {name}, where {INDEX} places tensor {tensor}")
+    files = {name: _open(folder, name) for name in sorted(set(placed.values()))}
+    held = {name: set(file.keys()) for name, file in files.items()}
+    for tensor, name in placed.items():
+        if tensor not in held[name]:
+            raise ModelUnsupported(f"{INDEX} places tensor {tensor} in {name}, which lacks it")
+    return {tensor: files[name] for tensor, name in placed.items()}
+
+
+def _open(folder: Path, name: str) -> Any:
+    try:
+        return safe_open(folder / name, framework="pt")
+    except FileNotFoundError as error:
+        raise ModelUnsupported(f"its folder lacks {name}") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelUnsupported(f"{name} cannot be read: {error}") from error
+
+
+def _checked(files: dict[str, Any]) -> dict[str, Any]:
+    """Raise ModelUnsupported if weights are codes: without their scales, they would be taken for values."""
+    for name, file in files.items():
+        if name.endswith(".weight") and (kind := file.get_slice(name).get_dtype()) not in _FLOATS:
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but config.json declares no quantization")
+    return files
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        placed = json.loads(index.read_text())["weight_map"]
+        if placed and all(isinstance(name, str) for name in placed.values()):
+            return dict(placed)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ModelUnsupported(f"{INDEX} has no weight_map from tensors to files")
