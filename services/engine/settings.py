@@ -13,6 +13,8 @@ from services.runtime.settings import InvalidSetting, check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
 
 MAX_RANKS = 64
+# Attention backends whose KV cache may have 8 bits.
+CODED_BACKENDS = ("torch", "cpu")
 # Defaults by device. On a GPU a step of 2,048 tokens of Llama-3-8B computes some 40 ms, within the 100 ms of the alerts
 # for the next token, and reads the weights and the cache of decoding sequences a quarter as often as one of 512. From
 # some 250 sequences on (184 on an H200), products are bound by arithmetic, so more of them gain little.
@@ -179,6 +181,7 @@ class EngineSettings:
         exposure.check_tls(self, links=("kvmanager",))
         self._check_names()
         self._check_weights()
+        self._check_kv_dtype()
         self._check_pool()
         self._check_speculation()
         self._check_backend()
@@ -210,6 +213,18 @@ class EngineSettings:
                 raise InvalidSetting(f"{given}, which only the CPU's kernels run, but {name} is {value!r}")
         if self.tensor_parallel > 1:
             raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1")
+
+    def _check_kv_dtype(self) -> None:
+        """Check that no other setting excludes the type of the KV cache. `auto` may be a backend that has codes."""
+        if self.kv_dtype == "auto":
+            return
+        given = f"kv_dtype is {self.kv_dtype!r}"
+        if self.tensor_parallel > 1:
+            raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1, not {self.tensor_parallel}")
+        if self.attention_backend not in ("auto", *CODED_BACKENDS):
+            raise InvalidSetting(
+                f"{given}, which attention_backend {self.attention_backend!r} does not support: use torch"
+            )
 
     def _check_pool(self) -> None:
         """Check that no setting of the pool's size excludes another."""

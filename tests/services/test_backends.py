@@ -15,7 +15,6 @@ from engine.model.decoder import ModulesDecoder
 from engine.model.loaded import LoadedModel, with_kv_dtype
 from engine.model.loading import load_model
 from engine.schedule.request import Capacity
-from services.engine.ranks.assembly import assemble_ranks
 from services.engine.settings import EngineSettings
 from services.engine.startup import assembly
 from services.engine.startup.backends import (
@@ -80,21 +79,13 @@ def test_backends_that_cannot_have_a_cache_in_8_bits_refuse_it(
         choose_backend(with_codes(options(attention)))
 
 
-@pytest.mark.parametrize("attention", ["auto", "triton", "flex"])
 def test_a_cache_in_8_bits_that_no_kernel_of_a_gpu_reads_is_refused_before_the_model_is_loaded(
-    attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "device_of", lambda name: torch.device("cuda"))
-    settings = EngineSettings(model=str(tmp_path), attention_backend=attention, device_blocks=9, kv_dtype="int8")
-    name = "triton" if attention == "auto" else attention
-    with pytest.raises(InvalidSetting, match=f"^kv_dtype is 'int8', which attention_backend '{name}' does not support"):
+    settings = EngineSettings(model=str(tmp_path), device_blocks=9, kv_dtype="int8")
+    with pytest.raises(InvalidSetting, match=r"^kv_dtype is 'int8', which attention_backend 'triton' does not support"):
         assembly.assemble(settings)
-
-
-def test_ranks_refuse_a_cache_in_8_bits(tiny_model: Callable[[str], Path]) -> None:
-    settings = EngineSettings(model=str(tiny_model("llama")), device="cpu", kv_dtype="int8", tensor_parallel=2)
-    with pytest.raises(InvalidSetting, match="kv_dtype is 'int8', which requires a tensor_parallel of 1"):
-        assemble_ranks(settings)
 
 
 def test_kernels_for_gpus_on_a_cpu_are_an_invalid_setting(options: Callable[[str], BackendOptions]) -> None:

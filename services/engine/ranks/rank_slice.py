@@ -26,7 +26,6 @@ from services.engine.startup.device import capacity_of, device_of, dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.weights import packed_format
-from services.runtime.settings import InvalidSetting
 
 # For all ranks to connect and to read their weights: one may have to wait for a slower one.
 SECONDS_TO_LOAD = 1800.0
@@ -54,8 +53,6 @@ class SliceLoader:
 
     def __init__(self, settings: EngineSettings, place: Placement) -> None:
         """Read the configuration. Raises ModelUnsupported or InvalidSetting."""
-        if settings.kv_dtype != "auto":
-            raise InvalidSetting(f"kv_dtype is {settings.kv_dtype!r}, which requires a tensor_parallel of 1")
         torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_size))
         self.device = device_of(settings.device, place.local_rank)
         self.kernels = kernels_for(settings.attention_backend, self.device, settings.kernels_folder)

@@ -20,6 +20,7 @@ from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
+from services.engine.settings import CODED_BACKENDS
 from services.engine.startup.decoder_check import matches, replays, replays_prompts, run_behind_prefix, warm_up
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
@@ -37,8 +38,6 @@ Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
 _RECORDING_SECONDS = 60.0
 # The recorded batch of three sequences has padding.
 _COMPARED_SEQUENCES = 3
-
-_CODED = frozenset({"torch", "cpu"})  # backends whose cache may have codes
 
 # Returns the blocks of the pool for a backend with a decoder.
 Measure: TypeAlias = "Callable[[Backend, Decoder], int]"
@@ -120,7 +119,7 @@ def check_kv_dtype(attention: str, kv_dtype: torch.dtype | None, device: torch.d
     """Raise InvalidSetting if the cache of the setting's backend cannot have this type. It needs no loaded model."""
     on_gpu = "triton" if find_spec("triton") else "torch"
     name = on_gpu if attention == "auto" and device.type == "cuda" else attention
-    if kv_dtype and name not in (*_CODED, "auto"):
+    if kv_dtype and name not in (*CODED_BACKENDS, "auto"):
         given = str(kv_dtype).removeprefix("torch.")
         raise InvalidSetting(f"kv_dtype is {given!r}, which attention_backend {name!r} does not support: use torch")
 

@@ -277,6 +277,16 @@ def test_serve_has_settings_of_gateway_and_kv_manager_but_not_of_internal_links(
             "--address must be host:port or unix:/path, not 'http://a:1'",
         ),
         (("health", "127.0.0.1:116687"), {}, "ADDRESS: the port must be between 1 and 65535, not 116687"),
+        (
+            ("serve", "--kv-dtype", "int8", "--tensor-parallel", "2"),
+            {},
+            "kv_dtype is 'int8', which requires a tensor_parallel of 1, not 2",
+        ),
+        (
+            ("engine", "--attention-backend", "flex"),
+            {"QUIRE_ENGINE_KV_DTYPE": "int8"},
+            "kv_dtype is 'int8', which attention_backend 'flex' does not support: use torch",
+        ),
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
         (("serve", "--listen", "[::]:0"), {}, "and no API key is needed: set api_keys, or insecure"),
         (("gateway", "--listen", "0.0.0.0:0"), {}, "and no API key is needed: set api_keys, or insecure"),
