@@ -24,13 +24,6 @@ production, on CPUs and on GPUs, and `ci/` for several models, TLS, autoscaling 
 for all versions of Kubernetes. This file is generated from the comments of `values.yaml` and from the services'
 settings: `make chart`.
 
-On the command line helm makes a string of a fraction, which the chart refuses. Give fractions in a file of values, or
-as JSON:
-
-```sh
-helm install quire helm/quire --set-json metrics.prometheusRule.thresholds.tokenSeconds=0.15
-```
-
 ## Values
 """
 

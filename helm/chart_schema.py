@@ -60,6 +60,10 @@ _DURATION: Schema = {
 }
 # Go's format, the only one that cert-manager accepts.
 _GO_DURATION: Schema = {"type": "string", "minLength": 2, "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"}
+# On the command line Helm takes whole numbers for numbers, but 0.9 for a string. Bounds of a schema do not hold for
+# strings, so the chart checks them itself, see `fractions`.
+_FRACTION: Schema = {"type": ["number", "string"], "pattern": r"^[0-9]+(\.[0-9]+)?$"}
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum")
 _AT_LEAST_1: Schema = {"type": "integer", "minimum": 1}
 # Of pods: a number or a percentage.
 _COUNT: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
@@ -81,9 +85,10 @@ _PROMPT: Schema = {
 
 def _threshold(one: Threshold) -> Schema:
     """Return the schema of a threshold of the alerts."""
-    bounds: Schema = {"enum": list(one.choices)} if one.choices else {"exclusiveMinimum": 0}
+    strings = [f"{choice:g}" for choice in one.choices]
+    bounds: Schema = {"enum": [*one.choices, *strings]} if one.choices else {"exclusiveMinimum": 0}
     most = {} if one.maximum is None else {"maximum": one.maximum}
-    return {"description": f"{one.meaning[0].upper()}{one.meaning[1:]}.", "type": "number", **bounds, **most}
+    return {"description": f"{one.meaning[0].upper()}{one.meaning[1:]}.", **_FRACTION, **bounds, **most}
 
 
 # Bounds that defaults do not imply, by the longest matching end of a value's path.
@@ -183,6 +188,22 @@ def schema_of(values: list[Value]) -> Schema:
     return schema
 
 
+def fractions(schema: Schema) -> dict[str, dict[str, Schema]]:
+    """Return the bounds of the fractions below each key of the schema that has some."""
+    of_rules = schema["properties"]["metrics"]["properties"]["prometheusRule"]["properties"]["thresholds"]
+    below = {component: schema["properties"][component]["properties"]["settings"] for component in SETTINGS}
+    return {
+        key: {name: found for name, one in level["properties"].items() if (found := _bounds_of_fraction(one))}
+        for key, level in {**below, "thresholds": of_rules}.items()
+    }
+
+
+def _bounds_of_fraction(schema: Schema) -> Schema:
+    if schema["type"] != _FRACTION["type"]:
+        return {}
+    return {name: schema[name] for name in _BOUNDS if name in schema}
+
+
 def settings_schema(settings_type: type[Any]) -> Schema:
     """Return the schema of the settings that users of the chart can set."""
     return {
@@ -195,7 +216,7 @@ def _setting(field: "dataclasses.Field[Any]") -> Schema:
     bounds = {"minimum": metadata["least"], "maximum": metadata["most"], "enum": list(metadata["choices"]) or None}
     return {
         "description": metadata["meaning"],
-        "type": _type_of(field.default),
+        **(_FRACTION if isinstance(field.default, float) else {"type": _type_of(field.default)}),
         **{name: bound for name, bound in bounds.items() if bound is not None},
     }
 
@@ -233,7 +254,7 @@ def _inferred(default: Any) -> Schema:
 
 
 def _type_of(default: Any) -> str:
-    return {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}[type(default)]
+    return {str: "string", int: "integer", bool: "boolean", dict: "object"}[type(default)]
 
 
 def _one_of_several_models(engine: Schema) -> Schema:

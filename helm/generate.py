@@ -1,4 +1,4 @@
-"""Writes the chart's generated files: values.schema.json, README.md, and Prometheus' rules.
+"""Writes the chart's generated files: values.schema.json, fractions.json, README.md, and Prometheus' rules.
 
 Also sets the version of `pyproject.toml` in Chart.yaml and in the values of ci/.
 
@@ -17,7 +17,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chart_readme import readme_of
-from chart_schema import schema_of
+from chart_schema import fractions, schema_of
 from chart_values import values_of
 
 from deploy.prometheus.rules import chart_rules
@@ -58,9 +58,11 @@ def generated() -> dict[Path, str]:
         *sorted((CHART / "presets").glob("*.yaml")),
     ]
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    schema = schema_of(values)
     return {
         **{path: _VERSIONED.sub(rf"\g<1>{VERSION}", path.read_text()) for path in versioned},
-        CHART / "values.schema.json": json.dumps(schema_of(values), indent=2) + "\n",
+        CHART / "values.schema.json": json.dumps(schema, indent=2) + "\n",
+        CHART / "fractions.json": json.dumps(fractions(schema), indent=2) + "\n",
         CHART / "README.md": readme_of(about, values),
         **{CHART / "rules" / name: text for name, text in chart_rules().items()},
     }

@@ -11,7 +11,7 @@ import yaml
 from deploy.prometheus.rules import alerts, with_matchers
 from deploy.prometheus.thresholds import PRESETS, Preset, preset
 from deploy.prometheus.vllm_rules import vllm_rules
-from tests.deployment.helm.chart import CHART, ROOT, TYPES, Object, of_kind, only, refusal, render, render_ci
+from tests.deployment.helm.chart import CHART, ROOT, TYPES, Object, nested, of_kind, only, refusal, render, render_ci
 from tests.deployment.test_alerts import ONE_RELEASE
 from tests.deployment.two_releases import with_another_release
 
@@ -94,6 +94,10 @@ def test_thresholds_of_the_values_replace_those_of_the_preset() -> None:
     rules = {"enabled": True, "preset": "gpu", "thresholds": own}
     found = only(render({"metrics": {"prometheusRule": rules}}), "PrometheusRule")["spec"]["groups"]
     assert found[:-1] == yaml.safe_load(expected)["groups"]
+    own = {"firstTokenSeconds": 2.5, "tokenSeconds": 0.15, "heldShare": 0.75}
+    options = [f"--set=metrics.prometheusRule.thresholds.{name}={value}" for name, value in own.items()]
+    found = only(render(nested("metrics.prometheusRule.enabled", True), *options), "PrometheusRule")["spec"]["groups"]
+    assert found[:-1] == yaml.safe_load(with_matchers(alerts(preset("cpu") | own), OF_BLUE))["groups"]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +105,8 @@ def test_thresholds_of_the_values_replace_those_of_the_preset() -> None:
     [
         ({"firstTokenSeconds": 3}, "value must be one of"),
         ({"heldShare": 2}, "maximum"),
+        ({"heldShare": "1.5"}, "heldShare is 1.5, but it must be at most 1"),
+        ({"heldShare": "0.0"}, "heldShare is 0.0, but it must be more than 0"),
         ({"seconds": 1}, "additional properties 'seconds' not allowed"),
     ],
     ids=str,

@@ -92,6 +92,21 @@ def test_every_setting_reaches_its_service(component: str, monkeypatch: pytest.M
         assert {name: options[name] for name in given} == given
 
 
+@pytest.mark.parametrize("component", TYPES)
+def test_a_fraction_of_the_command_line_reaches_its_service(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = SCHEMA["properties"][component]["properties"]["settings"]["properties"]
+    fields = [field for field in dataclasses.fields(TYPES[component]) if field.name in names]
+    given = {
+        one.name: min(one.metadata["most"] or 99, 99) / 4 + 0.125 for one in fields if isinstance(one.default, float)
+    }
+    gpu = {"engine": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}
+    options = [f"--set={component}.settings.{name}={value}" for name, value in given.items()]
+    rendered = render(gpu, "--set=engine.settings.grace_seconds=1.5", *options)
+    _, found = parse([component], variables(containers(rendered)[component]), monkeypatch)
+    assert {name: found[name] for name in given} == given
+    assert given
+
+
 def test_a_setting_of_zero_reaches_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = render({"engine": {"settings": {"grace_seconds": 0, "seconds_without_kvmanager": 0}}})
     settings = settings_of(pods(rendered)["engine"], monkeypatch)
