@@ -2,10 +2,11 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
+from struct import Struct
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.native.cpu_class import CpuClass
 
+# One draw: state of the noise; temperature, top_p, min_p; top_k.
+ROW_DRAW = Struct("<Q3fi")
 MAX_HEAD_SIZE = 256
 # Attention is fast if block size and head size are multiples of it.
 PACKED_SIZE = 16
@@ -251,6 +254,23 @@ class Kernels:
         self._library.quire_multiply_int8.restype = c_int64
         operations: int = self._library.quire_multiply_int8(c_int64(rounds), threads)
         return operations
+
+    def sample(self, logits: torch.Tensor, draws: bytes, rows: torch.Tensor, threads: int) -> torch.Tensor:
+        """Sample a token for each of `rows` `[draws]` int64, rows of contiguous float32 `[rows, vocabulary]` logits.
+
+        `draws` has the fields of x86/sampler.h for each, ROW_DRAW. Returns `[draws]` int64 token ids.
+        """
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        self._library.quire_sample(
+            c_void_p(logits.data_ptr()),
+            logits.shape[-1],
+            c_char_p(draws),
+            c_void_p(rows.data_ptr()),
+            len(rows),
+            c_void_p(tokens.data_ptr()),
+            threads,
+        )
+        return tokens
 
     def step(
         self, model: NativeModel, view: CacheView, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int

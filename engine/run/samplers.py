@@ -1,4 +1,4 @@
-"""The sampler of a device: Triton kernels on a GPU, torch elsewhere."""
+"""The sampler of a device: Triton kernels on a GPU, native kernels on a CPU, torch elsewhere."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -7,7 +7,11 @@ from typing import Protocol
 import torch
 
 from engine.gpu.current_device import on_device
-from engine.run.sampling import Draw, sample_on_device
+from engine.native.kernels import ROW_DRAW, Kernels
+from engine.run.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE, Draw, row_states, sample_on_device
+from engine.schedule.request import Sampling
+
+_MOST_TOP_K = (1 << 31) - 1  # of the kernels: larger than any vocabulary
 
 
 class Sampler(Protocol):
@@ -32,6 +36,31 @@ class TorchSampler:
     def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         """Return `[rows]` int64 token ids for `[rows, vocabulary]` logits, on the same device."""
         return sample_on_device(logits, draws)
+
+
+class NativeSampler:
+    """Samples on a CPU with native kernels, which neither sort nor compute the noise of every token."""
+
+    counts_tokens = False
+
+    def __init__(self, kernels: Kernels, threads: int = 0) -> None:
+        """0 threads means as many as torch uses."""
+        self._kernels = kernels
+        self._threads = threads or torch.get_num_threads()
+
+    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """Return `[rows]` int64 token ids for `[rows, vocabulary]` logits."""
+        return sample_on_device(logits, draws, self._sample_rows)
+
+    def _sample_rows(self, logits: torch.Tensor, rows: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+        states = row_states(draws)
+        packed = [ROW_DRAW.pack(state, *_parameters(draw.sampling)) for state, draw in zip(states, draws, strict=True)]
+        return self._kernels.sample(logits.contiguous(), b"".join(packed), rows, self._threads)
+
+
+def _parameters(sampling: Sampling) -> tuple[float, float, float, int]:
+    temperature = min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
+    return temperature, sampling.top_p, sampling.min_p, min(sampling.top_k, _MOST_TOP_K)
 
 
 class StepSampler:
@@ -60,8 +89,13 @@ class StepSampler:
         return drawn
 
 
-def sampler_for(device: torch.device, sequences: int, vocabulary: int, dtype: torch.dtype) -> Sampler:
-    """Return the sampler for steps of at most `sequences` sequences and logits of `dtype`, with compiled kernels."""
+def sampler_for(
+    device: torch.device, sequences: int, vocabulary: int, dtype: torch.dtype, kernels: Kernels | None = None
+) -> Sampler:
+    """Return the sampler for steps of at most `sequences` sequences and logits of `dtype`, with compiled kernels.
+
+    `kernels` are those of the CPU, None without any.
+    """
     if device.type == "cuda" and find_spec("triton"):
         from engine.run.device_sampler import DeviceSampler
 
@@ -69,4 +103,4 @@ def sampler_for(device: torch.device, sequences: int, vocabulary: int, dtype: to
         with on_device(device):
             sampler.compile(dtype)
         return sampler
-    return TorchSampler()
+    return NativeSampler(kernels) if kernels and device.type == "cpu" else TorchSampler()

@@ -5,7 +5,7 @@ Gumbel-max: the argmax of logits / temperature + g, with g from the Gumbel distr
 result depends neither on the rest of the batch nor on earlier samples, and a stream can continue on another engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +24,6 @@ MIN_TEMPERATURE = 1e-30
 # Above this all allowed tokens are equally likely; an infinite divisor would turn the others into NaN.
 MAX_TEMPERATURE = 1e30
 _MAX_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1; at 1 the noise would be -inf
-# On a CPU, filters look at so many of the most likely tokens first: sorting a vocabulary takes ten times as long.
-_LIKELY = 1024
 
 
 class Draw(NamedTuple):
@@ -42,24 +40,35 @@ class Draw(NamedTuple):
     sequence: int | None = None
 
 
+# Samples rows `[draws]` int64 of `[rows, vocabulary]` float32 logits; returns `[draws]` int64 token ids.
+RowSampler = Callable[[torch.Tensor, torch.Tensor, list[Draw]], torch.Tensor]
+
+
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """Return one token id for each row of `[rows, vocabulary]` logits."""
     return [int(token) for token in sample_on_device(logits, draws).tolist()]
 
 
-def sample_on_device(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def sample_on_device(
+    logits: torch.Tensor, draws: Sequence[Draw], sample_rows: RowSampler | None = None
+) -> torch.Tensor:
     """Return `[rows]` int64 token ids, one for each row of `[rows, vocabulary]` logits, on the same device.
 
-    Does not synchronize with the device unless rules change the logits.
+    `sample_rows` samples the rows that are not greedy, by default with torch's operators. Does not synchronize with the
+    device unless rules change the logits.
     """
     logits = logits.float()
     if any(draw.rules is not None for draw in draws):
         logits = apply_rules(logits, [draw.rules for draw in draws])
-    chosen = _likeliest(logits)
     random_rows = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
-    if random_rows:
-        rows = upload(random_rows, torch.int64, logits.device)
-        chosen[rows] = _sample_rows(logits[rows], [draws[row] for row in random_rows])
+    if not random_rows:
+        return _likeliest(logits)
+    rows, drawn = upload(random_rows, torch.int64, logits.device), [draws[row] for row in random_rows]
+    tokens = (sample_rows or _sample_rows)(logits, rows, drawn)
+    if len(random_rows) == len(draws):
+        return tokens
+    chosen = _likeliest(logits)
+    chosen[rows] = tokens
     return chosen
 
 
@@ -71,70 +80,14 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
-def _sample_rows(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+def _sample_rows(logits: torch.Tensor, rows: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    logits = logits[rows]
     # Subtract the maximum, because rules can make logits so large that a low temperature overflows float32.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / _column(
         logits, [min(max(draw.sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE) for draw in draws]
     )
-    if logits.device.type != "cpu":
-        return _sample_filtered(scaled, draws)
-    # One by one, so that the noise and the chances of a row stay in the CPU's caches.
-    tokens = [_sample_likely(row, draw) for row, draw in zip(scaled, draws, strict=True)]
-    left = [row for row, token in enumerate(tokens) if token is None]
-    drawn = [int(_sample_filtered(scaled[row : row + 1], [draws[row]])) for row in left]
-    rest = iter(drawn)
-    return torch.tensor([next(rest) if token is None else token for token in tokens], dtype=torch.int64)
-
-
-def _sample_filtered(scaled: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     filtered = _filter(scaled, draws)
     return (filtered + gumbel_noise(draws, scaled.shape[-1], scaled.device)).argmax(dim=-1)
-
-
-def _sample_likely(scaled: torch.Tensor, draw: Draw) -> int | None:
-    """Return the token of one row on a CPU, None unless the filters keep some of the most likely tokens only.
-
-    Depends on the row alone: another way to round must not follow from other rows.
-    """
-    sampling, row = draw.sampling, scaled.numpy()
-    if not _filters(sampling) or len(row) <= _LIKELY:
-        return None
-    least = np.partition(row, -_LIKELY)[-_LIKELY]
-    likely = (row > least).nonzero()[0]  # without those that equal tokens outside
-    likely = likely[np.argsort(-row[likely], kind="stable")]
-    count = _kept_of(row[likely], row, sampling, complete=least == -np.inf)
-    if count is None:
-        return None
-    token_ids = likely[:count]
-    noise = _gumbel(torch.from_numpy(_starts([draw]))[:, None], torch.from_numpy(token_ids))
-    return int(token_ids[(row[token_ids] + noise[0].numpy()).argmax()])
-
-
-def _kept_of(
-    ordered: NDArray[np.float32], row: NDArray[np.float32], sampling: Sampling, *, complete: bool
-) -> int | None:
-    """Return how many of a row's most likely tokens `_filter` keeps; None if it may keep others.
-
-    `ordered` are their logits, the largest 0 and first, and `row` those of all tokens. `complete`: all others are -inf.
-    """
-    chances = np.exp(ordered)
-    count = int((chances >= sampling.min_p).sum())
-    if sampling.top_k:
-        count = min(count, sampling.top_k)
-    bounded = complete or count < len(ordered) or count == sampling.top_k
-    if sampling.top_p < 1:
-        if not bounded and (sampling.top_k or sampling.min_p):
-            return None
-        total = chances[:count].sum() if bounded else np.exp(row).sum()
-        before = np.cumsum(chances[:count], dtype=np.float64) - chances[:count]
-        under = int((before < sampling.top_p * total).sum())
-        bounded = bounded or under < count
-        count = min(count, max(under, 1))
-    return count if bounded and count else None
-
-
-def _filters(sampling: Sampling) -> bool:
-    return sampling.top_k != 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
 def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
@@ -143,7 +96,7 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     top_p applies to the probability that the first two filters keep.
     """
     parameters = [draw.sampling for draw in draws]
-    if not any(map(_filters, parameters)):
+    if all(p.top_k == 0 and p.top_p >= 1 and p.min_p == 0 for p in parameters):
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(logits.shape[-1], device=logits.device)
@@ -162,17 +115,9 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 
 def gumbel_noise(draws: Sequence[Draw], vocabulary: int, device: torch.device) -> torch.Tensor:
     """Return `[rows, vocabulary]` float32 Gumbel noise, a pure function of each row's draw and the token id."""
-    state = upload(_starts(draws), torch.int64, device)[:, None]
-    return _gumbel(state, torch.arange(vocabulary, dtype=torch.int64, device=device))
-
-
-def _starts(draws: Sequence[Draw]) -> NDArray[np.int64]:
-    return np.array(row_states(draws), dtype=np.uint64).view(np.int64)
-
-
-def _gumbel(state: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return `[rows, tokens]` float32 noise of `[rows, 1]` states and `[tokens]` ids, both int64."""
-    bits = _mix(state + token_ids * _signed(_GOLDEN))
+    states = np.array(row_states(draws), dtype=np.uint64).view(np.int64)
+    state = upload(states, torch.int64, device)[:, None]
+    bits = _mix(state + torch.arange(vocabulary, dtype=torch.int64, device=device) * _signed(_GOLDEN))
     uniform = ((bits >> 11) & ((1 << 53) - 1)).to(torch.float64).add_(0.5).mul_(2.0**-53).to(torch.float32)
     uniform.clamp_(max=_MAX_UNIFORM)
     # log1p keeps small uniforms exact: they produce the large noise that wins.

@@ -28,6 +28,7 @@
 #include "decoder.h"
 #include "numbers.h"
 #include "products.h"
+#include "sampler.h"
 #include "state.h"
 #include "tiles.h"
 
@@ -227,6 +228,19 @@ void quire_copy(const void* source, void* target, const int64_t* pairs, int32_t 
   const std::lock_guard<std::mutex> alone(s.mutex);
   prepare_team(threads);
   s.team->run([&](int) { s.team->each(items, copy); });
+}
+
+// Samples a token for each of `count` draws from rows of [rows][vocabulary] logits: `rows[i]` is the row of `draws[i]`.
+void quire_sample(const float* logits, int32_t vocabulary, const RowDraw* draws, const int64_t* rows, int32_t count,
+                  int64_t* tokens, int32_t threads) {
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  const auto sample = [&](int item, int thread) {
+    tokens[item] = sample_row(logits + rows[item] * vocabulary, vocabulary, draws[item], *s.candidates[thread]);
+  };
+  if (count == 1) return sample(0, 0);  // not worth waking a thread
+  s.team->run([&](int thread) { s.team->each(count, [&](int item) { sample(item, thread); }); });
 }
 
 // Runs a whole step of a decoder; `logits` is [rows][vocabulary].

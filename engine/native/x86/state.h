@@ -10,6 +10,7 @@
 #include "buffer.h"
 #include "grouped/rows.h"
 #include "panel.h"
+#include "sampler.h"
 #include "team.h"
 
 namespace quire {
@@ -28,6 +29,7 @@ struct State {
   Pieces pieces;
   Buffer<float> partials;
   std::vector<std::unique_ptr<Bench>> benches;
+  std::vector<std::unique_ptr<Candidates>> candidates;  // of each thread
   Buffer<float> hidden;
   Buffer<operand> queries, attended, normed, gated;
   Buffer<float> plain;
@@ -48,6 +50,7 @@ inline void prepare_team(int threads) {
   while (static_cast<int>(s.scratch.size()) < threads) {
     s.scratch.push_back(std::make_unique<Scratch>());
     s.benches.push_back(std::make_unique<Bench>());
+    s.candidates.push_back(std::make_unique<Candidates>());
   }
 }
 

@@ -59,7 +59,8 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     group.waited = lambda: mine.ranks.waited
     costs = PreemptionCosts(seconds_per_swapped_block(mine.backend))
     loaded = mine.loaded
-    sampler = sampler_for(loaded.device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype)
+    limits = settings.max_sequences, loaded.vocabulary_size
+    sampler = sampler_for(loaded.device, *limits, loaded.dtype, loader.kernels)
     counts_tokens = sampler.counts_tokens
     scheduler = Scheduler(mine.capacity, settings.limits(), costs, ahead=mine.ahead, counts_tokens=counts_tokens)
     runner = ModelRunner(

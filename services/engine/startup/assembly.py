@@ -62,7 +62,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
     capacity = capacity_of(settings, loaded)
-    sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype)
+    sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 
     limits = settings.max_sequences, settings.token_budget
     options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits)

@@ -141,7 +141,7 @@ def test_sampling_with_every_rule_takes_less_than_predicted_but_not_far_less() -
     rows, vocabulary = 16, 20_000
     sizes = shape_in_float32(CONFIG_MAPPING["llama"](vocab_size=vocabulary, num_hidden_layers=1)).step_sizes(0, rows)
     sampling = Sampling(temperature=1.0, top_k=50, top_p=0.9, seed=1)
-    penalties = LogitRules(repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((1, 2.0),), allowed_token_ids=(1,))
+    penalties = LogitRules(1.1, 0.1, logit_bias=((1, 2.0),), allowed_token_ids=(1,))
     rules = RowRules(penalties, (1, 2), (3,), mask=b"\xff" * (vocabulary // 8))
     draws = [Draw(sampling, 0, place, rules) for place in range(rows)]
     # The profiler does not see the logits, because they are allocated before.

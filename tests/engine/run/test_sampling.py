@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +11,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.run import sampling as sampling_module
-from engine.run.sampling import Draw, gumbel_noise, sample
+from engine.native.cpu_class import NAMES
+from engine.run.samplers import NativeSampler, TorchSampler, sampler_for
+from engine.run.sampling import Draw, gumbel_noise
 from engine.schedule.request import LogitRules, Sampling
+from tests.engine import native_kernels
 from tests.engine.run.chi_square import chi_square_is_likely
 from tests.engine_in_process import ModelEngine
 
@@ -24,6 +25,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 # Below this difference float32 may choose another token than the reference.
 MARGIN = 1e-4
 
+Sample = Callable[[torch.Tensor, list[Draw]], list[int]]
+
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.3, 5.0]),
@@ -32,6 +35,18 @@ samplings = st.builds(
     min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
+
+
+@pytest.fixture(scope="module", params=["torch", *NAMES])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """Samples with torch's operators, or with the kernels of a class of CPUs."""
+    name = request.param
+    sampler = TorchSampler() if name == "torch" else NativeSampler(native_kernels.kernels(name), 2)
+    return lambda logits, draws: [int(token) for token in sampler.sample(logits, draws)]
+
+
+def torch_sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+    return [int(token) for token in TorchSampler().sample(logits, draws)]
 
 
 class Unclear(Exception):
@@ -93,17 +108,15 @@ class Twin:
     numbers=st.integers(0, 2**32 - 1),
     vocabulary=st.integers(1, 40),
     ties=st.booleans(),
-    likely=st.sampled_from([3, 1024]),
 )
 def test_the_result_equals_a_slow_reference(
-    rows: list[tuple[Sampling, int, int]], numbers: int, vocabulary: int, ties: bool, likely: int
+    sample: Sample, rows: list[tuple[Sampling, int, int]], numbers: int, vocabulary: int, ties: bool
 ) -> None:
     logits = np.random.default_rng(numbers).normal(scale=3, size=(len(rows), vocabulary)).astype(np.float32)
     if ties:
         logits = logits.round()
     draws = [Draw(*row) for row in rows]
-    with mock.patch.object(sampling_module, "_LIKELY", likely):  # tokens before all are sorted
-        chosen = sample(torch.from_numpy(logits), draws)
+    chosen = sample(torch.from_numpy(logits), draws)
     unclear = 0
     for row, (draw, token) in enumerate(zip(draws, chosen, strict=True)):
         try:
@@ -167,7 +180,7 @@ class TestNoise:
             assert row.isfinite().all()
             assert row[3] == pytest.approx(noise, abs=0.01)
 
-    def test_the_only_remaining_token_is_chosen_with_any_noise(self) -> None:
+    def test_the_only_remaining_token_is_chosen_with_any_noise(self, sample: Sample) -> None:
         draw = Draw(Sampling(temperature=1.0, top_k=1, seed=_seed_of(MASK, token=3)), 0, 0)
         assert sample(torch.tensor([[0.0, 0, 0, 5, 0]]), [draw]) == [3]
 
@@ -209,7 +222,7 @@ class TestDistribution:
             Sampling(temperature=1.5, top_k=8, top_p=0.9, min_p=0.1, seed=-9),
         ],
     )
-    def test_token_frequencies_follow_the_filtered_softmax(self, sampling: Sampling) -> None:
+    def test_token_frequencies_follow_the_filtered_softmax(self, sample: Sample, sampling: Sampling) -> None:
         draws = [Draw(sampling, 0, position) for position in range(self.DRAWS)]
         counts = Counter(sample(torch.tensor(self.LOGITS).expand(self.DRAWS, -1), draws))
         kept = Twin.allowed(list(self.LOGITS), sampling)
@@ -220,45 +233,43 @@ class TestDistribution:
 
 
 class TestLargeVocabularies:
-    """Filters look at the most likely tokens first, and sort all of them only if they may keep others."""
+    """The kernels bisect for the bound of a filter and compute the noise of few tokens; torch sorts everything."""
 
-    VOCABULARY = 5000
+    VOCABULARY = 5003
 
-    @pytest.mark.parametrize("allowed", [VOCABULARY, 1500, 12])
+    @pytest.mark.parametrize("allowed", [VOCABULARY, 1500, 12, 0])
     @pytest.mark.parametrize(
-        ("sampling", "sorted_rows"),
+        "sampling",
         [
-            (Sampling(top_k=40), 0),
-            (Sampling(top_p=0.9), 0),
-            (Sampling(min_p=0.01), 0),
-            (Sampling(top_k=2000, top_p=0.9), None),
-            (Sampling(temperature=50.0, top_p=0.9999), None),
-            (Sampling(top_k=1), 0),
+            Sampling(),
+            Sampling(top_k=40),
+            Sampling(top_p=0.9),
+            Sampling(min_p=0.01),
+            Sampling(top_k=2000, top_p=0.9),
+            Sampling(temperature=50.0, top_p=0.9999),
+            Sampling(temperature=50.0, top_k=4000, min_p=0.5),
+            Sampling(top_k=1),
         ],
     )
-    def test_the_tokens_are_those_of_a_sorted_vocabulary(
-        self, sampling: Sampling, sorted_rows: int | None, allowed: int
-    ) -> None:
+    def test_the_tokens_are_those_of_torch(self, sample: Sample, sampling: Sampling, allowed: int) -> None:
         random = np.random.default_rng(allowed)
         logits = (random.normal(size=(40, self.VOCABULARY)) * 4).round(1).astype(np.float32)  # with many ties
         logits[:, random.permutation(self.VOCABULARY)[allowed:]] = -np.inf
         draws = [Draw(sampling, 0, position) for position in range(40)]
-        with mock.patch.object(
-            sampling_module, "_sample_filtered", side_effect=sampling_module._sample_filtered
-        ) as everything:
-            chosen = sample(torch.from_numpy(logits), draws)
-        if sorted_rows is not None:
-            assert everything.call_count == sorted_rows
-        with mock.patch.object(sampling_module, "_LIKELY", self.VOCABULARY):
-            assert sample(torch.from_numpy(logits), draws) == chosen
+        assert sample(torch.from_numpy(logits), draws) == torch_sample(torch.from_numpy(logits), draws)
 
-    def test_rows_that_are_no_numbers_are_sorted(self) -> None:
-        logits = torch.full((1, self.VOCABULARY), float("nan"))
-        assert len(sample(logits, [Draw(Sampling(top_k=5), 0, 0)])) == 1
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=5), Sampling(top_p=0.5), Sampling(min_p=0.5)])
+    def test_rows_with_numbers_that_are_none_give_some_token(self, sample: Sample, sampling: Sampling) -> None:
+        logits = torch.zeros(4, self.VOCABULARY)
+        logits[0] = math.nan
+        logits[1, 7], logits[2, 7], logits[3, 7:] = math.nan, math.inf, -math.inf
+        tokens = sample(logits, [Draw(sampling, 0, row) for row in range(4)])
+        assert all(0 <= token < self.VOCABULARY for token in tokens)
+        assert tokens[3] < 7
 
 
 class TestBatches:
-    def test_a_filter_of_one_row_does_not_remove_an_unlikely_token_of_another(self) -> None:
+    def test_a_filter_of_one_row_does_not_remove_an_unlikely_token_of_another(self, sample: Sample) -> None:
         """Float32 sums of chances reach 1 before the end, so a top_p of 1 must be no filter at all."""
         vocabulary = 2**20
         for position in range(50):
@@ -290,16 +301,20 @@ class TestBatches:
         assert len(set(alone)) > 10
         assert answer(1, 512) == answer(12, 64) == alone
 
-    def test_no_rows_give_no_tokens(self) -> None:
+    def test_no_rows_give_no_tokens(self, sample: Sample) -> None:
         assert sample(torch.zeros((0, 5)), []) == []
 
 
 class TestEdges:
     LOGITS = (0.1, 3.0, 1.0, 3.0, 2.0, 3.0)
 
+    @pytest.fixture(autouse=True)
+    def _sampler(self, sample: Sample) -> None:
+        self.sample = sample
+
     def support(self, sampling: Sampling, logits: tuple[float, ...] = LOGITS) -> set[int]:
         draws = [Draw(sampling, 0, position) for position in range(400)]
-        return set(sample(torch.tensor(logits).expand(400, -1), draws))
+        return set(self.sample(torch.tensor(logits).expand(400, -1), draws))
 
     def test_greedy_chooses_the_first_of_equal_tokens(self) -> None:
         assert self.support(Sampling(temperature=0.0)) == {1}
@@ -358,17 +373,23 @@ class TestEdges:
     def test_logits_in_half_precision_are_sampled_in_single(self) -> None:
         logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16)
         draws = [Draw(Sampling(seed=5), 0, 0)]
-        assert sample(logits, draws) == sample(logits.float(), draws)
+        assert self.sample(logits, draws) == self.sample(logits.float(), draws)
 
     @pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 2**64 - 1, 2**100])
     def test_any_integer_is_a_seed(self, seed: int) -> None:
         draws = [Draw(Sampling(seed=seed), 0, position) for position in range(200)]
-        tokens = sample(torch.zeros((200, 10)), draws)
-        assert tokens == sample(torch.zeros((200, 10)), draws)
+        tokens = self.sample(torch.zeros((200, 10)), draws)
+        assert tokens == self.sample(torch.zeros((200, 10)), draws)
         assert set(tokens) == set(range(10))
         other = [Draw(Sampling(seed=seed + 1), 0, position) for position in range(200)]
-        assert tokens != sample(torch.zeros((200, 10)), other)
+        assert tokens != self.sample(torch.zeros((200, 10)), other)
 
     def test_seeds_that_differ_by_two_to_the_64_are_the_same(self) -> None:
         one, other = (gumbel_noise([Draw(Sampling(seed=seed), 0, 0)], 9, CPU) for seed in (-1, 2**64 - 1))
         assert torch.equal(one, other)
+
+
+def test_a_cpu_with_kernels_samples_with_them() -> None:
+    kernels = native_kernels.kernels()
+    assert isinstance(sampler_for(CPU, 4, 50, torch.bfloat16, kernels), NativeSampler)
+    assert isinstance(sampler_for(CPU, 4, 50, torch.bfloat16), TorchSampler)
