@@ -113,11 +113,12 @@ def _byte_letters() -> list[str]:
     return [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
 
 
-def write_gpt2(path: Path) -> Path:
-    """Write a GPT-2, which is no Llama-shaped model, in Q8_0."""
+def write_gpt2(path: Path, change: Changes = lambda _writer: None) -> Path:
+    """Write a GPT-2, which is no Llama-shaped model, in Q8_0. `change` adds metadata."""
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "gpt2")
     _write_metadata(writer)
+    change(writer)
     writer.add_layer_norm_eps(1e-5)
     layer = {
         "attn_qkv.weight": (3 * HIDDEN, HIDDEN),

@@ -11,6 +11,7 @@ from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_file import rotation_factors
 from engine.native.formats.gguf_header import GgufHeader, read_header
 from engine.native.formats.llama_names import ARCHITECTURES, ROTATION_FACTORS, names_of
+from engine.native.formats.metadata_sizes import check_sizes
 
 # Llama 3.1 and later: https://github.com/meta-llama/llama-models, `apply_scaling`. The file has its result only.
 _ORIGINAL_CONTEXT, _LOW_FACTOR, _HIGH_FACTOR = 8192, 1.0, 4.0
@@ -22,6 +23,7 @@ def gguf_configuration(source: Path) -> Any:
     Raises ModelUnsupported if the file is damaged or cannot be served, and errors of transformers.
     """
     header = read_header(source)
+    check_sizes(header)
     if header.architecture in ARCHITECTURES:
         names_of(header)  # refuses shapes that contradict the metadata
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)

@@ -10,6 +10,8 @@ import torch
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
 
+# Longer contexts are served up to here, whatever a model declares: what a Step of the KV manager carries.
+MAX_CONTEXT_TOKENS = 1 << 20
 _SAMPLED_BYTES = 65536
 # Headers of GGUF files have the vocabulary before the tensors' places.
 _GGUF_HEADER_BYTES = 16 << 20

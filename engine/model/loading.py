@@ -11,12 +11,14 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
-from engine.model.loaded import LoadedModel, fingerprint_of
+from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel, fingerprint_of
 from engine.model.probe import probe
 from engine.model.unsupported import quantization
 from engine.model.waits import avoid_waits
-from engine.model.weights import load_modules
+from engine.model.weights import check_complete, load_modules
 from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.gguf_header import read_header
+from engine.native.formats.metadata_sizes import check_sizes
 from engine.native.formats.stored import WeightFormat
 
 
@@ -55,15 +57,23 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     gguf = gguf_of(folder)
     given: dict[str, Any] = {}
     if gguf:
+        check_sizes(read_header(gguf))
         given = {"gguf_file": gguf.name, "quantization_config": GgufConfig(gguf_file=gguf.name, dequantize=True)}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, **given
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
+            **given,
         )
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # shapes that contradict the configuration
         raise ModelUnsupported(f"its files do not fit its configuration: {error}") from error
+    # Old files have more tensors, such as masks. Missing ones would be random.
+    check_complete(found, extras_allowed=True)
     return model.to(device)
 
 
@@ -87,7 +97,7 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
 
 
 def context_tokens(config: Any) -> int:
-    """Return the maximum tokens of a sequence. Raises ModelUnsupported if the configuration lacks it.
+    """Return the maximum tokens of a sequence, up to MAX_CONTEXT_TOKENS. Raises ModelUnsupported if it is not declared.
 
     Rotations of type longrope change for all positions when the longest sequence of a batch exceeds the original
     context. Cached keys and other sequences would become wrong, so the served context ends there.
@@ -102,7 +112,7 @@ def context_tokens(config: Any) -> int:
         for rotation in by_layer_type or [rotations]
         if rotation.get("rope_type") == "longrope"
     ]
-    return min([declared, *lengths])
+    return min([declared, *lengths, MAX_CONTEXT_TOKENS])
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

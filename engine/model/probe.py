@@ -17,6 +17,7 @@ from engine.attention.cache import CacheGeometry
 from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, paged_attention
 from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
+from engine.model.loaded import MAX_CONTEXT_TOKENS
 from engine.model.unsupported import NO_MASK, explain, unknown_layer
 
 _PROBE_NAME = "quire_probe"
@@ -202,7 +203,7 @@ def _shown(mask_function: Callable[..., torch.Tensor], token: int) -> int:
 
 def _context_tokens(config: Any) -> int:
     # Models without the number are rejected later, with that reason.
-    return int(getattr(config, "max_position_embeddings", _TOKENS))
+    return min(int(getattr(config, "max_position_embeddings", _TOKENS)), MAX_CONTEXT_TOKENS)
 
 
 def _heads_and_size(part: torch.Tensor) -> tuple[int, int]:

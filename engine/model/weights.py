@@ -136,7 +136,7 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     if reader.staging:
         reader.staging.finish()
     # A checkpoint of text and images has more tensors than its text model.
-    _check_complete(found, extras_allowed=config is not whole)
+    check_complete(found, extras_allowed=config is not whole)
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model
@@ -154,7 +154,8 @@ def _class_of(config: Any) -> tuple[Any, Any]:
     return kinds, config.get_text_config() if text and kinds.config_class is text else config
 
 
-def _check_complete(found: dict[str, Any], *, extras_allowed: bool) -> None:
+def check_complete(found: dict[str, Any], *, extras_allowed: bool) -> None:
+    """Raise ModelUnsupported, naming the tensor, if transformers' loading info (`found`) has faults."""
     if missing := found["missing_keys"]:
         raise ModelUnsupported(f"its files lack the {_listed(missing)}")
     if mismatched := found["mismatched_keys"]:

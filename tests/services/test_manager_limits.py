@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
+from engine.model.loaded import MAX_CONTEXT_TOKENS
 from engine.schedule import request as engine_limits
 from engine.schedule.pool.pins import MAX_NAME_BYTES, PinnedPrefix, request_of
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from kvmanager import limits
 from services.engine.settings import EngineSettings
-from services.engine.startup.device import MAX_CONTEXT_TOKENS
 from services.gateway.access.api_keys import is_tenant_name
 from services.gateway.access.namespace import MAX_SALT_BYTES, Namespace, qualified
 from services.gateway.parameters import MAX_REQUEST_ID_BYTES

@@ -4,7 +4,7 @@ import torch
 
 from blocks import blocks_for
 from engine.attention.cache import CacheGeometry
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel
 from engine.model.sizing import blocks_within
 from engine.native.kernels import Kernels
 from engine.schedule.request import Capacity
@@ -16,8 +16,6 @@ from services.engine.startup.gpu_pool import is_measured
 from services.runtime.settings import InvalidSetting
 
 _MIB = 1024 * 1024
-# A Step's prompts are at most the token budget and one more prompt.
-MAX_CONTEXT_TOKENS = limits.MAX_PROMPT_TOKENS // 2
 
 
 def device_of(name: str, local_rank: int | None = None) -> torch.device:

@@ -94,7 +94,9 @@ def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, thre
 
     Frees the modules' own weights. Overwrites the first blocks of the cache, which must be free.
     """
-    sizes = (backend.view, loaded.context_tokens, threads)
+    # Tables of rotations have a row for each position: no sequence is longer than the pool.
+    positions = min(loaded.context_tokens, (len(backend.cache) - 1) * backend.block_size)
+    sizes = (backend.view, positions, threads)
     how = weights_to_load(loaded.weights)
     if loaded.shape is not None and loaded.folder is not None:
         return NativeDecoder(kernels, loaded.shape, FileWeights(loaded.folder, how), *sizes)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
-from engine.model.loaded import fingerprint
+from engine.model.loaded import MAX_CONTEXT_TOKENS, fingerprint
 from engine.model.loading import context_tokens, load_model
 from tests.engine.families import CONTEXT, GROUPED, LATER_LAYERS_WINDOWED, SMALL, WINDOW, WINDOWED, Checkpoint, Family
 from tests.tiny_models import LAYERS
@@ -150,6 +150,11 @@ def test_a_context_is_the_shortest_that_any_of_the_rotations_keeps_unchanged() -
         assert context_tokens(SimpleNamespace(max_position_embeddings=200, rope_parameters=rotations)) == tokens
     with pytest.raises(ModelUnsupported, match="lacks the context length"):
         context_tokens(SimpleNamespace())
+
+
+def test_an_absurd_context_allocates_nothing_and_is_served_up_to_the_longest(copy: Path) -> None:
+    change_config(copy, '"max_position_embeddings": 2048', f'"max_position_embeddings": {2**60}')
+    assert load(copy).context_tokens == MAX_CONTEXT_TOKENS
 
 
 @pytest.mark.parametrize(("content", "name"), [("{}", "config.json"), ("not json", "config.json"), ("", "nothing")])

@@ -1,6 +1,7 @@
 """Llama-shaped models run by the native kernels: as close to float32 as transformers' own bfloat16."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -82,6 +83,15 @@ def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(kernels: Kernels, 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "gemma2", "phi3", "mixtral", "gpt_neox", "gpt_bigcode"])
 def test_a_model_that_is_not_llama_shaped_runs_its_modules(checkpoint: Checkpoint, kind: str) -> None:
     assert not runs(load_model(checkpoint(FAMILIES[kind]), torch.bfloat16, CPU).model)
+
+
+def test_rotations_are_kept_for_the_positions_of_the_pool_alone(kernels: Kernels, tiny_model: Tiny) -> None:
+    loaded = replace(load_model(tiny_model("llama"), torch.bfloat16, CPU), context_tokens=1 << 20)
+    backend = CpuBackend(kernels, loaded.geometry, BLOCK, 8, torch.bfloat16, threads=1)
+    decoder = decoder_for(kernels, loaded, backend, 1)
+    assert decoder is not None, "it matches the model's modules"
+    rows = [len(one) for one in decoder._kept if one.shape[1:] == (loaded.geometry.head_size // 2,)]
+    assert rows == [8 * BLOCK] * 2
 
 
 def test_a_model_that_the_kernels_do_not_support_runs_its_modules(

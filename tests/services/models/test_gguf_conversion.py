@@ -94,3 +94,24 @@ def test_other_families_are_loaded_by_transformers_and_not_by_several_ranks(tmp_
     assert torch.equal(loaded["transformer.h.1.mlp.c_proj.weight"], values.T)
     with pytest.raises(ModelUnsupported, match="of GGUF files, several ranks can share Llama-shaped models only"):
         ModelFolder(tmp_path / "folder", 2)
+
+
+def test_sizes_that_no_tensor_of_the_file_has_are_refused_for_all_families(tmp_path: Path) -> None:
+    refused: dict[str, Changes] = {
+        "its gpt2.block_count is 1000000000, but it has 28 tensors": lambda writer: writer.add_block_count(10**9),
+        "its gpt2.embedding_length is 1048576, but no dimension of its tensors is longer than 1024": (
+            lambda writer: writer.add_embedding_length(1 << 20)
+        ),
+        "its gpt2.expert_count is 5000, but no dimension of": lambda writer: writer.add_expert_count(5000),
+    }
+    for message, change in refused.items():
+        with pytest.raises(ModelUnsupported, match=f"^{message}"):
+            convert(write_gpt2(tmp_path / "tiny.gguf", change), tmp_path / "folder")
+
+
+def test_a_file_of_another_family_that_lacks_a_layer_is_refused_with_its_tensors(tmp_path: Path) -> None:
+    path = write_gpt2(tmp_path / "tiny.gguf", lambda writer: writer.add_block_count(3))
+    convert(path, tmp_path / "folder")
+    (tmp_path / "folder" / path.name).symlink_to(path)
+    with pytest.raises(ModelUnsupported, match=r"its files lack the tensors transformer\.h\.2\.attn\.c_attn\.bias, "):
+        load_model(tmp_path / "folder", torch.float32, torch.device("cpu"))
