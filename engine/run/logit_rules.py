@@ -11,6 +11,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.attention.upload import upload
 from engine.schedule.step_plan import RowRules
@@ -43,12 +44,24 @@ def apply_rules(logits: torch.Tensor, rules: Sequence[RowRules | None]) -> torch
 
 
 def _penalize(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
-    generated = _counts(logits, [one.output for one in rules])
-    known = generated + _counts(logits, [one.prompt for one in rules])
-    repetition = _column(logits, [max(one.rules.repetition_penalty, 1 / MAX_LOGIT) for one in rules])
-    logits = torch.where(known > 0, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-    logits = logits - generated * _column(logits, [one.rules.frequency_penalty for one in rules])
-    return logits - (generated > 0) * _column(logits, [one.rules.presence_penalty for one in rules])
+    seen = [_seen(one) for one in rules]
+    numbers = np.arange(len(rules)).repeat([len(tokens) for tokens, _ in seen])
+    parts = numbers, *map(np.concatenate, zip(*seen, strict=True))
+    rows, tokens, generated = (upload(part, torch.int64, logits.device) for part in parts)
+    repetition = _column(logits, [max(one.rules.repetition_penalty, 1 / MAX_LOGIT) for one in rules])[rows, 0]
+    frequency = _column(logits, [one.rules.frequency_penalty for one in rules])[rows, 0]
+    presence = _column(logits, [one.rules.presence_penalty for one in rules])[rows, 0]
+    values = logits[rows, tokens]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = values - generated * frequency - (generated > 0) * presence
+    return logits.index_put((rows, tokens), values)
+
+
+def _seen(rules: RowRules) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the different tokens of a row's prompt and output, and how often each is in the output."""
+    prompt, output = (np.array(one, dtype=np.int64) for one in (rules.prompt, rules.output))
+    tokens, places = np.unique(np.concatenate([prompt, output]), return_inverse=True)
+    return tokens, np.bincount(places[len(prompt) :], minlength=len(tokens))
 
 
 def _add_bias(logits: torch.Tensor, rules: list[RowRules]) -> torch.Tensor:
@@ -86,13 +99,6 @@ _RULES: tuple[_Rule, ...] = (
     (lambda one: bool(one.rules.logit_bias), _add_bias),
     (lambda one: one.rules.penalizes, _penalize),
 )
-
-
-def _counts(logits: torch.Tensor, token_ids: list[tuple[int, ...]]) -> torch.Tensor:
-    """Count the occurrences of each token in each row; float32, so exact up to 16 million."""
-    counts = torch.zeros_like(logits)
-    tokens = _index(logits, token_ids)
-    return counts.index_put_(tokens, torch.ones(len(tokens[0]), device=logits.device), accumulate=True)
 
 
 def _index(logits: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[torch.Tensor, torch.Tensor]:
