@@ -970,7 +970,7 @@ class GetEngineResponse(_message.Message):
     device_blocks: _builtins.int
     """Blocks of the pool."""
     dtype: _builtins.str
-    """Type of weights and cache, such as `float32`."""
+    """Type of the model: of the weights that are not quantized, and of the KV cache unless `kv_dtype` is another one."""
     tokenizer_digest: _builtins.bytes
     """SHA-256 over GetTokenizer's files in order of their names: each name, a zero byte and the SHA-256 of the content.
     Equal for all engines of a model.

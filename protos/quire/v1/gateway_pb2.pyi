@@ -1068,7 +1068,7 @@ class GetModelResponse(_message.Message):
     device_blocks: _builtins.int
     """Blocks of the engine's pool; of the largest pool, if there are several engines."""
     dtype: _builtins.str
-    """Type of weights and cache, such as `float32`."""
+    """Type of the model: of the weights that are not quantized, and of the KV cache unless `kv_dtypes` has another one."""
     engines: _builtins.int
     """Number of engines that serve it now."""
     @_builtins.property

@@ -90,7 +90,8 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     type=click.Choice(("auto", "float32", "bfloat16", "float16")),
     default="auto",
     show_default=True,
-    help="Type of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU, where engines may choose it.",
+    help="Type of weights that are not quantized, and of the cache without --kv-dtype; auto is bfloat16 on a GPU and "
+    "float32 on a CPU, where engines may choose it.",
 )
 @click.option(
     "--weights",

@@ -37,7 +37,7 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> object:
-        """Type of weights and cache; `str` gives its name."""
+        """Type of weights that are not quantized; `str` gives its name."""
 
 
 class OtherRanks(Protocol):
