@@ -83,6 +83,7 @@ def _collective(
     @wraps(method)
     def run(ranks: "TorchRanks", /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         begun = ranks.clock()
+        ranks.collectives += 1
         try:
             return method(ranks, *arguments, **named)
         except RuntimeError as error:
@@ -117,6 +118,8 @@ class TorchRanks:
         self.clock = clock
         self.waited = 0.0
         """Seconds in collectives; of those on a GPU, which are queued, only the queueing."""
+        self.collectives = 0
+        """Number of collectives so far, recorded and failed ones too."""
         self._device = device
         distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",

@@ -20,8 +20,9 @@ from engine.run.samplers import sampler_for
 from engine.schedule.request import Capacity
 from engine.schedule.step_plan import StepPlan
 from services.engine.ranks.placement import LOOPBACK, Placement
+from services.engine.ranks.recording import recorded_by_all
 from services.engine.settings import EngineSettings
-from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, recorded_decoder
+from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, record_decoder
 from services.engine.startup.device import capacity_of, device_of, dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
@@ -73,7 +74,8 @@ class SliceLoader:
     def connect(self, store: Store) -> RankSlice:
         """Connect to the other ranks, allocate a cache of as many blocks as theirs, and read the weights.
 
-        Raises ModelUnsupported, InvalidSetting, and RankFailed if another rank has ended.
+        Raises ModelUnsupported, InvalidSetting, RankFailed if another rank has ended, and EngineBroken if only some can
+        record their steps.
         """
         with on_device(self.device):
             return self._connect(store)
@@ -100,7 +102,8 @@ class SliceLoader:
             capacity = replace(capacity, device_blocks=blocks)
         ahead = self.device.type == "cuda"
         if ahead:
-            decoder = recorded_decoder(decoder, options, backend) or decoder
+            launched = decoder
+            decoder = recorded_by_all(lambda: record_decoder(launched, options, backend), ranks, store) or launched
         ranks.limit(settings.rank_seconds)
         log.info("rank %d of %d is loaded", ranks.rank, ranks.size)
         return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead)

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -24,7 +24,7 @@ from engine.errors import RankFailed
 from engine.parallel.ranks import is_collectives
 from engine.parallel.worker import Worker
 from engine.run.forward import ForwardPass
-from services.engine.ranks.link import Kind, RankLink
+from services.engine.ranks.link import Kind, Message, RankLink
 from services.engine.ranks.meeting import connect, meet
 from services.engine.ranks.placement import LOOPBACK, Placement
 from services.engine.ranks.rank_slice import SECONDS_TO_LOAD, SliceLoader
@@ -33,6 +33,8 @@ from services.runtime.logs import logging_to_stderr
 
 # What a machine has of its own; all other settings are those of rank 0.
 _OF_MACHINE = ("model", "kernels_folder", "device", "threads", "log_format", "log_level")
+
+_SECONDS_TO_REPORT = 60.0  # for rank 0 to start, to which a failure is reported
 
 log = logging.getLogger("quire.engine")
 
@@ -62,12 +64,16 @@ def run_rank(
     with logging_to_stderr(f"rank {place.rank}", settings.log_format, settings.log_level):
         try:
             own = with_folder(settings)
+        except KeyboardInterrupt:
+            return 0
+        except Exception as error:
+            log.error("rank %d failed: %s", place.rank, _line(error))
+            _report(place, _line(error))
+            return 1
+        try:
             store = meet(place)
             link = connect(place, store)
-            start = link.receive()
-            if start is None:
-                raise RankFailed(f"rank 0 has ended, or has another rank {place.rank}")
-            ours = _shared(json.loads(start.body)["settings"], own)
+            ours = _shared(_started(link, place), own, link)
         except KeyboardInterrupt:
             return 0
         except Exception as error:
@@ -79,10 +85,28 @@ def run_rank(
         return _run(link, lambda: store, ours, place)
 
 
-def _shared(settings: dict[str, Any], own: EngineSettings) -> EngineSettings:
+def _report(place: Placement, reason: str) -> None:
+    """Report a failure to rank 0, which would wait for this rank."""
+    with suppress(RankFailed), closing(connect(place, meet(place, _SECONDS_TO_REPORT))) as link:
+        _started(link, place)  # rank 0 may never start
+        link.send(Kind.FAILED, reason.encode())
+
+
+def _started(link: RankLink, place: Placement) -> Message:
+    start = link.receive()
+    if start is None:
+        raise RankFailed(f"rank 0 has ended, or has another rank {place.rank}")
+    return start
+
+
+def _shared(start: Message, own: EngineSettings, link: RankLink) -> EngineSettings:
     """Return rank 0's settings, with those that a machine has of its own."""
+    settings: dict[str, Any] = json.loads(start.body)["settings"]
     if settings.keys() != asdict(own).keys():
-        raise RankFailed("rank 0 runs another version of Quire")
+        fault = "rank 0 runs another version of Quire"
+        with closing(link):
+            link.send(Kind.FAILED, fault.encode())
+        raise RankFailed(fault)
     return replace(EngineSettings(**settings), **{name: getattr(own, name) for name in _OF_MACHINE})
 
 

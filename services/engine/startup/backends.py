@@ -45,6 +45,10 @@ Measure: TypeAlias = "Callable[[Backend, Decoder], int]"
 log = logging.getLogger("quire.engine")
 
 
+class NotRecorded(Exception):
+    """Decoding steps cannot be recorded; the message says why."""
+
+
 class BackendChoice(NamedTuple):
     """A backend, its decoder, and a description. With `ahead`, a step's launch returns before the step has ended."""
 
@@ -228,6 +232,20 @@ def recorded_decoder(
 
     `recorder` defaults to a new one. Raises DeviceLost.
     """
+    try:
+        return record_decoder(decoder, options, backend, recorder)
+    except NotRecorded as failure:
+        log.warning("decoding steps cannot be recorded, so each one is launched anew: %s", failure)
+        return None
+
+
+def record_decoder(
+    decoder: Decoder, options: BackendOptions, backend: Backend, recorder: "Recorder | None" = None
+) -> Decoder:
+    """Return the decoder with recorded decoding steps. Raises NotRecorded with the reason, or DeviceLost.
+
+    `recorder` defaults to a new one.
+    """
     from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
 
     capacity = options.capacity
@@ -241,9 +259,10 @@ def recorded_decoder(
             recorded.prepare(lambda done, of: log.info("recorded decoding steps: %d of %d sizes", done, of))
             same = replays(recorded, decoder, options.loaded, backend, min(_COMPARED_SEQUENCES, options.max_sequences))
     except RuntimeError as failure:  # torch raises it if a launch waits for the device
-        log.warning("decoding steps cannot be recorded, so each one is launched anew: %s", failure)
-        return None
-    return recorded if same else None
+        raise NotRecorded(str(failure)) from failure
+    if not same:
+        raise NotRecorded("recorded steps have other logits than launched ones")
+    return recorded
 
 
 def recorded_pieces(

@@ -8,9 +8,12 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from engine.errors import RankFailed
+from services.engine.ranks import worker_process
 from services.engine.ranks.link import Kind
 from services.engine.ranks.meeting import accept_ranks, connect
 from services.engine.ranks.placement import LOOPBACK, Placement, placement
+from services.engine.ranks.rank_group import RankGroup
+from services.engine.ranks.worker_process import run_rank
 from services.engine.settings import EngineSettings
 from services.runtime.settings import InvalidSetting
 
@@ -87,6 +90,33 @@ def test_a_rank_receives_the_settings_of_rank_0(store: TCPStore, client: TCPStor
     assert rank.rank == 1
     link.close()
     rank.link.close()
+
+
+@pytest.mark.parametrize("same_version", [True, False])
+def test_rank_0_receives_why_a_rank_cannot_start(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch, same_version: bool
+) -> None:
+    for name, value in {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+
+    def with_folder(settings: EngineSettings) -> EngineSettings:
+        if same_version:
+            raise InvalidSetting("there is no model of this name")
+        return settings
+
+    if not same_version:
+        monkeypatch.setattr(worker_process, "asdict", lambda settings: {})
+    with ThreadPoolExecutor() as threads:
+        accepted = threads.submit(accept_ranks, SETTINGS, place(0), store, 10)
+        status = threads.submit(run_rank, SETTINGS, place(1), with_folder)
+        group = RankGroup(accepted.result(), 10)
+        reason = "there is no model of this name" if same_version else "rank 0 runs another version of Quire"
+        with pytest.raises(RankFailed, match=f"^rank 1 failed: {reason}$"):
+            group.wait_until_ready()
+        group.close()
+        assert status.result() == 1
 
 
 @pytest.mark.parametrize(
