@@ -43,8 +43,8 @@ class EngineSettings:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights that are not quantized, and of the KV cache without --kv-dtype; auto is bfloat16 on GPUs and on "
-        "CPUs whose kernels are available, else float32.",
+        "Type of weights that are not quantized, and of the KV cache without --kv-dtype; auto is bfloat16 on GPUs and "
+        "on CPUs whose kernels are available, else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     kv_dtype: str = setting(
