@@ -145,7 +145,11 @@ class BlockPlanner:
         if group.beams or not group.forked or self._extensions.may_need(group):
             return True
         size, prompt = self._view.block_size, len(group.request.prompt)
-        return any((member.committed + 1) * size <= min(member.computed, prompt) for member in group.members)
+        for member in group.members:  # without a generator: it is asked for each sequence of each step
+            whole = (member.committed + 1) * size
+            if whole <= prompt and whole <= member.computed:
+                return True
+        return False
 
     def _commit(self, step: StepBuilder) -> None:
         """Commit keys of whole blocks that are computed."""
