@@ -13,8 +13,9 @@ from engine.errors import ModelUnsupported
 # with 256 sequences have 46 MB of activations and 66 MB of logits in common, and their launches. Recorded prompts of up
 # to 256 tokens use these activations, and add 12 MB.
 RECORDED_SHARE = 0.02
-# Per token of the vocabulary and sampled row: logits, their float32 copies, and what rules take. On a GPU: logits (4),
-# candidates of filters (8), token counts (2, allocated once), and copies of rows that rules change.
+# Per token of the vocabulary and sampled row: logits, their float32 copies, order, probabilities and noise with torch's
+# operators; less with the kernels of CPUs. On a GPU: logits (4), candidates of filters (8), token counts (2, allocated
+# once), and copies of rows that rules change.
 _SAMPLING_BYTES = 48
 
 
