@@ -14,8 +14,9 @@ from engine.attention.backend import Direction
 from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.decoder import Decoder
-from engine.model.loaded import LoadedModel, fingerprint_of, with_kv_dtype
+from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
+from engine.native.formats.gguf_file import gguf_of
 from engine.native.kernels import Kernels, return_freed_memory
 from engine.run.runner import ModelRunner
 from engine.run.samplers import sampler_for
@@ -58,7 +59,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     check_kv_dtype(settings.attention_backend, kv_dtype_of(settings.kv_dtype), device)
     measurement = PoolMeasurement(CudaMemory(device)) if is_measured(settings) else None
     folder = Path(settings.model)
-    log.info("loading %s", folder.name)
+    log.info("loading %s from %s", settings.served_name(), source_of(folder))
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
     capacity = capacity_of(settings, loaded)
@@ -92,7 +93,23 @@ def assemble(settings: EngineSettings) -> EngineParts:
     return_freed_memory()
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
+    log_formats(settings, loaded)
     return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name)
+
+
+def source_of(folder: Path) -> Path:
+    """Return what a model is loaded from: a GGUF file where it lies, or the folder.
+
+    Raises ModelUnsupported if there are several files.
+    """
+    gguf = gguf_of(folder)
+    return gguf.resolve() if gguf else folder
+
+
+def log_formats(settings: EngineSettings, loaded: LoadedModel) -> None:
+    """Log the formats of weights and KV cache, which `auto` and the model's file have chosen."""
+    formats = dtype_name(loaded.dtype), loaded.weight_format, dtype_name(loaded.cache_dtype)
+    log.info("%s runs in %s with weights in %s and a KV cache in %s", settings.served_name(), *formats)
 
 
 def log_pool(capacity: Capacity, backend: Backend, device: str) -> None:

@@ -42,6 +42,16 @@ def logits_of(parts: EngineParts) -> torch.Tensor:
     return logits(parts.runner._runner, (prompt(20, 1), 0, (1, 2)))  # type: ignore[attr-defined]
 
 
+def test_the_log_of_a_start_has_the_file_and_the_formats_of_weights_and_cache(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels()
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        start(folder, dtype="bfloat16", kv_dtype="int8", model_name="mine")
+    assert f"loading mine from {folder.parents[1] / 'tiny.gguf'}" in caplog.messages
+    assert "mine runs in bfloat16 with weights in Q6_K and a KV cache in int8" in caplog.messages
+
+
 @pytest.mark.parametrize("weights", FORMATS)
 def test_the_second_start_keeps_the_format_and_computes_the_same(folder: Path, tmp_path: Path, weights: str) -> None:
     compile_in(tmp_path)
