@@ -8,12 +8,14 @@ import numpy as np
 import torch
 
 from bench.gpu_check.cases import BLOCK_SIZE, DTYPE
+from blocks import blocks_for
 from engine.attention.backend import PagedBatch
 from engine.attention.cache import CacheGeometry
 from engine.attention.upload import IntegerType
 from engine.gpu.triton_backend import TritonBackend
 from engine.model.loaded import LoadedModel
 from engine.run.runner import ModelRunner
+from engine.run.samplers import Sampler
 from engine.schedule.request import NO_RULES, LogitRules, Sampling
 from engine.schedule.step_plan import RowRules, StepPlan, Work
 
@@ -51,29 +53,33 @@ class _GivenLogits:
 class GivenLogits:
     """Samples from `[rows, vocabulary]` logits through the runner that serves requests."""
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: torch.Tensor, sampler: Sampler) -> None:
         """Make the runner on the device of the logits."""
         vocabulary, device = logits.shape[1], logits.device
         loaded = LoadedModel(None, device, _GEOMETRY, BLOCK_SIZE, vocabulary, frozenset(), "given", logits.dtype)
         backend = TritonBackend(_GEOMETRY, BLOCK_SIZE, 1, DTYPE, device)
-        self._runner = ModelRunner(loaded, backend, BLOCK_SIZE, decoder=_GivenLogits(logits))
-        self._rows = len(logits)
+        self._runner = ModelRunner(loaded, backend, BLOCK_SIZE, decoder=_GivenLogits(logits), sampler=sampler)
         self._steps = 0
+        self._way: Way | None = None
+        self._sampled = 0
 
     def sample(self, way: Way, known: Sequence[tuple[int, ...]]) -> list[int]:
-        """Run a step, and return a token for each row. `known` has the tokens of each row's sequence, for penalties."""
-        self._steps += 1
-        rules = [self._rules(way, tokens) for tokens in known]
-        work = [
-            Work(row, (0,), 0, (1,), True, way.sampling, (self._steps,), rules[row] if rules else None)
-            for row in range(self._rows)
-        ]
-        return [one.token_id for one in self._runner.launch(StepPlan(self._steps, (), tuple(work))).result()]
+        """Run a step, and return a token for each row. `known` has the tokens of each row's sequence, for penalties.
 
-    @staticmethod
-    def _rules(way: Way, tokens: tuple[int, ...]) -> RowRules | None:
-        half = len(tokens) // 2
-        return RowRules(way.rules, tokens[:half], tokens[half:]) if way.rules.penalizes else None
+        The next step of the same way is one position later: the sampler has counted the tokens, as while it decodes.
+        """
+        self._steps += 1
+        self._sampled = self._sampled + 1 if way == self._way else 0
+        self._way = way
+        work = tuple(self._work(row, way, tokens) for row, tokens in enumerate(known))
+        return [one.token_id for one in self._runner.launch(StepPlan(self._steps, (), work)).result()]
+
+    def _work(self, row: int, way: Way, tokens: tuple[int, ...]) -> Work:
+        half, position = len(tokens) // 2, len(tokens) + self._sampled
+        given = () if self._sampled else (tokens[:half], tokens[half:])
+        rules = RowRules(way.rules, *given) if way.rules.penalizes else None
+        table = (1,) * blocks_for(position, BLOCK_SIZE)
+        return Work(row, (0,), position - 1, table, True, way.sampling, rules=rules)
 
 
 def logits_of(rows: int, vocabulary: int, device: torch.device) -> torch.Tensor:

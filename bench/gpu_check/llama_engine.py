@@ -26,6 +26,7 @@ from engine.gpu.triton_backend import TritonBackend
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loading import take
+from engine.run.device_sampler import DeviceSampler
 from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
 from engine.schedule.limits import Limits
@@ -105,6 +106,19 @@ def decoders(
     return Decoders(backend, eager, recorded)
 
 
+def device_sampler(sequences: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> DeviceSampler:
+    """Return the sampler of a GPU, with compiled kernels; on a CPU they are interpreted."""
+    sampler = DeviceSampler(sequences, vocabulary, device)
+    sampler.compile(dtype)
+    return sampler
+
+
+def runner_of(loaded: LoadedModel, made: Decoders, sequences: int) -> ModelRunner:
+    """Return the runner as the engine makes it on a GPU, for steps of at most so many sequences."""
+    sampler = device_sampler(sequences, loaded.vocabulary_size, loaded.dtype, loaded.device)
+    return ModelRunner(loaded, made.backend, BLOCK_SIZE, decoder=made.recorded, sampler=sampler)
+
+
 def piecewise(made: Decoders, sizes: Sequence[int], device: torch.device) -> PiecewiseDecoder:
     """Record steps with prompts by pieces, for these numbers of tokens; the decoding steps are those of `made`."""
     assert isinstance(made.eager, LlamaDecoder), "only the fused decoder has pieces"
@@ -150,7 +164,7 @@ def engine_of(
     Yields the engine, and a function that waits for the manager after a turn without progress.
     """
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK_SIZE, blocks)
-    scheduler = Scheduler(capacity, Limits(max(token_budget, sequences), sequences), ahead=True)
+    scheduler = Scheduler(capacity, Limits(max(token_budget, sequences), sequences), ahead=True, counts_tokens=True)
     spec = PoolSpec("gpu-check", 1, loaded.fingerprint, BLOCK_SIZE, blocks)
     news = threading.Event()
     with _manager() as address, _event_loop() as loop:

@@ -12,7 +12,7 @@ import torch
 from bench.gpu_check import REPETITIONS
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.cases import BLOCK_SIZE
-from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, random_model
+from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, random_model, runner_of
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import Run, take_turns, times_as_fast
 from blocks import Copy, blocks_for
@@ -51,7 +51,7 @@ def measure(sizes: CopySizes, device: torch.device, notes: Notes, deadline: Dead
     free = list(range(held + 1, blocks + 1))
     random.Random(1).shuffle(free)
     with notes.kept("copies beside decoding"):
-        stepper = _Stepper(ModelRunner(loaded, backend, BLOCK_SIZE, decoder=made.recorded), sizes)
+        stepper = _Stepper(runner_of(loaded, made, sizes.batch), sizes)
         _beside_decoding(stepper, sizes, free, notes)
     if not deadline.passed():
         with notes.kept("copies alone"):

@@ -22,13 +22,14 @@ from bench.gpu_check.cases import (
     triton_backend,
 )
 from bench.gpu_check.given_logits import WAYS, GivenLogits, known_tokens, logits_of
-from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, piecewise, random_model
+from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, device_sampler, piecewise, random_model
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.references import worst_row
 from blocks import Copy, blocks_for
 from engine.attention.backend import PagedBatch
 from engine.gpu.triton_backend import TritonBackend
 from engine.model.decoder import Decoder
+from engine.run.samplers import TorchSampler
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from engine.triton_kernels.gated import silu_gated
@@ -207,10 +208,11 @@ def _logit_error(launched: Decoder, recorded: Decoder, fed: Sequence[int], conte
 
 
 def _other_tokens(sizes: ExactnessSizes, device: torch.device) -> float:
-    """Return the share of sampled tokens that differ from those of the same logits on the CPU."""
+    """Return the share of tokens of the GPU's kernels that torch samples otherwise from the same logits on the CPU."""
     logits = logits_of(*sizes.sampled, device)
     known = known_tokens(sizes.sampled[0], 64, sizes.sampled[1])
-    ours, theirs = GivenLogits(logits), GivenLogits(logits.cpu())
+    ours = GivenLogits(logits, device_sampler(*sizes.sampled, logits.dtype, device))
+    theirs = GivenLogits(logits.cpu(), TorchSampler())
     pairs = [
         pair for way in WAYS.values() for pair in zip(ours.sample(way, known), theirs.sample(way, known), strict=True)
     ]

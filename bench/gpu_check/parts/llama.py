@@ -11,14 +11,22 @@ import torch
 
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.cases import BLOCK_SIZE
-from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, TimedRunner, Wait, decoders, engine_of, random_model
+from bench.gpu_check.llama_engine import (
+    LLAMA_3_8B,
+    TINY,
+    TimedRunner,
+    Wait,
+    decoders,
+    engine_of,
+    random_model,
+    runner_of,
+)
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.parts import ceilings
 from bench.gpu_check.profiles import Occupancy, profiled
 from blocks import blocks_for
 from engine.model.loaded import LoadedModel
 from engine.run.loop import Engine
-from engine.run.runner import ModelRunner
 from engine.schedule.request import Request, Sampling, Stopping
 
 
@@ -78,7 +86,7 @@ def measure(sizes: LlamaSizes, device: torch.device, notes: Notes, deadline: Dea
     found = ceilings.device_ceilings(sizes.ceilings, device)
     notes.raw("llama_ceilings", found)
     made = decoders(loaded, sizes.blocks, sizes.batches, device)
-    runner = TimedRunner(ModelRunner(loaded, made.backend, BLOCK_SIZE, decoder=made.recorded), device)
+    runner = TimedRunner(runner_of(loaded, made, max(sizes.batches)), device)
     for batch in sizes.batches:
         if deadline.passed():
             return

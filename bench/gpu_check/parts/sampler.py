@@ -10,6 +10,7 @@ import torch
 from bench.gpu_check import REPETITIONS
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.given_logits import WAYS, GivenLogits, Way, known_tokens, logits_of
+from bench.gpu_check.llama_engine import device_sampler
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.profiles import profiled
 
@@ -31,7 +32,8 @@ SMALL = SamplerSizes(2, 300, 8, 1)
 def measure(sizes: SamplerSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
     """Measure each way of sampling: device time by the profiler, and a step's time by the clock of the host."""
     logits = logits_of(sizes.rows, sizes.vocabulary, device)
-    usual, flat = GivenLogits(logits), GivenLogits(logits / 400)
+    sampler = device_sampler(sizes.rows, sizes.vocabulary, logits.dtype, device)
+    usual, flat = GivenLogits(logits, sampler), GivenLogits(logits / 400, sampler)
     known = known_tokens(sizes.rows, sizes.known, sizes.vocabulary)
     # Of flat rows top-p keeps nearly all tokens.
     cases = [*((name, usual, way) for name, way in WAYS.items()), ("top_p_of_flat_rows", flat, WAYS["top_p"])]
