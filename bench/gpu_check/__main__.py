@@ -3,11 +3,12 @@
 Results are written at once to gpu.json, in bench/results or the folder of `--results`.
 """
 
+import math
 import signal
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from bench.gpu_check.budgets import BUDGETS, SECONDS, limit_of, working_seconds
 from bench.gpu_check.notes import Result
 from bench.gpu_check.processes import Part
 from bench.report.results import print_rows, publish, write
-from bench.report.targets import RESULTS, ROOT
+from bench.report.targets import RESULTS, ROOT, device_of
 
 # Without a GPU kernels are interpreted, and figures have no meaning.
 PATIENCE = 10 if DRY else 1
@@ -28,6 +29,8 @@ def main() -> None:
     options = _options()
     if not DRY and not torch.cuda.is_available():
         sys.exit("no GPU found: DRY=1 runs small cases without one")
+    if options.results or not DRY:
+        _check_writable(options.results or RESULTS / device_of("gpu"))
     begun = time.monotonic()
     # Of `timeout` or a lost terminal: the part's processes are a session of their own, and would go on with the GPU.
     for ending in (signal.SIGTERM, signal.SIGHUP):
@@ -45,13 +48,47 @@ def main() -> None:
 
 
 def _options() -> Namespace:
-    parser = ArgumentParser(prog="python -m bench.gpu_check", description=__doc__)
+    # No abbreviations, because DRY is known before.
+    parser = ArgumentParser(prog="python -m bench.gpu_check", description=__doc__, allow_abbrev=False)
     parser.add_argument("--dry", action="store_true", help="small cases, without a GPU")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS * PATIENCE, help="that the whole may take: %(default)s"
+        "--seconds", type=_seconds, default=SECONDS * PATIENCE, help="that the whole may take: %(default)s"
     )
-    parser.add_argument("--results", type=Path, help=f"folder for gpu.json: {RESULTS.relative_to(ROOT)}, but if dry")
-    return parser.parse_args()
+    folder = RESULTS.relative_to(ROOT)
+    parser.add_argument("--results", type=Path, help=f"folder for gpu.json: {folder}/gpu, but if dry")
+    parser.add_argument("--parts", type=_parts, default=list(BUDGETS), help=f"names with commas: {','.join(BUDGETS)}")
+    options = parser.parse_args()
+    if len(options.parts) < len(BUDGETS) and not (options.results or DRY):
+        parser.error(f"argument --parts: give --results too: the file in {folder}/gpu has the rows of all parts")
+    return options
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return seconds
+
+
+def _parts(text: str) -> list[str]:
+    """Return the named parts in their order."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in BUDGETS]:
+        raise ArgumentTypeError(f"there is no part {unknown[0]!r}; they are {', '.join(BUDGETS)}")
+    return [name for name in BUDGETS if name in names]
+
+
+def _check_writable(folder: Path) -> None:
+    """Exit if a file cannot be made in a folder: the results of ten minutes would be lost."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        sys.exit(f"--results: no file can be written in {folder}: {reason}")
 
 
 def _checked(options: Namespace, begun: float, folder: Path | None) -> Result:
@@ -62,8 +99,8 @@ def _checked(options: Namespace, begun: float, folder: Path | None) -> Result:
         result.take(line)
         write("gpu", result.rows, REPETITIONS, folder, **_more(result))
 
-    budgets = [seconds * PATIENCE for seconds in BUDGETS.values()]
-    for place, name in enumerate(BUDGETS):
+    budgets = [BUDGETS[name] * PATIENCE for name in options.parts]
+    for place, name in enumerate(options.parts):
         now = time.monotonic()
         limit = limit_of(budgets[place], budgets[place + 1 :], options.seconds - (now - begun))
         print(f"{name}: within {limit:.0f} s", flush=True)

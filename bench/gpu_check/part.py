@@ -21,7 +21,7 @@ DEVICE = torch.device("cpu" if DRY else "cuda")
 
 def main(name: str, until: float, descriptor: int) -> None:
     """Run a part, and record its failures. Each is a module with `measure`, and `FULL` and `SMALL` sizes."""
-    assert name in BUDGETS, name
+    assert name in BUDGETS, f"there is no part {name!r}; they are {', '.join(BUDGETS)}"
     with os.fdopen(descriptor, "w") as file:
         notes = Notes(file)
         with notes.kept(name), torch.inference_mode():

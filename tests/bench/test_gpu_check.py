@@ -74,6 +74,66 @@ def test_without_a_gpu_the_message_names_the_dry_run(monkeypatch: pytest.MonkeyP
         check.main()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            (["--seconds", text], f"argument --seconds: must be a number above 0, not {text!r}")
+            for text in ("nan", "inf", "0", "-5", "1e999", "ten")
+        ),
+        (["--parts", "llama,lama"], "argument --parts: there is no part 'lama'; they are ceilings, exactness, llama,"),
+        (["--parts", ""], "argument --parts: there is no part ''; they are ceilings, "),
+        (["--results", "{file}"], "--results: no file can be written in {file}: File exists"),
+        (["--results", "{file}/below"], "--results: no file can be written in {file}/below: Not a directory"),
+        (["--results", "/proc/none"], "--results: no file can be written in /proc/none: "),
+        (["--results", "a\0b"], "--results: no file can be written in a\0b: "),
+        (["--dr"], "unrecognized arguments: --dr"),
+    ],
+)
+def test_a_wrong_option_is_named_before_a_part_starts(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(check, "DRY", True)
+    monkeypatch.setattr(check, "Part", None)
+    monkeypatch.setattr(sys, "argv", ["bench.gpu_check", *(one.format(file=file) for one in options)])
+    with pytest.raises(SystemExit) as ended:
+        check.main()
+    assert message.format(file=file) in f"{ended.value.code}{capsys.readouterr().err}"
+
+
+def test_chosen_parts_share_the_time_and_do_not_replace_the_results_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+
+    class Noted:
+        def __init__(self, command: list[str]) -> None:
+            started.append(command[3])
+
+        def follow(self, limit: float, _: object) -> None:
+            started.append(f"{limit:.0f}")
+
+    monkeypatch.setattr(check, "Part", Noted)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    command = ["bench.gpu_check", "--parts", "sampler,llama"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit):
+        check.main()
+    assert "argument --parts: give --results too" in capsys.readouterr().err
+    assert not started
+    monkeypatch.setattr(check, "DRY", True)
+    monkeypatch.setattr(sys, "argv", [*command, "--results", str(tmp_path / "new")])
+    check.main()
+    assert started == ["llama", "120", "sampler", "540"]
+    assert (tmp_path / "new").is_dir()
+
+
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
 def test_a_check_that_is_ended_leaves_no_part_behind(ending: int, tmp_path: Path) -> None:
     """A part that went on would compute beside the next check."""
