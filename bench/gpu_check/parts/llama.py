@@ -67,24 +67,29 @@ _SAMPLINGS = {"": Sampling(temperature=0.0), "_top_p": Sampling(temperature=1.0,
 
 
 class Steps(NamedTuple):
-    """Seconds of each step, and seconds of each in which the host computed; then, of profiled steps, wall and use."""
+    """Seconds of each step, and seconds of each in which the host computed; then, of profiled steps, wall and use.
+
+    There is no use where the profiler cannot record, as in a container without the permission.
+    """
 
     wall: list[float]
     host: list[float]
     profiled: list[float]
-    occupancy: Occupancy
+    occupancy: Occupancy | None
 
     @property
-    def device(self) -> float:
+    def device(self) -> float | None:
         """Seconds of a step in which the device computed."""
-        return median(self.profiled) * (1 - self.occupancy.idle_share)
+        return median(self.profiled) * (1 - self.occupancy.idle_share) if self.occupancy else None
 
 
 def measure(sizes: LlamaSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
     """Decode at each batch size, then begin with a long prompt."""
     loaded = random_model(sizes.config, device)
-    found = ceilings.device_ceilings(sizes.ceilings, device)
-    notes.raw("llama_ceilings", found)
+    found: dict[str, float] = {}
+    with notes.kept("llama, ceilings"):
+        found = ceilings.device_ceilings(sizes.ceilings, device)
+        notes.raw("llama_ceilings", found)
     made = decoders(loaded, sizes.blocks, sizes.batches, device)
     runner = TimedRunner(runner_of(loaded, made, max(sizes.batches)), device)
     for batch in sizes.batches:
@@ -108,27 +113,28 @@ def _batch(
     notes: Notes,
 ) -> None:
     """Decode the same prompts with each way of sampling; later ones find the prompts in the cache."""
-    bound = roofline(loaded, batch, sizes.context, found)
+    bound = roofline(loaded, batch, sizes.context, found) if found else None
     prompts = _prompts(batch, sizes.context - sizes.decoded // 2, loaded.vocabulary_size)
     with engine_of(runner, loaded, sizes.blocks, sizes.token_budget, max(sizes.batches)) as (engine, wait):
         for suffix, sampling in _SAMPLINGS.items():
             name = f"llama_3_8b_b{batch}{suffix}"
-            steps = _decode(engine, wait, runner, prompts, sampling, sizes)
-            notes.raw(name, steps._asdict())
-            _note(notes, name, batch, steps, bound)
-            if batch == min(sizes.batches) and not suffix:  # short steps leave the host the least time to prepare
-                share = round(steps.occupancy.idle_share_between_steps, 4)
-                notes.row("idle_share_between_steps", share, "share")
+            with notes.kept(name):
+                steps = _decode(engine, wait, runner, prompts, sampling, sizes, notes)
+                notes.raw(name, steps._asdict())
+                _note(notes, name, batch, steps, bound)
+                if batch == min(sizes.batches) and not suffix:  # short steps leave the host the least time to prepare
+                    share = steps.occupancy and round(steps.occupancy.idle_share_between_steps, 4)
+                    notes.row("idle_share_between_steps", share, "share")
 
 
-def _note(notes: Notes, name: str, batch: int, steps: Steps, bound: float) -> None:
-    step = median(steps.wall)
+def _note(notes: Notes, name: str, batch: int, steps: Steps, bound: float | None) -> None:
+    step, device, use = median(steps.wall), steps.device, steps.occupancy
     notes.row(f"{name}_milliseconds_per_step", round(1000 * step, 3), "ms")
-    notes.row(f"{name}_device_milliseconds_per_step", round(1000 * steps.device, 3), "ms")
+    notes.row(f"{name}_device_milliseconds_per_step", device and round(1000 * device, 3), "ms")
     notes.row(f"{name}_host_milliseconds_per_step", round(1000 * median(steps.host), 3), "ms")
     notes.row(f"{name}_tokens_per_second", round(batch / step, 1), "1/s")
-    notes.row(f"{name}_of_the_roofline", round(bound / step, 3), "ratio", "memory and products")
-    notes.row(f"{name}_idle_share", round(steps.occupancy.idle_share, 4), "share")
+    notes.row(f"{name}_of_the_roofline", bound and round(bound / step, 3), "ratio", "memory and products")
+    notes.row(f"{name}_idle_share", use and round(use.idle_share, 4), "share")
 
 
 def roofline(loaded: LoadedModel, batch: int, context: int, found: dict[str, float]) -> float:
@@ -155,6 +161,7 @@ def _decode(
     prompts: Sequence[tuple[int, ...]],
     sampling: Sampling,
     sizes: LlamaSizes,
+    notes: Notes,
 ) -> Steps:
     """Decode a batch, timed and then profiled. The steps are centred on the context length."""
     stopping = Stopping(2 * sizes.decoded + len(prompts))
@@ -164,7 +171,9 @@ def _decode(
     clock.run(1)  # its time may include the end of a prompt
     timed = clock.run(sizes.steps)
     watched: list[tuple[float, float]] = []
-    occupancy = profiled(lambda: watched.extend(clock.run(sizes.profiled)), runner.device)
+    occupancy = None
+    with notes.kept(f"profile of {len(prompts)} sequences"):
+        occupancy = profiled(lambda: watched.extend(clock.run(sizes.profiled)), runner.device)
     for number in range(len(prompts)):
         engine.scheduler.requests.cancel(f"r{number}")
     _finish(engine, wait)
