@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import GgufTensor
 from engine.native.formats.stored import QuantizedTensor, StoredTensor
 
@@ -21,6 +22,11 @@ _PIECE = 16 << 20  # weights that are dense at the same time
 def placeholder(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor of a matrix's shape that takes no memory."""
     return torch.zeros(1, dtype=dtype).expand(*stored.get_shape())
+
+
+def is_placeholder(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is the placeholder of a matrix."""
+    return tensor.numel() > 1 and not any(tensor.stride())
 
 
 def is_matrix(stored: StoredTensor) -> bool:
@@ -38,14 +44,15 @@ def decode_on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:
 
 
 def decode(model: Any) -> None:
-    """Give the modules dense weights, and their own `forward`."""
+    """Give the modules dense weights, and their own `forward`. Raises ModelUnsupported if weights are not finite."""
     dense: dict[int, nn.Parameter] = {}
-    for module in model.modules():
+    for name, module in model.named_modules():
         decoded = vars(module).get("forward")
         if isinstance(decoded, _Decoded):
             del vars(module)["forward"]
             # A tied head has the embedding's.
             shared = dense.setdefault(id(decoded.stored), nn.Parameter(decoded.stored[...], requires_grad=False))
+            check_finite([(f"{name}.weight", shared)])
             module.weight = shared
 
 

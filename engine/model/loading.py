@@ -11,11 +11,13 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
+from engine.model.decoded_weights import is_placeholder
 from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel, fingerprint_of
 from engine.model.probe import probe
 from engine.model.unsupported import quantization
 from engine.model.waits import avoid_waits
 from engine.model.weights import check_complete, load_modules
+from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.gguf_header import read_header
 from engine.native.formats.metadata_sizes import check_sizes
@@ -37,6 +39,7 @@ def load_model(
             raise ModelUnsupported(fault)
         mapped = Checkpoint.in_folder(folder)
         model = load_modules(folder, dtype, device, weights, packed=packed) if mapped else _load(folder, dtype, device)
+        check_finite((name, one) for name, one in model.named_parameters() if not is_placeholder(one))
         loaded = take(model.eval(), fingerprint_of(folder, dtype))
         return replace(loaded, folder=folder)
     except KeyError as error:

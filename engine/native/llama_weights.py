@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import ALL, GgufTensor
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.stored import (
@@ -67,16 +68,27 @@ class FileWeights:
         self._dense = weights == "bf16"
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """Read a tensor; None if no file has it."""
+        """Read a tensor; None if no file has it. Raises ModelUnsupported if weights are not finite."""
         stored = self._stored(name)
-        return None if stored is None else stored[...]
+        if stored is None:
+            return None
+        found = stored[...]
+        check_finite([(name, found)])
+        return found
 
     def grouped(self, name: str, rows: slice = ALL) -> GroupedWeights | None:
-        """Read rows of a quantized matrix; None for other tensors, and if no file has it."""
+        """Read rows of a quantized matrix; None for other tensors, and if no file has it.
+
+        Raises ModelUnsupported if scales or minimums are not finite.
+        """
         stored = self._stored(name)
         if self._dense or not isinstance(stored, GgufTensor | QuantizedTensor):
             return None
-        return stored.grouped(rows)
+        found = stored.grouped(rows)
+        if found:
+            numbers = (one for one in (found.scales, found.minimums) if one is not None)
+            check_finite((name, torch.from_numpy(one)) for one in numbers)
+        return found
 
     def tied(self) -> bool:
         """Return whether the head is the embedding."""

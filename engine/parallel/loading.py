@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.distributed import DistributedConfig
 
@@ -25,6 +26,7 @@ from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
 from engine.model.unsupported import quantization
+from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
@@ -100,6 +102,9 @@ class ModelFolder:
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             distributed_config=DistributedConfig(tp_plan="auto", tp_size=ranks.size),
+        )
+        check_finite(
+            (name, one.to_local() if isinstance(one, DTensor) else one) for name, one in model.named_parameters()
         )
         loaded = replace(take(model.eval(), self._fingerprint_of(dtype)), folder=self._folder)
         text = self._config.get_text_config()

@@ -8,6 +8,7 @@ import torch
 
 from engine.errors import ModelUnsupported
 from engine.model.staging import Staging
+from engine.native.formats.finite import check_finite
 from engine.native.formats.stored import files_of
 
 ALL = slice(None)
@@ -25,6 +26,7 @@ class SlicedWeights:
         if not self._files:
             raise ModelUnsupported(f"{folder.name}: tensor_parallel requires weights in safetensors or GGUF files")
         self._dtype, self._device, self._staging = dtype, device, staging
+        self._read: list[tuple[str, torch.Tensor]] = []  # until `finish`
         self.read_bytes = 0
         """Bytes read so far, as stored in the files, or as decoded."""
 
@@ -43,9 +45,11 @@ class SlicedWeights:
         part: torch.Tensor = stored[rows] if columns is None else stored[rows, columns]
         if self._staging is None:
             self.read_bytes += part.nbytes
-            return part.to(self._device, self._dtype).contiguous()
+            found = part.to(self._device, self._dtype).contiguous()
+            self._read.append((name, found))
+            return found
         place = torch.empty(part.shape, dtype=self._dtype, device=self._device)
-        self._copy(part, place)
+        self._copy(name, part, place)
         return place
 
     def together(self, parts: Sequence[tuple[str, slice]]) -> torch.Tensor:
@@ -59,8 +63,8 @@ class SlicedWeights:
             raise ModelUnsupported(f"its tensors {', '.join(name for name, _ in parts)} have rows of different shapes")
         counts = [len(range(*rows.indices(shape[0]))) for (_, rows), shape in zip(parts, shapes, strict=True)]
         whole = torch.empty([sum(counts), *shapes[0][1:]], dtype=self._dtype, device=self._device)
-        for one, (_, rows), place in zip(stored, parts, torch.split(whole, counts), strict=True):
-            self._copy(one[rows], place)
+        for one, (name, rows), place in zip(stored, parts, torch.split(whole, counts), strict=True):
+            self._copy(name, one[rows], place)
         return whole
 
     def has(self, name: str) -> bool:
@@ -68,16 +72,19 @@ class SlicedWeights:
         return name in self._files
 
     def finish(self) -> None:
-        """Wait for the copies to the device, after the last tensor."""
+        """Wait for copies to the device, after the last tensor. Raises ModelUnsupported if weights are not finite."""
         if self._staging:
             self._staging.finish()
+        read, self._read = self._read, []
+        check_finite(read)
 
     def _stored(self, name: str) -> Any:
         if name not in self._files:
             raise ModelUnsupported(f"its weights have no tensor {name}")
         return self._files[name].get_slice(name)
 
-    def _copy(self, part: torch.Tensor, place: torch.Tensor) -> None:
+    def _copy(self, name: str, part: torch.Tensor, place: torch.Tensor) -> None:
+        self._read.append((name, place))
         self.read_bytes += part.nbytes
         if self._staging:
             self._staging.copy(part, place)

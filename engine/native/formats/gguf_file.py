@@ -69,7 +69,8 @@ class GgufTensor:
 
     def grouped(self, rows: slice = ALL) -> GroupedWeights | None:
         """Return rows of a quantized matrix, None if the tensor is not quantized."""
-        return self._place.format.grouped(self._raw(rows)) if self.is_grouped else None
+        with np.errstate(invalid="ignore"):  # callers refuse what is not finite
+            return self._place.format.grouped(self._raw(rows)) if self.is_grouped else None
 
     def _raw(self, rows: slice) -> Bytes:
         return self._rows[rows] if self._order is None else self._rows[self._order[rows]]
@@ -77,7 +78,8 @@ class GgufTensor:
     def _values(self, raw: Bytes) -> torch.Tensor:
         stored = self._place.format
         if stored.decode:
-            return torch.from_numpy(stored.grouped(raw).dense()).to(self._dtype)
+            with np.errstate(invalid="ignore"):
+                return torch.from_numpy(stored.grouped(raw).dense()).to(self._dtype)
         assert stored.dense is not None
         values = np.ascontiguousarray(raw).view(np.int16 if stored.name == "BF16" else stored.dense)
         return torch.from_numpy(values.copy()).view(_DENSE[stored.name])

@@ -1,15 +1,19 @@
 """Modules whose quantized matrices are decoded where they are used."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.attention.torch_backend import TorchBackend
+from engine.errors import ModelUnsupported
 from engine.model import weights
 from engine.model.decoded_weights import decode
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
+from engine.native.formats.gguf_header import read_header
 from engine.run.runner import ModelRunner
 from services.models.model_store import resolve
 from tests.engine.decoding import logits as logits_of
@@ -50,3 +54,18 @@ def test_they_compute_what_loaded_weights_do_without_their_memory(
     assert {name: one.shape for name, one in decoded.model.named_parameters()} == {
         name: one.shape for name, one in loaded.model.named_parameters()
     }
+
+
+def test_weights_that_are_not_finite_are_refused_when_they_are_decoded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "LOADED_BYTES", 0)
+    made = Path(shutil.copytree(folder, tmp_path / "model"))
+    path = made / "tiny.gguf"
+    begin = read_header(path).tensors["blk.1.ffn_up.weight"].offset
+    with path.open("r+b") as file:
+        file.seek(begin)
+        file.write(np.float16("inf").tobytes())
+    model = load_model(made, torch.bfloat16, CPU, packed=True).model
+    with pytest.raises(ModelUnsupported, match=r"^its tensor model\.layers\.1\.mlp\.up_proj\.weight has weights "):
+        decode(model)

@@ -157,6 +157,25 @@ def test_an_absurd_context_allocates_nothing_and_is_served_up_to_the_longest(cop
     assert load(copy).context_tokens == MAX_CONTEXT_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "dtype"),
+    [
+        ("model.embed_tokens.weight", float("nan"), torch.bfloat16),
+        ("model.layers.1.mlp.down_proj.weight", -float("inf"), torch.float32),
+        ("model.norm.weight", 70000.0, torch.float16),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused_with_their_tensor(
+    copy: Path, name: str, value: float, dtype: torch.dtype
+) -> None:
+    weights = load_file(copy / "model.safetensors")
+    weights[name].view(-1)[77] = value
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    message = f"^{copy.name}: its tensor {name} has weights that are not finite, or too large for {str(dtype)[6:]}$"
+    with pytest.raises(ModelUnsupported, match=message):
+        load_model(copy, dtype, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(("content", "name"), [("{}", "config.json"), ("not json", "config.json"), ("", "nothing")])
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str, name: str) -> None:
     (tmp_path / name).write_text(content)

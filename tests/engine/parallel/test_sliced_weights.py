@@ -110,7 +110,7 @@ def test_tensors_that_no_file_has_or_whose_rows_differ_are_refused_by_name(tmp_p
 def test_slices_of_a_gguf_file_are_those_of_its_values(tmp_path: Path, device: FakeDevice | None) -> None:
     path = write_llama(tmp_path / "tiny.gguf", MIXED)
     whole = GgufFile(path, torch.float32)
-    weights = slices(tmp_path, torch.float32, device and device.staging)
+    weights = slices(tmp_path, torch.float32, device.staging if device else None)
     for name, rows, columns in (
         ("self_attn.q_proj", slice(64, 192), None),
         ("self_attn.o_proj", ALL, slice(128, 256)),
@@ -120,3 +120,17 @@ def test_slices_of_a_gguf_file_are_those_of_its_values(tmp_path: Path, device: F
         found = weights.tensor(full, rows, columns)
         weights.finish()
         assert torch.equal(found, whole.get_tensor(full)[rows, columns or ALL])
+
+
+@pytest.mark.parametrize("device", [None, FakeDevice()], ids=["without staging", "with staging"])
+def test_slices_that_are_not_finite_are_refused_by_name(tmp_path: Path, device: FakeDevice | None) -> None:
+    values = {"good": torch.zeros(4, 5), "bad": torch.zeros(4, 5)}
+    values["bad"][3, 2] = float("nan")
+    save_file(values, tmp_path / "model.safetensors")
+    weights = slices(tmp_path, staging=device.staging if device else None)
+    weights.tensor("good")
+    weights.tensor("bad", slice(0, 3))
+    weights.finish()
+    weights.together([("good", ALL), ("bad", slice(2, 4))])
+    with pytest.raises(ModelUnsupported, match=r"^its tensor bad has weights that are not finite, or too large for "):
+        weights.finish()

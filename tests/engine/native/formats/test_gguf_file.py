@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_file import GgufFile, gguf_of, quantized_format
+from engine.native.formats.gguf_header import read_header
 from engine.native.formats.stored import files_of
 from engine.native.llama_weights import FileWeights
 from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, MIXED, Type, write_llama
@@ -125,3 +126,22 @@ def test_safetensors_files_come_first_and_several_gguf_files_are_refused(tmp_pat
         gguf_of(tmp_path)
     (tmp_path / "model.safetensors").touch()
     assert gguf_of(tmp_path) is None
+
+
+def test_numbers_of_a_file_that_are_not_finite_are_refused_with_their_tensor(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED)
+    infinite = np.float16("inf").tobytes()
+    content, places = bytearray(path.read_bytes()), read_header(path).tensors
+    for stored in ("blk.1.attn_q.weight", "blk.1.ffn_gate.weight"):  # the scale of a block of Q4_K, and of Q4_0
+        content[places[stored].offset : places[stored].offset + 2] = infinite
+    begin = places["blk.0.attn_norm.weight"].offset
+    content[begin : begin + 4] = np.float32("nan").tobytes()
+    path.write_bytes(content)
+    weights = FileWeights(tmp_path)
+    for name in ("self_attn.q_proj", "mlp.gate_proj"):
+        full = f"model.layers.1.{name}.weight"
+        with pytest.raises(ModelUnsupported, match=f"^its tensor {full} has weights that are not finite"):
+            weights.grouped(full)
+    with pytest.raises(ModelUnsupported, match=r"its tensor model\.layers\.0\.input_layernorm\.weight has weights "):
+        weights.tensor("model.layers.0.input_layernorm.weight")
+    assert weights.grouped("model.layers.1.mlp.up_proj.weight") is not None
