@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
+        # torch fails to capture into the memory of graphs of which none is left, as long as a tensor in it is.
+        self._graphs: WeakSet[Any] = WeakSet()
         # One stream for all captures, because libraries keep a workspace for each stream that they used.
         self._capture_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -68,10 +70,11 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         # A failed capture leaves torch on the capture stream. Without a stream, torch would capture on another one than
         # the first runs, where libraries have no workspace yet and would allocate it in the graph's memory.
-        captured = torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream)
+        other = next(iter(self._graphs), None)
+        captured = torch.cuda.graph(graph, pool=other and other.pool(), stream=self._capture_stream)
         with torch.cuda.stream(current), no_collection(), captured:
             output = run()
-        self._pool = self._pool or graph.pool()
+        self._graphs.add(graph)
         return graph.replay, output
 
 

@@ -65,8 +65,11 @@ class FakeRuntime:
 class FakeGraph:
     """A graph that is never replayed."""
 
+    def __init__(self) -> None:
+        self.memory: object = None
+
     def pool(self) -> object:
-        return self
+        return self.memory
 
     def replay(self) -> None:
         raise AssertionError("a graph of these tests is never replayed")
@@ -120,6 +123,7 @@ class FakeCuda:
         @contextmanager
         def graph(captured: FakeGraph, pool: object, stream: FakeStream | None = None) -> Iterator[None]:
             graphs.append(captured)
+            captured.memory = pool or object()
             with self.using(stream or self.stream("torch's own")):
                 self.capturing = True
                 try:

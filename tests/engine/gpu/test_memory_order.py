@@ -136,6 +136,22 @@ class TestCapture:
         assert streams[0] != compute.name
         assert cuda.current is compute
 
+    def test_memory_is_shared_with_graphs_that_are_left_only(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        graphs = cuda.install_graphs(monkeypatch)
+        record = CudaRecorder(GPU)
+        kept = [record(lambda: None), record(lambda: None)]
+        first, second = (one.pool() for one in graphs)
+        assert second is first
+        del kept[0], graphs[0]
+        kept.append(record(lambda: None))
+        assert graphs[-1].pool() is first
+        kept.clear()
+        graphs.clear()
+        kept.append(record(lambda: None))
+        assert graphs[-1].pool() is not first
+
     @pytest.mark.parametrize("fails", [False, True])
     def test_no_garbage_is_collected_during_a_capture(
         self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, fails: bool
