@@ -71,7 +71,7 @@ def queries(tokens: int, device: torch.device) -> torch.Tensor:
     return torch.randn(tokens, HEADS, HEAD_SIZE, dtype=DTYPE, device=device)
 
 
-def decoding(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch, layers: int) -> Run:
+def attending(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch, layers: int) -> Run:
     """Return one step's attention in all layers. Ours plans its work each time, as in each step."""
 
     def run() -> None:

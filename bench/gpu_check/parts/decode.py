@@ -14,9 +14,9 @@ from bench.gpu_check.cases import (
     HEAD_SIZE,
     HEADS,
     KV_HEADS,
+    attending,
     batch_of,
     blocks_of,
-    decoding,
     flex_backend,
     kv_bytes,
     queries,
@@ -101,8 +101,8 @@ def _beside_torch(case: Uniform, repetitions: int, device: torch.device, notes: 
     query = queries(case.batch, device)
     runs = {
         "floor": recorded(reading(backend.cache), device),
-        "paged": recorded(decoding(backend, query, batch_of(lengths, device), case.layers), device),
-        "identity": recorded(decoding(backend, query, batch_of(lengths, device, mixed=False), case.layers), device),
+        "paged": recorded(attending(backend, query, batch_of(lengths, device), case.layers), device),
+        "identity": recorded(attending(backend, query, batch_of(lengths, device, mixed=False), case.layers), device),
     }
     with notes.kept("sdpa"):
         runs |= _contiguous(query, case, device)
@@ -123,7 +123,7 @@ def _of_the_floor(
     query = queries(len(lengths), device)
     runs = {
         "floor": recorded(reading(backend.cache), device),
-        "paged": recorded(decoding(backend, query, batch_of(lengths, device), layers), device),
+        "paged": recorded(attending(backend, query, batch_of(lengths, device), layers), device),
     }
     seconds = take_turns(runs, repetitions, device, name)
     notes.raw(name, seconds)
@@ -143,7 +143,7 @@ def _short(batch: int, context: int, sizes: DecodeSizes, device: torch.device, n
     for name, block_size in (("paged", BLOCK_SIZE), ("one_block", context)):
         backend = triton_backend(blocks_of(lengths, block_size), layers, device, block_size)
         step = batch_of(lengths, device, block_size=block_size, mixed=name == "paged")
-        runs[name] = recorded(decoding(backend, query, step, layers), device)
+        runs[name] = recorded(attending(backend, query, step, layers), device)
     seconds = take_turns(runs, sizes.repetitions, device, f"{batch} sequences of {context} tokens")
     notes.raw(f"short_b{batch}_c{context}", seconds)
     speed = times_as_fast(seconds, "paged", "one_block")
@@ -155,10 +155,10 @@ def _beside_flex(case: Uniform, repetitions: int, device: torch.device, notes: N
     query = queries(case.batch, device)
     ours = triton_backend(blocks_of(lengths), case.layers, device)
     flex = flex_backend(blocks_of(lengths, _FLEX_BLOCK_SIZE), case.layers, device, _FLEX_BLOCK_SIZE)
-    theirs = decoding(flex, query, batch_of(lengths, device, block_size=_FLEX_BLOCK_SIZE), case.layers)
+    theirs = attending(flex, query, batch_of(lengths, device, block_size=_FLEX_BLOCK_SIZE), case.layers)
     theirs()
     runs = {
-        "paged": recorded(decoding(ours, query, batch_of(lengths, device), case.layers), device),
+        "paged": recorded(attending(ours, query, batch_of(lengths, device), case.layers), device),
         "flex": _recorded_if_possible(theirs, device),
     }
     seconds = take_turns(runs, repetitions, device, "decode beside FlexAttention")

@@ -18,7 +18,7 @@ from bench.gpu_check.cases import (
     HEAD_SIZE,
     HEADS,
     KV_HEADS,
-    SCORING,
+    attending,
     batch_of,
     blocks_of,
     queries,
@@ -27,7 +27,7 @@ from bench.gpu_check.cases import (
 )
 from bench.gpu_check.llama_engine import LLAMA_1B, TINY, decoders, piecewise, random_model
 from bench.gpu_check.notes import Notes
-from bench.gpu_check.timing import Run, take_turns, times_as_fast
+from bench.gpu_check.timing import Run, recorded, take_turns, times_as_fast
 from blocks import blocks_for
 from engine.attention.backend import PagedBatch
 from engine.gpu.llama import LlamaDecoder
@@ -96,13 +96,16 @@ def _measure(name: str, tokens: int, sizes: PrefillSizes, device: torch.device, 
     query = queries(tokens, device)
     whole, half = (batch_of((tokens,), device, fed=(fed,)) for fed in (tokens, tokens // 2))
     rear = query[tokens - tokens // 2 :]
+    # Recorded, because the host launches a short prompt's attention no faster than it is computed.
     runs: dict[str, Run] = {
-        "paged": lambda: [backend.attend(layer, query, whole, SCORING) for layer in range(sizes.layers)],
-        "paged_onto_a_prefix": lambda: [backend.attend(layer, rear, half, SCORING) for layer in range(sizes.layers)],
+        "paged": recorded(attending(backend, query, whole, sizes.layers), device),
+        "paged_onto_a_prefix": recorded(attending(backend, rear, half, sizes.layers), device),
     }
     shape = (sizes.layers, 1, KV_HEADS, tokens, HEAD_SIZE)
     key, value = (torch.randn(shape, dtype=DTYPE, device=device) for _ in range(2))
-    runs |= torchs_attention(query.transpose(0, 1)[None], key, value, causal=True)
+    with notes.kept(f"sdpa, {tokens} tokens"):
+        found = torchs_attention(query.transpose(0, 1)[None], key, value, causal=True)
+        runs |= {kind: recorded(run, device) for kind, run in found.items()}
     seconds = take_turns(runs, sizes.repetitions, device, name)
     notes.raw(name, seconds)
     operations = 2 * tokens * tokens * HEADS * HEAD_SIZE * sizes.layers
