@@ -36,7 +36,7 @@ def main() -> None:
     kernels = load_kernels(str(default_cache().parent / "kernels"))
     logits = SPREAD * torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1))
     threads = torch.get_num_threads()
-    samplers = {"native": NativeSampler(kernels, threads), "torch": TorchSampler()}
+    samplers: dict[str, Sampler] = {"native": NativeSampler(kernels, threads), "torch": TorchSampler()}
     ways: dict[str, Callable[[], object]] = {"floor": lambda: logits.amax(dim=-1)}
     for setting, sampling in SETTINGS.items():
         for name, sampler in samplers.items():
