@@ -36,7 +36,7 @@ BATCHES = (1, 8, 32)
 # More of the small batches, so that each repetition measures about as many tokens.
 ROUNDS = {1: 8, 8: 4, 32: 2}
 NEW_TOKENS = 96
-REPETITIONS = 9
+REPETITIONS = 5
 DEVICE_BLOCKS = 2048
 # Scores of two tokens that are closer than this are a near tie in bfloat16.
 NEAR_TIE = 0.25

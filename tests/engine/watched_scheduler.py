@@ -18,6 +18,9 @@ from engine.schedule.step_plan import PENDING, StepPlan, Work
 class EveryProposalPays(SpeculationCosts):
     """Takes all proposals, from the first step on."""
 
+    def may_pay(self, sequences: int, chance: float, *, random: bool = False) -> bool:
+        return True
+
     def choose(self, sequences: int, chances: Items[float], *, random: bool = False) -> int:
         return len(chances)
 

@@ -3,6 +3,9 @@
 
 #include <immintrin.h>
 
+#include <bit>
+#include <cstdint>
+
 #include "numbers.h"
 
 namespace quire {
@@ -37,6 +40,17 @@ inline Vector divided(Vector a, Vector b) { return _mm512_mul_ps(a, _mm512_rcp14
 inline Vector first_of(const bf16* pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16)); }
 inline Vector second_of(const bf16* pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), _mm512_set1_epi32(0xffff0000)));
+}
+// A bit for each of the unsigned numbers that is at most `width` above `low`.
+inline uint32_t lanes_within(const uint32_t* p, uint32_t low, uint32_t width) {
+  const __m512i above = _mm512_sub_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(low)));
+  return _mm512_cmple_epu32_mask(above, _mm512_set1_epi32(static_cast<int>(width)));
+}
+// Writes the numbers whose bits are set, one after the other, and undefined ones up to a whole vector.
+template <typename T>
+void put_selected(T* to, const T* from, uint32_t selected) {
+  static_assert(sizeof(T) == 4);
+  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(selected), _mm512_loadu_si512(from)));
 }
 #else
 constexpr int kLanes = 8;
@@ -75,6 +89,16 @@ inline Vector first_of(const bf16* pairs) {
 inline Vector second_of(const bf16* pairs) {
   const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
   return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(0xffff0000)));
+}
+inline uint32_t lanes_within(const uint32_t* p, uint32_t low, uint32_t width) {
+  const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i above = _mm256_sub_epi32(numbers, _mm256_set1_epi32(static_cast<int>(low)));
+  const __m256i most = _mm256_min_epu32(above, _mm256_set1_epi32(static_cast<int>(width)));
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(above, most))));
+}
+template <typename T>
+void put_selected(T* to, const T* from, uint32_t selected) {
+  for (; selected; selected &= selected - 1) *to++ = from[std::countr_zero(selected)];
 }
 #endif
 

@@ -66,16 +66,18 @@ class Candidates {
 
   // Keeps the `most` most likely tokens.
   void keep_by_rank(int most) {
-    if (most <= 0 || most >= total().count) return;
-    const Bound bound = least_bound([&](const Sum& sum) { return sum.count >= most; });
+    const int count = total().count;
+    if (most <= 0 || most >= count) return;
+    const Bound bound = least_bound(count, [&](const Sum& sum) { return sum.count >= most; });
     keep(bound.distance, most - bound.before.count);
   }
 
   // Keeps a token while the more likely ones have less than this part of the probability, and always one.
   void keep_by_mass(float top_p) {
     if (top_p >= 1) return;
-    const float wanted = top_p * total().mass;
-    const Bound bound = least_bound([&](const Sum& sum) { return sum.mass >= wanted; });
+    const Sum all = total();
+    const float wanted = top_p * all.mass;
+    const Bound bound = least_bound(all.count, [&](const Sum& sum) { return sum.mass >= wanted; });
     const float each = std::exp(-std::bit_cast<float>(bound.distance));
     keep(bound.distance, static_cast<int>(std::ceil(std::clamp((wanted - bound.before.mass) / each, 1.0f, 1e9f))));
   }
@@ -102,6 +104,7 @@ class Candidates {
  private:
   static constexpr int kChunk = 64, kAll = 1 << 30;
   static constexpr uint32_t kFarthest = 0x7f7fffff, kBeyond = 0x7f800000;  // the largest finite distance, and infinity
+  static constexpr int kRoundsByValue = 12;
   static constexpr float kSlack = 1.001f;                                 // for the rounding of weights
 
   static float largest_of(const float* logits, int count) {
@@ -150,17 +153,17 @@ class Candidates {
     return most;
   }
 
-  // Returns the least distance at which the tokens up to it are enough; all of them are. The window has the tokens of
-  // which it is not known yet whether they are within it, and others that are soon too many.
+  // Returns the least distance at which the tokens up to it are enough; all of them, `inside`, are. The window has the
+  // tokens of which it is not known yet whether they are within it, and others until these are too many.
   template <typename Enough>
-  Bound least_bound(const Enough& enough) {
+  Bound least_bound(int inside, const Enough& enough) {
     const uint32_t* distances = distances_;
     const float* weights = weights_;
-    int size = count_, inside = total().count;
+    int size = count_;
     uint32_t low = 0, high = farthest();
     Sum before{0, 0.0f};
-    while (low < high) {
-      const uint32_t middle = low + (high - low) / 2;
+    for (int round = 0; low < high; ++round) {
+      const uint32_t middle = round < kRoundsByValue ? half_way(low, high) : low + (high - low) / 2;
       const Sum sum = sum_of(distances, weights, size, low, middle);
       const Sum together{before.count + sum.count, before.mass + sum.mass};
       if (enough(together)) {
@@ -179,16 +182,22 @@ class Candidates {
     return {low, before};
   }
 
+  // The distance in the middle: most tokens are far from the nearest one, and half of the bits stand for tiny distances.
+  static uint32_t half_way(uint32_t low, uint32_t high) {
+    const float middle = 0.5f * (std::bit_cast<float>(low) + std::bit_cast<float>(high));
+    return std::clamp(std::bit_cast<uint32_t>(middle), low, high - 1);
+  }
+
   // Moves the tokens with a distance of `low` to `high` to the window, from the window or elsewhere.
   int move_to_window(const uint32_t* distances, const float* weights, int count, uint32_t low, uint32_t high) {
-    uint32_t* to_distances = window_distances_.at_least(count_);
-    float* to_weights = window_weights_.at_least(count_);
+    uint32_t* to_distances = window_distances_.at_least(count_ + kChunk);
+    float* to_weights = window_weights_.at_least(count_ + kChunk);
     int moved = 0;
-    for (int i = 0; i < count; ++i) {  // without a branch, because many would be mispredicted
-      const uint32_t distance = distances[i];
-      to_weights[moved] = weights[i];
-      to_distances[moved] = distance;
-      moved += distance - low <= high - low;
+    for (int i = 0; i < count; i += kLanes) {
+      const uint32_t selected = lanes_within(distances + i, low, high - low) & lanes_below(count - i);
+      put_selected(to_distances + moved, distances + i, selected);
+      put_selected(to_weights + moved, weights + i, selected);
+      moved += std::popcount(selected);
     }
     return moved;
   }
@@ -196,23 +205,22 @@ class Candidates {
   // Drops tokens beyond a bound, and of those at it all but the first `equal` ones.
   void keep(uint32_t bound, int equal) {
     int kept = 0;
-    for (int start = 0; start < count_; start += kChunk) {
-      const int end = std::min(start + kChunk, count_);
-      int some = 0;
-      for (int i = start; i < end; ++i) some |= distances_[i] <= bound;
-      if (!some) continue;
-      for (int i = start; i < end; ++i) {  // again without a branch
-        const uint32_t distance = distances_[i];
-        const int ties = distance == bound;
-        distances_[kept] = distance;
-        weights_[kept] = weights_[i];
-        tokens_[kept] = tokens_[i];
-        kept += (distance < bound) | (ties & (equal > 0));
-        equal -= ties;
-      }
+    for (int i = 0; i < count_; i += kLanes) {
+      uint32_t selected = lanes_within(distances_ + i, 0, bound) & lanes_below(count_ - i);
+      if (!selected) continue;
+      uint32_t ties = lanes_within(distances_ + i, bound, 0) & selected;
+      for (; ties && equal > 0; --equal) ties &= ties - 1;
+      selected &= ~ties;
+      put_selected(distances_ + kept, distances_ + i, selected);
+      put_selected(weights_ + kept, weights_ + i, selected);
+      put_selected(tokens_ + kept, tokens_ + i, selected);
+      kept += std::popcount(selected);
     }
     count_ = kept;
   }
+
+  // A bit for each of the first `count` lanes.
+  static uint32_t lanes_below(int count) { return count < kLanes ? (1u << count) - 1 : (1u << kLanes) - 1; }
 
   Buffer<uint32_t> distance_buffer_, window_distances_;
   Buffer<float> weight_buffer_, window_weights_;

@@ -23,6 +23,10 @@ class AcceptanceRates:
         new._rates = {match: max(rate, _FIRST_GUESS[match] / 2) for match, rate in self._rates.items()}
         return new
 
+    def most(self) -> float:
+        """Return the largest probability that the next token of a draft is accepted, now or after `forget`."""
+        return max(_NEUTRAL, *self._rates.values())
+
     def chances(self, match: int, tokens: int) -> list[float]:
         """Return for each of the next `tokens` the probability that it and all before it are accepted."""
         rate = self._rates[match]

@@ -61,6 +61,11 @@ class _BatchCosts:
         guess = _GUESSED_PART * without.seconds / without.rows
         return max(0.0, (seconds + weight * guess) / (rows + weight))
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether steps without proposals are measured, and recently."""
+        return self.without.steps >= _FIRST_STEPS and self.since_without < _STEPS_UNTIL_RETRY
+
     def seconds(self, rows: float) -> float:
         """Return the expected seconds of a step."""
         return self.without.seconds + self.row_seconds * (rows - self.without.rows)
@@ -72,6 +77,19 @@ class SpeculationCosts:
 
     _batches: dict[tuple[int, bool], _BatchCosts] = field(default_factory=dict)
 
+    def may_pay(self, sequences: int, chance: float, *, random: bool = False) -> bool:
+        """Return whether `choose` may take tokens that have at most this chance: else none are worth a search.
+
+        Counts a step for which it returns False as one that declined.
+        """
+        costs = self._batches.get((sequences.bit_length(), random))
+        if costs is None or not costs.is_measured:
+            return False
+        if _pays(chance, sequences, costs.seconds(sequences), costs.row_seconds):
+            return True
+        costs.declined += 1
+        return costs.declined >= _STEPS_UNTIL_RETRY
+
     def choose(self, sequences: int, chances: Sequence[float], *, random: bool = False) -> int:
         """Return how many proposed tokens a step of so many sequences verifies, the most likely first.
 
@@ -79,11 +97,11 @@ class SpeculationCosts:
         greedy; noise and filters of a row can cost more than the model.
         """
         costs = self._batches.get((sequences.bit_length(), random))
-        if costs is None or costs.without.steps < _FIRST_STEPS or costs.since_without >= _STEPS_UNTIL_RETRY:
+        if costs is None or not costs.is_measured:
             return 0
         taken, tokens, seconds, row = 0, float(sequences), costs.seconds(sequences), costs.row_seconds
         for chance in chances:
-            if chance * seconds < _MARGIN * tokens * row:
+            if not _pays(chance, tokens, seconds, row):
                 break
             taken, tokens, seconds = taken + 1, tokens + chance, seconds + row
         costs.declined = 0 if taken else costs.declined + 1
@@ -110,3 +128,8 @@ class SpeculationCosts:
             costs.proposing = _Average(rows, seconds)
         else:
             costs.proposing.add(rows, seconds)
+
+
+def _pays(chance: float, tokens: float, seconds: float, row_seconds: float) -> bool:
+    """Return whether one more token is a clearly larger part of a step's expected tokens than of its seconds."""
+    return chance * seconds >= _MARGIN * tokens * row_seconds

@@ -70,7 +70,7 @@ class Speculator:
 
         `on_fault` receives an exception raised for one request.
         """
-        if not all(map(_is_decoding, work)):
+        if not all(map(_is_decoding, work)) or not self._may_pay(work):
             return work
         found: list[_Found] = []
         for place, item in enumerate(work):
@@ -99,8 +99,14 @@ class Speculator:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Count the duration of a step, if it decoded only."""
         if plan.work and all(map(_is_decoding, plan.work)):
-            proposed = sum(item.proposed for item in plan.work)
+            proposed = sum([item.proposed for item in plan.work])
             self.costs.observe(len(plan.work), proposed, seconds, random=_is_random(plan.work))
+
+    def _may_pay(self, work: list[Work]) -> bool:
+        """Return whether any token may be proposed: most steps of a large batch need no search."""
+        drafters = [self._drafters.get(item.sequence) for item in work]
+        most = max([self._rates.most(), *(one.rates.most() for one in drafters if one is not None)])
+        return self.costs.may_pay(len(work), most, random=_is_random(work))
 
     def _find(self, place: int, work: Work) -> list[_Found]:
         """Return the draft for the work at a place, if there is one."""

@@ -131,6 +131,21 @@ def test_a_few_tokens_are_proposed_again_after_many_steps_that_declined() -> Non
     assert [count for count in taken if count] == [2, 2]
 
 
+@pytest.mark.parametrize("row_seconds", [0.0, 0.05, 0.3, 1000.0])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_a_step_is_searched_only_if_a_token_of_the_largest_chance_would_be_proposed(
+    row_seconds: float, chance: float
+) -> None:
+    searching, searched = measured(row_seconds), []
+    for _ in range(200):
+        if searching.may_pay(4, chance):
+            searched.append(searching.choose(4, [chance] * 8))
+    always = measured(row_seconds)
+    taken = [always.choose(4, [chance] * 8) for _ in range(200)]
+    assert sum(searched) == sum(taken)
+    assert 0 not in searched
+
+
 def test_one_interrupted_step_does_not_turn_proposals_off() -> None:
     costs = measured(row_seconds=0.05)
     costs.observe(4, 8, 60.0)
