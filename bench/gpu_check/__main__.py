@@ -10,6 +10,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -111,7 +112,7 @@ def _checked(options: Namespace, begun: float, folder: Path | None) -> Result:
     return result
 
 
-def _more(result: Result) -> dict[str, object]:
+def _more(result: Result) -> dict[str, Any]:
     return {"raw": result.raw, "failures": result.failures}
 
 

@@ -1,29 +1,36 @@
-"""Write measured figures into the pages: `make readme`; with `--check`, only report stale pages.
+"""Write measured figures into the pages: `make readme`; with `--check`, only report pages that differ.
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
-targets and their measured values, `headlines` the table of those with a `headline`, `missed` a list of missed targets,
-`classes` the speeds of programs by class of CPU, `formats` those of weights by form, and `picture NAME` the picture of
-a benchmark. `papers` and `papers pictures` are the papers' figures, and `worked examples` their examples, computed by
-the KV manager's core.
+targets and their measured values, `headlines` the table of those with a `headline`, `classes` the speeds of programs by
+class of CPU, `formats` those of weights by form, and `picture NAME` the picture of a benchmark. `papers` and `papers
+pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core.
+
+Pages say as of which commit their results are stale or not. The check uses that commit: it fails where a page hides a
+stale result, but not because code has changed since the page was written.
 """
 
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.papers import page, worked_examples
 from bench.report import formats
 from bench.report.pictures import IMAGES, PICTURES
-from bench.report.targets import RESULTS, ROOT, met, path_of, results_of, targets
+from bench.report.staleness import code_of, commits_behind, has_history, is_ancestor
+from bench.report.targets import RESULTS, ROOT, path_of, results_of, targets
+from bench.report.verdict import Run, verdict
+from services.loadgen.report.machine import output_of
 
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / name for name in ("performance.md", "measurements.md", "models.md", "papers.md")),
 )
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
+_AS_OF = re.compile(r"As of commit ([0-9a-f]{7,40}|HEAD)\b")
 _SIDES = {"less": "less than", "at most": "at most", "more": "at least"}
 NOT_MEASURED = "not measured"
 # Workloads, programs and ratios of `bench cpu`, by the parts of metrics' names.
@@ -47,16 +54,27 @@ def _command(benchmark: str) -> str:
 
 
 class Value(NamedTuple):
-    """A measured value on one device: `met` is yes or no."""
+    """A measured value on one device.
+
+    `state` is `yes`, `no`, or why a value on the right side of its target does not count: `undecided`, `void` or
+    `stale`. `reason` is that in words, and `by` what a goal was met through.
+    """
 
     device: str
     text: str
-    met: str
+    state: str
+    reason: str | None = None
+    by: str | None = None
+
+    def __str__(self) -> str:
+        value = f"**{self.text}**" if self.state == "no" else self.text
+        return f"{value} ({'; '.join(filter(None, (self.device, self.by, self.reason)))})"
 
 
 class Line(NamedTuple):
-    """A target and its measured values: `met` is yes (on all devices), no or not measured.
+    """A target and its measured values.
 
+    `met` is `no` if a value misses it, `yes` if others meet it, else the state of the first, or `not measured`.
     `headline` is usually empty.
     """
 
@@ -65,19 +83,30 @@ class Line(NamedTuple):
     headline: str
     values: tuple[Value, ...]
     target: str
-    met: str
+
+    @property
+    def met(self) -> str:
+        states = [one.state for one in self.values]
+        return next((one for one in ("no", "yes") if one in states), states[0] if states else NOT_MEASURED)
 
     @property
     def shown_values(self) -> str:
         """The values with their devices; those that miss the target are bold."""
-        shown = (f"{f'**{one.text}**' if one.met == 'no' else one.text} ({one.device})" for one in self.values)
-        return ", ".join(shown) or "-"
+        return ", ".join(map(str, self.values)) or "-"
+
+
+Behind = Callable[[str | None, Sequence[str]], int | None]
 
 
 class Pages:
     """The blocks of pages, from the targets and a folder of results. Links begin at the root of the repository."""
 
-    def __init__(self, results: Path = RESULTS, images: Path = IMAGES) -> None:
+    def __init__(
+        self, results: Path = RESULTS, images: Path = IMAGES, as_of: str = "HEAD", behind: Behind | None = None
+    ) -> None:
+        """`behind` counts commits that changed some code since a commit, as of the commit `as_of` by default."""
+        self.as_of = as_of
+        self._behind = behind or partial(commits_behind, at=as_of)
         self._targets = targets()
         self._images = images
         self._results = {name: results_of(name, results) for name in self._targets}
@@ -86,7 +115,7 @@ class Pages:
         """Return the text of a block. Raises KeyError for an unknown name."""
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
-        blocks = {"performance": self._table, "headlines": self._headlines, "missed": self._missed}
+        blocks = {"performance": self._table, "headlines": self._headlines}
         blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
         return {**blocks, "papers": page.table, "papers pictures": page.pictures}[name]()
 
@@ -94,11 +123,31 @@ class Pages:
         """Yield every target, in the order of the file."""
         for benchmark, group in self._targets.items():
             found = self._results[benchmark].items()
+            runs = {device: self._run(device, result) for device, result in found}
             rows = {device: {row["metric"]: row for row in result["rows"]} for device, result in found}
             for metric, target in group.items():
                 if metric != "title":
                     by_device = {device: of_device.get(metric, {}) for device, of_device in rows.items()}
-                    yield _line(benchmark, target, by_device)
+                    yield _line(benchmark, target, by_device, runs)
+
+    def commits(self) -> set[str]:
+        """Return the commits of all results."""
+        return {str(result["commit"]) for found in self._results.values() for result in found.values()}
+
+    def _run(self, device: str, result: Mapping[str, Any]) -> Run:
+        """Return what voids a file of results now; its rows measured the same code."""
+        return Run(
+            result["commit"],
+            result.get("repetitions", 1),
+            result.get("foreign_cores"),
+            self._behind(result["commit"], code_of(next(iter(result["rows"]), {}))),
+            result["hardware"].get("cpu") != self._newest_cpu(device),
+        )
+
+    def _newest_cpu(self, device: str) -> str | None:
+        of_device = [result for found in self._results.values() if (result := found.get(device))]
+        newest: str | None = max(of_device, key=lambda result: result.get("started", ""))["hardware"].get("cpu")
+        return newest
 
     def _headlines(self) -> str:
         rows = [
@@ -106,9 +155,8 @@ class Pages:
             for line in self.lines()
             if line.headline
         ]
-        return "\n".join(
-            [self._counts(), "", "| what | measured | target | met | from |", "|---|---|---|---|---|", *rows]
-        )
+        head = ["| what | measured | target | met | from |", "|---|---|---|---|---|"]
+        return "\n".join([*head, *rows, "", f"As of commit {self.as_of}."])
 
     def _table(self) -> str:
         text = [self._counts(), "", "| target | measured | bound or peer | met | from |", "|---|---|---|---|---|"]
@@ -124,23 +172,16 @@ class Pages:
 
     def _counts(self) -> str:
         counts = Counter(line.met for line in self.lines())
+        others = ", ".join(f"{counts[state]} {state}" for state in ("undecided", "void", "stale", NOT_MEASURED))
         return (
-            f"Of {counts.total()} targets {counts['yes']} are met, {counts['no']} missed,"
-            f" {counts[NOT_MEASURED]} not measured."
+            f"As of commit {self.as_of}, of {counts.total()} targets {counts['yes']} are met, {counts['no']} missed,"
+            f" {others}."
         )
 
     def _source(self, line: Line) -> str:
         name = line.benchmark
         links = [f"[{device}](bench/results/{path_of(name, device, Path())})" for device in self._results[name]]
         return ", ".join(links) or f"`{_command(name)}`"
-
-    def _missed(self) -> str:
-        return "\n".join(
-            f"* {self._targets[line.benchmark]['title']}. {line.words}"
-            f" Measured: {line.shown_values} (target: {line.target})."
-            for line in self.lines()
-            if line.met == "no"
-        )
 
     def _classes(self) -> str:
         text = [f"| class | program | {' | '.join(_WORKLOADS.values())} |", "|---|---" + "|---" * len(_WORKLOADS) + "|"]
@@ -181,7 +222,9 @@ def _name_of(rows: Mapping[str, Any], program: str) -> str:
     return row.get("peer") or program.capitalize()
 
 
-def _line(benchmark: str, target: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> Line:
+def _line(
+    benchmark: str, target: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Run]
+) -> Line:
     """Make the line of a target from its rows by device."""
     measured = {device: row for device, row in rows.items() if row.get("value") is not None}
     one: Mapping[str, Any] = next(iter([*measured.values(), *rows.values()]), {})
@@ -189,12 +232,15 @@ def _line(benchmark: str, target: Mapping[str, Any], rows: Mapping[str, Mapping[
     wanted = f"{_SIDES[target['better']]} {_shown(target['target'], unit)}" + (
         f" ({peer.replace('_', ' ')})" if peer else ""
     )
-    values = tuple(
-        Value(device, _shown(row["value"], unit), "yes" if met(row["value"], dict(target)) else "no")
-        for device, row in measured.items()
-    )
-    reached = "no" if any(one.met == "no" for one in values) else "yes" if values else NOT_MEASURED
-    return Line(benchmark, target["words"], target.get("headline", ""), values, wanted, reached)
+    values = tuple(_value(device, row, target, runs[device], unit) for device, row in measured.items())
+    return Line(benchmark, target["words"], target.get("headline", ""), values, wanted)
+
+
+def _value(device: str, row: Mapping[str, Any], target: Mapping[str, Any], run: Run, unit: str) -> Value:
+    judged = {name: row.get(name, default) for name, default in (("null", None), ("limit", False), ("exact", False))}
+    found = verdict(row["value"], target, run, **judged)
+    state = "yes" if found.met else (found.reason or "no").partition(":")[0]
+    return Value(device, _shown(row["value"], unit), state, found.reason, row.get("by"))
 
 
 def _shown_met(line: Line) -> str:
@@ -226,16 +272,52 @@ def filled(page: Path, pages: Pages) -> str:
     return _BLOCK.sub(fill, page.read_text())
 
 
+def _as_of(text: str) -> str | None:
+    """Return the commit that a page names, as of which its results are stale or not."""
+    found = _AS_OF.search(text)
+    return found and found[1]
+
+
+def _hides(as_of: str, commits: set[str]) -> str | None:
+    """Return why a page may hide stale results: it must be of this history, and not older than a result."""
+    if not is_ancestor(as_of, "HEAD"):
+        return f"it is as of {as_of}, which is not in the history"
+    if newer := sorted(one for one in commits if is_ancestor(one, "HEAD") and not is_ancestor(one, as_of)):
+        return f"it is as of {as_of}, before the results of {newer[0]}"
+    return None
+
+
+def _wrong(path: Path) -> str | None:
+    """Return what is wrong with a page."""
+    text = path.read_text()
+    as_of = _as_of(text) or "HEAD"
+    pages = Pages(as_of=as_of)
+    if as_of != "HEAD" and (reason := _hides(as_of, pages.commits())):
+        return reason
+    return None if filled(path, pages) == text else "it differs from the results"
+
+
+def _rewrite(path: Path) -> None:
+    """Write a page as of now, unless nothing but the commit would change."""
+    text, head = path.read_text(), output_of(["git", "rev-parse", "--short=8", "HEAD"], ROOT) or "HEAD"
+    new = filled(path, Pages(as_of=head))
+    if _AS_OF.sub("", new) != _AS_OF.sub("", text):
+        path.write_text(new)
+
+
 def main(check: bool) -> int:
-    """Write the pages, or only report stale ones; return the exit status."""
-    pages = Pages()
-    stale = [path for path in PAGES if filled(path, pages) != path.read_text()]
-    for path in stale:
-        if check:
-            print(f"{path.relative_to(ROOT)} is stale: run make readme", file=sys.stderr)
-        else:
-            path.write_text(filled(path, pages))
-    return int(check and bool(stale))
+    """Write the pages, or only report wrong ones; return the exit status."""
+    if not has_history():
+        print("Without the history of the repository, no page can be compared with the results.", file=sys.stderr)
+        return int(not check)
+    if not check:
+        for path in PAGES:
+            _rewrite(path)
+        return 0
+    wrong = {path: reason for path in PAGES if (reason := _wrong(path))}
+    for path, reason in wrong.items():
+        print(f"{path.relative_to(ROOT)}: {reason}. Run make readme.", file=sys.stderr)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -7,30 +7,41 @@ text; without matplotlib no picture is drawn.
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.report.targets import RESULTS, ROOT, device_of, met, targets
+from bench.report.foreign_cpu import ForeignCpu
+from bench.report.staleness import PRODUCT
+from bench.report.targets import RESULTS, ROOT, device_of, targets
+from bench.report.terms import Terms, check_equal
+from bench.report.verdict import Interval, Run, verdict
 from services.loadgen.report import machine
 
 _PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf")
-_COLUMNS = ("metric", "value", "unit", "peer", "target", "met")
+_COLUMNS = ("metric", "value", "unit", "peer", "target", "met", "reason")
 _NOT_CODE = (":!bench/results", ":!docs/images")
 
 # The import of this module is the start of a benchmark.
 _STARTED = datetime.now(UTC)
 _LOAD_AT_START = os.getloadavg()
+_FOREIGN_CPU = ForeignCpu()
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure. `peer` names its comparison; `target` is None without one."""
+    """One measured figure. `peer` names its comparison; `target` is None without one.
+
+    `reason` says why a value on the right side of its target does not meet it. `terms` are those of each program,
+    `null` the interval of the same figure with the same program on both sides, `by` what a goal was met through. A
+    `limit` row is a share of a physical limit. An `exact` value repeats exactly.
+    """
 
     metric: str
     value: float | None
@@ -38,34 +49,99 @@ class Row:
     peer: str | None
     target: float | None
     met: bool | None
+    reason: str | None = field(default=None, kw_only=True)
+    terms: Mapping[str, Terms] = field(default_factory=dict, kw_only=True)
+    null: Interval | None = field(default=None, kw_only=True)
+    by: str | None = field(default=None, kw_only=True)
+    limit: bool = field(default=False, kw_only=True)
+    exact: bool = field(default=False, kw_only=True)
 
 
-def row(benchmark: str, metric: str, value: float | None, unit: str, peer: str | None = None) -> Row:
-    """Make a row, with the target that `bench/targets.toml` sets for it."""
+def row(
+    benchmark: str,
+    metric: str,
+    value: float | None,
+    unit: str,
+    peer: str | None = None,
+    *,
+    terms: Mapping[str, Terms] | None = None,
+    null: Interval | None = None,
+    by: str | None = None,
+    limit: bool = False,
+    exact: bool = False,
+) -> Row:
+    """Make a row, with the target that `bench/targets.toml` sets for it. `terms` are by program.
+
+    Raises UnequalTerms if programs ran on other terms than each other and the metric's name does not say so.
+    """
+    check_equal(metric, terms or {})
     target = targets().get(benchmark, {}).get(metric)
-    return Row(metric, value, unit, peer, target and target["target"], met(value, target))
+    made = Row(
+        metric,
+        value,
+        unit,
+        peer,
+        target and target["target"],
+        None,
+        terms=terms or {},
+        null=null,
+        by=by,
+        limit=limit,
+        exact=exact,
+    )
+    return _judged(made, target, Run(commit="not written yet"))
 
 
-def publish(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
+def _judged(one: Row, target: Mapping[str, Any] | None, run: Run) -> Row:
+    found = verdict(one.value, target, run, null=one.null, limit=one.limit, exact=one.exact)
+    return replace(one, met=found.met, reason=found.reason)
+
+
+def publish(
+    benchmark: str,
+    rows: Sequence[Row],
+    repetitions: int,
+    folder: Path | None = None,
+    code: Sequence[str] = PRODUCT,
+    **more: Any,
+) -> None:
     """Print the rows as a table, write them to `bench/results/<device>/<benchmark>.json`, and draw their picture.
 
-    `more` holds the values of every repetition. Results in another folder get no picture.
+    `code` are the paths of what was measured, `more` the values of every repetition. Results in another folder get no
+    picture.
     """
-    print_rows(benchmark, rows)
-    write(benchmark, rows, repetitions, folder, **more)
+    print_rows(benchmark, judged(benchmark, rows, repetitions))
+    write(benchmark, rows, repetitions, folder, code, **more)
     if folder is None:
         _draw(benchmark)
 
 
-def write(benchmark: str, rows: list[Row], repetitions: int, folder: Path | None = None, **more: Any) -> None:
-    """Write `<benchmark>.json` atomically."""
+def judged(benchmark: str, rows: Iterable[Row], repetitions: int) -> list[Row]:
+    """Return the rows with their verdicts, to which the conditions of this run belong."""
+    run = Run(_where(device_of(benchmark))["commit"], repetitions, _FOREIGN_CPU.most)
+    group = targets().get(benchmark, {})
+    return [_judged(one, group.get(one.metric), run) for one in rows]
+
+
+def write(
+    benchmark: str,
+    rows: Sequence[Row],
+    repetitions: int,
+    folder: Path | None = None,
+    code: Sequence[str] = PRODUCT,
+    **more: Any,
+) -> None:
+    """Write `<benchmark>.json` atomically. Each row has the commit and the code that it measured."""
+    where = _where(device_of(benchmark))
+    measured = {"commit": where["commit"], "code": list(code)}
     result = {
         "benchmark": benchmark,
         "started": _STARTED.isoformat(timespec="seconds"),
         "load": {"start": _rounded(_LOAD_AT_START), "end": _rounded(os.getloadavg())},
-        **_where(device_of(benchmark)),
+        "foreign_cores": _FOREIGN_CPU.most,
+        **where,
         "repetitions": repetitions,
-        "rows": [asdict(one) for one in rows],
+        "rows": [asdict(one) | measured for one in judged(benchmark, rows, repetitions)],
         **more,
     }
     folder = folder or RESULTS / device_of(benchmark)
@@ -95,15 +171,36 @@ def track(items: Iterable[Item], title: str) -> Iterator[Item]:
     yield from with_bar(items, title)
 
 
+def repeated(count: int, title: str, *, warm_up: bool = True) -> Iterator[int]:
+    """Yield the numbers of repetitions from 1 to `count`, after 0 for the one that warms up, with a progress bar.
+
+    The CPU time that other processes take during each counted repetition is kept: it can void the results.
+    """
+    for number in track(range(0 if warm_up else 1, count + 1), title):
+        with _FOREIGN_CPU.watched() if number else nullcontext():
+            yield number
+
+
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """Return names in their order in repetition `number`: another one is first each time, and each other one reversed.
+
+    So no program always runs first, or always after the same one.
+    """
+    begin = number % len(names)
+    turned = [*names[begin:], *names[:begin]]
+    return turned[::-1] if number // len(names) % 2 else turned
+
+
 def print_rows(benchmark: str, rows: Sequence[Row]) -> None:
-    cells = [["" if value is None else str(value) for value in asdict(one).values()] for one in rows]
+    cells = [[_shown(getattr(one, column)) for column in _COLUMNS] for one in rows]
     if importlib.util.find_spec("rich") is None:
         print(plain_table(benchmark, cells))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*_COLUMNS, title=benchmark)
+    metric, *others = _COLUMNS
+    table = Table(Column(metric, no_wrap=True), *others, title=benchmark)
     for line in cells:
         table.add_row(*line)
     Console().print(table)
@@ -115,6 +212,10 @@ def plain_table(title: str, cells: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
     shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join([title, *shown])
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _draw(benchmark: str) -> None:

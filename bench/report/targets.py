@@ -1,10 +1,8 @@
-"""Targets of benchmarks, from `bench/targets.toml`, and their comparison with values."""
+"""Targets of benchmarks, from `bench/targets.toml`, and where results stand."""
 
 import json
 import os
 import tomllib
-from collections.abc import Callable
-from operator import ge, le, lt
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ RESULTS = ROOT / "bench" / "results"
 DEVICES = (*cpu_class.NAMES, "other-cpu", "gpu")
 # Results of simulations stand beside these folders.
 SIMULATED = "simulated"
-_MEETS: dict[str, Callable[[float, float], bool]] = {"less": lt, "at most": le, "more": ge}
 
 
 def device_of(benchmark: str) -> str:
@@ -43,12 +40,3 @@ def path_of(benchmark: str, device: str, folder: Path = RESULTS) -> Path:
 def targets() -> dict[str, dict[str, Any]]:
     """Return `bench/targets.toml`: for each benchmark its title and its targets by metric."""
     return tomllib.loads((ROOT / "bench" / "targets.toml").read_text())
-
-
-def met(value: float | None, target: dict[str, Any] | None) -> bool | None:
-    """Return True if a value meets its target: None without a target, False if it was not measured."""
-    if target is None:
-        return None
-    if value is None:
-        return False
-    return _MEETS[target["better"]](value, target["target"])

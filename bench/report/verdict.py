@@ -1,0 +1,136 @@
+"""Whether a value meets its target, and what voids a value that would.
+
+A value on the wrong side of its target misses it. A value on the right side meets it only if noise cannot have put it
+there, and if its run was sound.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+from operator import ge, le, lt
+from typing import Any, NamedTuple
+
+MEETS: dict[str, Callable[[float, float], bool]] = {"less": lt, "at most": le, "more": ge}
+LEAST_REPETITIONS = 5
+MOST_FOREIGN_CORES = 0.05
+_CONFIDENCE = 0.9
+PEER_GOAL, CEILING_GOAL = 1.2, 0.85
+
+Interval = tuple[float, float]
+
+
+class Verdict(NamedTuple):
+    """Whether a target is met: None without a target. `reason` says why a value on its right side does not count."""
+
+    met: bool | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known about the run that a value comes from. The defaults void nothing.
+
+    `foreign_cores` is the CPU time of other processes in the worst repetition, divided by its duration. `behind` is the
+    number of commits that changed the measured code since, None if the run's commit is not in the repository.
+    """
+
+    commit: str | None = None
+    repetitions: int = LEAST_REPETITIONS
+    foreign_cores: float | None = None
+    behind: int | None = 0
+    other_cpu: bool = False
+
+
+def verdict(
+    value: float | None,
+    target: Mapping[str, Any] | None,
+    run: Run,
+    *,
+    null: Sequence[float] | None = None,
+    limit: bool = False,
+    exact: bool = False,
+) -> Verdict:
+    """Return whether a value meets a target of `bench/targets.toml`.
+
+    `null` is the interval of the same figure with the same program on both sides. A `limit` row is a share of a
+    physical limit, which no value exceeds. An `exact` value repeats exactly, so that no noise can move it.
+    """
+    if target is None:
+        return Verdict(None, _above_limit(value) if limit else None)
+    if value is None:
+        return Verdict(False)
+    if not MEETS[target["better"]](value, target["target"]):
+        return Verdict(False)
+    reasons = [_above_limit(value) if limit else None, _undecided(value, target["target"], null), *_voids(run, exact)]
+    reason = next(filter(None, reasons), None)
+    return Verdict(reason is None, reason)
+
+
+def _above_limit(value: float | None) -> str | None:
+    return "void: above a physical limit" if value is not None and value > 1 else None
+
+
+def _undecided(value: float, target: float, null: Sequence[float] | None) -> str | None:
+    """Return why noise may decide: the null interval is wider than half of what is asked.
+
+    Asked is the target's distance from equality; for a target of 1, the value's.
+    """
+    if null is None:
+        return None
+    asked = abs(target - 1) or abs(value - 1)
+    if asked >= 2 * (null[1] - null[0]):
+        return None
+    return f"undecided: equal programs differ by {null[0]:.3g} to {null[1]:.3g}"
+
+
+def _voids(run: Run, exact: bool) -> Iterator[str]:
+    if run.commit is None:
+        yield "void: its commit is not known"
+    elif run.commit.endswith("-dirty"):
+        yield "void: files differed from the commit"
+    if not exact:
+        yield from _disturbances(run)
+    if run.behind is None:
+        yield "stale: its commit is not in the repository"
+    elif run.behind:
+        yield f"stale: {run.behind} commit{'s' * (run.behind > 1)} behind"
+
+
+def _disturbances(run: Run) -> Iterator[str]:
+    if run.repetitions < LEAST_REPETITIONS:
+        yield f"void: {run.repetitions} of {LEAST_REPETITIONS} repetitions"
+    if run.foreign_cores is not None and run.foreign_cores > MOST_FOREIGN_CORES:
+        yield f"void: other processes took {run.foreign_cores:.2g} of a core"
+    if run.other_cpu:
+        yield "void: another CPU than the newest results of its class"
+
+
+def goal(over_peer: float | None, of_ceiling: float | None) -> tuple[float | None, str | None]:
+    """Return how much of its goal a speed reaches, through the better peer or the ceiling, and a text with both.
+
+    A ceiling that was exceeded is wrong, and nothing is reached through it. None unless both are known.
+    """
+    if over_peer is None or of_ceiling is None:
+        return None, None
+    reached = {"peer": over_peer / PEER_GOAL} | ({"ceiling": of_ceiling / CEILING_GOAL} if of_ceiling <= 1 else {})
+    through = max(reached, key=lambda name: reached[name])
+    both = f"{over_peer:.3g} of the peer, wanted {PEER_GOAL}; {of_ceiling:.3g} of the ceiling, wanted {CEILING_GOAL}"
+    return round(reached[through], 3), f"{both}: through the {through}"
+
+
+def null_interval(first: Sequence[float], again: Sequence[float]) -> Interval:
+    """Return the interval of the ratios' median when the same program runs twice in each repetition.
+
+    It is bounded by order statistics and holds the true median with a confidence of 0.9 or, with fewer than five
+    repetitions, is the whole range. https://en.wikipedia.org/wiki/Order_statistic
+    """
+    ratios = sorted(one / other for one, other in zip(first, again, strict=True))
+    count = len(ratios)
+    outside = max((one for one in range((count + 1) // 2) if _confidence(count, one) >= _CONFIDENCE), default=0)
+    return round(ratios[outside], 4), round(ratios[count - 1 - outside], 4)
+
+
+def _confidence(count: int, outside: int) -> float:
+    """Return the confidence that a median lies within `count` values, less so many on each side."""
+    below = sum(comb(count, number) for number in range(outside + 1))
+    return 1 - 2 * below / 2.0**count
