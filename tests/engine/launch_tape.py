@@ -69,10 +69,17 @@ class LaunchTape:
     def __call__(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         for _ in range(_WARM_UP_RUNS):
             run()
-        tape = _Tape()
-        with tape, _recording_kernels(tape):
+        with recording() as play:
             result = run()
-        return tape.play, result
+        return play, result
+
+
+@contextmanager
+def recording() -> Iterator[Callable[[], None]]:
+    """Record the launches of the context; yields the function that replays them afterwards."""
+    tape = _Tape()
+    with tape, _recording_kernels(tape):
+        yield tape.play
 
 
 class _Tape(TorchDispatchMode):

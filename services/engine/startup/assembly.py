@@ -59,9 +59,10 @@ def assemble(settings: EngineSettings) -> EngineParts:
     check_kv_dtype(settings.attention_backend, kv_dtype_of(settings.kv_dtype), device)
     measurement = PoolMeasurement(CudaMemory(device)) if is_measured(settings) else None
     folder = Path(settings.model)
-    log.info("loading %s from %s", settings.served_name(), source_of(folder))
+    log.info("loading %s from %s", settings.served_name(), source_of(folder), extra={"stage": "loading"})
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
+    log.info("the weights are loaded; making the decoder", extra={"stage": "decoder"})
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 
@@ -70,6 +71,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
 
     def measure(backend: Backend, decoder: Decoder) -> int:
         assert measurement is not None, "the pool has no size yet"
+        log.info("measuring the memory of the largest step", extra={"stage": "measurement"})
         trial = ModelRunner(loaded, backend, capacity.block_size, decoder=decoder, sampler=sampler)
         return measurement.blocks(lambda plan: trial.launch(plan).result(), settings, loaded, capacity)
 
@@ -116,7 +118,7 @@ def log_pool(capacity: Capacity, backend: Backend, device: str) -> None:
     """Log the size of the pool, which may have been measured, and the device, which `auto` has chosen."""
     blocks, mebibytes = capacity.device_blocks, backend.cache.nbytes / (1 << 20)
     sentence = "the pool on %s has %d blocks of %d tokens: with the one for padding %.1f MiB"
-    log.info(sentence, device, blocks, capacity.block_size, mebibytes)
+    log.info(sentence, device, blocks, capacity.block_size, mebibytes, extra={"stage": "ready"})
 
 
 def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | None) -> LoadedModel:

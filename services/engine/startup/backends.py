@@ -90,7 +90,9 @@ def choose_backend(options: BackendOptions, measure: "Measure | None" = None) ->
     choice = _DECODERS[name](options, _allocate(name, options))
     if measure:
         assert isinstance(choice.backend, TensorBackend), "those of GPUs are"
-        choice.backend.resize(measure(choice.backend, choice.decoder))
+        blocks = measure(choice.backend, choice.decoder)
+        log.info("allocating a pool of %d blocks", blocks, extra={"stage": "pool"})
+        choice.backend.resize(blocks)
     if name == "triton":
         choice = _recorded(options, choice)
     log.info("attention backend: %s; steps run by %s", name, choice.description)
@@ -201,6 +203,7 @@ def _recorded(options: BackendOptions, choice: BackendChoice) -> BackendChoice:
     from engine.gpu.graphs import CudaRecorder
     from engine.gpu.llama import LlamaDecoder
 
+    log.info("recording steps", extra={"stage": "recording"})
     launched, recorder = choice.decoder, CudaRecorder(options.device)
     recorded = recorded_decoder(launched, options, choice.backend, recorder)
     if recorded is None:

@@ -1,0 +1,1 @@
+"""What the part `start` needs: a checkpoint on disk, the stages of a start with their memory, and steps."""
