@@ -2,7 +2,7 @@
 
 A graph fixes addresses and grids. So inputs that change from step to step are copied into fixed buffers, and everything
 that depends on lengths is computed on the device. A batch uses the next larger size; padding rows feed a token to block
-0, which is never allocated.
+0, which is never allocated. All sizes write their logits into the first rows of one buffer.
 """
 
 import gc
@@ -18,12 +18,17 @@ import torch
 
 from engine.attention.backend import PagedBatch
 from engine.attention.upload import IntegerType
-from engine.model.decoder import Decoder
+from engine.model.decoder import Decoder, InPlaceDecoder
 
 _WARMUP_RUNS = 2  # so that kernels are compiled, and libraries choose theirs, before the capture
 
 Result = TypeVar("Result")
 Run = Callable[[], Result]
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]  # of a decoder's step, in the order of arguments
+
+
+class CaptureFailed(RuntimeError):
+    """A size cannot be captured; the message says which one of how many, and why."""
 
 
 class Recorder(Protocol):
@@ -95,6 +100,15 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def capturing(size: int, number: int, of: int) -> Iterator[None]:
+    """Reraise errors of torch as CaptureFailed, with the size that is captured and its number of how many."""
+    try:
+        yield
+    except RuntimeError as failure:
+        raise CaptureFailed(f"the size {size}, number {number} of {of}: {failure}") from failure
+
+
 def batch_sizes(most: int) -> list[int]:
     """Return the batch sizes to capture for up to `most` sequences: 1, 2, 4, 8, then multiples of 16."""
     return [*(size for size in (1, 2, 4, 8) if size < most), *range(16, most, 16), most]
@@ -104,7 +118,7 @@ def batch_sizes(most: int) -> list[int]:
 class _Buffers:
     """Inputs of a step for the largest batch; a graph of n sequences reads the first n rows.
 
-    `places` are the indices of the logits: one for each sequence.
+    `places` are the indices of the logits, as many as the graph has sequences.
     """
 
     token_ids: torch.Tensor
@@ -125,24 +139,25 @@ class _Buffers:
             ends=torch.ones(sequences, dtype=torch.int32, device=device),
             tables=torch.zeros(sequences, blocks, dtype=torch.int32, device=device),
             first=torch.arange(sequences + 1, dtype=torch.int32, device=device),
-            places=torch.arange(sequences, dtype=torch.int64, device=device),
+            places=torch.zeros(sequences, dtype=torch.int64, device=device),
         )
 
-    def take(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch, size: int) -> None:
+    def take(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch, size: int
+    ) -> None:
         """Copy a batch in, and turn the rows from its end to `size` into padding."""
         count, width = batch.tables.shape
-        given = (token_ids, positions, batch.slots, batch.ends)
-        for buffer, values, over in zip(
-            (self.token_ids, self.positions, self.slots, self.ends), given, (0, 0, 0, 1), strict=True
-        ):
-            buffer[:count].copy_(values)
-            buffer[count:size].fill_(over)
+        buffers = (self.token_ids, self.positions, self.places, self.slots, self.ends)
+        given = (token_ids, positions, places, batch.slots, batch.ends)
+        for buffer, values, over in zip(buffers, given, (0, 0, 0, 0, 1), strict=True):
+            buffer[: len(values)].copy_(values)
+            buffer[len(values) : size].fill_(over)
         self.tables[:count, :width].copy_(batch.tables)
         self.tables[count:size, 0].fill_(0)
 
-    def batch(self, size: int, block_size: int) -> PagedBatch:
-        """Return the first `size` rows as a new batch, because backends may cache state by batch."""
-        return PagedBatch(
+    def inputs(self, size: int, block_size: int) -> _Inputs:
+        """Return the first `size` rows; the batch is new, because backends may cache state by batch."""
+        batch = PagedBatch(
             block_size=block_size,
             fed=(1,) * size,
             slots=self.slots[:size],
@@ -150,10 +165,15 @@ class _Buffers:
             ends=self.ends[:size],
             tables=self.tables[:size],
         )
+        return self.token_ids[:size], self.positions[:size], self.places[:size], batch
 
 
 class RecordedDecoder:
-    """Replays steps in which each sequence feeds one token; other steps run on the captured decoder."""
+    """Replays steps in which each sequence feeds one token; other steps run on the captured decoder.
+
+    The logits of a replayed step are the first rows of one buffer, which the next replay overwrites: work that reads
+    them must be queued before, on the stream of the steps.
+    """
 
     integers: IntegerType = np.int64
 
@@ -166,44 +186,63 @@ class RecordedDecoder:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """Allocate buffers for sequences of up to `blocks` blocks. Captures nothing yet; `sizes` are ascending."""
+        """Allocate inputs for sequences of up to `blocks` blocks. Captures nothing yet; `sizes` are ascending."""
         self._decoder = decoder
         self._record = record
         self._block_size = block_size
         self._sizes = sizes
         self._buffers = _Buffers.allocate(sizes[-1], blocks, device)
+        self._output: torch.Tensor | None = None
         self._captured: dict[int, Recording[torch.Tensor]] = {}
 
     @torch.inference_mode()
     def prepare(self, progress: Callable[[int, int], None]) -> None:
         """Capture all sizes, largest first, so that the others fit into its memory. No block may be held yet.
 
-        `progress` receives the number of captured sizes and their total.
+        `progress` receives the number of captured sizes and their total. Raises CaptureFailed.
         """
         for done, size in enumerate(reversed(self._sizes), 1):
-            self._captured[size] = self._capture(size)
+            with capturing(size, done, len(self._sizes)):
+                self._captured[size] = self._capture(size)
             progress(done, len(self._sizes))
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Return `[places, vocabulary]` logits of a flattened batch, at these indices."""
-        count = len(batch.fed)
-        if count > self._sizes[-1] or any(fed != 1 for fed in batch.fed):
+        """Return `[places, vocabulary]` logits of a flattened batch, at these indices, until the next step's."""
+        rows = max(len(batch.fed), len(places))
+        if rows > self._sizes[-1] or any(fed != 1 for fed in batch.fed):
             return self._decoder.logits(token_ids, positions, places, batch)
-        size = self._sizes[bisect_left(self._sizes, count)]
-        self._buffers.take(token_ids, positions, batch, size)
+        size = self._sizes[bisect_left(self._sizes, rows)]
+        self._buffers.take(token_ids, positions, places, batch, size)
         if size not in self._captured:  # after the batch was copied in, because the capture runs on the buffers
             self._captured[size] = self._capture(size)
         recording = self._captured[size]
         recording()
-        return recording.result.index_select(0, places)
+        return recording.result[: len(places)]
 
     def _capture(self, size: int) -> Recording[torch.Tensor]:
+        # The captured function does not refer to this object, which is freed without a collection then.
         decoder, buffers, block_size = self._decoder, self._buffers, self._block_size
+        if self._output is None:
+            self._output = _allocated_output(decoder, buffers.inputs(self._sizes[0], block_size), self._sizes[-1])
+        output = self._output[:size]
 
         def run() -> torch.Tensor:
-            batch = buffers.batch(size, block_size)
-            return decoder.logits(buffers.token_ids[:size], buffers.positions[:size], buffers.places[:size], batch)
+            _write_logits(decoder, buffers.inputs(size, block_size), output)
+            return output
 
         return Recording(run, self._record)
+
+
+def _write_logits(decoder: Decoder, inputs: _Inputs, output: torch.Tensor) -> None:
+    if isinstance(decoder, InPlaceDecoder):
+        decoder.logits_into(output, *inputs)
+    else:
+        output.copy_(decoder.logits(*inputs))
+
+
+def _allocated_output(decoder: Decoder, inputs: _Inputs, sequences: int) -> torch.Tensor:
+    """Return memory for the logits of `sequences` sequences; a launched step shows their number and type."""
+    logits = decoder.logits(*inputs)
+    return logits.new_empty(sequences, logits.shape[1])

@@ -41,7 +41,8 @@ class StepRows:
     """What the parts of a step read and write besides weights and cache: a row for each token.
 
     `token_ids`, `positions` and `slots`: `[tokens]` int64. `residual`: `[tokens, hidden]`; `query` and `attended`:
-    `[tokens, heads, head_size]`, all three contiguous and of the weights' dtype.
+    `[tokens, heads, head_size]`; `computed`: `[tokens, hidden]`, to be added to the residual at the end. These four are
+    contiguous and of the weights' dtype.
     """
 
     token_ids: torch.Tensor
@@ -50,6 +51,7 @@ class StepRows:
     residual: torch.Tensor
     query: torch.Tensor
     attended: torch.Tensor
+    computed: torch.Tensor
 
     def up_to(self, count: int) -> "StepRows":
         """Return the first `count` rows, in the same memory."""
@@ -82,13 +84,19 @@ class LlamaDecoder:
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """Run all layers, and the head at `places`."""
-        rows = self._rows(token_ids, positions, batch.slots)
-        self.begin(rows)
-        for layer in range(self.layers - 1):
-            self.attend(layer, rows, batch)
-            self.follow(layer, rows)
-        self.attend(self.layers - 1, rows, batch)
-        return self.head(rows, self.end(rows), places)
+        return self.head(self._run(token_ids, positions, batch), places)
+
+    def logits_into(
+        self,
+        out: torch.Tensor,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor,
+        batch: PagedBatch,
+    ) -> None:
+        """Run all layers, and write the head's product at `places` into `out`, without a copy."""
+        rows = self._run(token_ids, positions, batch)
+        torch.mm(self._final(rows, places), self._head.t(), out=out)
 
     @property
     def layers(self) -> int:
@@ -120,23 +128,39 @@ class LlamaDecoder:
 
     def follow(self, number: int, rows: StepRows) -> None:
         """Compute a layer from its attention on, and Q, K and V of the next layer."""
-        computed, following = self._output(number, rows), self._layers[number + 1]
+        computed = linear(self._gated(number, rows), self._layers[number].down)
+        following = self._layers[number + 1]
         self._project(number + 1, add_and_norm(rows.residual, computed, following.attention_norm, self._epsilon), rows)
 
-    def end(self, rows: StepRows) -> torch.Tensor:
-        """Compute the last layer from its attention on; return `[tokens, hidden]`, to be added to the residual."""
-        return self._output(len(self._layers) - 1, rows)
+    def end(self, rows: StepRows) -> None:
+        """Compute the last layer from its attention on, into `rows.computed`."""
+        last = len(self._layers) - 1
+        torch.mm(self._gated(last, rows), self._layers[last].down.t(), out=rows.computed)
 
-    def head(self, rows: StepRows, computed: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def head(self, rows: StepRows, places: torch.Tensor) -> torch.Tensor:
         """Return `[places, vocabulary]` logits of the rows at these indices."""
-        last = rows.residual.index_select(0, places)
-        final = add_and_norm(last, computed.index_select(0, places), self._final_norm, self._epsilon)
-        return linear(final, self._head)
+        return linear(self._final(rows, places), self._head)
+
+    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch) -> StepRows:
+        """Run all layers on new rows."""
+        rows = self._rows(token_ids, positions, batch.slots)
+        self.begin(rows)
+        for layer in range(self.layers - 1):
+            self.attend(layer, rows, batch)
+            self.follow(layer, rows)
+        self.attend(self.layers - 1, rows, batch)
+        self.end(rows)
+        return rows
+
+    def _final(self, rows: StepRows, places: torch.Tensor) -> torch.Tensor:
+        """Return `[places, hidden]`: what the head multiplies."""
+        last, computed = (one.index_select(0, places) for one in (rows.residual, rows.computed))
+        return add_and_norm(last, computed, self._final_norm, self._epsilon)
 
     def _rows(self, token_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> StepRows:
-        residual = self._embedding.new_empty(len(token_ids), self._embedding.shape[1])
+        residual, computed = (self._embedding.new_empty(len(token_ids), self._embedding.shape[1]) for _ in range(2))
         query, attended = (residual.new_empty(len(token_ids), self._heads, self._size) for _ in range(2))
-        return StepRows(token_ids, positions, slots, residual, query, attended)
+        return StepRows(token_ids, positions, slots, residual, query, attended, computed)
 
     def _project(self, number: int, normed: torch.Tensor, rows: StepRows) -> None:
         """Compute Q of a layer, and write its K and V into the cache."""
@@ -146,11 +170,12 @@ class LlamaDecoder:
             number, projected, rows.positions, self._rotations, rows.query, rows.slots, layer.head_norms
         )
 
-    def _output(self, number: int, rows: StepRows) -> torch.Tensor:
+    def _gated(self, number: int, rows: StepRows) -> torch.Tensor:
+        """Compute a layer from its attention to its gates; return `[tokens, inner]`, which `down` multiplies."""
         layer = self._layers[number]
         attended = linear(rows.attended.flatten(1), layer.output)
         normed = add_and_norm(rows.residual, attended, layer.mlp_norm, self._epsilon)
-        return linear(silu_gated(linear(normed, layer.gates)), layer.down)
+        return silu_gated(linear(normed, layer.gates))
 
 
 def _layer_weights(layer: Any) -> _Layer:

@@ -21,7 +21,7 @@ import torch
 
 from engine.attention.backend import PagedBatch
 from engine.attention.upload import IntegerType
-from engine.gpu.graphs import Recorder, Recording, no_collection
+from engine.gpu.graphs import Recorder, Recording, capturing, no_collection
 from engine.gpu.llama import LlamaDecoder, StepRows
 from engine.model.decoder import Decoder
 
@@ -48,7 +48,7 @@ class _Pieces:
 
     rows: StepRows
     before_attention: Sequence[Recording[None]]
-    end: Recording[torch.Tensor]
+    end: Recording[None]
 
 
 class PiecewiseDecoder:
@@ -75,11 +75,12 @@ class PiecewiseDecoder:
         """Capture the sizes, largest first, so that the others fit into its memory, while `has_time`.
 
         `progress` receives the number of captured sizes and their total. Steps of a size left out run elsewhere.
+        Raises CaptureFailed.
         """
         for done, size in enumerate(reversed(self._sizes), 1):
             if not has_time():
                 return
-            with no_collection():
+            with no_collection(), capturing(size, done, len(self._sizes)):
                 self._captured[size] = self._capture(self._rows.up_to(size))
             progress(done, len(self._sizes))
 
@@ -95,7 +96,7 @@ class PiecewiseDecoder:
             piece()
             self._decoder.attend(layer, pieces.rows, batch)
         pieces.end()
-        return self._decoder.head(pieces.rows, pieces.end.result, places)
+        return self._decoder.head(pieces.rows, places)
 
     def _pieces_for(self, batch: PagedBatch, tokens: int) -> _Pieces | None:
         """Return the pieces of a step with prompts, or None if it has none or its size was not captured."""

@@ -1,6 +1,6 @@
 """Computes logits from the tokens of a step."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,10 +20,25 @@ class Decoder(Protocol):
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Return `[places, vocabulary]` logits of a flattened batch, at these indices.
+        """Return `[places, vocabulary]` logits of a flattened batch, at these indices. The next step may overwrite it.
 
         `token_ids` and `positions`: `[tokens]`. `places`: an index may occur more than once. All int64, or `integers`.
         """
+
+
+@runtime_checkable
+class InPlaceDecoder(Decoder, Protocol):
+    """A decoder that can write its logits into given memory."""
+
+    def logits_into(
+        self,
+        out: torch.Tensor,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor,
+        batch: PagedBatch,
+    ) -> None:
+        """Write what `logits` would return into `out`, which is contiguous."""
 
 
 class ModulesDecoder:

@@ -9,10 +9,16 @@ from math import gcd
 from blocks import blocks_for, counted
 from engine.errors import ModelUnsupported
 
-# Of a GPU's memory, kept free for recorded steps whatever the utilization. Not measured on a GPU: those of Llama-3-8B
-# with 256 sequences have 46 MB of activations and 66 MB of logits in common, and their launches. Recorded prompts of up
-# to 256 tokens use these activations, and add 12 MB.
+# Of a GPU's memory, kept free for the launches of recorded steps whatever the utilization, beside their inputs and
+# logits (RecordedSizes). Not measured on a GPU. It holds their activations too: all sizes of Llama-3-8B with 256
+# sequences have 46 MB in common, with 1,024 they have 184 MB; recorded prompts of up to 256 tokens add 10 MB.
 RECORDED_SHARE = 0.02
+# Besides the output, in float32: a rank's part of the logits, padded; those of all ranks; and these side by side.
+_GATHERED_LOGITS = 3
+_FLOAT32_BYTES = 4
+# Of a sequence in a recorded step: token, position, slot, place of its logits (8 each), end and first token (4 each).
+_INPUT_BYTES = 40
+_TABLE_ENTRY_BYTES = 4
 # Per token of the vocabulary and sampled row: logits, their float32 copies, order, probabilities and noise with torch's
 # operators; less with the kernels of CPUs. On a GPU: logits (4), candidates of filters (8), token counts (2, allocated
 # once), and copies of rows that rules change.
@@ -27,7 +33,8 @@ def blocks_on_gpu(memory_bytes: int, utilization: float, used_bytes: int, free_b
     """Return the blocks that fit on a GPU beside weights and a step, which have `used_bytes`. Raises DoesNotFit.
 
     They take at most this share of the memory together, and at most the free memory less RECORDED_SHARE: the rest holds
-    recorded steps, the GPU's context, libraries and gaps.
+    the launches of recorded steps, the GPU's context, libraries and gaps. What recorded steps keep besides launches
+    (RecordedSizes) is not free.
     """
     shared = int(memory_bytes * utilization) - used_bytes
     room = min(shared, free_bytes - int(memory_bytes * RECORDED_SHARE))
@@ -74,6 +81,39 @@ class StepSizes:
         """
         activations = self.token_budget * (8 * self.hidden_size + 4 * self.inner_size) * element_bytes
         return activations + self.max_sequences * self.vocabulary_size * _SAMPLING_BYTES
+
+
+@dataclass(frozen=True)
+class RecordedSizes:
+    """The numbers that determine what recorded decoding steps keep: the largest batch, and the blocks of a sequence.
+
+    Logits have elements of `element_bytes`; several `ranks` gather theirs in float32.
+    """
+
+    sequences: int
+    blocks: int
+    vocabulary_size: int
+    element_bytes: int
+    ranks: int = 1
+
+    @property
+    def kept(self) -> int:
+        """Bytes of inputs and logits: those of the largest batch, which all sizes use."""
+        tables = self.sequences * self.blocks * _TABLE_ENTRY_BYTES
+        return self._logits + self.sequences * _INPUT_BYTES + tables + _TABLE_ENTRY_BYTES
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of these, and of what the largest batch needs to compute its logits before they are in their place.
+
+        That is a copy of them unless the decoder writes them there itself.
+        """
+        return self.kept + self._logits * (_GATHERED_LOGITS if self.ranks > 1 else 1)
+
+    @property
+    def _logits(self) -> int:
+        element_bytes = _FLOAT32_BYTES if self.ranks > 1 else self.element_bytes
+        return self.sequences * self.vocabulary_size * element_bytes
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Race(AssertionError):
@@ -186,3 +188,26 @@ class AccessedBlocks:
 
     def copy_blocks(self, copies: Any) -> None:
         self._cuda.launch([("device", one.source) for one in copies], [("device", one.destination) for one in copies])
+
+
+class NotedLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what torch's operators access, as launches on the current stream: the memory of a tensor is its storage.
+
+    Operators whose results are views access nothing.
+    """
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cuda = cuda
+        self._kept: list[torch.Tensor] = []  # so that no address is used twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given, results = (
+            [one for one in tree_leaves(part) if torch.is_tensor(one)] for part in ((args, kwargs), found)
+        )
+        if not func.is_view:
+            self._kept += [*given, *results]
+            names = ([one.untyped_storage().data_ptr() for one in part] for part in (given, results))
+            self._cuda.launch(*names)
+        return found

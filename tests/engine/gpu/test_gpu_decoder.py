@@ -1,9 +1,12 @@
 """The GPU decoder and its captured steps, on a GPU or under Triton's interpreter."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +19,10 @@ from engine.attention.llama_shape import is_llama_shaped
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
+from engine.model.sizing import RecordedSizes
 from engine.run.runner import ModelRunner
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.step_plan import Work
 from tests.engine.decoding import logits, prompt
 from tests.engine.families import FAMILIES, Checkpoint, Family
 from tests.engine.launch_tape import LaunchTape, MemoryFreed, NotRecordable
@@ -56,6 +61,42 @@ def run_again(run: Run[Result]) -> tuple[Callable[[], None], Result]:
         output.copy_(run())
 
     return play, output
+
+
+def keeps_its_result(run: Run[Result]) -> tuple[Callable[[], None], Result]:
+    """Capture nothing, and keep the result as a graph does."""
+    result = run()
+    return lambda: None, result
+
+
+class OfOneLayer:
+    """A decoder of embedding and head alone, quick for a thousand sequences."""
+
+    integers = ModulesDecoder.integers
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+
+    def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: Any) -> Any:
+        return self._model.lm_head(self._model.model.embed_tokens(token_ids)[places])
+
+
+def storages(decoder: RecordedDecoder) -> dict[int, int]:
+    """Return the bytes of all tensors that a decoder keeps alive besides the model's, by their address."""
+    found: dict[int, int] = {}
+    seen, open_ = set(), [decoder]
+    while open_:
+        one: Any = open_.pop()
+        if id(one) in seen or isinstance(one, OfOneLayer | type | ModuleType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        elif not isinstance(one, FunctionType):
+            open_ += gc.get_referents(one)
+        else:
+            open_ += [cell.cell_contents for cell in one.__closure__ or ()]
+    return found
 
 
 RECORDER: Recorder = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else run_again
@@ -195,6 +236,47 @@ class TestRecorded:
             engine.run()
             found.append(engine.tokens)
         assert found[0] == found[1]
+
+    def test_rows_of_logits_are_those_asked_for(
+        self, loaded: LoadedModel, backend: AttentionBackend, recorded: RecordedDecoder
+    ) -> None:
+        three = [Work(number, (number,), 0, (number,), True, GREEDY) for number in (1, 2, 3)]
+        first, second, third = three
+        recorded.prepare(lambda done, of: None)
+        for work in (
+            (first._replace(sample_indices=(0, 1, 2)), second._replace(samples=False), third),
+            (first, second._replace(sample_indices=tuple(range(9)))),  # more than the largest size has
+            (first._replace(samples=False),),
+            (second, first),
+        ):
+            found, expected = (
+                ModelRunner(loaded, backend, BLOCK, decoder=decoder).forward(work) for decoder in (recorded, None)
+            )
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("sequences", [256, 512, 1024])
+    def test_all_sizes_together_keep_the_memory_that_a_pool_leaves_them(
+        self, loaded: LoadedModel, backend: AttentionBackend, sequences: int
+    ) -> None:
+        recorded = RecordedDecoder(OfOneLayer(loaded), keeps_its_result, BLOCK, 8, batch_sizes(sequences), DEVICE)
+        empty = storages(recorded)
+        recorded.prepare(lambda done, of: None)
+        kept = storages(recorded)
+        assert len(kept) == len(empty) + 1, "one output"
+        assert sum(kept.values()) == RecordedSizes(sequences, 8, loaded.vocabulary_size, 4).kept
+
+    def test_a_decoder_that_is_not_used_frees_its_memory_at_once(
+        self, loaded: LoadedModel, backend: AttentionBackend
+    ) -> None:
+        recorded = RecordedDecoder(ModulesDecoder(loaded, backend), RECORDER, BLOCK, 8, [1, 2], DEVICE)
+        recorded.prepare(lambda done, of: None)
+        gone = weakref.ref(recorded)
+        gc.disable()
+        try:
+            del recorded
+            assert gone() is None
+        finally:
+            gc.enable()
 
     def test_sizes_are_few_and_end_with_the_largest(self) -> None:
         assert batch_sizes(1) == [1]

@@ -5,23 +5,31 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from blocks import Copy
+from engine.attention import TorchBackend
 from engine.attention.backend import Direction
 from engine.gpu.copy_stream import CudaCopyStream
-from engine.gpu.graphs import CudaRecorder, no_collection
+from engine.gpu.graphs import CudaRecorder, RecordedDecoder, no_collection
+from engine.model.decoder import Decoder, ModulesDecoder
+from engine.model.loading import load_model
 from engine.model.staging import Staging, cuda_staging
 from engine.parallel import Shard
 from engine.parallel.sliced_weights import ALL, SlicedWeights
 from engine.run import block_copies
 from engine.run.block_copies import BlockCopies
-from engine.schedule.step_plan import Copies, Work
+from engine.run.runner import ModelRunner
+from engine.run.samplers import TorchSampler
+from engine.schedule.request import LogitRules, Sampling
+from engine.schedule.step_plan import PENDING, Copies, RowRules, Sampled, StepPlan, Work
+from tests.engine.gpu.test_gpu_decoder import run_again
 from tests.engine.gpu_in_host_memory import GpuInHostMemory, memory_of
-from tests.engine.happens_before import AccessedBlocks, FakeCuda, FakeEvent, Race
+from tests.engine.happens_before import AccessedBlocks, FakeCuda, FakeEvent, NotedLaunches, Race
 from tests.engine_in_process import GREEDY
 
 GPU = torch.device("cuda", 0)
@@ -189,6 +197,84 @@ class TestCapture:
         assert collections == [0]
         assert len(graphs) == 3
         assert gc.isenabled()
+
+
+class RecordedSteps:
+    """A model on the CPU whose decoding steps are recorded, and the same model with launched steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loaded = load_model(folder, torch.float32, torch.device("cpu"))
+        self._backend = TorchBackend(self.loaded.geometry, 16, 8)
+        self.launched = ModulesDecoder(self.loaded, self._backend)
+        self.recorded = RecordedDecoder(self.launched, run_again, 16, 4, [1, 2], torch.device("cpu"))
+        self.recorded.prepare(lambda done, of: None)
+        assert self.recorded._output is not None
+        self.logits = self.recorded._output
+
+    def runner(self, decoder: Decoder, sampler: TorchSampler | None = None) -> ModelRunner:
+        return ModelRunner(self.loaded, self._backend, 16, decoder=decoder, sampler=sampler)
+
+    def ahead(self, decoder: Decoder, asked: dict[str, Any], *, overwritten: bool) -> list[list[Sampled]]:
+        """Return the results of a step with prompts and of three behind it, read after all of them are launched."""
+        runner, launched = self.runner(decoder), []
+        for number in range(4):
+            launched.append(runner.launch(StepPlan(number, (), self._work(number, asked))))
+            if overwritten:
+                with torch.inference_mode():
+                    self.logits.fill_(torch.nan)
+        return [one.result() for one in launched]
+
+    def _work(self, number: int, asked: dict[str, Any]) -> tuple[Work, ...]:
+        first = Work(1, (PENDING,) if number else (5, 6, 7), number + 2 if number else 0, (1,), True, GREEDY)
+        other = Work(2, (PENDING,) if number else (8,), number, (2,), True, Sampling(0.7, seed=3, top_k=5))
+        return (first._replace(**asked),) if number == 3 else (first._replace(**asked), other)
+
+
+class TestLogitsOfRecordedSteps:
+    @pytest.fixture
+    def steps(self, tiny_model: Callable[[str], Path]) -> RecordedSteps:
+        return RecordedSteps(tiny_model("llama"))
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {},
+            {"logprobs": 3},
+            {"candidates": 4},
+            {"rules": RowRules(LogitRules(repetition_penalty=1.3), prompt=(5, 6, 7))},
+            {"rules": RowRules(LogitRules(logit_bias=((3, 2.0),)), banned_token_ids=frozenset({4}))},
+        ],
+        ids=lambda asked: " ".join(asked) or "plain",
+    )
+    def test_a_step_has_read_its_logits_when_the_next_one_overwrites_them(
+        self, steps: RecordedSteps, asked: dict[str, Any]
+    ) -> None:
+        found = steps.ahead(steps.recorded, asked, overwritten=True)
+        assert found == steps.ahead(steps.launched, asked, overwritten=False)
+
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_logits_are_read_on_the_stream_that_overwrites_them_or_waits(
+        self, cuda: FakeCuda, steps: RecordedSteps, waits: bool
+    ) -> None:
+        another, compute = cuda.stream("another"), cuda.current
+
+        class OnAnotherStream(TorchSampler):
+            def sample(self, logits: torch.Tensor, draws: Any) -> torch.Tensor:
+                another.wait_stream(compute)
+                with cuda.using(another):
+                    tokens = super().sample(logits, draws)
+                if waits:
+                    compute.wait_stream(another)
+                return tokens
+
+        two = tuple(Work(number, (5,), 0, (number,), True, Sampling(0.7, seed=3)) for number in (1, 2))
+        with NotedLaunches(cuda):
+            steps.runner(steps.recorded).launch(StepPlan(0, (), two))
+            elsewhere = steps.runner(steps.recorded, OnAnotherStream())
+            elsewhere.launch(StepPlan(1, (), two))
+            race = f"{memory_of(steps.logits)} is written on compute while it is read on another"
+            with nullcontext() if waits else pytest.raises(Race, match=race):
+                elsewhere.launch(StepPlan(2, (), two[:1]))
 
 
 class TestStaging:
