@@ -1,7 +1,8 @@
-"""An engine process with the KV manager's core and without a network, for `bench system`.
+"""An engine process with the KV manager's core and without a network, for `bench system` and `bench batch`.
 
-`python -m bench.loads.engine_worker DEVICE_BLOCKS` prints its name. For each line of work it prints the
-seconds from the first request to the end of the last answer, and its CPU seconds.
+`python -m bench.loads.engine_worker DEVICE_BLOCKS SETTINGS` has more settings of its engine as JSON. It prints its name
+and terms as JSON. For each line of work it prints the seconds from the first request to the end of the last answer, and
+its CPU seconds.
 """
 
 import os
@@ -13,8 +14,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import torch
+
+from bench.report.terms import Terms
+from engine.model.loaded import dtype_name
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Output, Scored, Tokens
@@ -27,6 +33,8 @@ from tests.in_process import InProcessBlocks
 
 Item = dict[str, Any]
 
+# Both sides of a comparison of the engine with itself: the demo model's weights in bfloat16, not as its file has them.
+BFLOAT16 = {"dtype": "bfloat16", "weights": "bf16"}
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -37,6 +45,37 @@ def demo_parts(device_blocks: int, **settings: Any) -> EngineParts:
     return assemble(
         EngineSettings(model=str(folder), device_blocks=device_blocks, kernels_folder=str(kernels_folder), **settings)
     )
+
+
+def terms_of(parts: EngineParts, work: str, *, processes: int = 1) -> Terms:
+    """Return the terms of an assembled engine that serves this workload with its threads."""
+    loaded = parts.loaded
+    return model_terms(
+        *(dtype_name(loaded.dtype), loaded.weight_format, dtype_name(loaded.cache_dtype)),
+        work=work,
+        threads=torch.get_num_threads(),
+        processes=processes,
+    )
+
+
+def model_terms(
+    dtype: str, weights: str, kv_cache: str, *, work: str, threads: int, processes: int, start: str = "warm"
+) -> Terms:
+    """Return terms from the formats that an engine states. Rows that multiply quantized weights have 8 bits."""
+    return Terms(
+        weights=_short(weights),
+        activations=dtype if weights == dtype else "int8",
+        kv_cache=kv_cache,
+        threads=threads,
+        processes=processes,
+        work=work,
+        start=start,
+    )
+
+
+def _short(weights: str) -> str:
+    """Return the name of a format of weights by its bits: those of Q4_1 are int4."""
+    return f"int{weights[1:].partition('_')[0]}" if weights.startswith("Q") else weights
 
 
 def run(parts: EngineParts, work: list[Item]) -> dict[str, float]:
@@ -87,8 +126,9 @@ def _outputs(parts: EngineParts, requests: Sequence[Request], limits: Limits) ->
 
 def main() -> None:
     """Answer each line of work."""
-    parts = demo_parts(int(sys.argv[1]))
-    print("engine in process", flush=True)
+    settings = json.loads(sys.argv[2]) if sys.argv[2:] else {}
+    parts = demo_parts(int(sys.argv[1]), **settings)
+    print(json.dumps({"name": "engine in process", "terms": asdict(terms_of(parts, ""))}), flush=True)
     for line in sys.stdin:
         print(json.dumps(run(parts, json.loads(line))), flush=True)
 

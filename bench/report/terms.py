@@ -7,6 +7,8 @@ from itertools import combinations
 
 _SHORT = {"bfloat16": "bf16", "float32": "f32", "1_processes": "in_process", "1_threads": "one_thread"}
 AS_USERS_RUN_IT = "as_users_run_it"
+# A server is as many processes as its program makes it.
+AS_SERVERS = "as_servers"
 
 
 class UnequalTerms(ValueError):
@@ -34,13 +36,14 @@ def check_equal(metric: str, sides: Mapping[str, Terms]) -> None:
     """Raise UnequalTerms if two sides differ in something that the metric's name does not state.
 
     A name states a difference by one of its two values, such as `int4`, `float32`, `in_process` or `3_processes`, or
-    all differences by the words `as_users_run_it`.
+    all differences by the words `as_users_run_it`. The words `as_servers` state another number of processes only.
     """
     if AS_USERS_RUN_IT in metric:
         return
     for (one, ours), (other, theirs) in combinations(sides.items(), 2):
         for field, values in _differences(ours, theirs):
-            if not any(word in metric for value in values for word in _words(field, value)):
+            stated = field == "processes" and AS_SERVERS in metric
+            if not stated and not any(word in metric for value in values for word in _words(field, value)):
                 raise UnequalTerms(f"{metric}: {field} is {values[0]} of {one}, but {values[1]} of {other}")
 
 

@@ -36,6 +36,15 @@ def test_a_name_that_states_one_difference_does_not_cover_another() -> None:
         check_equal("b8_int4_over_the_peer", {"quire": OURS, "vllm": theirs})
 
 
+def test_servers_may_differ_in_their_number_of_processes_and_in_nothing_else() -> None:
+    check_equal(
+        "closed_32_as_servers_over_vllm", {"quire": replace(OURS, processes=3), "vllm": replace(OURS, processes=2)}
+    )
+    for theirs in (replace(OURS, threads=1), replace(OURS, weights="float32"), replace(OURS, start="cold")):
+        with pytest.raises(UnequalTerms):
+            check_equal("closed_32_as_servers_over_vllm", {"quire": OURS, "vllm": theirs})
+
+
 def test_every_pair_of_programs_is_compared() -> None:
     sides = {"quire": OURS, "openvino": OURS, "vllm": replace(OURS, threads=1)}
     with pytest.raises(UnequalTerms):
