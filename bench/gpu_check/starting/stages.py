@@ -1,9 +1,9 @@
 """The stages of a start: seconds and memory of each, and which one failed."""
 
 import logging
-import resource
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -15,7 +15,10 @@ _MIB = 1 << 20
 
 
 class Memory(NamedTuple):
-    """Mebibytes: torch's tensors and what it reserves for them, what the device has free, and the host's peak."""
+    """Mebibytes: torch's tensors and what it reserves for them, what the device has free, and the host's.
+
+    The host's is that of this process, without mapped files.
+    """
 
     allocated: float
     reserved: float
@@ -27,8 +30,12 @@ class Memory(NamedTuple):
         """Read the memory of a GPU and of this process."""
         sizes = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         free, _ = torch.cuda.mem_get_info(device)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return cls(*(round(size / _MIB, 1) for size in (*sizes, free, peak)))
+        return cls(*(round(size / _MIB, 1) for size in (*sizes, free, _host_bytes())))
+
+
+def _host_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 class Moment(NamedTuple):
@@ -112,10 +119,13 @@ class Stages:
             self.note(stage, *assembly.stage(stage))
             self._failed.remove(stage)
 
+    def row(self, metric: str, value: float, unit: str) -> None:
+        """Write a row of this start."""
+        self._notes.row(f"{self._name}_{metric}", value, unit)
+
     def note(self, stage: str, begun: Moment, ended: Moment) -> None:
         """Write the seconds and the memory of a stage."""
-        name = f"{self._name}_{stage}"
         self._memory[stage] = {"before": begun.memory._asdict(), "after": ended.memory._asdict()}
         self._notes.raw(f"{self._name}_memory", self._memory)
-        self._notes.row(f"{name}_seconds", round(ended.at - begun.at, 3), "s")
-        self._notes.row(f"{self._name}_free_after_{stage}_mib", ended.memory.free, "MiB")
+        self.row(f"{stage}_seconds", round(ended.at - begun.at, 3), "s")
+        self.row(f"free_after_{stage}_mib", ended.memory.free, "MiB")
