@@ -17,7 +17,7 @@ from services.cli.commands.keys import key
 from services.cli.commands.plan import plan
 from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, gateway, kvmanager, serve
 from services.cli.connection import address_option, connection_options, read_text
-from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together
+from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together, warn_of_unused_variables
 from services.engine.settings import EngineSettings
 from services.runtime.log_relay import relay_child, service_with_json_log
 from services.runtime.logs import print_stacks_at_signal
@@ -301,6 +301,7 @@ def demo(results: str | None, **values: Any) -> None:
     """
     from services.cli.commands.demo import demo as run
 
+    warn_of_unused_variables("engine", "serve")
     sys.exit(run(settings_from(EngineSettings, values), results))
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -80,6 +81,30 @@ def settings_from(settings_type: type[Settings], values: dict[str, Any]) -> Sett
         return settings_type(**{name: value for name, value in values.items() if name in names})
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from error
+
+
+def warn_of_unused_variables(*others: str) -> None:
+    """Print a warning for each environment variable that looks like a setting, but that the current command ignores.
+
+    Those are variables with its own prefix that no option has, and those with the prefix of `others`, which are
+    commands with options of the same names.
+    """
+    for warning in unused_variables(click.get_current_context(), os.environ, others):
+        click.echo(f"warning: {warning}", err=True)
+
+
+def unused_variables(context: click.Context, environ: Mapping[str, str], others: Iterable[str] = ()) -> Iterator[str]:
+    """Yield a sentence for each variable that `warn_of_unused_variables` reports."""
+    prefix = f"{context.auto_envvar_prefix}_"
+    named = [option.envvar for option in context.command.params if isinstance(option.envvar, str)]
+    read = {f"{prefix}{option.name}".upper() for option in context.command.params} | set(named)
+    for name in sorted(environ):
+        if name.startswith(prefix) and name not in read:
+            yield f"{name} is ignored: `{context.command_path}` has no such option"
+        for other in others:
+            foreign = f"QUIRE_{other.upper()}_"
+            if name.startswith(foreign) and (right := prefix + name.removeprefix(foreign)) in read:
+                yield f"{name} is ignored: `{context.command_path}` reads {right}"
 
 
 def arguments_of(settings: Any) -> list[str]:

@@ -10,7 +10,7 @@ import click
 
 from services.cli.commands.services import NOT_OF_SERVES_ENGINE
 from services.cli.connection import Connection
-from services.cli.options import options_of, settings_from, together
+from services.cli.options import options_of, settings_from, together, warn_of_unused_variables
 from services.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def run_batch(**values: Any) -> None:
     server answers. Answers are written in order of completion. The same command after an interruption continues where
     it stopped. The exit status is 0 if all requests have been answered well, and 1 if some have failed.
     """
+    warn_of_unused_variables("engine", "serve")
     sys.exit(_run(values))
 
 

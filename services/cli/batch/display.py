@@ -3,10 +3,12 @@
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
+import click
 from rich import progress
 from rich.console import Console
 
@@ -16,16 +18,20 @@ from services.cli.batch.run import Totals
 
 # The rate shown is that of the last seconds.
 _RATE_SECONDS = 10.0
+# Without a terminal a line is printed this often.
+_LINE_SECONDS = 30.0
 
 
 class Bar:
-    """A progress bar on stderr, shown only on a terminal. Call it with the totals so far."""
+    """A progress bar on stderr; without a terminal, a line every half minute. Call it with the totals so far."""
 
-    def __init__(self, plan: BatchPlan) -> None:
-        """Begin with the answers that are kept."""
+    def __init__(self, plan: BatchPlan, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with the answers that are kept. `clock` returns seconds."""
         console = Console(stderr=True)
         self._plan = plan
-        self._seen = deque([(time.monotonic(), 0)])
+        self._clock = clock
+        self._seen = deque([(clock(), 0)])
+        self._printed_at = clock()
         self._bar = progress.Progress(
             progress.TextColumn("run-batch"),
             progress.BarColumn(),
@@ -47,17 +53,24 @@ class Bar:
 
     def __call__(self, totals: Totals) -> None:
         """Show how far the run is."""
-        if self._bar.disable:
-            return
-        now = time.monotonic()
+        now = self._clock()
         self._seen.append((now, totals.generated_tokens))
         while self._seen[0][0] < now - _RATE_SECONDS:
             self._seen.popleft()
-        (begun, before), (_, until_now) = self._seen[0], self._seen[-1]
+        if self._bar.disable and now < self._printed_at + _LINE_SECONDS:
+            return
+        done, figures = self._plan.kept + totals.answers, self._figures(totals)
+        if self._bar.disable:
+            self._printed_at = now
+            click.echo(f"{done:,} of {counted(self._plan.lines, 'request')} answered, {figures}", err=True)
+        else:
+            self._bar.update(self._task, completed=done, figures=figures)
+
+    def _figures(self, totals: Totals) -> str:
+        (begun, before), (now, until_now) = self._seen[0], self._seen[-1]
         rate = (until_now - before) / (now - begun) if now > begun else 0.0
         failed = totals.failures + self._plan.answers.failures
-        figures = f"{rate:,.0f} tokens/s" + f", {failed:,} failed" * bool(failed)
-        self._bar.update(self._task, completed=self._plan.kept + totals.answers, figures=figures)
+        return f"{rate:,.0f} tokens/s" + f", {failed:,} failed" * bool(failed)
 
 
 def summary(plan: BatchPlan, totals: Totals, *, interrupted: bool) -> str:

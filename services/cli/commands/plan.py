@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from services.cli.options import FiniteFloat
-from services.engine.settings import CPU_TOKEN_BUDGET, GPU_MEMORY_UTILIZATION, GPU_TOKEN_BUDGET, EngineSettings
+from services.engine.settings import (
+    CPU_CACHE_MIB,
+    CPU_MAX_SEQUENCES,
+    CPU_TOKEN_BUDGET,
+    GPU_MAX_SEQUENCES,
+    GPU_MEMORY_UTILIZATION,
+    GPU_TOKEN_BUDGET,
+    EngineSettings,
+)
 
 if TYPE_CHECKING:
     from engine.model.memory_plan import MemoryPlan
@@ -19,6 +27,7 @@ _MIB = 1 << 20
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(EngineSettings)}
 _MOST: dict[str, int] = {field.name: field.metadata["most"] for field in fields(EngineSettings)}
 _GOALS = ("gpu_memory", "memory", "device_blocks", "requests")
+_SERVED = "served"  # the goal without any: the pool of `quire serve` on this machine
 
 
 class _Size(click.ParamType[int]):
@@ -73,7 +82,8 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--device",
     type=click.Choice(("cuda", "cpu")),
-    help="With --device-blocks or --requests: device of the model. Default: cuda.",
+    help="With --device-blocks or --requests: device of the model. Default: cuda. Without any of these: the device "
+    "that `quire serve` would use.",
 )
 @click.option(
     "--memory-utilization",
@@ -90,8 +100,8 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     type=click.Choice(("auto", "float32", "bfloat16", "float16")),
     default="auto",
     show_default=True,
-    help="Type of weights that are not quantized, and of the cache without --kv-dtype; auto is bfloat16 on a GPU and "
-    "float32 on a CPU, where engines may choose it.",
+    help="Type of weights that are not quantized, and of the cache without --kv-dtype; auto is bfloat16, but float32 "
+    "for a CPU if this machine's has no kernels.",
 )
 @click.option(
     "--weights",
@@ -141,19 +151,13 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     """Print the number of KV blocks that fit, and their capacity.
 
-    Give one of --gpu-memory, --memory, --device-blocks and --requests. The first two give the number of blocks that
-    fit next to the weights and a step's buffers; the others the memory that is needed. No weights are read, and no GPU
-    is needed.
+    --gpu-memory and --memory give the number of blocks that fit next to the weights and a step's buffers;
+    --device-blocks and --requests give the memory that is needed. Without any of them the plan is that of `quire serve`
+    with its defaults on this machine. No weights are read, and no GPU is needed.
     """
-    given = [name for name in _GOALS if values[name] is not None]
-    if len(given) != 1:
-        raise click.UsageError("give one of --gpu-memory, --memory, --device-blocks and --requests")
-    if values["device"] and given[0] not in ("device_blocks", "requests"):
-        raise click.UsageError(
-            "--device is only for --device-blocks and --requests: --gpu-memory and --memory imply the device"
-        )
-    on_gpu = given[0] == "gpu_memory" or (given[0] != "memory" and values["device"] != "cpu")
-    type_name = dtype if dtype != "auto" else "bfloat16" if on_gpu or values["weights"] != "auto" else "float32"
+    goal = _goal(values)
+    on_gpu = goal == "gpu_memory" or (goal != "memory" and values["device"] != "cpu")
+    type_name = _type_name(dtype, values["weights"], on_gpu=on_gpu)
     _check_weights(type_name, values, on_gpu=on_gpu)
     if values["kv_dtype"] != "auto":
         if on_gpu:
@@ -162,10 +166,10 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
             raise click.UsageError(f"--kv-dtype {values['kv_dtype']} requires a --tensor-parallel of 1")
     values["token_budget"] = values["token_budget"] or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
     shape = _shape(model, type_name, values)
-    found = _found(given[0], shape, type_name, values, on_gpu=on_gpu)
+    found = _found(goal, shape, type_name, values, on_gpu=on_gpu)
     if found.max_sequences > _MOST["max_sequences"]:
         limited = values | {"max_sequences": _MOST["max_sequences"]}
-        found = _found(given[0], shape, type_name, limited, on_gpu=on_gpu)
+        found = _found(goal, shape, type_name, limited, on_gpu=on_gpu)
     if as_json:
         named = {"model": model, "dtype": type_name, "kv_dtype": values["kv_dtype"], "parameters": shape.parameters}
         named["weights"] = shape.packed.format or type_name
@@ -175,6 +179,44 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
 
     formats = {"weights": values["weights"], "kv-dtype": values["kv_dtype"]}
     show(model, type_name, shape, found, values["tensor_parallel"], formats)
+
+
+def _goal(values: dict[str, Any]) -> str:
+    """Return what is given, or the goal of a plan for this machine, whose values are added."""
+    given = [name for name in _GOALS if values[name] is not None]
+    if len(given) > 1:
+        raise click.UsageError("give one of --gpu-memory, --memory, --device-blocks and --requests")
+    if not given:
+        return _of_this_machine(values)
+    if values["device"] and given[0] not in ("device_blocks", "requests"):
+        raise click.UsageError(
+            "--device is only for --device-blocks and --requests: --gpu-memory and --memory imply the device"
+        )
+    return given[0]
+
+
+def _of_this_machine(values: dict[str, Any]) -> str:
+    """Add the values with which `quire serve` starts an engine here, and return the goal."""
+    import torch
+
+    on_gpu = values["device"] != "cpu" and torch.cuda.is_available()
+    if values["device"] == "cuda" and not on_gpu:
+        raise click.UsageError("--device is cuda, but torch found no GPU: give --gpu-memory")
+    values["device"] = "cuda" if on_gpu else "cpu"
+    values["max_sequences"] = values["max_sequences"] or (GPU_MAX_SEQUENCES if on_gpu else CPU_MAX_SEQUENCES)
+    if not on_gpu:
+        return _SERVED
+    values["gpu_memory"] = torch.cuda.get_device_properties(0).total_memory
+    return "gpu_memory"
+
+
+def _type_name(dtype: str, weights: str, *, on_gpu: bool) -> str:
+    """Return the type that an engine chooses."""
+    from engine.native.cpu_class import supported
+
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if on_gpu or weights != "auto" or supported() else "float32"
 
 
 def _check_weights(type_name: str, values: dict[str, Any], *, on_gpu: bool) -> None:
@@ -226,6 +268,8 @@ def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any
     planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu, kv_dtype=kv_dtype)
     utilization, host_memory = values["memory_utilization"], values["host_memory"] or 0
     _check_blocks("--host-memory", planner.blocks_within(host_memory))
+    if goal == _SERVED:
+        return planner.for_blocks(planner.blocks_within(CPU_CACHE_MIB * _MIB), utilization, host_memory)
     if goal in ("device_blocks", "requests"):
         blocks = values["device_blocks"] or planner.blocks_for(values["requests"])
         if blocks > _MOST["device_blocks"]:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from services.cli.local.settings import LocalSettings
-from services.cli.options import options_of, settings_from
+from services.cli.options import options_of, settings_from, warn_of_unused_variables
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -91,6 +91,7 @@ def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
     from services.cli.local.engines import split_engine
     from services.cli.local.supervisor import metrics_addresses
 
+    warn_of_unused_variables("engine", "gateway", "kvmanager")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError(
             "WORLD_SIZE is given, but quire serve starts its ranks itself: torchrun starts quire engine"
@@ -127,6 +128,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
     from services.runtime.metrics.page import Exposition
     from services.runtime.run_service import run_service
 
+    warn_of_unused_variables()
     settings = _closed(settings_from(KVManagerSettings, values))
     metrics = KVManagerMetrics(settings.kv_cache_metrics_sample)
     exposition = Exposition(metrics.registry, metrics_listen, metrics.prepare, settings.metrics_compat)
@@ -146,6 +148,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
     from services.runtime.metrics.page import Exposition
     from services.runtime.run_service import run_service
 
+    warn_of_unused_variables()
     settings = _closed(settings_from(EngineSettings, values))
     place = _placement(settings)
     if place and place.rank:
@@ -176,6 +179,7 @@ def gateway(metrics_listen: str, **values: Any) -> None:
     from services.runtime.metrics.page import Exposition
     from services.runtime.run_service import run_service
 
+    warn_of_unused_variables()
     settings = _closed(settings_from(GatewaySettings, values))
     metrics = GatewayMetrics()
 

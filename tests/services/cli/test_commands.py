@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from quire.v1 import gateway_pb2
 from services.cli.main import ANSWER_TOKENS, cli
+from services.cli.options import unused_variables
 from tests.load import SLOW_SEED, prompt_request
 from tests.running_quire import START_SECONDS, RunningQuire
 from tests.tiny_models import usual_size
@@ -57,6 +58,38 @@ def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: s
     assert (done.returncode, done.stdout) == (1, "")
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "warning"),
+    [
+        ("serve", "QUIRE_ENGINE_WEIGHTS", "QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads QUIRE_SERVE_WEIGHTS"),
+        ("serve", "QUIRE_GATEWAY_MAX_REQUESTS", "`quire serve` reads QUIRE_SERVE_MAX_REQUESTS"),
+        ("serve", "QUIRE_SERVE_WIEGHTS", "QUIRE_SERVE_WIEGHTS is ignored: `quire serve` has no such option"),
+        ("engine", "QUIRE_ENGINE_WIEGHTS", "QUIRE_ENGINE_WIEGHTS is ignored: `quire engine` has no such option"),
+        ("gateway", "QUIRE_GATEWAY_ENGINE", "QUIRE_GATEWAY_ENGINE is ignored: `quire gateway` has no such option"),
+        ("kvmanager", "QUIRE_KVMANAGER_LEASE", "QUIRE_KVMANAGER_LEASE is ignored: `quire kvmanager` has no"),
+        ("run-batch", "QUIRE_ENGINE_WEIGHTS", "`quire run-batch` reads QUIRE_RUN_BATCH_WEIGHTS"),
+        ("demo", "QUIRE_SERVE_WEIGHTS", "`quire demo` reads QUIRE_DEMO_WEIGHTS"),
+    ],
+)
+def test_a_variable_that_a_command_ignores_is_named_at_its_start(command: str, variable: str, warning: str) -> None:
+    others = {
+        "serve": ("engine", "gateway", "kvmanager"),
+        "run-batch": ("engine", "serve"),
+        "demo": ("engine", "serve"),
+    }
+    prefix = f"QUIRE_{command.replace('-', '_').upper()}"
+    context = click.Context(cli.commands[command], info_name=f"quire {command}", auto_envvar_prefix=prefix)
+    environment = {variable: "1", f"{prefix}_LOG_LEVEL": "info", "PATH": "/bin", "QUIRE_CPU_CLASS": "avx2"}
+    (found,) = unused_variables(context, environment, others.get(command, ()))
+    assert warning in found
+
+
+def test_serve_warns_of_a_variable_of_the_engine_before_it_starts() -> None:
+    done = quire("serve", "--map-listen", "nowhere", env={**os.environ, "QUIRE_ENGINE_WEIGHTS": "int8"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("warning: QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads QUIRE_SERVE_WEIGHTS\n")
 
 
 @pytest.fixture

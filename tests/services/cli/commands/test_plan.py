@@ -10,6 +10,7 @@ import click.testing
 import gguf
 import pytest
 
+from engine.native import cpu_class
 from services.cli.main import cli
 from services.models.gguf_conversion import convert
 from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, SHAPES, write_llama
@@ -49,6 +50,28 @@ def test_a_real_engine_with_the_options_that_it_prints_has_its_pool_and_stays_wi
     assert int(peak[1]) * 1024 < planned["memory_bytes"]
 
 
+def test_a_plan_without_options_is_that_of_quire_serve_on_this_machine(tiny_model: Tiny) -> None:
+    from services.engine.settings import EngineSettings
+    from services.engine.startup.assembly import assemble
+
+    folder = str(tiny_model("llama"))
+    parts, planned = assemble(EngineSettings(model=folder)), figures("--model", folder)
+    capacity, limits = parts.scheduler.capacity, parts.scheduler.limits
+    assert planned["device_blocks"] == capacity.device_blocks
+    assert planned["dtype"] == str(parts.loaded.dtype).removeprefix("torch.")
+    assert (planned["max_sequences"], planned["token_budget"]) == (limits.max_sequences, limits.token_budget)
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [((), "float32"), (("avx2",), "bfloat16")])
+def test_the_type_on_a_cpu_is_what_an_engine_would_choose(
+    classes: tuple[str, ...], dtype: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_class, "supported", lambda: classes)
+    options = ("--model", tiny_model("llama"), "--memory", "1GiB")
+    assert figures(*options)["dtype"] == dtype
+    assert figures(*options, "--dtype", "float32")["dtype"] == "float32"
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_model: Tiny, kv_dtype: str) -> None:
     from services.engine.settings import EngineSettings
@@ -58,7 +81,9 @@ def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_mode
     settings = EngineSettings(model=folder, attention_backend="torch", cache_mib=8, device="cpu", kv_dtype=kv_dtype)
     parts = assemble(settings)
     blocks = parts.scheduler.capacity.device_blocks
-    planned = figures("--model", folder, "--device-blocks", blocks, "--device", "cpu", "--kv-dtype", kv_dtype)
+    # The backend torch does not use the CPU's kernels, so the engine chooses float32.
+    options = ("--model", folder, "--device-blocks", blocks, "--device", "cpu", "--dtype", "float32")
+    planned = figures(*options, "--kv-dtype", kv_dtype)
     assert planned["kv_dtype"] == kv_dtype
     assert planned["cache_bytes"] <= 8 * MIB < planned["cache_bytes"] + planned["block_bytes"]
 
@@ -224,7 +249,7 @@ def test_the_table_shows_the_formula_and_the_gain_of_paging(tiny_model: Tiny) ->
 @pytest.mark.parametrize(
     ("arguments", "status", "fault"),
     [
-        ((), 2, "give one of --gpu-memory, --memory, --device-blocks and --requests"),
+        (("--device", "cuda"), 2, "--device is cuda, but torch found no GPU: give --gpu-memory"),
         (("--memory", "8GiB", "--requests", "1"), 2, "give one of --gpu-memory, --memory,"),
         (("--memory", "8GiB", "--device", "cuda"), 2, "--device is only for --device-blocks and --requests"),
         (
