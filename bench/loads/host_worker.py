@@ -2,7 +2,8 @@
 
 `python host_worker.py process` drives the engine's own turns, with the KV manager's core in the process; the core's
 time is subtracted. `python host_worker.py grpc` serves a gateway's stream, with a KV manager as another process.
-`python host_worker.py gateway ADDRESS` is that gateway. Each prints its name, then a line for each line of work.
+`python host_worker.py gateway ADDRESS` is that gateway. Each prints its name (an engine's as JSON), then a
+line for each line of work.
 
 It runs the code on the path, so that an earlier commit runs the same worker.
 """
@@ -20,8 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -194,6 +197,7 @@ class EmptyParts:
     scheduler: Scheduler
     runner: MeasuredRunner
     device: str = "none"
+    unrecorded: Mapping[str, str] = MappingProxyType({})
     ranks: None = None
 
 
@@ -218,7 +222,7 @@ async def serve(model: str) -> None:
         assert gateway.stdin is not None
         assert gateway.stdout is not None
         await asyncio.to_thread(gateway.stdout.readline)  # its name
-        print("engine", flush=True)
+        print(json.dumps({"name": "engine"}), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             runner.begin(json.loads(line))
             gateway.stdin.write(line)
@@ -260,7 +264,7 @@ def main(way: str, *arguments: str) -> None:
     elif way == "gateway":
         asyncio.run(run_gateway(*arguments))
     else:
-        print("engine", flush=True)
+        print(json.dumps({"name": "engine"}), flush=True)
         for line in sys.stdin:
             print(json.dumps({"cpu_seconds": asyncio.run(in_process(json.loads(line)))}), flush=True)
 

@@ -1,7 +1,7 @@
 """A client process that records the time of each token, for `bench streams` and `bench overload`.
 
-`python -m bench.loads.load_client ADDRESS` prints its name. For each line `{"requests", "until", "closed", "file"}`
-it runs the requests, writes their outcomes to the file, one JSON object a line, and prints its CPU seconds.
+`python -m bench.loads.load_client ADDRESS` prints its name as JSON. For each line `{"requests", "until", "closed",
+"file"}` it runs the requests, writes their outcomes to the file, one JSON object a line, and prints its CPU seconds.
 A request is `{"id", "at", "prompt", "tokens"}`: it is sent `at` seconds after the start (open loop), or with `closed`
 as soon as fewer than this number are in flight. After `until` seconds requests in flight are cancelled.
 """
@@ -112,7 +112,7 @@ async def run(address: str, work: Item) -> dict[str, float]:
 
 def main() -> None:
     """Answer each line of work."""
-    print("client", flush=True)
+    print(json.dumps({"name": "client"}), flush=True)
     for line in sys.stdin:
         print(json.dumps(asyncio.run(run(sys.argv[1], json.loads(line)))), flush=True)
 

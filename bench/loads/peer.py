@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 from bench.loads.class_limits import limits_of
+from bench.report.foreign_cpu import group_seconds
 from bench.report.results import Row, row
 from bench.report.targets import ROOT, device_of
+from bench.report.terms import Terms
 
 PEERS = ROOT / "bench" / "peers"
 
@@ -21,10 +24,11 @@ Figures = Mapping[str, Any]
 
 
 class Worker:
-    """A process that prints its name, then figures as JSON for each line that it reads.
+    """A process that prints its name and its terms, then figures for each line that it reads, all as JSON.
 
-    Between requests it is stopped with all its children, because some peers keep a core busy when idle. One whose
-    connections would not survive that is not (`stops`).
+    Its first line is `{"name": ..., "terms": {...}}`; the terms are those of `Terms` without the work, as the process
+    found them, and may be missing. Between requests it is stopped with all its children, because some peers keep a core
+    busy when idle. One whose connections would not survive that is not (`stops`).
     """
 
     def __init__(
@@ -39,9 +43,11 @@ class Worker:
     ) -> None:
         """Start it in a folder, write it the first input, and wait for its name.
 
-        Raises RuntimeError if it ends instead.
+        Raises RuntimeError if it ends instead, or prints something else.
         """
         self.label = label
+        self.cores_used: float | None = None
+        """CPU seconds of its process group over those of the clock, in the last repetition; None without /proc."""
         self._stops = stops
         self._process = subprocess.Popen(
             command,
@@ -56,7 +62,9 @@ class Worker:
         with suppress(BrokenPipeError):  # it has ended by itself
             self._process.stdin.write(first)
             self._process.stdin.flush()
-        self.name = self._line()
+        announced = self._announced()
+        self.name: str = announced["name"]
+        self._terms: Mapping[str, Any] = announced.get("terms") or {}
         self._signal(signal.SIGSTOP)
 
     def __enter__(self) -> "Worker":
@@ -71,19 +79,38 @@ class Worker:
             self._signal(signal.SIGCONT)
         self._process.communicate()
 
+    def terms(self, work: str) -> Terms:
+        """Return its terms for the named work."""
+        return Terms(**{**self._terms, "work": work})
+
     def measure(self, line: str) -> Figures:
         """Run one repetition of the workload on the line. Raises RuntimeError if the process ends instead."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
+        before, begun = group_seconds(self._process.pid), perf_counter()
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         figures: Figures = json.loads(self._line())
+        spent, after = perf_counter() - begun, group_seconds(self._process.pid)
+        self.cores_used = None if before is None or after is None else round((after - before) / spent, 2)
         self._signal(signal.SIGSTOP)
         return figures
 
     def _signal(self, number: signal.Signals) -> None:
         if self._stops:
             os.killpg(self._process.pid, number)
+
+    def _announced(self) -> dict[str, Any]:
+        line = self._line()
+        try:
+            announced = json.loads(line)
+        except ValueError:
+            announced = None
+        if not isinstance(announced, dict) or "name" not in announced:
+            self._process.kill()
+            self._process.communicate()
+            raise RuntimeError(f"{self.label} printed {line!r} instead of its name and terms")
+        return announced
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -128,6 +155,15 @@ class Peer:
         """End its process."""
         if self._worker:
             self._worker.close()
+
+    def terms(self, work: str) -> dict[str, Terms]:
+        """Return the peer's terms for the named work, by its label; none if it did not run."""
+        return {self.label: self._worker.terms(work)} if self._worker else {}
+
+    @property
+    def cores_used(self) -> float | None:
+        """CPU seconds over those of the clock in the last repetition, None if unknown."""
+        return self._worker.cores_used if self._worker else None
 
     def measure(self, workload: str = "") -> Figures | None:
         """Run one repetition of the named workload; return its figures if the peer is available."""

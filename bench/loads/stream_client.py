@@ -1,7 +1,7 @@
 """A light client process for `bench system` that runs many streams at once and reports their times.
 
-`python -m bench.loads.stream_client ADDRESS` prints its name. For each line of work it prints the seconds from the
-first call to the end of the last answer, and its CPU seconds.
+`python -m bench.loads.stream_client ADDRESS` prints its name as JSON. For each line of work it prints the seconds from
+the first call to the end of the last answer, and its CPU seconds.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ async def _tokens_of(stub: Any, request: gateway_pb2.GenerateRequest) -> int:
 
 def main() -> None:
     """Answer each line of work."""
-    print("client", flush=True)
+    print(json.dumps({"name": "client"}), flush=True)
     for line in sys.stdin:
         print(json.dumps(asyncio.run(run(sys.argv[1], json.loads(line)))), flush=True)
 

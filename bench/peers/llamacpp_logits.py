@@ -72,7 +72,7 @@ def main():
     model = library.llama_model_load_from_file(sys.argv[1].encode(), library.llama_model_default_params())
     assert model, "the file is not a model"
     vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-    print(f"llama.cpp (xllamacpp {xllamacpp.__version__})", file=answers, flush=True)
+    print(json.dumps({"name": f"llama.cpp (xllamacpp {xllamacpp.__version__})"}), file=answers, flush=True)
     for line in sys.stdin:
         tokens = json.loads(line)
         write_logits(library, model, vocabulary, tokens, file)

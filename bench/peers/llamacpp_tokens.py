@@ -20,7 +20,7 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the library prints to the standard output
     workloads, servers = json.loads(sys.stdin.readline()), {}
-    print(f"llama.cpp (xllamacpp {xllamacpp.__version__})", file=answers, flush=True)
+    print(json.dumps({"name": f"llama.cpp (xllamacpp {xllamacpp.__version__})"}), file=answers, flush=True)
     for line in sys.stdin:
         name = line.strip()
         if name not in servers:

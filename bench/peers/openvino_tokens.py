@@ -25,7 +25,7 @@ def main():
     dtype = "f32" if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2" else "bf16"
     properties = {"INFERENCE_PRECISION_HINT": dtype, "KV_CACHE_PRECISION": dtype}
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
-    print(f"openvino-genai {genai.__version__}", flush=True)
+    print(json.dumps({"name": f"openvino-genai {genai.__version__}"}), flush=True)
     for line in sys.stdin:
         print(json.dumps(seconds(pipeline, workloads[line.strip()])), flush=True)
 

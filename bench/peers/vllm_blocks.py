@@ -1,7 +1,7 @@
 """The cost of block management in vLLM: its KVCacheManager in process, prefix caching on, with its defaults.
 
 Runs in a Python interpreter with vLLM and without Quire; its first line of input is the workload of `bench kv` as JSON.
-Prints its name, then figures for each further line.
+Prints its name and terms, then figures for each further line.
 """
 
 import gc
@@ -61,7 +61,8 @@ class Blocks:
 
 def main(workload):
     init_none_hash(sha256)
-    print(f"vLLM {vllm.__version__}", flush=True)
+    # It computes nothing: types of numbers are not stated, and one thread does all.
+    print(json.dumps({"name": f"vLLM {vllm.__version__}", "terms": {"threads": 1}}), flush=True)
     for _ in sys.stdin:
         print(json.dumps({"decode_us_per_sequence": decode(workload), **prefill(workload)}), flush=True)
     os._exit(0)  # without the leak reports of some libraries

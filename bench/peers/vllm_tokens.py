@@ -32,7 +32,7 @@ def main():
         enable_prefix_caching=False,
         max_num_batched_tokens=2048,
     )
-    print(f"vLLM {vllm.__version__}", flush=True)
+    print(json.dumps({"name": f"vLLM {vllm.__version__}"}), flush=True)
     for line in sys.stdin:
         print(json.dumps(seconds(model, workloads[line.strip()])), flush=True)
 

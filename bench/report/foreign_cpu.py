@@ -4,13 +4,13 @@ Needs Linux' /proc; elsewhere nothing is measured.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
 _PROC = Path("/proc")
-_PARENT, _TIMES = 1, slice(11, 15)  # of /proc/PID/stat, counted from the state
+_PARENT, _GROUP, _TIMES = 1, 2, slice(11, 15)  # of /proc/PID/stat, counted from the state
 
 
 class ForeignCpu:
@@ -37,11 +37,25 @@ def foreign_seconds(proc: Path = _PROC, root: int | None = None) -> float | None
 
     The default of `root` is this process. None without /proc.
     """
-    stats = {int(folder.name): found for folder in proc.glob("[0-9]*") if (found := _fields(folder / "stat"))}
+    stats = _stats(proc)
     own = root or os.getpid()
-    # The time of an ended process is its parent's, so that the sum grows steadily.
-    ticks = [sum(map(int, fields[_TIMES])) for pid, fields in stats.items() if not _descends(pid, own, stats)]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK") if stats else None
+    return _seconds([fields for pid, fields in stats.items() if not _descends(pid, own, stats)]) if stats else None
+
+
+def group_seconds(group: int, proc: Path = _PROC) -> float | None:
+    """Return the CPU seconds so far of all processes of a process group. None without /proc."""
+    stats = _stats(proc)
+    return _seconds([fields for fields in stats.values() if int(fields[_GROUP]) == group]) if stats else None
+
+
+def _stats(proc: Path) -> dict[int, list[str]]:
+    """Return the fields of each process."""
+    return {int(folder.name): found for folder in proc.glob("[0-9]*") if (found := _fields(folder / "stat"))}
+
+
+def _seconds(processes: Iterable[list[str]]) -> float:
+    """Return the CPU seconds of processes. The time of an ended one is its parent's, so that the sum grows steadily."""
+    return sum(sum(map(int, fields[_TIMES])) for fields in processes) / os.sysconf("SC_CLK_TCK")
 
 
 def _descends(pid: int, root: int, stats: Mapping[int, list[str]]) -> bool:

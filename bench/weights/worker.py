@@ -1,7 +1,7 @@
 """An engine process with one form of weights, for `bench weights`.
 
 `python -m bench.weights.worker SETTINGS` has the settings of its engine as JSON, and reads workloads by name as JSON.
-It prints the format of its weights, then figures for each line of JSON with one member:
+It prints the format of its weights as its name, and its terms, then figures for each line of JSON with one member:
 
     run       the name of a workload: seconds
     score     texts as token ids: the log-probabilities of their tokens but the first
@@ -15,9 +15,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
-from bench.loads.engine_worker import Item, demo_parts, greedy, prompt_logprobs, run
+from bench.loads.engine_worker import Item, demo_parts, greedy, prompt_logprobs, run, terms_of
 from engine.schedule.limits import Limits
 from services.engine.startup.assembly import EngineParts
 
@@ -44,7 +45,8 @@ def main() -> None:
     """Answer each line of work."""
     works = json.loads(sys.stdin.readline())
     parts = demo_parts(DEVICE_BLOCKS, **SETTINGS, **json.loads(sys.argv[1]))
-    print(parts.loaded.weight_format, flush=True)
+    announced = {"name": parts.loaded.weight_format, "terms": asdict(terms_of(parts, ""))}
+    print(json.dumps(announced), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(parts, works, json.loads(line))), flush=True)
 

@@ -7,13 +7,15 @@ import psutil
 import pytest
 
 from bench.loads.peer import Peer, Worker
+from bench.report.terms import Terms
 from engine.native import cpu_class
 from tests.faults import wait_until
 
 SCRIPT = """
 import json, sys
 factor = json.loads(sys.stdin.readline())["factor"]
-print("Other 1.0", flush=True)
+terms = {"weights": "int8", "threads": 2}
+print(json.dumps({"name": "Other 1.0", "terms": terms}), flush=True)
 for number, _ in enumerate(sys.stdin, 1):
     print(json.dumps({"free_us": factor * number}), flush=True)
 """
@@ -51,7 +53,7 @@ def test_a_peer_receives_its_model_and_does_not_run_without(tmp_path: Path, monk
     monkeypatch.setenv("OTHER_PYTHON", sys.executable)
     monkeypatch.delenv("OTHER_MODEL", raising=False)
     script = tmp_path / "other_blocks.py"
-    script.write_text("import sys; print(sys.argv[1], flush=True); sys.stdin.read()")
+    script.write_text("import json, sys; print(json.dumps({'name': sys.argv[1]}), flush=True); sys.stdin.read()")
     peer = Peer(script, "OTHER_PYTHON", {}, label="other_int8", model="OTHER_MODEL")
     assert (peer.name, peer.missing) == (None, "other_int8 did not run: OTHER_MODEL is not set")
     monkeypatch.setenv("OTHER_MODEL", "a folder")
@@ -72,14 +74,47 @@ def test_a_peer_is_kept_to_the_selected_class_of_cpus(tmp_path: Path, monkeypatc
     monkeypatch.setenv("OTHER_PYTHON", sys.executable)
     monkeypatch.setenv(cpu_class.VARIABLE, "avx2")
     script = tmp_path / "other_blocks.py"
-    script.write_text("import os, sys; print(os.environ['ONEDNN_MAX_CPU_ISA'], flush=True); sys.stdin.read()")
+    script.write_text(
+        "import json, os; print(json.dumps({'name': os.environ['ONEDNN_MAX_CPU_ISA']}), flush=True); input()"
+    )
     with Peer(script, "OTHER_PYTHON", {}) as peer:
         assert peer.name == "AVX2"
 
 
+def test_a_peer_states_its_terms(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_PYTHON", sys.executable)
+    with Peer(script, "OTHER_PYTHON", {"factor": 10}) as peer:
+        assert peer.terms("b8") == {"other": Terms(weights="int8", threads=2, work="b8")}
+    monkeypatch.delenv("OTHER_PYTHON")
+    assert Peer(script, "OTHER_PYTHON", {}).terms("b8") == {}
+
+
+def test_a_worker_that_does_not_state_its_name_and_terms_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "silent.py"
+    script.write_text("print('Other 1.0', flush=True)\ninput()")
+    with pytest.raises(RuntimeError, match=r"old printed 'Other 1\.0' instead of"):
+        Worker("old", [sys.executable, script])
+
+
+def test_the_cores_that_a_worker_and_its_children_use_are_counted(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(
+        "import json, subprocess, sys, time\nprint(json.dumps({'name': 'busy'}), flush=True)\n"
+        "busy = 'import time\\nwhile time.process_time() < 0.3: pass'\n"
+        "while input():\n    subprocess.run([sys.executable, '-c', busy])\n    print('{}', flush=True)"
+    )
+    with Worker("busy", [sys.executable, script]) as worker:
+        worker.measure("go")
+        assert worker.cores_used is not None
+        assert worker.cores_used > 0.2
+
+
 def test_a_worker_is_stopped_between_its_turns(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
-    script.write_text("import os\nprint(os.getpid(), flush=True)\nwhile input(): print('{\"figure\": 1}', flush=True)")
+    script.write_text(
+        "import json, os\nprint(json.dumps({'name': str(os.getpid())}), flush=True)\n"
+        "while input(): print('{\"figure\": 1}', flush=True)"
+    )
     with Worker("busy", [sys.executable, script]) as worker:
         process = psutil.Process(int(worker.name))
 

@@ -124,7 +124,8 @@ ENGINE = """
 import json, sys
 settings, works = json.loads(sys.argv[1]), json.loads(sys.stdin.readline())
 formats = {"bf16": "bfloat16", "int8": "int8"}
-print("float32" if "dtype" in settings else formats.get(settings["weights"], FORMAT), flush=True)
+name = "float32" if "dtype" in settings else formats.get(settings["weights"], FORMAT)
+print(json.dumps({"name": name}), flush=True)
 for line in sys.stdin:
     print(json.dumps({"seconds": works[json.loads(line)["run"]]}), flush=True)
 """
