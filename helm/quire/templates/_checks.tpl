@@ -10,6 +10,7 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{ include "quire.rankFaults" . }}
 {{ include "quire.resourceFaults" . }}
 {{ include "quire.settingFaults" . }}
+{{ include "quire.variableFaults" . }}
 {{ include "quire.tlsFaults" . }}
 {{ include "quire.exposureFaults" . }}
 {{ include "quire.kvmanagerFaults" . }}

@@ -56,13 +56,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* The image of all components. Without a tag it is the release's, with CUDA if an engine has a GPU. */}}
 {{- define "quire.image" -}}
+{{- $release := include "quire.onGPUs" . | empty | ternary $.Chart.AppVersion (printf "%s-cuda" $.Chart.AppVersion) }}
 {{- with .Values.image }}
 {{- if .digest }}
 {{- printf "%s@%s" .repository .digest }}
 {{- else }}
-{{- printf "%s:%s" .repository (default $.Chart.AppVersion .tag) }}
+{{- printf "%s:%s" .repository (default $release .tag) }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* True if an engine has a GPU. Its device may still be cpu: then it would be idle. */}}
+{{- define "quire.onGPUs" -}}
+{{- range include "quire.engines" . | fromJsonArray }}
+{{- if or (eq (dig "device" "auto" .values.settings) "cuda") (include "quire.gpusOf" .values.resources | fromJson) }}true{{ end }}
 {{- end }}
 {{- end }}
 

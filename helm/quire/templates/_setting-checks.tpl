@@ -65,3 +65,22 @@
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* Variables that a container would have twice: Kubernetes takes the last one, and says nothing. */}}
+{{- define "quire.variableFaults" -}}
+{{- $engines := include "quire.engines" . | fromJsonArray }}
+{{- range append (append $engines (dict "key" "kvmanager" "values" .Values.kvmanager)) (dict "key" "gateway" "values" .Values.gateway) }}
+{{- $key := default (include "quire.engineKey" .) .key }}
+{{- $prefix := printf "QUIRE_%s_" (upper (default "engine" .key)) }}
+{{- $names := list }}
+{{- range default list .values.extraEnv }}
+{{- if hasPrefix $prefix .name }}
+{{ $key }}.extraEnv has {{ .name }}, which is a setting: set {{ $key }}.settings.{{ trimPrefix $prefix .name | lower }}
+{{- end }}
+{{- if has .name $names }}
+{{ $key }}.extraEnv has {{ .name }} twice
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- end }}
+{{- end }}

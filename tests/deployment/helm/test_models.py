@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.deployment.helm.chart import (
+    ABOUT,
     ROOT,
     VALUES,
     Object,
@@ -54,6 +55,24 @@ def test_an_existing_claim_is_used_instead_of_a_new_one() -> None:
     assert of_kind(objects, "PersistentVolumeClaim") == []
 
 
+@pytest.mark.parametrize(
+    ("values", "tag"),
+    [
+        ({}, "{release}"),
+        ({"engine": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "{release}-cuda"),
+        ({"engine": {"settings": {"device": "cuda"}, "resources": {"claims": [{"name": "gpu"}]}}}, "{release}-cuda"),
+        (
+            {"models": [{"name": "a", "model": "a/b", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
+            "{release}-cuda",
+        ),
+        ({"engine": {"resources": {"limits": {"nvidia.com/gpu": 1}}}, "image": {"tag": "1"}}, "1"),
+    ],
+)
+def test_an_engine_with_a_gpu_has_an_image_with_cuda_unless_a_tag_is_given(values: Object, tag: str) -> None:
+    images = {container["image"] for container in containers(render(values)).values()}
+    assert images == {f"quire:{tag.format(release=ABOUT['appVersion'])}"}
+
+
 def test_only_the_engine_requests_a_gpu_and_a_gpu_node() -> None:
     gpu = render_ci("gpu")
     requests = {name: container.get("resources") for name, container in containers(gpu).items()}
@@ -91,7 +110,7 @@ def test_each_of_several_models_has_its_own_engines(monkeypatch: pytest.MonkeyPa
         "small",
     )
     assert (large.token_budget, small.token_budget) == (1024, 1024), "said of all engines"
-    assert (large.grace_seconds, small.grace_seconds) == (30, 0), "zero is a value too"
+    assert (large.grace_seconds, small.grace_seconds) == (25, 0), "zero is a value too"
     assert deployments(objects)["engine-large"]["spec"]["replicas"] == 2
     assert "resources" not in main_container(pods(objects)["engine-small"])
 

@@ -87,8 +87,8 @@ LOST = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect":
 # Values and helm's message, by fault.
 INCONSISTENT: dict[str, tuple[Object, str]] = {
     "engines-killed-during-their-drain": (
-        {"engine": {"terminationGracePeriodSeconds": 30}},
-        "engine.terminationGracePeriodSeconds is 30, but the pod drains for 30 s (settings.grace_seconds): "
+        {"engine": {"terminationGracePeriodSeconds": 25}},
+        "engine.terminationGracePeriodSeconds is 25, but the pod drains for 25 s (settings.grace_seconds): "
         "Kubernetes would kill it before its end",
     ),
     "gateways-killed-during-their-drain": (
@@ -221,6 +221,18 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
             "engine": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         },
         "modelCache.persistence.accessModes is ReadWriteOnce, but the engines have 2 pods during a rollout: those on",
+    ),
+    "a-variable-of-a-setting": (
+        {"engine": {"extraEnv": [{"name": "QUIRE_ENGINE_GRACE_SECONDS", "value": "9"}]}},
+        "engine.extraEnv has QUIRE_ENGINE_GRACE_SECONDS, which is a setting: set engine.settings.grace_seconds",
+    ),
+    "a-variable-of-a-models-setting": (
+        {"models": [{**A_MODEL, "extraEnv": [{"name": "QUIRE_ENGINE_DTYPE", "value": "float32"}]}]},
+        "models[a].extraEnv has QUIRE_ENGINE_DTYPE, which is a setting: set models[a].settings.dtype",
+    ),
+    "a-variable-twice": (
+        {"kvmanager": {"extraEnv": [{"name": "TZ", "value": "UTC"}, {"name": "TZ", "value": "CET"}]}},
+        "kvmanager.extraEnv has TZ twice",
     ),
     "tls-without-a-secret": (
         {"tls": {"enabled": True, "existingSecrets": {"engine": "a"}}},
