@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from blocks import blocks_for
 from engine.model.model_shape import ModelShape
 from engine.model.sizing import DoesNotFit, PoolSize, blocks_on_gpu, blocks_within, cache_bytes
 
@@ -157,7 +158,8 @@ class Planner:
         if not self._on_gpu:
             return self.blocks_within(int(memory_bytes * utilization) - used)
         try:  # as at the engine's start, which measures what is used and free
-            return blocks_on_gpu(memory_bytes, utilization, used, memory_bytes - used, self._block_bytes)
+            free = memory_bytes - used - self._recorded_bytes(sequences)
+            return blocks_on_gpu(memory_bytes, utilization, used, free, self._block_bytes)
         except DoesNotFit:
             return 0
 
@@ -169,6 +171,10 @@ class Planner:
     def _step_bytes(self, sequences: int) -> int:
         sizes = self._shape.step_sizes(self._workload.token_budget, sequences)
         return sizes.bytes(self._dtype.itemsize)
+
+    def _recorded_bytes(self, sequences: int) -> int:
+        blocks = blocks_for(self._workload.context_tokens, self._workload.block_size)
+        return self._shape.recorded_sizes(sequences, blocks).reserved
 
     def _sequences(self, blocks: Callable[[int], int]) -> int:
         """Return the largest number of sequences whose step leaves the blocks they need."""

@@ -14,7 +14,7 @@ from engine.errors import ModelUnsupported
 from engine.model.gguf_configuration import gguf_configuration
 from engine.model.loading import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
-from engine.model.sizing import StepSizes, check_ranks
+from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.unsupported import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.stored import WeightFormat
@@ -39,6 +39,7 @@ class ModelShape:
     heads: int
     element_bytes: int
     whole_bytes: int
+    ranks: int = 1
 
     def of_rank(self, ranks: int) -> "ModelShape":
         """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
@@ -51,11 +52,16 @@ class ModelShape:
             weights_bytes=self.whole_bytes + (self.weights_bytes - self.whole_bytes) // ranks,
             packed=PackedSize(0, 0),
             inner_size=self.inner_size // ranks,
+            ranks=ranks,
         )
 
     def step_sizes(self, token_budget: int, max_sequences: int) -> StepSizes:
         """Return what the memory of a step within these bounds depends on."""
         return StepSizes(token_budget, max_sequences, self.hidden_size, self.inner_size, self.vocabulary_size)
+
+    def recorded_sizes(self, max_sequences: int, blocks: int) -> RecordedSizes:
+        """Return what the memory of recorded steps depends on, for sequences of up to `blocks` blocks."""
+        return RecordedSizes(max_sequences, blocks, self.vocabulary_size, self.element_bytes, self.ranks)
 
 
 def read_shape(source: Path, dtype: torch.dtype, weights: WeightFormat = "auto") -> ModelShape:

@@ -43,7 +43,8 @@ def blocks_on_gpu(memory_bytes: int, utilization: float, used_bytes: int, free_b
         return blocks
     needed = _gib(used_bytes + cache_bytes(1, block_bytes))
     if room < shared:
-        raise DoesNotFit(f"{_gib(free_bytes)} of it are free beside weights and a step, too few for a pool of a block")
+        beside = "weights, a step and recorded steps"
+        raise DoesNotFit(f"{_gib(max(0, free_bytes))} of it are free beside {beside}, too few for a pool of a block")
     usable = _gib(int(memory_bytes * utilization))
     raise DoesNotFit(f"{usable} of it can be used, but a pool of one block needs {needed}")
 

@@ -7,7 +7,7 @@ import torch
 
 from blocks import blocks_for
 from engine.model.loaded import LoadedModel
-from engine.model.sizing import DoesNotFit, blocks_on_gpu, cache_bytes
+from engine.model.sizing import DoesNotFit, RecordedSizes, blocks_on_gpu, cache_bytes
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, LogitRules, Sampling
 from engine.schedule.step_plan import RowRules, StepPlan, Work
@@ -76,7 +76,8 @@ class PoolMeasurement:
             block_bytes = loaded.geometry.block_bytes(capacity.block_size, loaded.cache_dtype)
             trial = cache_bytes(capacity.device_blocks, block_bytes)
             used = self._free_before - free - trial
-            blocks = blocks_on_gpu(total, settings.gpu_memory_utilization, used, free + trial, block_bytes)
+            free += trial - recorded_sizes(limits.max_sequences, settings.tensor_parallel, loaded, capacity).reserved
+            blocks = blocks_on_gpu(total, settings.gpu_memory_utilization, used, free, block_bytes)
             return min(blocks, MAX_TIER_BLOCKS)
         except (DoesNotFit, torch.OutOfMemoryError) as error:
             reason = str(error) if isinstance(error, DoesNotFit) else "a step does not fit beside the weights"
@@ -84,6 +85,12 @@ class PoolMeasurement:
                 f"gpu_memory_utilization is {settings.gpu_memory_utilization}, and the GPU is too small: {reason}; a "
                 f"step has token_budget {limits.token_budget} and max_sequences {limits.max_sequences}"
             ) from error
+
+
+def recorded_sizes(sequences: int, ranks: int, loaded: LoadedModel, capacity: Capacity) -> RecordedSizes:
+    """Return what the memory of recorded steps of up to `sequences` sequences depends on."""
+    blocks = blocks_for(capacity.context_tokens, capacity.block_size)
+    return RecordedSizes(sequences, blocks, loaded.vocabulary_size, loaded.dtype.itemsize, ranks)
 
 
 def is_measured(settings: EngineSettings) -> bool:

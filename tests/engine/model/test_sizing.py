@@ -16,7 +16,15 @@ from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
 from engine.model.memory_plan import Planner, Workload
 from engine.model.model_shape import ModelShape, read_shape, shape_of
-from engine.model.sizing import DoesNotFit, PoolSize, blocks_on_gpu, blocks_within, cache_bytes
+from engine.model.sizing import (
+    DoesNotFit,
+    PoolSize,
+    RecordedSizes,
+    StepSizes,
+    blocks_on_gpu,
+    blocks_within,
+    cache_bytes,
+)
 from engine.run.sampling import Draw, sample_on_device
 from engine.schedule.request import LogitRules, Sampling
 from engine.schedule.step_plan import RowRules
@@ -211,8 +219,25 @@ def test_a_gpus_pool_has_the_share_that_weights_and_step_leave_and_no_more_than_
 def test_a_gpu_without_room_for_a_block_is_refused_with_the_reason() -> None:
     with pytest.raises(DoesNotFit, match=r"^0\.90 GiB of it can be used, but a pool of one block needs 1\.02 GiB$"):
         blocks_on_gpu(GIB, 0.9, GIB, 0, 10 << 20)
-    with pytest.raises(DoesNotFit, match=r"^0\.02 GiB of it are free beside weights and a step, too few"):
+    with pytest.raises(DoesNotFit, match=r"^0\.02 GiB of it are free beside weights, a step and recorded"):
         blocks_on_gpu(GIB, 0.9, GIB // 2, GIB // 50, 10 << 20)
+
+
+# Llama-3-8B in bfloat16 on a GPU of 79.1 GiB, whose context takes 0.6 GiB.
+WEIGHTS, GPU_BYTES, CONTEXT_BYTES = 16_060_522_496, int(79.1 * GIB), int(0.6 * GIB)
+
+
+@pytest.mark.parametrize(("sequences", "utilization"), [(1024, 0.9), (512, 0.97), (256, 0.97), (1024, 1.0)])
+def test_steps_of_many_sequences_can_be_recorded_beside_the_pool(sequences: int, utilization: float) -> None:
+    recorded = RecordedSizes(sequences, 8192 // 16, 128_256, 2)
+    used = WEIGHTS + StepSizes(2048, sequences, 4096, 14336, 128_256).bytes(2)
+    free = GPU_BYTES - CONTEXT_BYTES - used
+    block_bytes = 16 * 131_072
+    blocks = blocks_on_gpu(GPU_BYTES, utilization, used, free - recorded.reserved, block_bytes)
+    left = free - cache_bytes(blocks, block_bytes)
+    activations = StepSizes(sequences, 0, 4096, 14336, 128_256).bytes(2)
+    assert left >= recorded.kept + activations + GIB, "a GiB for launches"
+    assert recorded.kept < 1.02 * sequences * 128_256 * 2, "logits of the largest size"
 
 
 def planner(*, on_gpu: bool = True, **workload: Any) -> Planner:

@@ -55,7 +55,7 @@ def planned_bytes(folder: Path) -> Planner:
     return Planner(read_shape(folder, torch.bfloat16), torch.bfloat16, workload, on_gpu=True)
 
 
-@pytest.mark.parametrize("utilization", [0.9, 0.5, 1.0])
+@pytest.mark.parametrize("utilization", [0.9, 0.5, 0.985, 1.0])
 def test_the_engine_has_the_planned_blocks_if_weights_and_step_take_the_planned_memory(
     loaded: LoadedModel, utilization: float
 ) -> None:
