@@ -1,15 +1,8 @@
-"""A random model of Llama-3-8B's shape, its runner, and an engine whose KV manager is another process."""
+"""A random model of Llama-3-8B's shape, its decoders and its runner. Needs neither gRPC nor protobuf."""
 
-import asyncio
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,19 +20,10 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.model.loading import take
 from engine.run.device_sampler import DeviceSampler
-from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
-from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
-from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Launched, Sampled, StepPlan
-from kvmanager import PoolSpec
-from services.engine.block_client import BlockClient
 from services.engine.startup.backends import gpu_decoder
 
-Wait = Callable[[bool], None]
-
-_WAIT_SECONDS = 60
 # https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
 LLAMA_3_8B = {
     "vocab_size": 128256,
@@ -153,61 +137,3 @@ class _TimedStep(NamedTuple):
 
     def sample_seconds(self) -> float:
         return self.launched.sample_seconds()
-
-
-@contextmanager
-def engine_of(
-    runner: TimedRunner, loaded: LoadedModel, blocks: int, token_budget: int, sequences: int
-) -> Iterator[tuple[Engine, Wait]]:
-    """Connect an engine with an empty pool to a KV manager in another process.
-
-    Yields the engine, and a function that waits for the manager after a turn without progress.
-    """
-    capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK_SIZE, blocks)
-    scheduler = Scheduler(capacity, Limits(max(token_budget, sequences), sequences), ahead=True, counts_tokens=True)
-    spec = PoolSpec("gpu-check", 1, loaded.fingerprint, BLOCK_SIZE, blocks)
-    news = threading.Event()
-    with _manager() as address, _event_loop() as loop:
-        link, task = asyncio.run_coroutine_threadsafe(_attach(address, spec, news.set), loop).result(_WAIT_SECONDS)
-
-        def wait(progressed: bool) -> None:
-            if not progressed:
-                assert news.wait(_WAIT_SECONDS), "the KV manager does not answer"
-                news.clear()
-
-        while not link.ready:
-            wait(progressed=False)
-            link.receive()
-        yield Engine(scheduler, runner, link, time.monotonic), wait
-        loop.call_soon_threadsafe(task.cancel)
-
-
-async def _attach(address: str, spec: PoolSpec, wake: Any) -> tuple[BlockClient, "asyncio.Task[None]"]:
-    link = BlockClient(address, spec, wake)
-    return link, asyncio.create_task(link.run())
-
-
-@contextmanager
-def _manager() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        socket = Path(folder) / "kvmanager.sock"
-        command = [sys.executable, "-m", "bench.gpu_check.manager_process", str(socket)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "serving\n", "the KV manager did not start"
-        try:
-            yield f"unix:{socket}"
-        finally:
-            process.communicate()
-
-
-@contextmanager
-def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_WAIT_SECONDS)

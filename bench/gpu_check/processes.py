@@ -1,13 +1,23 @@
 """Runs the parts of the check one after the other, each as a process with a time limit, so that failures stay apart."""
 
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from threading import Timer
+from pathlib import Path
+from uuid import uuid4
 
 from bench.report.targets import ROOT
+
+_MARK = "QUIRE_GPU_CHECK_PART"
+# A process in a system call of the driver ends only when the call does, and a GPU that hangs may never return.
+_END_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
+# Kills the group $0 when standard input ends, as it does however this process ends.
+_GUARD = 'read -r _; kill -s KILL -- "-$0"'
 
 
 class Part:
@@ -16,34 +26,82 @@ class Part:
     def __init__(self, command: Sequence[str]) -> None:
         """Start it."""
         self._notes, written = os.pipe()
-        self._process = subprocess.Popen(
-            [*command, str(written)], cwd=ROOT, pass_fds=(written,), start_new_session=True
-        )
-        os.close(written)
+        self._mark = uuid4().hex
         self._over = False
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(written)],
+                cwd=ROOT,
+                pass_fds=(written,),
+                start_new_session=True,
+                env={**os.environ, _MARK: self._mark},
+            )
+        except OSError:
+            os.close(self._notes)
+            raise
+        finally:
+            os.close(written)
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def follow(self, limit: float, take: Callable[[str], None]) -> str | None:
         """Pass its lines to `take` until it ends, or kill it after `limit` seconds; return the failure, if any."""
-        timer = Timer(limit, self.expire)
-        timer.start()
+        until = time.monotonic() + limit
         try:
-            with os.fdopen(self._notes) as lines:
-                for line in lines:
-                    take(line)
-            status = self._process.wait()
+            self._read(until, take)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, until - time.monotonic()))
+            self._over = self._over or self._process.returncode is None
         finally:
-            timer.cancel()
-            self._kill()
+            ended = self._end()
+        self._read(time.monotonic() + _LOOK_SECONDS, take)
+        os.close(self._notes)
         if self._over:
-            return f"killed after {limit:.0f} s"
-        return f"ended with {status}" if status else None
+            return f"killed after {limit:.0f} s" + ("" if ended else ", but it does not end")
+        return f"ended with {self._process.returncode}" if self._process.returncode else None
 
     def expire(self) -> None:
         """Kill it at its time limit."""
         self._over = True
         self._kill()
 
+    def _read(self, until: float, take: Callable[[str], None]) -> None:
+        """Pass lines on until there are no more: after the end of a process, a child may keep the descriptor open."""
+        pending = b""
+        while (left := until - time.monotonic()) > 0:
+            if select.select([self._notes], [], [], min(left, _LOOK_SECONDS))[0]:
+                if not (read := os.read(self._notes, 1 << 16)):
+                    return
+                *lines, pending = (pending + read).split(b"\n")
+                for line in lines:
+                    take(line.decode(errors="replace") + "\n")
+            elif self._process.poll() is not None:
+                return
+
+    def _end(self) -> bool:
+        """Kill all of it, and return whether it has ended."""
+        self._kill()
+        self._guard.kill()
+        self._guard.communicate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        return self._process.returncode is not None
+
     def _kill(self) -> None:
+        """Kill the process, its group, and children in groups of their own."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        for number in self._family():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+    def _family(self) -> Iterator[int]:
+        mark = f"{_MARK}={self._mark}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (folder / "environ").read_bytes():
+                    yield int(folder.name)

@@ -2,7 +2,8 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -11,18 +12,10 @@ import torch
 
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.cases import BLOCK_SIZE
-from bench.gpu_check.llama_engine import (
-    LLAMA_3_8B,
-    TINY,
-    TimedRunner,
-    Wait,
-    decoders,
-    engine_of,
-    random_model,
-    runner_of,
-)
+from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, TimedRunner, decoders, random_model, runner_of
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.parts import ceilings
+from bench.gpu_check.pools.engine import Pools, pools
 from bench.gpu_check.profiles import Occupancy, profiled
 from blocks import blocks_for
 from engine.model.loaded import LoadedModel
@@ -62,6 +55,8 @@ class LlamaSizes:
 FULL = LlamaSizes(LLAMA_3_8B, (1, 32, 256), 1024, 48, 16, 8000, 3, 8192, ceilings.FULL)
 SMALL = LlamaSizes(TINY, (1, 2), 12, 2, 1, 20, 1, 64, ceilings.SMALL)
 
+Wait = Callable[[bool], None]
+
 # Ways of sampling by the part of their rows' names.
 _SAMPLINGS = {"": Sampling(temperature=0.0), "_top_p": Sampling(temperature=1.0, top_p=0.9)}
 
@@ -92,46 +87,55 @@ def measure(sizes: LlamaSizes, device: torch.device, notes: Notes, deadline: Dea
         notes.raw("llama_ceilings", found)
     made = decoders(loaded, sizes.blocks, sizes.batches, device)
     runner = TimedRunner(runner_of(loaded, made, max(sizes.batches)), device)
+    served = _Served(pools(notes), runner, loaded, sizes)
     for batch in sizes.batches:
         if deadline.passed():
             return
         with notes.kept(f"llama, {batch} sequences"):
-            _batch(batch, runner, loaded, sizes, found, notes)
+            _batch(batch, served, found, notes)
     if not deadline.passed():
         with notes.kept("llama, a long prompt"):
-            spent = [_prefill(runner, loaded, sizes, seed) for seed in range(sizes.prompts)]
+            spent = [_prefill(served, seed) for seed in range(sizes.prompts)]
             notes.raw("prompt_seconds", spent)
             notes.row("llama_3_8b_prefill", round(sizes.prompt / median(spent)), "tokens/s")
 
 
-def _batch(
-    batch: int,
-    runner: TimedRunner,
-    loaded: LoadedModel,
-    sizes: LlamaSizes,
-    found: dict[str, float],
-    notes: Notes,
-) -> None:
+class _Served(NamedTuple):
+    """A model with what its engines are made of."""
+
+    pools: Pools
+    runner: TimedRunner
+    loaded: LoadedModel
+    sizes: LlamaSizes
+
+    def engine(self) -> AbstractContextManager[tuple[Engine, Wait]]:
+        """Return an engine with an empty pool."""
+        sizes = self.sizes
+        return self.pools.engine(self.runner, self.loaded, sizes.blocks, sizes.token_budget, max(sizes.batches))
+
+
+def _batch(batch: int, served: _Served, found: dict[str, float], notes: Notes) -> None:
     """Decode the same prompts with each way of sampling; later ones find the prompts in the cache."""
+    sizes, loaded = served.sizes, served.loaded
     bound = roofline(loaded, batch, sizes.context, found) if found else None
     prompts = _prompts(batch, sizes.context - sizes.decoded // 2, loaded.vocabulary_size)
-    with engine_of(runner, loaded, sizes.blocks, sizes.token_budget, max(sizes.batches)) as (engine, wait):
+    with served.engine() as (engine, wait):
         for suffix, sampling in _SAMPLINGS.items():
             name = f"llama_3_8b_b{batch}{suffix}"
             with notes.kept(name):
-                steps = _decode(engine, wait, runner, prompts, sampling, sizes, notes)
+                steps = _decode(engine, wait, served.runner, prompts, sampling, sizes, notes)
                 notes.raw(name, steps._asdict())
-                _note(notes, name, batch, steps, bound)
+                _note(notes, name, batch, steps, bound, served.pools.peer)
                 if batch == min(sizes.batches) and not suffix:  # short steps leave the host the least time to prepare
                     share = steps.occupancy and round(steps.occupancy.idle_share_between_steps, 4)
                     notes.row("idle_share_between_steps", share, "share")
 
 
-def _note(notes: Notes, name: str, batch: int, steps: Steps, bound: float | None) -> None:
+def _note(notes: Notes, name: str, batch: int, steps: Steps, bound: float | None, manager: str | None) -> None:
     step, device, use = median(steps.wall), steps.device, steps.occupancy
     notes.row(f"{name}_milliseconds_per_step", round(1000 * step, 3), "ms")
     notes.row(f"{name}_device_milliseconds_per_step", device and round(1000 * device, 3), "ms")
-    notes.row(f"{name}_host_milliseconds_per_step", round(1000 * median(steps.host), 3), "ms")
+    notes.row(f"{name}_host_milliseconds_per_step", round(1000 * median(steps.host), 3), "ms", manager)
     notes.row(f"{name}_tokens_per_second", round(batch / step, 1), "1/s")
     notes.row(f"{name}_of_the_roofline", bound and round(bound / step, 3), "ratio", "memory and products")
     notes.row(f"{name}_idle_share", use and round(use.idle_share, 4), "share")
@@ -212,10 +216,10 @@ class _StepClock:
         self._runner.waited += time.perf_counter() - begun
 
 
-def _prefill(runner: TimedRunner, loaded: LoadedModel, sizes: LlamaSizes, seed: int) -> float:
+def _prefill(served: _Served, seed: int) -> float:
     """Return the seconds from a long prompt's submission to its first token."""
-    (prompt,) = _prompts(1, sizes.prompt, loaded.vocabulary_size, seed)
-    with engine_of(runner, loaded, sizes.blocks, sizes.token_budget, max(sizes.batches)) as (engine, wait):
+    (prompt,) = _prompts(1, served.sizes.prompt, served.loaded.vocabulary_size, seed)
+    with served.engine() as (engine, wait):
         begun = time.perf_counter()
         engine.scheduler.requests.submit(Request("r", prompt, Sampling(temperature=0.0), Stopping(1)))
         _finish(engine, wait)

@@ -3,10 +3,15 @@
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+# The slowest program here is nvidia-smi: some seconds where the driver is loaded for it.
+_SECONDS = 20.0
 
 
 def hardware() -> dict[str, Any]:
@@ -25,12 +30,25 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def output_of(command: list[str], folder: Path | None = None) -> str | None:
-    """Return the output of a program, None if it is missing or fails."""
-    try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
-    except (OSError, subprocess.CalledProcessError):
-        return None
+def output_of(command: list[str], folder: Path | None = None, seconds: float = _SECONDS) -> str | None:
+    """Return the output of a program, None if it is missing, fails, or takes longer.
+
+    One that cannot be killed, such as nvidia-smi while the driver hangs, is left alone.
+    """
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.DEVNULL)  # noqa: S603
+        except OSError:
+            return None
+        try:
+            failed = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+            return None
+        output.seek(0)
+        return None if failed else output.read().strip()
 
 
 def _gpu() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A KV manager as a process: `python -m bench.gpu_check.manager_process SOCKET` serves until its input ends."""
+"""A KV manager as a process: `python -m bench.gpu_check.pools.manager_process SOCKET` serves until its input ends."""
 
 import asyncio
 import sys
