@@ -8,14 +8,14 @@ SECONDS = 540.0  # of the whole, so that one call of ten minutes includes the st
 BUDGETS = {
     "ceilings": 20.0,
     "exactness": 60.0,
-    "start": 45.0,
+    "start": 75.0,
     "llama": 110.0,
-    "sampler": 60.0,
-    "decode": 60.0,
-    "sweep": 75.0,
-    "prefill": 45.0,
+    "sampler": 50.0,
+    "decode": 50.0,
+    "sweep": 65.0,
+    "prefill": 40.0,
     "copies": 30.0,
-    "tests": 35.0,
+    "tests": 40.0,
 }
 _LAST_SECONDS, _LAST_SHARE = 5.0, 0.1
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,8 +17,11 @@ from bench.gpu_check.notes import Notes
 from bench.gpu_check.starting.checkpoint import load_without_accelerate, save_random_model
 from bench.gpu_check.starting.stages import Assembly, Stages
 from bench.gpu_check.starting.steps import FirstSteps, replayed
+from engine.schedule.limits import Limits
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
+
+Value = TypeVar("Value")
 
 _ASSEMBLY = ("loading", "decoder", "measurement", "pool", "recording", "ready")
 _SIMULATED_BYTES = 2 << 30
@@ -46,8 +49,8 @@ class StartSizes:
 # Blocks of 128 KiB: a host tier of 1 GiB. Of the prompts, one is launched, and one is recorded by pieces.
 FULL = StartSizes(LLAMA_3_8B | {"num_hidden_layers": 2}, 1 << 30, (0.90, 0.97), 8192, 0, 0, (1500, 200), 32)
 # Checks at the start run as many tokens as the context has, up to 24. Larger weights let tokens depend on the context.
-_SHORT = TINY | {"max_position_embeddings": 12, "initializer_range": 0.2}
-SMALL = StartSizes(_SHORT, 100_000, (0.97,), 8, 8, 2, (7, 3), 4)
+_SHORT = TINY | {"max_position_embeddings": 8, "initializer_range": 0.2}
+SMALL = StartSizes(_SHORT, 100_000, (0.97,), 8, 6, 2, (5, 2), 2)
 
 
 class _Gpu(NamedTuple):
@@ -99,7 +102,7 @@ def _start(folder: Path, utilization: float, sizes: StartSizes, gpu: _Gpu, notes
     if parts is not None:
         stages.row("pool_blocks", parts.scheduler.capacity.device_blocks, "blocks")
     with gpu.entered:
-        _use(parts, sizes, stages)
+        _use(parts, settings.limits(on_gpu=True), sizes, stages)
     del parts
     stages.run("release", lambda: _release(before, gpu.device))
 
@@ -114,26 +117,28 @@ def _assembled(settings: EngineSettings, gpu: _Gpu, stages: Stages) -> EnginePar
 
     with ThreadPoolExecutor(1) as thread:
         parts = thread.submit(run).result()
-    for stage in _ASSEMBLY:
-        stages.take(stage, assembly)
+    stages.take(assembly, _ASSEMBLY)
     return parts
 
 
-def _use(parts: EngineParts | None, sizes: StartSizes, stages: Stages) -> None:
+def _use(parts: EngineParts | None, limits: Limits, sizes: StartSizes, stages: Stages) -> None:
     """Run steps of each kind; those that read what an earlier one has computed do not run without it."""
-    steps = stages.run("prompts", lambda: FirstSteps(_present(parts), sizes.prompts), ("ready",))
-    stages.run("prefill", lambda: _present(steps).prefill(), ("prompts",))
+    steps = FirstSteps(parts, limits, sizes.prompts) if parts else None
+
+    def replay() -> None:
+        stages.row("replayed_tokens_equal", replayed(_present(parts), min(sizes.prompts), sizes.generated), "tokens")
+
+    stages.run("prefill", lambda: _present(steps).prefill(), ("ready",))
     stages.run("decode", lambda: _present(steps).decode(), ("prefill",))
     stages.run("mixed", lambda: _present(steps).mixed(), ("decode",))
     stages.run("swap_out", lambda: _present(steps).swap_out(), ("decode",))
     stages.run("swap_in", lambda: _present(steps).swap_in(), ("swap_out",))
-    equal = stages.run("replay", lambda: replayed(_present(parts), min(sizes.prompts), sizes.generated), ("ready",))
-    if equal is not None:
-        stages.row("replayed_tokens_equal", equal, "tokens")
+    stages.run("replay", replay, ("ready",))
+    stages.run("largest_step", lambda: _present(steps).largest(), ("ready",))
 
 
-def _present(value: Any) -> Any:
-    assert value is not None
+def _present(value: Value | None) -> Value:
+    assert value is not None, "the start has failed"
     return value
 
 

@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -44,48 +46,74 @@ class Moment(NamedTuple):
     at: float
     memory: Memory
 
+    @classmethod
+    def now(cls, device: torch.device) -> "Moment":
+        """Read both once the GPU has done all its work."""
+        torch.cuda.synchronize(device)
+        return cls(time.monotonic(), Memory.read(device))
+
+
+@dataclass
+class Span:
+    """A stage of an assembly: its begin, its end, and what went wrong."""
+
+    begun: Moment
+    ended: Moment
+    warnings: list[str] = field(default_factory=list)
+    failure: Exception | None = None
+
+    @classmethod
+    def beginning(cls, moment: Moment) -> "Span":
+        """Return the span of a stage that begins."""
+        return cls(moment, moment)
+
+    def check(self) -> None:
+        """Raise the failure of the stage, if any."""
+        if self.failure is not None:
+            raise self.failure
+
 
 class Assembly(logging.Handler):
-    """Notes when each stage of an assembly begins, from the records of its log that name one."""
+    """Follows the stages of an assembly, and their warnings, by the records of the engine's log."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(logging.INFO)
         self._device = device
-        self._begun: dict[str, Moment] = {}
-        self._failure: Exception | None = None
+        self.spans = {"settings": Span.beginning(Moment.now(device))}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note the stage that begins."""
+        """Begin the stage that a record names; keep a warning."""
         if stage := getattr(record, "stage", None):
-            self._begun[stage] = self._now()
+            self._latest.ended = Moment.now(self._device)
+            self.spans[stage] = Span.beginning(self._latest.ended)
+        if record.levelno >= logging.WARNING:
+            self._latest.warnings.append(record.getMessage())
 
     def run(self, assemble: Callable[[], Result]) -> Result | None:
         """Assemble, and return the result; None after a failure, which is that of its stage."""
-        log = logging.getLogger("quire.engine")
+        with self._following(logging.getLogger("quire.engine")):
+            try:
+                return assemble()
+            except Exception as failure:
+                self._latest.failure = failure
+                return None
+            finally:
+                self._latest.ended = Moment.now(self._device)
+
+    @property
+    def _latest(self) -> Span:
+        return next(reversed(self.spans.values()))
+
+    @contextmanager
+    def _following(self, log: logging.Logger) -> Iterator[None]:
         level = log.level
-        log.addHandler(self)
         log.setLevel(logging.INFO)
+        log.addHandler(self)
         try:
-            return assemble()
-        except Exception as failure:
-            self._failure = failure
-            return None
+            yield
         finally:
-            log.setLevel(level)
             log.removeHandler(self)
-
-    def stage(self, name: str) -> tuple[Moment, Moment]:
-        """Return begin and end of a stage. Raises the failure of the assembly if this is its stage."""
-        stages = list(self._begun)
-        assert name in stages, f"not run: the start failed in the stage {stages[-1] if stages else 'settings'}"
-        place = stages.index(name)
-        if self._failure and name == stages[-1]:
-            raise self._failure
-        return self._begun[name], self._begun[stages[min(place + 1, len(stages) - 1)]]
-
-    def _now(self) -> Moment:
-        torch.cuda.synchronize(self._device)
-        return Moment(time.monotonic(), Memory.read(self._device))
+            log.setLevel(level)
 
 
 class Stages:
@@ -95,36 +123,36 @@ class Stages:
         self._name = name
         self._notes = notes
         self._device = device
-        self._failed: set[str] = set()
+        self._done: set[str] = set()
         self._memory: dict[str, object] = {}
 
-    def run(self, stage: str, work: Callable[[], Result], needs: Sequence[str] = ()) -> Result | None:
-        """Run a stage; return None if it failed, or if one that it needs has failed."""
-        begun = Moment(time.monotonic(), Memory.read(self._device))
+    def run(self, stage: str, work: Callable[[], object], needs: Sequence[str] = ()) -> None:
+        """Run a stage, unless one that it needs has failed, or did not run itself."""
         with self._notes.kept(f"{self._name}, {stage}"):
-            self._failed.add(stage)
-            missing = [one for one in needs if one in self._failed]
+            missing = [one for one in needs if one not in self._done]
             assert not missing, f"not run, because {missing[0]} failed"
-            result = work()
-            torch.cuda.synchronize(self._device)
-            self.note(stage, begun, Moment(time.monotonic(), Memory.read(self._device)))
-            self._failed.remove(stage)
-            return result
-        return None
+            begun = Moment.now(self._device)
+            work()
+            self._note(stage, begun, Moment.now(self._device))
+            self._done.add(stage)
 
-    def take(self, stage: str, assembly: Assembly) -> None:
-        """Take over a stage of an assembly."""
-        with self._notes.kept(f"{self._name}, {stage}"):
-            self._failed.add(stage)
-            self.note(stage, *assembly.stage(stage))
-            self._failed.remove(stage)
+    def take(self, assembly: Assembly, stages: Sequence[str]) -> None:
+        """Take over these stages of an assembly. A warning in its log is a failure too."""
+        latest = next(reversed(assembly.spans))
+        for stage in dict.fromkeys((*assembly.spans, *stages)):
+            with self._notes.kept(f"{self._name}, {stage}"):
+                assert stage in assembly.spans, f"not run, because {latest} failed"
+                span = assembly.spans[stage]
+                span.check()
+                self._note(stage, span.begun, span.ended)
+                self._done.add(stage)
+                assert not span.warnings, "; ".join(span.warnings)
 
     def row(self, metric: str, value: float, unit: str) -> None:
         """Write a row of this start."""
         self._notes.row(f"{self._name}_{metric}", value, unit)
 
-    def note(self, stage: str, begun: Moment, ended: Moment) -> None:
-        """Write the seconds and the memory of a stage."""
+    def _note(self, stage: str, begun: Moment, ended: Moment) -> None:
         self._memory[stage] = {"before": begun.memory._asdict(), "after": ended.memory._asdict()}
         self._notes.raw(f"{self._name}_memory", self._memory)
         self.row(f"{stage}_seconds", round(ended.at - begun.at, 3), "s")

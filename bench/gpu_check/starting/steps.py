@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from typing import NamedTuple
 
 from blocks import Copy, blocks_for
-from engine.schedule.request import MAX_LOGPROBS, Capacity, Sampling
-from engine.schedule.step_plan import Copies, Runner, Sampled, StepPlan, Work
+from engine.schedule.limits import Limits
+from engine.schedule.request import MAX_LOGPROBS, Sampling
+from engine.schedule.step_plan import Copies, Sampled, StepPlan, Work
+from services.engine.startup.gpu_pool import largest_step
 from services.engine.startup.parts import Parts
 from tests.engine_in_process import EngineInProcess
 
@@ -22,20 +23,17 @@ class _Prompt(NamedTuple):
     table: tuple[int, ...]
 
 
-@dataclass
 class FirstSteps:
-    """Runs steps of an engine, with two prompts in blocks of their own."""
+    """Runs steps of an engine, with prompts in blocks of their own."""
 
-    runner: Runner
-    capacity: Capacity
-
-    def __init__(self, parts: Parts, lengths: Sequence[int]) -> None:
-        """Choose prompts of these lengths, and blocks for them."""
-        self.runner, self.capacity = parts.runner, parts.scheduler.capacity
+    def __init__(self, parts: Parts, limits: Limits, lengths: Sequence[int]) -> None:
+        """Choose prompts of these lengths, and blocks for them. `limits` are those of the engine's steps."""
+        self._runner, self._capacity = parts.runner, parts.scheduler.capacity
+        self._limits = limits
         self._blocks, self._numbers = count(1), count(1)
         draw = random.Random(1)
         self._prompts = [
-            self._placed(tuple(draw.randrange(self.capacity.vocabulary_size) for _ in range(length)))
+            self._placed(tuple(draw.randrange(self._capacity.vocabulary_size) for _ in range(length)))
             for length in lengths
         ]
         self._decoded: list[Sampled] = []
@@ -72,6 +70,11 @@ class FirstSteps:
         ):
             check_alike(found, expected)
 
+    def largest(self) -> None:
+        """Run the largest step, which must fit beside recorded steps and a full pool. Overwrites the first blocks."""
+        results = self._runner.launch(largest_step(self._capacity, self._limits)).result()
+        check_fault(results)
+
     def _last_tokens(self) -> list[Work]:
         return [_work(prompt, len(prompt.token_ids) - 1, len(prompt.token_ids)) for prompt in self._prompts]
 
@@ -79,13 +82,13 @@ class FirstSteps:
         return [block for prompt in self._prompts for block in prompt.table]
 
     def _placed(self, token_ids: tuple[int, ...]) -> _Prompt:
-        size = blocks_for(len(token_ids), self.capacity.block_size)
+        size = blocks_for(len(token_ids), self._capacity.block_size)
         return _Prompt(token_ids, tuple(next(self._blocks) for _ in range(size)))
 
     def _run(self, work: Sequence[Work], copies: Copies | None = None) -> list[Sampled]:
         numbered = tuple(one._replace(sequence=number) for number, one in enumerate(work))
         plan = StepPlan(next(self._numbers), (copies,) if copies else (), numbered)
-        return self.runner.launch(plan).result()
+        return self._runner.launch(plan).result()
 
 
 def replayed(parts: Parts, length: int, tokens: int) -> int:
@@ -106,21 +109,25 @@ def replayed(parts: Parts, length: int, tokens: int) -> int:
     assert engine.cached[second] == 0, "the resumed request was to be computed anew"
     expected, found = engine.sampled[first][len(known) :], engine.sampled[second]
     assert len(found) == len(expected), f"{len(found)} tokens followed, not {len(expected)}"
-    equal = 0
-    for one, other in zip(found, expected, strict=True):
-        check_alike(one, other)
-        if one.token_id != other.token_id:
-            break
-        equal += 1
+    pairs = list(zip(found, expected, strict=True))
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0].token_id == pair[1].token_id, pairs))
+    for pair in pairs[: equal + 1]:  # behind the first difference, both continue other texts
+        check_alike(*pair)
     return equal
 
 
 def check_alike(found: Sampled, expected: Sampled) -> None:
     """Fail unless most of the most likely tokens are the same."""
-    assert found.fault is None, f"sampling failed: {found.fault}"
+    check_fault([found, expected])
     likely = {token for token, _ in expected.top}
     share = len(likely & {token for token, _ in found.top}) / len(likely)
     assert share >= _LEAST_EQUAL, f"only {share:.2f} of the most likely tokens are the same"
+
+
+def check_fault(results: Sequence[Sampled]) -> None:
+    """Raise the first failure of sampling."""
+    faults = [one.fault for one in results if one.fault is not None]
+    assert not faults, f"sampling failed: {faults[0]}"
 
 
 def _work(prompt: _Prompt, start: int, end: int) -> Work:
