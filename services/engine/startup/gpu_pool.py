@@ -10,7 +10,7 @@ from engine.model.loaded import LoadedModel
 from engine.model.sizing import DoesNotFit, RecordedSizes, blocks_on_gpu, cache_bytes
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, LogitRules, Sampling
-from engine.schedule.step_plan import RowRules, StepPlan, Work
+from engine.schedule.step_plan import RowRules, Runner, StepPlan, Work
 from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings
 from services.runtime.settings import InvalidSetting
@@ -64,8 +64,8 @@ class PoolMeasurement:
     ) -> int:
         """Return the blocks of the pool beside a model with a cache of `capacity`, which the pool replaces.
 
-        `run_step` runs a step to its end. The step's memory is kept by torch for later ones. Raises InvalidSetting if
-        no block fits.
+        `run_step` runs a step to its end, and raises its failure. The step's memory is kept by torch for later ones.
+        Raises InvalidSetting if no block fits.
         """
         memory, limits = self._memory, settings.limits(on_gpu=True)
         memory.empty_cache()
@@ -85,6 +85,13 @@ class PoolMeasurement:
                 f"gpu_memory_utilization is {settings.gpu_memory_utilization}, and the GPU is too small: {reason}; a "
                 f"step has token_budget {limits.token_budget} and max_sequences {limits.max_sequences}"
             ) from error
+
+
+def run_sampled(runner: Runner, plan: StepPlan) -> None:
+    """Run a step to its end. Raises the first failure of its sampling, which its results would give to a request."""
+    faults = [one.fault for one in runner.launch(plan).result() if one.fault is not None]
+    if faults:
+        raise faults[0]
 
 
 def recorded_sizes(sequences: int, ranks: int, loaded: LoadedModel, capacity: Capacity) -> RecordedSizes:

@@ -1,7 +1,8 @@
 """The pool of a GPU is measured after the largest step, and has the blocks that `quire plan` computes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from engine.model.memory_plan import Planner, Workload
 from engine.model.model_shape import read_shape
 from engine.model.sizing import cache_bytes
 from engine.run.runner import ModelRunner
+from engine.run.samplers import TorchSampler
+from engine.run.sampling import Draw
 from engine.schedule.request import Capacity
 from engine.schedule.step_plan import StepPlan
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import BackendOptions, choose_backend
 from services.engine.startup.device import capacity_of
-from services.engine.startup.gpu_pool import PoolMeasurement, largest_step
+from services.engine.startup.gpu_pool import PoolMeasurement, largest_step, run_sampled
 from services.runtime.settings import InvalidSetting
 
 CPU, GIB = torch.device("cpu"), 1 << 30
@@ -94,6 +97,30 @@ def test_the_cache_is_replaced_by_the_pool_after_a_real_step_of_the_decoder(load
     block_bytes = loaded.geometry.block_bytes(16, torch.bfloat16)
     room = int(0.9 * (1 << 22)) - (1 << 20) + cache_bytes(2, block_bytes)
     assert choice.backend.cache.nbytes == room // block_bytes * block_bytes
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "^gpu_memory_utilization is 0.9.* does not fit beside the weights",
+        ),
+        (RuntimeError("no kernel image"), "^no kernel image$"),
+    ],
+)
+def test_a_start_fails_if_the_measured_step_cannot_be_sampled(
+    loaded: LoadedModel, fault: Exception, raised: str
+) -> None:
+    class FailingSampler(TorchSampler):
+        def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+            raise fault
+
+    capacity = capacity_of(SETTINGS, loaded)
+    backend = TorchBackend(loaded.geometry, 16, capacity.device_blocks, torch.bfloat16)
+    trial = ModelRunner(loaded, backend, 16, sampler=FailingSampler())
+    with pytest.raises((InvalidSetting, RuntimeError), match=raised):
+        PoolMeasurement(FakeGpu(GIB)).blocks(partial(run_sampled, trial), SETTINGS, loaded, capacity)
 
 
 def test_the_largest_step_has_the_budget_all_sequences_and_every_filter() -> None:
