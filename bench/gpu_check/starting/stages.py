@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,37 +41,37 @@ def _host_bytes() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
-class Moment(NamedTuple):
+class Reading(NamedTuple):
     """Seconds of the monotonic clock, and the memory then."""
 
     at: float
     memory: Memory
 
     @classmethod
-    def now(cls, device: torch.device) -> "Moment":
+    def now(cls, device: torch.device) -> "Reading":
         """Read both once the GPU has done all its work."""
         torch.cuda.synchronize(device)
         return cls(time.monotonic(), Memory.read(device))
 
 
 @dataclass
-class Span:
-    """A stage of an assembly: its begin, its end, and what went wrong."""
+class AssemblyStage:
+    """A stage of an assembly: its begin, its end, its warnings, and whether it succeeded."""
 
-    begun: Moment
-    ended: Moment
+    begun: Reading
+    ended: Reading
     warnings: list[str] = field(default_factory=list)
-    failure: Exception | None = None
+    outcome: "Future[None]" = field(default_factory=Future)
 
     @classmethod
-    def beginning(cls, moment: Moment) -> "Span":
-        """Return the span of a stage that begins."""
-        return cls(moment, moment)
+    def beginning(cls, reading: Reading) -> "AssemblyStage":
+        """Return a stage that begins."""
+        return cls(reading, reading)
 
-    def check(self) -> None:
-        """Raise the failure of the stage, if any."""
-        if self.failure is not None:
-            raise self.failure
+    def end(self, reading: Reading) -> None:
+        """End it with success."""
+        self.ended = reading
+        self.outcome.set_result(None)
 
 
 class Assembly(logging.Handler):
@@ -79,13 +80,14 @@ class Assembly(logging.Handler):
     def __init__(self, device: torch.device) -> None:
         super().__init__(logging.INFO)
         self._device = device
-        self.spans = {"settings": Span.beginning(Moment.now(device))}
+        self.stages = {"settings": AssemblyStage.beginning(Reading.now(device))}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Begin the stage that a record names; keep a warning."""
         if stage := getattr(record, "stage", None):
-            self._latest.ended = Moment.now(self._device)
-            self.spans[stage] = Span.beginning(self._latest.ended)
+            reading = Reading.now(self._device)
+            self._latest.end(reading)
+            self.stages[stage] = AssemblyStage.beginning(reading)
         if record.levelno >= logging.WARNING:
             self._latest.warnings.append(record.getMessage())
 
@@ -93,16 +95,16 @@ class Assembly(logging.Handler):
         """Assemble, and return the result; None after a failure, which is that of its stage."""
         with self._following(logging.getLogger("quire.engine")):
             try:
-                return assemble()
+                result = assemble()
+                self._latest.end(Reading.now(self._device))
+                return result
             except Exception as failure:
-                self._latest.failure = failure
+                self._latest.outcome.set_exception(failure)
                 return None
-            finally:
-                self._latest.ended = Moment.now(self._device)
 
     @property
-    def _latest(self) -> Span:
-        return next(reversed(self.spans.values()))
+    def _latest(self) -> AssemblyStage:
+        return next(reversed(self.stages.values()))
 
     @contextmanager
     def _following(self, log: logging.Logger) -> Iterator[None]:
@@ -131,28 +133,28 @@ class Stages:
         with self._notes.kept(f"{self._name}, {stage}"):
             missing = [one for one in needs if one not in self._done]
             assert not missing, f"not run, because {missing[0]} failed"
-            begun = Moment.now(self._device)
+            begun = Reading.now(self._device)
             work()
-            self._note(stage, begun, Moment.now(self._device))
+            self._note(stage, begun, Reading.now(self._device))
             self._done.add(stage)
 
     def take(self, assembly: Assembly, stages: Sequence[str]) -> None:
         """Take over these stages of an assembly. A warning in its log is a failure too."""
-        latest = next(reversed(assembly.spans))
-        for stage in dict.fromkeys((*assembly.spans, *stages)):
+        latest = next(reversed(assembly.stages))
+        for stage in dict.fromkeys((*assembly.stages, *stages)):
             with self._notes.kept(f"{self._name}, {stage}"):
-                assert stage in assembly.spans, f"not run, because {latest} failed"
-                span = assembly.spans[stage]
-                span.check()
-                self._note(stage, span.begun, span.ended)
+                assert stage in assembly.stages, f"not run, because {latest} failed"
+                found = assembly.stages[stage]
+                found.outcome.result(timeout=0)
+                self._note(stage, found.begun, found.ended)
                 self._done.add(stage)
-                assert not span.warnings, "; ".join(span.warnings)
+                assert not found.warnings, "; ".join(found.warnings)
 
     def row(self, metric: str, value: float, unit: str) -> None:
         """Write a row of this start."""
         self._notes.row(f"{self._name}_{metric}", value, unit)
 
-    def _note(self, stage: str, begun: Moment, ended: Moment) -> None:
+    def _note(self, stage: str, begun: Reading, ended: Reading) -> None:
         self._memory[stage] = {"before": begun.memory._asdict(), "after": ended.memory._asdict()}
         self._notes.raw(f"{self._name}_memory", self._memory)
         self.row(f"{stage}_seconds", round(ended.at - begun.at, 3), "s")
