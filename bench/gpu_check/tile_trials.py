@@ -1,4 +1,4 @@
-"""Times candidates for tiles and splits of the attention kernels, and checks their results."""
+"""Times candidates for tiles and splits of the attention kernels, and for swaps, and checks their results."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +9,11 @@ import torch
 
 from bench.gpu_check.cases import DTYPE, GROUP, KV_HEADS, batch_of, blocks_of
 from bench.gpu_check.references import worst_row
-from bench.gpu_check.timing import recorded, seconds_of
+from bench.gpu_check.timing import Run, recorded, seconds_of
 from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.gpu.triton_backend import TritonBackend
+from engine.triton_kernels.block_copy import swap_blocks
 from engine.triton_kernels.decode import decode
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.prefill import prefill
@@ -38,6 +39,21 @@ class Split(NamedTuple):
         return replace(tuning, programs=programs, waves=self.waves, min_chunk=self.min_chunk)
 
 
+class Swap(NamedTuple):
+    """How blocks are copied between the tiers: the programs of a launch."""
+
+    programs: int
+
+
+class SwapSizes(NamedTuple):
+    """Blocks copied in each direction, and matrix products beside them: `[rows, width] @ [width, width]`."""
+
+    blocks: int
+    rows: int
+    width: int
+    products: int
+
+
 class _Case(NamedTuple):
     query: torch.Tensor
     batch: PagedBatch
@@ -51,22 +67,33 @@ class TileTrials:
         self, head_size: int, batches: Sequence[Sequence[int]], prompt: int, repetitions: int, device: torch.device
     ) -> None:
         """Allocate a cache for the largest batch, and compute what all candidates must return."""
+        self.head_size = head_size
+        self.repetitions = repetitions
         blocks = max(map(blocks_of, [*batches, (prompt,)]))
         geometry = CacheGeometry(_LAYERS, KV_HEADS, head_size)
         self._backend = TritonBackend(geometry, BLOCK_SIZE, blocks, DTYPE, device)
         self._backend.cache.normal_()
         self._device = device
-        self._repetitions = repetitions
         self._factors = ScoreFactors.of(Scoring(head_size**-0.5))
         self._tuning = tuning_for(head_size, DTYPE, GROUP, device)
-        self._decoding = [self._case(batch_of(lengths, device), head_size) for lengths in batches]
+        self._decoding = {tuple(one): self._case(batch_of(one, device), head_size) for one in batches}
         self._prompt = self._case(batch_of((prompt,), device, fed=(prompt,)), head_size)
 
-    def decode_seconds(self, tiling: Tiling, split: Split) -> float:
-        """Return the seconds of all decoding batches, in all layers. Raises AssertionError for a wrong result."""
+    @property
+    def cache(self) -> torch.Tensor:
+        """The cache on the device."""
+        return self._backend.cache
+
+    @property
+    def tuning(self) -> Tuning:
+        """The committed tuning."""
+        return self._tuning
+
+    def decode_seconds(self, tiling: Tiling, split: Split, batches: Sequence[Sequence[int]]) -> float:
+        """Return the seconds of these decoding batches, in all layers. Raises AssertionError for a wrong result."""
         processors = 2 if self._device.type == "cpu" else _processors(self._device)
         tuning = split.applied(replace(self._tuning, decode=tiling), processors)
-        return sum(self._seconds(case, tuning) for case in self._decoding)
+        return sum(self._seconds(case, tuning) for case in map(self._decoding.__getitem__, map(tuple, batches)))
 
     def prefill_seconds(self, tiling: Tiling) -> float:
         """Return the seconds of the prompt. Raises AssertionError for a wrong result."""
@@ -94,7 +121,69 @@ class TileTrials:
         repeat()
         error = worst_row(output, case.expected.float())
         assert error <= _MOST_ERROR, f"results differ by {error:.2g}"
-        return median(seconds_of(repeat, self._device) for _ in range(self._repetitions))
+        return median(seconds_of(repeat, self._device) for _ in range(self.repetitions))
+
+
+class SwapTrials:
+    """Blocks that go to the host and back beside matrix products, which need the processors that copy.
+
+    The blocks from the host are zeros, so that attention in this cache cannot be checked afterwards.
+    """
+
+    def __init__(self, trials: TileTrials, sizes: SwapSizes) -> None:
+        """Allocate a host tier and the factors of the products."""
+        self._trials, self._sizes = trials, sizes
+        self._device = trials.cache.device
+        self._out, self._back = self._pairs(0), self._pairs(sizes.blocks)
+        pinned = self._device.type == "cuda"
+        self._host = torch.zeros(2 * sizes.blocks, *trials.cache.shape[1:], dtype=DTYPE, pin_memory=pinned)
+        self._left = torch.randn(sizes.rows, sizes.width, dtype=DTYPE, device=self._device)
+        self._right = torch.randn(sizes.width, sizes.width, dtype=DTYPE, device=self._device)
+        self._lanes = _Lane(self._device), _Lane(self._device)
+
+    def seconds(self, swap: Swap) -> float:
+        """Return the seconds of the products and the copies together. Raises AssertionError for a wrong copy."""
+        tuning = replace(self._trials.tuning, swap_programs=swap.programs)
+        cache = self._trials.cache
+
+        def run() -> None:
+            out, back = self._lanes
+            out.run(lambda: swap_blocks(cache, self._host, self._out, tuning))
+            back.run(lambda: swap_blocks(self._host, cache, self._back, tuning))
+            for _ in range(self._sizes.products):
+                torch.mm(self._left, self._right)
+            out.join()
+            back.join()
+
+        found = [seconds_of(run, self._device) for _ in range(1 + self._trials.repetitions)]
+        count = self._sizes.blocks
+        assert torch.equal(cache[:count].cpu(), self._host[:count]), "the copies on the host differ"
+        return median(found[1:])
+
+    def _pairs(self, begin: int) -> torch.Tensor:
+        blocks = torch.arange(begin, begin + self._sizes.blocks, device=self._device)
+        return torch.stack([blocks, blocks], 1)
+
+
+class _Lane:
+    """A stream beside the current one. On a CPU there is only one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # pragma: no cover - CUDA
+
+    def run(self, work: Run) -> None:
+        if self._stream is None:
+            work()
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())  # pragma: no cover - CUDA
+        with torch.cuda.stream(self._stream):  # pragma: no cover - CUDA
+            work()  # pragma: no cover - CUDA
+
+    def join(self) -> None:
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)  # pragma: no cover - CUDA
 
 
 def _processors(device: torch.device) -> int:  # pragma: no cover - CUDA

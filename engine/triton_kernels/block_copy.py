@@ -7,8 +7,6 @@ import triton.language as tl
 from engine.triton_kernels.tuning import Tuning
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
-# Of a copy between the tiers, which the bus limits: 16 programs have 256 KiB in flight, and most processors compute.
-_SWAP_PROGRAMS = 16
 
 
 def copy_blocks(cache: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> None:
@@ -25,7 +23,7 @@ def swap_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor,
     The caches are contiguous; that of the host is pinned, so that the kernel reaches it by its address. `pairs`:
     `[copies, 2]` int64 on the device; destinations are distinct.
     """
-    _launch(source, target, pairs, tuning, _SWAP_PROGRAMS)
+    _launch(source, target, pairs, tuning, tuning.swap_programs)
 
 
 def _launch(

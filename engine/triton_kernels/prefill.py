@@ -129,7 +129,7 @@ def split_count(tiles: int, kv_heads: int, most_keys: int, tuning: Tuning) -> in
     Together the programs occupy the device, and each has at least one chunk of the longest sequence, of `most_keys`
     keys. All numbers are on the host, so nothing waits for the device.
     """
-    return max(1, min(tuning.programs // (tiles * kv_heads), most_keys // tuning.min_chunk))
+    return max(1, min(tuning.prefill_programs // (tiles * kv_heads), most_keys // tuning.min_chunk))
 
 
 @triton.jit

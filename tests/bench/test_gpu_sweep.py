@@ -10,8 +10,17 @@ pytest.importorskip("triton")
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.parts import sweep
 from bench.gpu_check.parts.tests import counted
-from bench.gpu_check.tile_trials import Split
-from engine.triton_kernels.tuning import MIN_CHUNK, PROGRAMS_PER_PROCESSOR, TILES, WAVES, Tiling
+from bench.gpu_check.tile_trials import Split, Swap
+from engine.triton_kernels.tuning import (
+    MIN_CHUNK,
+    PROGRAMS_PER_PROCESSOR,
+    SMALL_TILES,
+    SWAP_PROGRAMS,
+    TILES,
+    WAVES,
+    Tiles,
+    Tiling,
+)
 
 SLOW, FAST, BROKEN = Split(1, 1, 1), Split(2, 1, 1), Split(3, 1, 1)
 SECONDS = {SLOW: 4.0, FAST: 2.0}
@@ -34,11 +43,12 @@ def test_a_sweep_ends_at_its_deadline_after_the_committed_candidate_at_least() -
 
 
 def test_the_printed_table_is_the_source_of_the_tunings() -> None:
-    tree = ast.parse(sweep.printed(TILES, Split(PROGRAMS_PER_PROCESSOR, WAVES, MIN_CHUNK)))
-    names = {"Tiling": Tiling}
-    exec(compile(tree, "printed", "exec"), names)
-    assert names["TILES"] == TILES
-    assert names["MIN_CHUNK"] == MIN_CHUNK
+    split, swap = Split(PROGRAMS_PER_PROCESSOR, WAVES, MIN_CHUNK), Swap(SWAP_PROGRAMS)
+    for name, tables in (("TILES", TILES), ("SMALL_TILES", SMALL_TILES)):
+        names = {"Tiling": Tiling, "Tiles": Tiles}
+        exec(compile(ast.parse(sweep.printed(tables, split, swap, name)), "printed", "exec"), names)
+        assert names[name] == tables
+        assert (names["MIN_CHUNK"], names["SWAP_PROGRAMS"]) == (MIN_CHUNK, SWAP_PROGRAMS)
 
 
 def test_tests_are_counted_from_their_dots_if_pytest_was_ended() -> None:

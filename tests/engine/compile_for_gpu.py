@@ -1,8 +1,10 @@
 """Compiles every kernel for absent GPUs, and prints what a program of each occupies.
 
-Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [CAPABILITY...]`. With `all`, for all shapes instead of
-the first; with `sampler`, its kernels too; without capabilities, for 90. The backend and the sampler run unchanged;
-launches only compile. The compiler needs no GPU to find errors, excessive shared memory and spilled registers.
+Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [unpipelined] [CAPABILITY...]`. With `all`, for all
+shapes instead of the first; with `sampler`, its kernels too; with `unpipelined`, prefill has tiles whose loads are
+awaited at once; without capabilities, for 90. A line that begins with `fault` names a key loop that is slow. The
+backend and the sampler run unchanged; launches only compile. The compiler needs no GPU to find errors, excessive shared
+memory and spilled registers.
 """
 
 import sys
@@ -24,11 +26,13 @@ from engine.run.device_sampler import DeviceSampler
 from engine.run.sampling import Draw
 from engine.schedule.request import LogitRules, Sampling
 from engine.schedule.step_plan import RowRules, Work
+from engine.triton_kernels import tuning
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from tests.engine.gpu_resources import Resources
+from tests.engine.key_loops import UNPIPELINED, faults_of, spilling_loops
 
 CPU = torch.device("cpu")
 # Type, head size, KV heads, query heads of each, block size, scoring. Together they have all tuned tiles.
@@ -56,6 +60,12 @@ class Launches:
         cuobjdump = triton.knobs.nvidia.cuobjdump.path
         resources = Resources.of(self.driver.capability, kernel.__name__, compiled, cuobjdump)
         sys.stdout.write(" ".join(map(str, resources)) + "\n")
+        if kernel.__name__ in UNPIPELINED:
+            faults = faults_of(kernel.__name__, compiled)
+            if resources.stack and spilling_loops(compiled, cuobjdump):
+                faults.append("a key loop spills registers")
+            for fault in faults:
+                sys.stdout.write(f"fault {resources.capability} {kernel.__name__} {fault}\n")
 
 
 class Driver(SimpleNamespace):
@@ -68,6 +78,9 @@ class Driver(SimpleNamespace):
 
     def get_current_device(self) -> int:
         return self.capability
+
+    def properties(self, _device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(multi_processor_count=132, major=self.capability // 10)
 
     def get_current_stream(self, _device: int) -> int:
         return 0
@@ -115,7 +128,9 @@ def main() -> None:
     triton.runtime.driver.set_active(driver)
     launches = Launches(driver)
     every = "all" in sys.argv[1:]
-    processors = patch("torch.cuda.get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    if "unpipelined" in sys.argv[1:]:
+        tuning.TILES[64] = (tuning.TILES[64][0], tuning.Tiling(128, 64, 8, 3))
+    processors = patch("torch.cuda.get_device_properties", driver.properties)
     with processors, patch.object(JITFunction, "run", lambda *a, **k: launches(*a, **k)):
         for capability in [int(one) for one in sys.argv[1:] if one.isdigit()] or [90]:
             driver.capability = capability

@@ -49,18 +49,18 @@ def test_the_keys_of_a_tile_may_be_split_over_programs(window: int | None, monke
 
 
 def test_few_new_tokens_behind_a_long_prefix_occupy_the_device() -> None:
-    """Llama-3-8B on an H100 with 132 processors: 32 query heads share 8 KV heads, 264 programs run at once."""
+    """Llama-3-8B on an H100 with 132 processors: 32 query heads share 8 KV heads, 132 programs run at once."""
     h100 = replace(
-        tuning_for(128, torch.float32, 4, DEVICE), prefill=Tiling(128, 64, 8, 3), programs=264, min_chunk=256
+        tuning_for(128, torch.float32, 4, DEVICE), prefill=Tiling(128, 64, 8, 5), processors=132, min_chunk=256
     )
 
     def splits(fed: int, keys: int) -> int:
         tiles = -(-fed // tile_tokens(4, h100))
         return prefill.split_count(tiles, 8, keys, h100)
 
-    assert splits(16, 32 * 1024 + 16) == 33, "264 programs of 1,024 keys instead of 8 of 32,784"
-    assert splits(64, 32 * 1024 + 64) == 16, "256 programs"
-    assert splits(512, 32 * 1024 + 512) == 2
+    assert splits(16, 32 * 1024 + 16) == 16, "128 programs of some 2,048 keys instead of 8 of 32,784"
+    assert splits(64, 32 * 1024 + 64) == 8, "128 programs"
+    assert splits(256, 32 * 1024 + 256) == 2
     assert splits(16, 300) == 1, "a short sequence is one chunk"
     assert splits(2048, 2048) == 1, "64 tiles occupy the device themselves"
 

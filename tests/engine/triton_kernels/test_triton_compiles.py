@@ -10,6 +10,7 @@ import pytest
 
 from services.models.model_store import default_cache
 from tests.engine.gpu_resources import PROCESSORS, Resources
+from tests.engine.key_loops import UNPIPELINED
 from tests.engine.triton_case import make_triton_backend
 
 ROOT = Path(__file__).parents[3]
@@ -26,8 +27,21 @@ SAMPLER = launched(*FOLDER.glob("sampling/*.py"))
 KERNELS = launched(*FOLDER.glob("*.py")) | {"_read"}  # the last is that of bench.gpu_check.ceilings
 
 
+# Bytes of local memory of a thread, by capability, kernel and shared memory: registers that are spilled outside of the
+# key loops, which is the rest that the assembler leaves. Decoding: 6 loads for an item of 256 keys or more, by Triton
+# 3.7.1, and 2 by 3.6; tiles of half the keys would spill none, but take twice the turns. Prefill of float32: 16 bytes.
+SPILLED = {(90, "_decode", 72192): 24, (100, "_decode", 72192): 8, (90, "_prefill", 51456): 16}
+
+
 def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_processors() -> None:
     check_kernels("90")
+
+
+def test_key_loops_that_await_each_tile_at_once_are_faults() -> None:
+    lines = compiled("unpipelined", "90")
+    assert [one for one in lines if one.startswith("fault 90 _prefill a key loop waits until [0] copies")]
+    with pytest.raises(AssertionError, match="not pipelined"):
+        checked(lines)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +66,24 @@ def test_programs_of_a_processor_are_limited_by_memory_registers_and_threads(
 
 def check_kernels(*which: str, packages: Path | None = None) -> list[Resources]:
     """Compile the kernels, and check that each can be launched; `packages` come before those that are installed."""
+    found = checked(compiled(*which, packages=packages))
+    assert {one.kernel for one in found} == KERNELS | (SAMPLER if "sampler" in which else set())
+    assert {one.capability for one in found} == {int(one) for one in which if one.isdigit()} <= PROCESSORS.keys()
+    return found
+
+
+def checked(lines: list[str]) -> list[Resources]:
+    """Return what the kernels occupy, after a check that they can be launched and have no slow key loop."""
+    assert [line for line in lines if line.startswith("fault")] == []
+    found = [_resources(line) for line in lines]
+    assert [one for one in found if not one.programs] == []
+    attention = [one for one in found if one.kernel in UNPIPELINED]
+    assert [one for one in attention if one.stack > SPILLED.get((one.capability, one.kernel, one.shared), 0)] == []
+    return found
+
+
+def compiled(*which: str, packages: Path | None = None) -> list[str]:
+    """Compile the kernels, and return the lines that describe them."""
     make_triton_backend()
     cache = default_cache().parent / "triton"  # Triton compiles a kernel again when its source changes
     paths = [str(path) for path in (packages, ROOT) if path]
@@ -62,11 +94,7 @@ def check_kernels(*which: str, packages: Path | None = None) -> list[Resources]:
     if "ptxas" in ended.stderr and "not found" in ended.stderr:
         pytest.skip("this Triton has no assembler for GPUs")
     assert ended.returncode == 0, ended.stderr
-    found = [_resources(line) for line in ended.stdout.splitlines()]
-    assert {one.kernel for one in found} == KERNELS | (SAMPLER if "sampler" in which else set())
-    assert {one.capability for one in found} == {int(one) for one in which if one.isdigit()} <= PROCESSORS.keys()
-    assert [one for one in found if not one.programs] == []
-    return found
+    return ended.stdout.splitlines()
 
 
 def _resources(line: str) -> Resources:
