@@ -18,7 +18,7 @@ from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.generation import Generation
 from services.gateway.observe.observer import GatewayObserver, Inventory, RequestInfo, RequestObserver, RequestProgress
-from services.gateway.parameters import Parameters, check_prompt
+from services.gateway.parameters import Parameters
 from services.gateway.prepared_request import (
     PreparedRequest,
     check_fits,
@@ -29,14 +29,10 @@ from services.gateway.prepared_request import (
     truncated,
 )
 from services.gateway.text.bad_words import sequences_of as sequences_of_words
-from services.gateway.text.chat_template import ChatTemplateError
-from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import Tokenizer
-from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
+from services.gateway.tokenization import PromptTokenizer
+from services.runtime.errors import Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
 from services.runtime.tracing.spans import Tracing
-
-# Longer prompts are tokenized in a thread, so that other streams do not wait.
-_MAX_INLINE_TOKENIZE_BYTES = 4096
 
 # Closing the server cancels calls that it has not accepted yet, and clients do not retry cancelled calls. So drain()
 # first gives clients that watch its health, and load balancers, time to stop sending.
@@ -88,6 +84,7 @@ class RequestHandler:
         self._observer = observer
         self._tracing = tracing
         self._clock = clock
+        self._tokenizer = PromptTokenizer()
         self._live_ids: set[str] = set()
         self._draining = False
         self._last_rejected_at = 0.0
@@ -157,23 +154,13 @@ class RequestHandler:
 
         Raises a ServiceError.
         """
-        served = self._fleet.model(model)
-        check_prompt(prompt)
-        if prompt.WhichOneof("kind") == "token_ids":
-            check_ids(prompt.token_ids.ids, "prompt.token_ids.ids", served.description().vocabulary_size)
-            return list(prompt.token_ids.ids)
-        try:
-            if _is_quick(served, prompt):
-                return _tokenize(served, prompt, open_turn)
-            return await asyncio.to_thread(_tokenize, served, prompt, open_turn)
-        except ChatTemplateError as error:
-            field = f"prompt.chat{error.field}"
-            raise InvalidField(f"{field}: {error}", field) from error
+        return await self._tokenizer.token_ids(self._fleet.model(model), prompt, open_turn=open_turn)
 
     async def prompt_ids(self, request: gateway_pb2.GenerateRequest) -> list[int]:
         """Return the token ids of a request's prompt, truncated as it says. Raises a ServiceError."""
-        token_ids = await self.token_ids(request.model, request.prompt)
-        return truncated(token_ids, request, self._fleet.model(request.model))
+        model = self._fleet.model(request.model)
+        most = None if request.HasField("truncate_prompt_tokens") else model.description().context_tokens
+        return truncated(await self._tokenizer.token_ids(model, request.prompt, most), request, model)
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
@@ -200,7 +187,8 @@ class RequestHandler:
         self._fleet.prune(now)
         models, tenants = self._fleet.model_names(), self._limits.tenants
         self._limits.admission.retain_models(models)
-        self._observer.on_inventory(Inventory(self._fleet.engines(), models, tenants.tenant_names()), now)
+        usable = self._fleet.usable_engines()
+        self._observer.on_inventory(Inventory(self._fleet.engines(), models, tenants.tenant_names(), usable), now)
         tenants.prune(now)
 
     async def drain(self) -> None:
@@ -290,7 +278,7 @@ class RequestHandler:
         if request.prompt.HasField("token_ids") and not request.HasField("truncate_prompt_tokens"):
             check_fits(len(request.prompt.token_ids.ids), "prompt.token_ids.ids", model)
         with info.span.start_child("tokenize"):
-            token_ids = truncated(await self.token_ids(model.name, request.prompt), request, model)
+            token_ids = await self.prompt_ids(request)
         check_fits(len(token_ids), "prompt", model)
         salt = self._namespace.salt(tenant, parameters.salt)
         submission = submission_of(parameters, token_ids, model, qualified(tenant, parameters.request_id), salt)
@@ -324,19 +312,3 @@ def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
         weights=sorted({one.weights for one in engines} - {""}),
         kv_dtypes=sorted({one.kv_dtype for one in engines} - {""}),
     )
-
-
-def _is_quick(model: ServedModel, prompt: gateway_pb2.Prompt) -> bool:
-    """Return True if other streams can wait for the prompt's tokenization."""
-    if prompt.ByteSize() > _MAX_INLINE_TOKENIZE_BYTES:
-        return False
-    return prompt.HasField("text") or not model.tokenizer.is_slow_with(
-        prompt.chat.SerializeToString().decode("latin-1")
-    )
-
-
-def _tokenize(model: ServedModel, prompt: gateway_pb2.Prompt, open_turn: bool) -> list[int]:
-    if prompt.WhichOneof("kind") == "text":
-        return model.tokenizer.encode(prompt.text)
-    conversation = conversation_of(prompt.chat)
-    return model.tokenizer.encode_chat(conversation if open_turn else conversation._replace(open_turn=False))

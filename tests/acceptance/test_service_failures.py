@@ -28,7 +28,7 @@ def test_serve_stops_when_a_service_has_used_up_its_restarts(tiny_model: Callabl
             before = len(serving.lines)
             os.kill(serving.children()["kvmanager"], signal.SIGKILL)
             line = serving.output.wait_for("starting it again", after=before)
-            assert line.startswith("serve     | kvmanager was ended by SIGKILL: starting it again in ")
+            assert line.startswith("serve     | ERROR kvmanager was ended by SIGKILL: starting it again in ")
             assert line.endswith(f" s, restart {number} of at most 2")
             serving.output.wait_for("kvmanager is ready", after=before)
         services = serving.children()

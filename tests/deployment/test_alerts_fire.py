@@ -97,9 +97,15 @@ def stack(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def misconfigured(
-    commands: Path, fired: dict[str, Fired], tmp_path_factory: pytest.TempPathFactory
+    commands: Path,
+    fired: dict[str, Fired],
+    tiny_model: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[], None]]:
-    """Waits for the alerts of a KV manager with a certificate of one day and a Prometheus without a gateway."""
+    """Waits for the alerts of a KV manager with a certificate of one day and a Prometheus without a gateway.
+
+    And of an engine that cannot record its steps, and of a gateway that no engine ever joins.
+    """
     folder = tmp_path_factory.mktemp("misconfigured")
     certificate, key = Authority(folder).issue("kvmanager", days=1)
     manager = RunningService(
@@ -107,11 +113,22 @@ def misconfigured(
         *("--tls-certificate", str(certificate), "--tls-key", str(key)),
     )
     address = manager.metrics_url.split("/")[2]
-    prometheus = _prometheus(commands, folder, {"kvmanager": address, "engine": address, "gateway": ""})
+    options = ("--model", str(tiny_model("llama")), "--kvmanager", f"unix:{folder}/none.sock", "--device-blocks", "8")
+    unrecorded = "tests.running.unrecorded_engine"
+    engine = RunningService("engine", "engine", *options, "--listen", "127.0.0.1:0", module=unrecorded)
+    targets = {"kvmanager": address, "engine": engine.metrics_url.split("/")[2], "gateway": ""}
+    prometheus = _prometheus(commands, folder, targets)
+    gateway = RunningService(
+        *("gateway", "--engines", f"unix:{folder}/no-engine.sock", "--listen", "127.0.0.1:0", "--http-listen", "")
+    )
+    alone = {"kvmanager": address, "engine": "", "gateway": gateway.metrics_url.split("/")[2]}
+    without_engine = _prometheus(commands, tmp_path_factory.mktemp("without-engine"), alone)
     begun = time.monotonic()
 
     def see() -> None:
+        Watch(without_engine, fired).wait_for("a gateway that no engine ever joins", ("QuireNoEngineYet",), begun)
         provocations = {
+            "an engine whose recorder has no memory": ("QuireStepsNotRecorded",),
             "Prometheus has no gateway in its configuration": ("QuireTargetMissing",),
             "a KV manager whose certificate has a day left": ("QuireCertificateExpiresSoon", "QuireCertificateExpires"),
         }
@@ -124,7 +141,9 @@ def misconfigured(
         seen = background.submit(see)
         yield seen.result
     prometheus.close()
-    manager.close()
+    without_engine.close()
+    for service in (gateway, engine, manager):
+        service.close()
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ SHOWN = {
         "quire_failovers": ("reason",),
         "quire_isolated_attempts": (),
         "quire_requests_given_up": (),
+        "quire_usable_engines": (),
         "quire_cancel_to_free_seconds": (),
         "quire_request_queue_time_seconds": (),
         "quire_request_prefill_time_seconds": (),
@@ -53,9 +54,11 @@ SHOWN = {
     },
     "engine": {
         "quire_num_requests_running": (),
+        "quire_recording_failed": ("steps",),
         "quire_model_formats_info": ("dtype", "weights", "kv_dtype"),
         "quire_num_requests_waiting": (),
         "quire_num_requests_waiting_by_reason": ("reason",),
+        "quire_seconds_without_step": (),
         "quire_num_preemptions": (),
         "quire_num_requests_failed": ("reason",),
         "quire_prompt_tokens": (),
@@ -119,7 +122,13 @@ SHOWN = {
 OUTLIVING = {
     "quire_requests_given_up",
     *("quire_kv_attaches", "quire_kv_broken_streams", "quire_kv_expired_leases"),
-    *("quire_admission_rejections", "quire_deadline_exceeded", "quire_slow_clients", "quire_open_streams"),
+    *(
+        "quire_admission_rejections",
+        "quire_deadline_exceeded",
+        "quire_slow_clients",
+        "quire_open_streams",
+        "quire_usable_engines",
+    ),
     *("quire_tenant_requests", "quire_tenant_requests_running", "quire_tenant_running_tokens", "quire_tenant_tokens"),
 }
 # Without the label `model_name` too: a request is counted before its model is resolved.

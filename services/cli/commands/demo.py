@@ -102,7 +102,7 @@ async def _demonstrate(engine: EngineSettings, console: Console, results: str | 
             await supervisor.stop()
 
 
-def _silent(_label: str, _line: str) -> None:
+def _silent(_label: str, _line: str, _level: int = 0) -> None:
     """Discard a log line: ServiceFailed has the reason of a failed service."""
 
 

@@ -49,7 +49,7 @@ def serve(
             check_addresses(gateway, kvmanager, metrics.values())
             engine = engine_with_folder(engine)
         except (InvalidSetting, ModelUnavailable, NoSuchInstance) as error:
-            show("serve", str(error))
+            show("serve", str(error), logging.ERROR)
             return 1
         except KeyboardInterrupt:
             show("serve", "stopping: signal received")
@@ -57,18 +57,20 @@ def serve(
         return asyncio.run(_supervise(Supervisor(kvmanager, engine, gateway, show, metrics, local), show, local))
 
 
-def _print(console: Console, label: str, line: str) -> None:
+def _print(console: Console, label: str, line: str, level: int = logging.INFO) -> None:
     """Print one line of a service, after its name."""
+    if level > logging.INFO:
+        line = f"{logging.getLevelName(level)} {line}"
     console.print(f"[{_COLORS[label.partition('-')[0]]}]{label:<9}[/] | ", end="", soft_wrap=True)
     console.out(line, highlight=False)
 
 
-def _pass_on(logs: LogWriter, label: str, line: str) -> None:
+def _pass_on(logs: LogWriter, label: str, line: str, level: int = logging.INFO) -> None:
     """Log a line of a service: JSON lines unchanged, others under the service's name."""
     if line.startswith("{") and line.endswith("}"):
         logs.put(line)
     else:
-        log.info(line, extra={"service": label})
+        log.log(level, line, extra={"service": label})
 
 
 def _check_name(local: LocalSettings) -> None:
@@ -91,10 +93,11 @@ async def _supervise(supervisor: Supervisor, show: Print, local: LocalSettings) 
         for task in (life, stopping):
             task.cancel()
         await asyncio.gather(life, stopping, return_exceptions=True)
-    show("serve", f"stopping: {'a service failed' if failure else 'signal received'}")
+    reason, level = ("a service failed", logging.ERROR) if failure else ("signal received", logging.INFO)
+    show("serve", f"stopping: {reason}", level)
     await supervisor.stop()
     if failure:
-        show("serve", str(failure))
+        show("serve", str(failure), logging.ERROR)
     return 1 if failure else 0
 
 

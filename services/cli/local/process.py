@@ -1,11 +1,12 @@
 """One service as a child process: its output, its readiness, its end, and its restart."""
 
 import asyncio
+import logging
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from services.cli.options import arguments_of
 from services.engine.settings import EngineSettings
@@ -20,8 +21,14 @@ _SECONDS_BEYOND_GRACE = 10.0
 _LONGEST_LINE = 1024 * 1024
 _LONGEST_ADDRESS = 4096
 
-Print = Callable[[str, str], None]
 ServiceSettings = KVManagerSettings | EngineSettings | GatewaySettings
+
+
+class Print(Protocol):
+    """Shows a line of a service, or about it, under its label; `level` is one of logging's."""
+
+    def __call__(self, label: str, line: str, level: int = logging.INFO, /) -> None:
+        """Show it."""
 
 
 class ServiceProcess:
@@ -71,7 +78,7 @@ class ServiceProcess:
         try:
             await asyncio.wait_for(self._process.wait(), self.settings.grace_seconds + _SECONDS_BEYOND_GRACE)
         except TimeoutError:
-            self._show(self.label, "did not stop in time and is killed")
+            self._show(self.label, "did not stop in time and is killed", logging.WARNING)
             self._process.kill()
             await self._process.wait()
         if self._echo is not None:

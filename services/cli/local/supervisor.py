@@ -1,6 +1,7 @@
 """Runs the services as processes over Unix sockets, restarts those that exit, and stops them in order."""
 
 import asyncio
+import logging
 import shutil
 import tempfile
 from dataclasses import replace
@@ -139,7 +140,8 @@ class Supervisor:
             if delay is None:
                 raise ServiceFailed(_given_up(service, restarts))
             number = f"restart {restarts.count} of at most {restarts.most}"
-            self._show(_SERVE, f"{service.exit_summary()}: starting it again in {delay:g} s, {number}")
+            summary = f"{service.exit_summary()}: starting it again in {delay:g} s, {number}"
+            self._show(_SERVE, summary, logging.ERROR)
             await asyncio.sleep(delay)
             await service.start()
 

@@ -114,6 +114,10 @@ class Fleet:
         """Return the names of all known models, with or without an engine."""
         return set(self._models)
 
+    def usable_engines(self) -> dict[str, int]:
+        """Return the number of engines that accept requests, for each known model."""
+        return {name: len(model.ready_links()) for name, model in self._models.items()}
+
     def prune(self, now: float) -> None:
         """Drop the oldest models without engines and requests, if there are too many. `now` is in seconds."""
         in_use = {name for name, model in self._models.items() if model.links or model.in_flight}

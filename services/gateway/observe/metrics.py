@@ -127,11 +127,18 @@ class GatewayMetrics(GatewayObserver):
             ("model_name", "protocol"),
             registry=self.registry,
         )
+        self._usable_engines = Gauge(
+            "quire_usable_engines",
+            "Engines that accept requests, of each model that this gateway has seen.",
+            ("model_name",),
+            registry=self.registry,
+        )
         self._tenants = TenantMetrics()
         self.registry.register(self._tenants)
         self._series: dict[tuple[str, str], EngineSeries] = {}
         self._engines: set[tuple[str, str]] = set()  # engines with series
         self._models: set[str] = set()  # models with series
+        self._counted_models: set[str] = set()  # models whose usable engines are counted
         self._retention = Retention[tuple[str, str]](RETENTION_SECONDS, max_absent=MAX_RETAINED_ENGINES)
 
     def on_tenants(self, stats: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
@@ -195,6 +202,7 @@ class GatewayMetrics(GatewayObserver):
 
     def on_inventory(self, inventory: Inventory, now: float) -> None:
         """Drop series of disconnected engines without requests after their retention, and of unknown models at once."""
+        self._count_usable_engines(inventory.usable)
         busy = {labels for labels, series in self._series.items() if series.in_flight}
         for labels in self._retention.expired(self._engines, busy.union(inventory.engines), now):
             self._remove_engine(labels)
@@ -202,6 +210,13 @@ class GatewayMetrics(GatewayObserver):
             self._models.remove(model)
             for metric in (*self._of_models.values(), self._open_streams):
                 metric.remove_by_labels({"model_name": model})
+
+    def _count_usable_engines(self, usable: Mapping[str, int]) -> None:
+        for model in self._counted_models.difference(usable):
+            self._usable_engines.remove(model)
+        self._counted_models = set(usable)
+        for model, count in usable.items():
+            self._usable_engines.labels(model).set(count)
 
     def _start_at_zero(self, model_name: str, engine_id: str) -> None:
         """Create the series of rare events, so that rate() includes the first, and their number stays the same."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.v1 import gateway_pb2
@@ -77,11 +78,15 @@ class RequestObserver:
 
 
 class Inventory(NamedTuple):
-    """The connected engines by model and id, the known models, and the tenants of the current keys."""
+    """The connected engines by model and id, the known models, and the tenants of the current keys.
+
+    `usable` is the number of engines of each known model that accept requests.
+    """
 
     engines: Collection[tuple[str, str]]
     models: Collection[str]
     tenants: Collection[str]
+    usable: Mapping[str, int] = MappingProxyType({})
 
 
 class TenantStats(NamedTuple):

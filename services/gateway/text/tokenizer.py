@@ -16,6 +16,7 @@ import tokenizers
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
 from services.gateway.text.literal_text import LiteralText
+from services.models.token_bytes import bytes_per_token
 from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 
 # The character for a space in SentencePiece vocabularies.
@@ -26,6 +27,15 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 class TokenizerLoadError(ValueError):
     """The folder has no tokenizer, or the tokenizer cannot be read."""
+
+
+class TextTooLong(ValueError):
+    """A text of `size` bytes surely has more tokens than allowed: their text has at most `most` bytes."""
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(f"The text must have at most {most} bytes, not {size}.")
+        self.size = size
+        self.most = most
 
 
 class Tokenizer:
@@ -66,8 +76,12 @@ class Tokenizer:
         """Whether characters outside the vocabulary are encoded as single-byte tokens such as `<0xE4>`."""
         return bool(self._bytes)
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text, with the special tokens that the model expects around it."""
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Encode a text, with the special tokens that the model expects around it.
+
+        Raises TextTooLong, before the work, if its size shows that it has more than `most` tokens.
+        """
+        self._check_size(text, most)
         return self._ids(text, add_special_tokens=True)
 
     def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
@@ -91,12 +105,17 @@ class Tokenizer:
         """The renderer of conversations."""
         return self._chat
 
-    def encode_chat(self, conversation: Conversation) -> list[int]:
-        """Render and encode a conversation. Special tokens in its texts are text. Raises ChatTemplateError."""
+    def encode_chat(self, conversation: Conversation, most: int | None = None) -> list[int]:
+        """Render and encode a conversation. Special tokens in its texts are text.
+
+        Raises ChatTemplateError, and TextTooLong as `encode` does.
+        """
+        text = self._chat.render(conversation)
+        self._check_size(text, most)
         marked = self._literal.mark(conversation, self._chat.knows)
         if marked is None:
             # The template already contains the special tokens around a text.
-            return self._ids(self._chat.render(conversation), add_special_tokens=False)
+            return self._ids(text, add_special_tokens=False)
         return self._literal.encode(self._chat.render(marked.conversation), marked.mark)
 
     def is_slow_with(self, text: str) -> bool:
@@ -152,6 +171,18 @@ class Tokenizer:
     def byte_of(self, token_id: int) -> int | None:
         """Return the byte of a byte-fallback token, and None for any other token."""
         return self._bytes.get(token_id)
+
+    @cached_property
+    def _bytes_per_token(self) -> int | None:
+        return bytes_per_token(json.loads(self._backend.to_str()))
+
+    def _check_size(self, text: str, most: int | None) -> None:
+        # A character has at most four bytes. Most texts are short, and then the vocabulary is not searched.
+        if most is None or len(text) <= most // 4 or self._bytes_per_token is None:
+            return
+        size, limit = len(text.encode()), most * self._bytes_per_token
+        if size > limit:
+            raise TextTooLong(size, limit)
 
     def _names_of_template(self) -> frozenset[int]:
         return self._added_ids.intersection(self._ids(self._chat.features.frame, add_special_tokens=False))

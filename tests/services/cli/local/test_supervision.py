@@ -68,6 +68,7 @@ def test_a_request_continues_when_services_are_killed_and_restarted(
             line = kill(two_engines, *labels)
         for label in labels:
             restart = two_engines.output.wait_for(f"{label} was ended by SIGKILL: starting it again", after=line)
+            assert restart.startswith("serve     | ERROR ")
             assert restart.endswith(" in 0.5 s, restart 1 of at most 5")
         assert answer.result().token_ids == expected
     for number in (0, 1):  # also at a new KV manager

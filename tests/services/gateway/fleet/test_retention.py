@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
+from prometheus_client.samples import Sample
 
 from bench.loads.null_engine import NullOptions
 from quire.v1 import decoding_pb2, gateway_pb2, gateway_pb2_grpc
@@ -124,6 +125,23 @@ def test_series_stay_until_the_last_request_of_an_absent_engine_has_ended() -> N
     assert count.endswith(b" 1.0")
     report(shown, set(), {MODEL}, 4 * RETENTION_SECONDS)
     assert lines(shown, 'engine="a"') == []
+
+
+def test_a_known_model_without_engines_counts_zero_usable_ones_until_it_is_dropped() -> None:
+    shown = GatewayMetrics()
+    for now, usable in enumerate(({}, {MODEL: 2, "other": 1}, {MODEL: 0, "other": 1}, {"other": 0})):
+        shown.on_inventory(Inventory((), set(usable), set(), usable), float(now))
+        found = {(sample.labels["model_name"], sample.value) for sample in usable_engines(shown)}
+        assert found == set(usable.items())
+
+
+def usable_engines(shown: GatewayMetrics) -> list[Sample]:
+    return [
+        sample
+        for family in shown.registry.collect()
+        for sample in family.samples
+        if sample.name == "quire_usable_engines"
+    ]
 
 
 def test_series_of_an_unknown_model_are_dropped_and_those_without_a_model_stay() -> None:
