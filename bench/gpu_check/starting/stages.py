@@ -56,17 +56,22 @@ class Reading(NamedTuple):
 
 @dataclass
 class AssemblyStage:
-    """A stage of an assembly: its begin, its end, its warnings, and whether it succeeded."""
+    """A stage of an assembly: its begin, its end, its log, and whether it succeeded."""
 
     begun: Reading
     ended: Reading
-    warnings: list[str] = field(default_factory=list)
+    records: list[logging.LogRecord] = field(default_factory=list)
     outcome: "Future[None]" = field(default_factory=Future)
 
     @classmethod
     def beginning(cls, reading: Reading) -> "AssemblyStage":
         """Return a stage that begins."""
         return cls(reading, reading)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What its log warns of."""
+        return [one.getMessage() for one in self.records if one.levelno >= logging.WARNING]
 
     def end(self, reading: Reading) -> None:
         """End it with success."""
@@ -83,13 +88,12 @@ class Assembly(logging.Handler):
         self.stages = {"settings": AssemblyStage.beginning(Reading.now(device))}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Begin the stage that a record names; keep a warning."""
+        """Begin the stage that a record names; keep the record."""
         if stage := getattr(record, "stage", None):
             reading = Reading.now(self._device)
             self._latest.end(reading)
             self.stages[stage] = AssemblyStage.beginning(reading)
-        if record.levelno >= logging.WARNING:
-            self._latest.warnings.append(record.getMessage())
+        self._latest.records.append(record)
 
     def run(self, assemble: Callable[[], Result]) -> Result | None:
         """Assemble, and return the result; None after a failure, which is that of its stage."""
