@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -27,7 +28,7 @@ from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
-from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
+from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured, run_sampled
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
 from services.engine.startup.weights import kept, packed_format, weights_to_load
@@ -73,7 +74,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         assert measurement is not None, "the pool has no size yet"
         log.info("measuring the memory of the largest step", extra={"stage": "measurement"})
         trial = ModelRunner(loaded, backend, capacity.block_size, decoder=decoder, sampler=sampler)
-        return measurement.blocks(lambda plan: trial.launch(plan).result(), settings, loaded, capacity)
+        return measurement.blocks(partial(run_sampled, trial), settings, loaded, capacity)
 
     chosen = choose_backend(options, measure if measurement else None)
     loaded = kept(loaded, chosen.decoder, settings.weights)
