@@ -17,12 +17,14 @@ HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
 # What `make image` builds, and `make sbom` reads.
 IMAGE ?= quire
 HELM_TESTS := tests/deployment/helm
+# A GPU machine has a Python of its own, and perhaps a folder of carried packages in PYTHONPATH.
+ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 
 .DEFAULT_GOAL := help
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check dry-gpu-check lint check proto dashboards rules papers soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -120,9 +122,12 @@ readme: .venv/installed ## write the results into README.md and the pages of doc
 	$(BIN)/python -m bench.report.readme
 
 gpu-check: ## run checks and measurements on a GPU with PYTHON; DRY=1: small cases without a GPU
-	PYTHONPATH=.:protos $(PYTHON) -m bench.gpu_check $(if $(DRY),--dry) $(ARGS)
+	$(ON_A_GPU) -m bench.gpu_check $(if $(DRY),--dry) $(ARGS)
 
-dry-gpu-check: .venv/installed ## run the small cases of gpu-check and check their line coverage
+gpu-first: ## run call CALL of the first half hour on a GPU, 1 to 3, each within ten minutes; DRY=1 as above
+	$(ON_A_GPU) -m bench.gpu_check.calls $(CALL) $(if $(DRY),--dry) $(ARGS)
+
+dry-gpu-check: .venv/installed ## run the small cases of gpu-check and gpu-first with older packages, and check their coverage
 	$(BIN)/pytest tests/gpu_check $(ARGS)
 
 lint: .venv/installed ## check format, style, types, imports, generated code and the contract of releases

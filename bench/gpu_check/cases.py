@@ -27,9 +27,12 @@ SCORING = Scoring(HEAD_SIZE**-0.5)
 BLOCK_SIZE = 16
 
 
-def triton_backend(blocks: int, layers: int, device: torch.device, block_size: int = BLOCK_SIZE) -> TritonBackend:
+def triton_backend(
+    blocks: int, layers: int, device: torch.device, block_size: int = BLOCK_SIZE, host_blocks: int = 0
+) -> TritonBackend:
     """Return a backend whose cache has random contents."""
-    return _random(TritonBackend(CacheGeometry(layers, KV_HEADS, HEAD_SIZE), block_size, blocks, DTYPE, device))
+    geometry = CacheGeometry(layers, KV_HEADS, HEAD_SIZE)
+    return _random(TritonBackend(geometry, block_size, blocks, DTYPE, device, host_blocks))
 
 
 def flex_backend(blocks: int, layers: int, device: torch.device, block_size: int) -> FlexBackend:

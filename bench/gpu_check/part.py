@@ -22,7 +22,7 @@ def main(name: str, until: float, descriptor: int) -> None:
     # Where a part hangs is not known else, and the next GPU may be far.
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(1.0, until - time.monotonic()))
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", closefd=descriptor > sys.stderr.fileno()) as file:
         notes = Notes(file)
         with notes.kept(name):
             _run(name, Deadline(until), notes)
@@ -42,3 +42,7 @@ def _run(name: str, deadline: Deadline, notes: Notes) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], float(sys.argv[2]), int(sys.argv[-1]))
+    # All is written. Libraries that crash or hang while the interpreter ends make no failure of the part.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

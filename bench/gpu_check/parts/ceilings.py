@@ -34,7 +34,7 @@ SMALL = CeilingSizes(1 << 16, 1 << 12, 64, 1)
 
 def measure(sizes: CeilingSizes, device: torch.device, notes: Notes, _: Deadline) -> None:
     """Write versions first, then the ceilings."""
-    notes.raw("versions", _versions(device))
+    notes.raw("versions", versions(device))
     runs, amounts = _runs(sizes, device)
     seconds = take_turns(runs, sizes.repetitions, device, "ceilings")
     notes.raw("ceilings", seconds)
@@ -78,7 +78,8 @@ def _runs(sizes: CeilingSizes, device: torch.device) -> tuple[dict[str, Run], di
     return runs, {name: float(one) for name, one in amounts.items()} | {"products": 2.0 * sizes.matrix**3}
 
 
-def _versions(device: torch.device) -> dict[str, object]:
+def versions(device: torch.device) -> dict[str, object]:
+    """Return the versions of packages and libraries, and what nvidia-smi reports of the card."""
     card = machine.output_of(["nvidia-smi", f"--query-gpu={','.join(_CARD)}", "--format=csv,noheader"])
     return {
         **machine.versions(_PACKAGES),

@@ -78,6 +78,14 @@ SMALL = DecodeSizes(
 
 def measure(sizes: DecodeSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
     """Measure batch after batch; FlexAttention comes last, because its compilation takes longest."""
+    attention(sizes, device, notes)
+    if not deadline.passed():
+        with notes.kept("decode, FlexAttention"):
+            _beside_flex(sizes.peers, sizes.repetitions, device, notes)
+
+
+def attention(sizes: DecodeSizes, device: torch.device, notes: Notes) -> None:
+    """Measure our kernels, and torch's where the batch is uniform."""
     with notes.kept("decode, uniform"):
         _beside_torch(sizes.peers, sizes.repetitions, device, notes)
     for case in sizes.others:
@@ -89,9 +97,6 @@ def measure(sizes: DecodeSizes, device: torch.device, notes: Notes, deadline: De
     for batch, context in sizes.short:
         with notes.kept(f"decode, {batch} sequences of {context} tokens"):
             _short(batch, context, sizes, device, notes)
-    if not deadline.passed():
-        with notes.kept("decode, FlexAttention"):
-            _beside_flex(sizes.peers, sizes.repetitions, device, notes)
 
 
 def _beside_torch(case: Uniform, repetitions: int, device: torch.device, notes: Notes) -> None:

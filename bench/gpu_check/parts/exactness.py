@@ -26,7 +26,7 @@ from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, device_samp
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.references import worst_row
 from blocks import Copy, blocks_for
-from engine.attention.backend import PagedBatch
+from engine.attention.backend import Direction, PagedBatch
 from engine.gpu.triton_backend import TritonBackend
 from engine.model.decoder import Decoder
 from engine.run.samplers import TorchSampler
@@ -91,6 +91,7 @@ def measure(sizes: ExactnessSizes, device: torch.device, notes: Notes, deadline:
         "prefill": partial(_attention_error, sizes.prompts, sizes.fed, device),
         "write": partial(_write_error, sizes.rows, device),
         "copy": partial(_copy_error, sizes.rows, device),
+        "swap": partial(swap_error, sizes.rows, device),
         "write_rotated": partial(_rotation_error, sizes.rows, device),
         "add_and_norm": partial(_norm_error, sizes.rows, sizes.width, device),
         "silu_gated": partial(_gate_error, sizes.rows, sizes.width, device),
@@ -99,10 +100,10 @@ def measure(sizes: ExactnessSizes, device: torch.device, notes: Notes, deadline:
         with notes.kept(f"exactness of {name}"):
             _note(notes, f"{name}_error", check(), _MOST_ERROR, "float32")
     with notes.kept("recorded steps"):
-        _recorded(sizes, device, notes)
+        recorded_steps(sizes, device, notes)
     if not deadline.passed():
         with notes.kept("exactness of sampling"):
-            _note(notes, "sampled_tokens_differing", _other_tokens(sizes, device), _MOST_OTHER_TOKENS, "the CPU")
+            sampling(sizes, device, notes)
 
 
 def _note(notes: Notes, metric: str, value: float, bound: float, peer: str) -> None:
@@ -134,6 +135,15 @@ def _copy_error(rows: int, device: torch.device) -> float:
     expected[rows + 1 :] = expected[1 : rows + 1].flip(0)
     backend.copy_blocks([Copy(rows - number, rows + 1 + number) for number in range(rows)])
     return float(not torch.equal(backend.cache, expected))
+
+
+def swap_error(rows: int, device: torch.device) -> float:
+    """Copy blocks to the host tier and back to other places; return 0 if they arrive as they were."""
+    backend = triton_backend(2 * rows, 2, device, host_blocks=rows)
+    expected = backend.cache[1 : rows + 1].flip(0)
+    backend.swap([Copy(1 + number, 1 + number) for number in range(rows)], Direction.DEVICE_TO_HOST)
+    backend.swap([Copy(rows - number, rows + 1 + number) for number in range(rows)], Direction.HOST_TO_DEVICE)
+    return float(not torch.equal(backend.cache[rows + 1 :], expected))
 
 
 def _rotation_error(rows: int, device: torch.device) -> float:
@@ -171,21 +181,23 @@ def _one_token_each(rows: int, device: torch.device) -> tuple[TritonBackend, Pag
     return triton_backend(blocks_of(lengths), 2, device), batch_of(lengths, device)
 
 
-def _recorded(sizes: ExactnessSizes, device: torch.device, notes: Notes) -> None:
+def recorded_steps(sizes: ExactnessSizes, device: torch.device, notes: Notes) -> None:
     """Compare the logits of a step, recorded and eager: decoding for each batch size, then prompts."""
     loaded = random_model(sizes.config, device)
     blocks = max(sizes.batches) * blocks_for(sizes.context, BLOCK_SIZE)
     made = decoders(loaded, blocks, sizes.batches, device)
-    for batch in sizes.batches:
-        made.backend.cache.normal_()
-        apart = _logit_error(made.eager, made.recorded, (1,) * batch, sizes.context, device)
-        _note(notes, f"recorded_logits_b{batch}_error", apart, _MOST_LOGIT_ERROR, "eager")
-    pieces = piecewise(made, sizes.pieces, device)
-    apart = 0.0
-    for fed in sizes.mixed:
-        made.backend.cache.normal_()
-        apart = max(apart, _logit_error(made.eager, pieces, fed, sizes.context, device))
-    _note(notes, "recorded_prompts_error", apart, _MOST_LOGIT_ERROR, "eager")
+    with notes.kept("recorded decoding"):
+        for batch in sizes.batches:
+            made.backend.cache.normal_()
+            apart = _logit_error(made.eager, made.recorded, (1,) * batch, sizes.context, device)
+            _note(notes, f"recorded_logits_b{batch}_error", apart, _MOST_LOGIT_ERROR, "eager")
+    with notes.kept("recorded prompts"):
+        pieces = piecewise(made, sizes.pieces, device)
+        apart = 0.0
+        for fed in sizes.mixed:
+            made.backend.cache.normal_()
+            apart = max(apart, _logit_error(made.eager, pieces, fed, sizes.context, device))
+        _note(notes, "recorded_prompts_error", apart, _MOST_LOGIT_ERROR, "eager")
 
 
 def _logit_error(launched: Decoder, recorded: Decoder, fed: Sequence[int], context: int, device: torch.device) -> float:
@@ -205,6 +217,11 @@ def _logit_error(launched: Decoder, recorded: Decoder, fed: Sequence[int], conte
         for decoder in (launched, recorded)
     )
     return worst_row(found, expected.float())
+
+
+def sampling(sizes: ExactnessSizes, device: torch.device, notes: Notes) -> None:
+    """Write the share of sampled tokens that differ from the CPU's."""
+    _note(notes, "sampled_tokens_differing", _other_tokens(sizes, device), _MOST_OTHER_TOKENS, "the CPU")
 
 
 def _other_tokens(sizes: ExactnessSizes, device: torch.device) -> float:

@@ -51,15 +51,20 @@ SMALL = PrefillSizes((20,), 1, 1, TINY, (3,))
 
 
 def measure(sizes: PrefillSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
+    """Measure attention, then whole steps."""
+    attention(sizes, device, notes, deadline)
+    if not deadline.passed():
+        with notes.kept("steps of prompts"):
+            _steps(sizes, device, notes)
+
+
+def attention(sizes: PrefillSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
     """Measure prompt after prompt. The rows of the first, longest one have no length in their names."""
     for number, tokens in enumerate(sizes.prompts):
         if not deadline.passed():
             name = f"prefill_{tokens}" if number else "prefill"
             with notes.kept(name):
                 _measure(name, tokens, sizes, device, notes)
-    if not deadline.passed():
-        with notes.kept("steps of prompts"):
-            _steps(sizes, device, notes)
 
 
 def _steps(sizes: PrefillSizes, device: torch.device, notes: Notes) -> None:

@@ -1,0 +1,69 @@
+"""Runs one call of the first half hour on a GPU, or merges the results of calls: `python -m bench.gpu_check.calls 1`.
+
+Its results go to first-1/gpu.json at once, and with those of the other calls to gpu.json, in bench/results/gpu or the
+folder of `--results`. `--dry` runs small cases without a GPU, and keeps no results.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from bench.gpu_check import DRY, REPETITIONS, probe
+from bench.gpu_check.budgets import SECONDS
+from bench.gpu_check.calls.budgets import CALLS
+from bench.gpu_check.calls.merged import folder_of, merge
+from bench.gpu_check.calls.summary import predicted, summary
+from bench.gpu_check.run import PATIENCE, Check, check_writable, end_on_signals, seconds_of
+from bench.report.results import judged
+from bench.report.targets import RESULTS, ROOT
+
+# Kernels that one call has compiled, the next one finds.
+_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+
+
+def main() -> None:
+    """Run the call; exit with 1 after a failure."""
+    options = _options()
+    if options.call == "merge":
+        sys.exit("; ".join(merge(options.results or RESULTS / "gpu")))
+    begun = time.monotonic()
+    for variable, name in _CACHES.items():
+        os.environ.setdefault(variable, str(ROOT / "build" / "gpu-first" / name))
+    end_on_signals()
+    with tempfile.TemporaryDirectory() as dry:
+        folder = options.results or (Path(dry) if DRY else RESULTS / "gpu")
+        _run(int(options.call), options.seconds, begun, folder)
+
+
+def _run(call: int, seconds: float, begun: float, folder: Path) -> None:
+    own = folder_of(call, folder)
+    check_writable(own)
+    check = Check(CALLS[call], seconds, begun, own, probe.hardware())
+    try:
+        check.run()
+    finally:  # also where the call is ended
+        unread = merge(folder)
+        rows = judged("gpu", check.result.rows, REPETITIONS)
+        print("\n".join(summary(rows, check.result.failures, predicted())), flush=True)
+        for one in unread:
+            print(f"not merged: {one}")
+    check.end()
+
+
+def _options() -> Namespace:
+    parser = ArgumentParser(prog="python -m bench.gpu_check.calls", description=__doc__, allow_abbrev=False)
+    parser.add_argument("call", choices=[*map(str, CALLS), "merge"], help="which; merge: only write gpu.json again")
+    parser.add_argument("--dry", action="store_true", help="small cases, without a GPU")
+    parser.add_argument(
+        "--seconds", type=seconds_of, default=SECONDS * PATIENCE, help="that the call may take: %(default)s"
+    )
+    folder = RESULTS.relative_to(ROOT)
+    parser.add_argument("--results", type=Path, help=f"folder for the files: {folder}/gpu, but if dry")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
