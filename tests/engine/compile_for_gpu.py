@@ -1,8 +1,8 @@
 """Compiles every kernel for absent GPUs, and prints what a program of each occupies.
 
-Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [unpipelined] [CAPABILITY...]`. With `all`, for all
-shapes instead of the first; with `sampler`, its kernels too; with `unpipelined`, prefill has tiles whose loads are
-awaited at once; without capabilities, for 90. A line that begins with `fault` names a key loop that is slow. The
+Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [unpipelined] [scalar] [CAPABILITY...]`. With `all`,
+for all shapes instead of the first; with `sampler`, its kernels too; with `unpipelined`, prefill has tiles whose loads
+are awaited at once; with `scalar`, K and V are not loaded in vectors; without capabilities, for 90. A line that begins with `fault` names a key loop that is slow. The
 backend and the sampler run unchanged; launches only compile. The compiler needs no GPU to find errors, excessive shared
 memory and spilled registers.
 """
@@ -128,6 +128,8 @@ def main() -> None:
     triton.runtime.driver.set_active(driver)
     launches = Launches(driver)
     every = "all" in sys.argv[1:]
+    if "scalar" in sys.argv[1:]:
+        SHAPES[0] = (torch.bfloat16, 17, 2, 2, 16, Scoring(0.1))
     if "unpipelined" in sys.argv[1:]:
         tuning.TILES[64] = (tuning.TILES[64][0], tuning.Tiling(128, 64, 8, 3))
     processors = patch("torch.cuda.get_device_properties", driver.properties)

@@ -44,6 +44,12 @@ def test_key_loops_that_await_each_tile_at_once_are_faults() -> None:
         checked(lines)
 
 
+def test_key_loops_that_load_single_elements_are_faults() -> None:
+    lines = [line for line in compiled("scalar", "90") if "scalar loads" in line]
+    assert {line.split()[2] for line in lines} == set(UNPIPELINED)
+    assert not [line for line in lines if " has 0 scalar loads" in line]
+
+
 @pytest.mark.parametrize(
     ("capability", "shared", "registers", "threads", "programs"),
     [
