@@ -2,9 +2,9 @@
 
 Run it as a module, without TRITON_INTERPRET: `[all] [sampler] [unpipelined] [scalar] [CAPABILITY...]`. With `all`,
 for all shapes instead of the first; with `sampler`, its kernels too; with `unpipelined`, prefill has tiles whose loads
-are awaited at once; with `scalar`, K and V are not loaded in vectors; without capabilities, for 90. A line that begins with `fault` names a key loop that is slow. The
-backend and the sampler run unchanged; launches only compile. The compiler needs no GPU to find errors, excessive shared
-memory and spilled registers.
+are awaited at once; with `scalar`, K and V are not loaded in vectors; without capabilities, for 90. A line that begins
+with `fault` names a key loop that is slow. The backend and the sampler run unchanged; launches only compile. The
+compiler needs no GPU to find errors, excessive shared memory and spilled registers.
 """
 
 import sys
