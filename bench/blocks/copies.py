@@ -1,6 +1,7 @@
 """Copies of blocks on the CPU, compared with one large copy of as many bytes: between the tiers and in the cache.
 
-256 random blocks of the demo model's geometry, in bfloat16, chosen anew in each repetition; all copies alternate.
+256 random blocks of the demo model's geometry, in bfloat16, chosen anew in each repetition; all copies take turns, each
+of them twice in a repetition.
 """
 
 import os
@@ -15,7 +16,9 @@ from time import perf_counter
 
 import torch
 
-from bench.report.results import Row, publish, row, track
+from bench.report.results import Row, in_turn, publish, repeated, row
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from blocks import Copy
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
@@ -30,6 +33,8 @@ BLOCK_SIZE, BLOCKS, COPIED = 16, 1024, 256
 DTYPE = torch.bfloat16
 COPIED_BYTES = COPIED * GEOMETRY.block_bytes(BLOCK_SIZE, DTYPE)
 LARGE = "one_large_copy"
+AGAIN = "_again"
+CODE = ("blocks", "engine/attention", "engine/native", "bench/blocks/copies.py")
 
 Backend = CpuBackend | TorchBackend
 
@@ -47,16 +52,18 @@ def main() -> None:
     seconds: dict[str, list[float]] = {}
     for backend in backends.values():
         backend.cache.normal_()
-    for repetition in track(range(REPETITIONS + 1), "copies"):  # the first warms up
+    for number in repeated(REPETITIONS, "copies"):
         ways: dict[str, Callable[[], object]] = {LARGE: lambda: target.copy_(source)}
         for prefix, backend in backends.items():
             ways |= _ways(prefix, backend, draw)
-        for name, run in ways.items():
+        ways |= {f"{name}{AGAIN}": copy for name, copy in ways.items()}
+        for name in in_turn(list(ways), number):
             begun = perf_counter()
-            run()
-            if repetition:
+            ways[name]()
+            if number:
                 seconds.setdefault(name, []).append(perf_counter() - begun)
-    publish("copies", _rows(seconds), REPETITIONS, seconds=seconds, bytes=COPIED_BYTES)
+    terms = Terms(kv_cache="bfloat16", threads=torch.get_num_threads(), work=f"{COPIED} blocks, {COPIED_BYTES:,} bytes")
+    publish("copies", rows_of(seconds, terms, terms), REPETITIONS, code=CODE, seconds=seconds, bytes=COPIED_BYTES)
 
 
 def _ways(prefix: str, backend: Backend, draw: random.Random) -> dict[str, Callable[[], object]]:
@@ -70,15 +77,21 @@ def _ways(prefix: str, backend: Backend, draw: random.Random) -> dict[str, Calla
     }
 
 
-def _rows(seconds: dict[str, list[float]]) -> list[Row]:
+def rows_of(seconds: dict[str, list[float]], ours: Terms, large: Terms) -> list[Row]:
+    """Return the rate of each way, and its ratio over one large copy."""
     rows = []
-    for name, own in seconds.items():
-        rate = COPIED_BYTES / median(own) / 1e9
-        rows.append(row("copies", f"{name}_gigabytes_per_second", round(rate, 2), "GB/s"))
-    for name, own in seconds.items():
+    names = [name for name in seconds if not name.endswith(AGAIN)]
+    for name in names:
+        rate = COPIED_BYTES / median(seconds[name]) / 1e9
+        side = {name: large if name == LARGE else ours}
+        rows.append(row("copies", f"{name}_gigabytes_per_second", round(rate, 2), "GB/s", terms=side))
+    for name in names:
         if name != LARGE:
-            ratio = median(large / ours for large, ours in zip(seconds[LARGE], own, strict=True))
-            rows.append(row("copies", f"{name}_over_{LARGE}", round(ratio, 3), "ratio", "one large copy"))
+            own = seconds[name]
+            value = round(median(one / way for one, way in zip(seconds[LARGE], own, strict=True)), 3)
+            sides, null = {name: ours, LARGE: large}, null_interval(own, seconds[name + AGAIN])
+            metric = f"{name}_over_{LARGE}"
+            rows.append(row("copies", metric, value, "ratio", "one large copy", terms=sides, null=null))
     return rows
 
 

@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any, TypeVar
 
 import kvmanager
-from bench.report.results import publish, row, track
+from bench.report.results import publish, repeated, row
+from bench.report.terms import Terms
 from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
 from services.kvmanager.garbage_collection import collect_all, freeze_survivors, freezing
 
@@ -23,7 +24,9 @@ LONG_BLOCKS = 62_500  # of a sequence of a million tokens
 SEQUENCES, SEQUENCE_BLOCKS = 990, 1_000
 WORK = 1_000  # units of work in a slice of a Step, as in the service
 MILLI = 1e3
-REPETITIONS = 3
+REPETITIONS = 5
+CODE = ("blocks", "kvmanager", "services/kvmanager", "bench/blocks/kv_holds.py")
+TERMS = {"quire": Terms(work=f"{BLOCKS:,} blocks", start="cold")}
 
 _Result = TypeVar("_Result")
 
@@ -88,11 +91,11 @@ def _once(work: Callable[[], _Result]) -> Generator[None, None, _Result]:
 def main() -> None:
     """Measure, and publish the longest hold and those of each verb and call."""
     with freeze_survivors():  # as the service does
-        runs = [longest_holds() for _ in track(range(REPETITIONS), "Holds")]
+        runs = [longest_holds() for _ in repeated(REPETITIONS, "Holds", warm_up=False)]
     by_verb = {verb: median(run[verb] for run in runs) for verb in sorted(runs[0])}
-    rows = [row("kv_holds", "longest_hold_ms", round(max(by_verb.values()), 2), "ms")]
-    rows += [row("kv_holds", f"{verb}_ms", round(held, 2), "ms") for verb, held in by_verb.items()]
-    publish("kv_holds", rows, REPETITIONS, runs=runs)
+    rows = [row("kv_holds", "longest_hold_ms", round(max(by_verb.values()), 2), "ms", terms=TERMS)]
+    rows += [row("kv_holds", f"{verb}_ms", round(held, 2), "ms", terms=TERMS) for verb, held in by_verb.items()]
+    publish("kv_holds", rows, REPETITIONS, code=CODE, runs=runs)
 
 
 def longest_holds() -> dict[str, float]:

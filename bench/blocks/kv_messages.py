@@ -7,11 +7,17 @@ its slowest Step in an equally long time without messages.
 import time
 from statistics import median
 
-from bench.report.results import publish, row, track
+from bench.report.results import publish, repeated, row
+from bench.report.terms import Terms
 from tests.running_quire import RunningService
 from tests.services.kvmanager.hostile_messages import Hostile, Neighbour, reset_peak, resident_mib, send, shapes
 
-REPETITIONS = 1
+REPETITIONS = 5
+CODE = (
+    *("kvmanager", "protos", "services/kvmanager", "services/wire", "services/runtime", "bench/blocks/kv_messages.py"),
+    *("tests/services/kvmanager/hostile_messages.py",),
+)
+TERMS = {"quire": Terms(processes=3, work="a small Step at a time, beside a hostile message")}
 _MIN_SECONDS = 0.2
 
 # The slowest Step alone, the slowest Step during the message, and the growth of the manager's memory.
@@ -23,10 +29,10 @@ def main() -> None:
     service = RunningService("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0", "--map-listen", "")
     neighbour = Neighbour(service.address)
     try:
-        runs = {
-            hostile.name: [_measure(service, neighbour, hostile) for _ in range(REPETITIONS)]
-            for hostile in track(list(shapes()), "Messages")
-        }
+        runs: dict[str, list[Run]] = {}
+        for _ in repeated(REPETITIONS, "Messages", warm_up=False):
+            for hostile in shapes():
+                runs.setdefault(hostile.name, []).append(_measure(service, neighbour, hostile))
     finally:
         neighbour.close()
         service.close()
@@ -34,11 +40,11 @@ def main() -> None:
     added = {name: median(beside for _, beside, _ in several) - alone for name, several in runs.items()}
     growth = {name: max(grown for _, _, grown in several) for name, several in runs.items()}
     rows = [
-        row("kv_messages", "slowest_step_alone_ms", round(alone, 2), "ms"),
-        row("kv_messages", "slowest_step_added_ms", round(max(added.values()), 2), "ms"),
-        row("kv_messages", "memory_growth_mib", round(max(growth.values()), 1), "MiB"),
+        row("kv_messages", "slowest_step_alone_ms", round(alone, 2), "ms", terms=TERMS),
+        row("kv_messages", "slowest_step_added_ms", round(max(added.values()), 2), "ms", terms=TERMS),
+        row("kv_messages", "memory_growth_mib", round(max(growth.values()), 1), "MiB", terms=TERMS),
     ]
-    publish("kv_messages", rows, REPETITIONS, runs=runs, added_ms=added, growth_mib=growth)
+    publish("kv_messages", rows, REPETITIONS, code=CODE, runs=runs, added_ms=added, growth_mib=growth)
 
 
 def _measure(service: RunningService, neighbour: Neighbour, hostile: Hostile) -> Run:

@@ -1,7 +1,7 @@
 """The cost of scrapes for the KV manager: the time of /metrics, and of Steps during it.
 
 An engine sends Steps of 256 decoding sequences every 5 ms, like a fast GPU. Other pools have 50,000 blocks together,
-all held. A separate process scrapes ten times a second, or not at all.
+all held. A separate process scrapes ten times a second, or not at all, in turn.
 """
 
 import asyncio
@@ -17,11 +17,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-from rich.progress import track
 
 import kvmanager
 from bench.loads.decoding_batch import BLOCK_SIZE, POOL_BLOCKS, SEQUENCES, DecodingBatch, attach, round_trip
-from bench.report.results import Row, publish, row
+from bench.report.results import Row, in_turn, publish, repeated, row
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from blocks import Allocate, Fork, Length, Step
 from services.runtime import transport
 from services.wire.step import step_message
@@ -36,6 +37,17 @@ SCRAPE_SECONDS = 0.1
 ALLOCATED_AT_ONCE = 100
 FORKED = 10  # one in this many sequences shares its blocks with another
 MILLI = 1e3
+TERMS = Terms(
+    processes=2, work=f"a Step of {SEQUENCES} sequences every {STEP_SECONDS * MILLI:g} ms, {BLOCKS:,} blocks held"
+)
+SIDES = {"scraped": TERMS, "unscraped": TERMS}
+CODE = (
+    *("blocks", "kvmanager", "protos", "services/kvmanager", "services/wire", "services/runtime"),
+    *(
+        "bench/blocks/scrape.py",
+        "bench/loads/decoding_batch.py",
+    ),
+)
 
 Run = dict[str, Any]
 
@@ -60,24 +72,29 @@ CASES = (
 
 def main() -> None:
     """Measure, and publish."""
-    runs = {case.name: _measure(case) for case in track(CASES, "Scrapes")}
+    runs = {case.name: _measure(case) for case in CASES}
     rows = [one for case in CASES for one in _rows(case, runs[case.name])]
-    publish("scrape", rows, REPETITIONS, runs=runs)
+    publish("scrape", rows, REPETITIONS, code=CODE, runs=runs)
 
 
 def _rows(case: FullPools, runs: list[Run]) -> Iterator[Row]:
-    def middle(key: str) -> float:
-        return float(round(median(run[key] for run in runs), 3))
-
     # The first scrape after an attach writes the engine's series for the first time, which takes longer.
     later = [milliseconds for run in runs for milliseconds in run["scrapes_ms"][1:]]
-    yield row("scrape", f"{case.name}_first_scrape_ms", round(median(run["scrapes_ms"][0] for run in runs), 3), "ms")
-    yield row("scrape", f"{case.name}_scrape_p50_ms", round(median(later), 3), "ms")
-    yield row("scrape", f"{case.name}_scrape_p99_ms", round(_p99(later), 3), "ms")
-    for metric in ("step_p50_us", "step_p99_us"):
-        yield row("scrape", f"{case.name}_{metric}", middle(metric), "us")
-    for key in ("step_p50", "step_p99"):
-        yield row("scrape", f"{case.name}_{key}_over_unscraped", middle(f"{key}_ratio"), "ratio", "without scrapes")
+    values = {
+        "first_scrape_ms": median(run["scrapes_ms"][0] for run in runs),
+        "scrape_p50_ms": median(later),
+        "scrape_p99_ms": _p99(later),
+        "step_p50_us": median(run["beside_p50_us"] for run in runs),
+        "step_p99_us": median(run["beside_p99_us"] for run in runs),
+    }
+    for name, value in values.items():
+        metric = f"{case.name}_{name}"
+        yield row("scrape", metric, round(value, 3), name.rpartition("_")[2], terms={"scraped": TERMS})
+    for key in ("p50", "p99"):
+        beside, alone, again = ([run[f"{arm}_{key}_us"] for run in runs] for arm in ("beside", "alone", "again"))
+        value = round(median(one / other for one, other in zip(beside, alone, strict=True)), 3)
+        metric, null = f"{case.name}_step_{key}_over_unscraped", null_interval(alone, again)
+        yield row("scrape", metric, value, "ratio", "without scrapes", terms=SIDES, null=null)
 
 
 def _measure(case: FullPools) -> list[Run]:
@@ -94,11 +111,11 @@ async def _measure_at(case: FullPools, service: RunningService) -> list[Run]:
     async with transport.channel(service.address) as channel:
         calls = [await _filled(channel, case, number) for number in range(case.pools)]
         runs = []
-        for number in range(REPETITIONS):
+        for number in repeated(REPETITIONS, case.name, warm_up=False):
             call = await attach(channel, kvmanager.PoolSpec(f"engine-{number}", 1, "model", BLOCK_SIZE, POOL_BLOCKS))
-            steps = DecodingBatch(SEQUENCES).steps(WARM_UP_STEPS + 2 * STEPS)
+            steps = DecodingBatch(SEQUENCES).steps(WARM_UP_STEPS + 3 * STEPS)
             await _trips(call, steps, WARM_UP_STEPS)
-            runs.append(await _compared(call, steps, service.metrics_url))
+            runs.append(await _compared(call, steps, service.metrics_url, number))
             call.cancel()
         assert len(calls) == case.pools
         return runs
@@ -124,30 +141,29 @@ async def _filled(channel: grpc.aio.Channel, case: FullPools, number: int) -> An
     return call
 
 
-async def _compared(call: Any, steps: Iterator[Step], url: str) -> Run:
-    alone = await _trips(call, steps)
+async def _compared(call: Any, steps: Iterator[Step], url: str, number: int) -> Run:
+    """Return the scrapes, and the Steps beside them, alone, and alone once more."""
+    run: Run = {}
+    for arm in in_turn(("alone", "again", "beside"), number):
+        if arm == "beside":
+            trips, run["scrapes_ms"] = await _beside_scrapes(call, steps, url)
+        else:
+            trips = await _trips(call, steps)
+        run |= {f"{arm}_p50_us": median(trips), f"{arm}_p99_us": _p99(trips)}
+    return run
+
+
+async def _beside_scrapes(call: Any, steps: Iterator[Step], url: str) -> tuple[list[float], list[float]]:
+    """Return the microseconds of Steps, and the milliseconds of scrapes meanwhile."""
+    command = (sys.executable, "-m", "bench.blocks.scrape", "scrape", url)
     scraper = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "bench.blocks.scrape",
-        "scrape",
-        url,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert scraper.stdout is not None
     await scraper.stdout.readline()  # it has started
-    beside = await _trips(call, steps)
+    trips = await _trips(call, steps)
     output, _ = await scraper.communicate(b"\n")
-    return {
-        "scrapes_ms": [seconds * MILLI for seconds in json.loads(output)],
-        "step_p50_us": median(beside),
-        "step_p99_us": _p99(beside),
-        "step_p50_us_unscraped": median(alone),
-        "step_p99_us_unscraped": _p99(alone),
-        "step_p50_ratio": median(beside) / median(alone),
-        "step_p99_ratio": _p99(beside) / _p99(alone),
-    }
+    return trips, [seconds * MILLI for seconds in json.loads(output)]
 
 
 async def _trips(call: Any, steps: Iterator[Step], count: int = STEPS) -> list[float]:

@@ -1,9 +1,10 @@
 """The Steps of a decoding batch, and an engine's stream to a KV manager."""
 
+import asyncio
 import random
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -85,9 +86,14 @@ async def attach(
     channel: grpc.aio.Channel, spec: kvmanager.PoolSpec, report: kvmanager.PoolReport | None = None
 ) -> Call:
     """Open the stream of an engine, attached with a report of its pool."""
+    return await attach_with(channel, spec, pages_of(report or kvmanager.PoolReport()))
+
+
+async def attach_with(channel: grpc.aio.Channel, spec: kvmanager.PoolSpec, pages: Iterable[pb.ReportPage]) -> Call:
+    """Open the stream of an engine, attached with the pages of a report."""
     call = pb_grpc.KVManagerStub(channel).Attach()
     await call.write(pb.PoolRequest(register=register_message(spec)))
-    for page in pages_of(report or kvmanager.PoolReport()):
+    for page in pages:
         await call.write(pb.PoolRequest(report=page))
     while True:
         first = await call.read()
@@ -102,7 +108,44 @@ async def round_trip(call: Call, message: pb.PoolRequest) -> float:
     """Send a Step, check that no item is refused, and return the microseconds until its result."""
     begun = time.perf_counter()
     await call.write(message)
+    await read_result(call)
+    return (time.perf_counter() - begun) * MICRO
+
+
+async def read_result(call: Call) -> None:
+    """Read the result of the next Step, and check that no item is refused."""
     response = await call.read()
     assert isinstance(response, pb.PoolResponse)
     assert not response.result.refusals
-    return (time.perf_counter() - begun) * MICRO
+
+
+async def begun(
+    channel: grpc.aio.Channel, engine_id: str, pool_blocks: int, messages: Sequence[pb.PoolRequest]
+) -> Call:
+    """Attach an engine, and run the first two Steps of a batch, which begin it."""
+    call = await attach(channel, kvmanager.PoolSpec(engine_id, 1, "model", BLOCK_SIZE, pool_blocks))
+    for message in messages[:2]:
+        await round_trip(call, message)
+    return call
+
+
+async def offered(call: Call, messages: Iterable[pb.PoolRequest], due: Iterable[float]) -> list[float]:
+    """Send a Step at each time; return the microseconds from then, not from a late send, until its result.
+
+    A Step does not wait for the result of the one before.
+    """
+    sent: asyncio.Queue[float | None] = asyncio.Queue()
+
+    async def send() -> None:
+        for message, at in zip(messages, due, strict=False):
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            sent.put_nowait(at)
+            await call.write(message)
+        sent.put_nowait(None)
+
+    sending, trips = asyncio.create_task(send()), []
+    while (at := await sent.get()) is not None:
+        await read_result(call)
+        trips.append((time.perf_counter() - at) * MICRO)
+    await sending
+    return trips

@@ -11,6 +11,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ Item = dict[str, Any]
 
 # Both sides of a comparison of the engine with itself: the demo model's weights in bfloat16, not as its file has them.
 BFLOAT16 = {"dtype": "bfloat16", "weights": "bf16"}
+_FORMATS = re.compile(r"runs in (\S+) with weights in (\S+) and a KV cache in (\w+)")
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -56,6 +58,13 @@ def terms_of(parts: EngineParts, work: str, *, processes: int = 1) -> Terms:
         threads=torch.get_num_threads(),
         processes=processes,
     )
+
+
+def formats_logged(log: str) -> tuple[str, str, str]:
+    """Return type, format of weights, and type of the KV cache that an engine has logged of itself."""
+    found = _FORMATS.search(log)
+    assert found, f"the engine did not log its formats:\n{log}"
+    return found[1], found[2], found[3]
 
 
 def model_terms(

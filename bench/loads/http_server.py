@@ -73,6 +73,17 @@ class HttpServer:
         with urllib.request.urlopen(self.url + path, timeout=_REQUEST_SECONDS) as response:
             return json.load(response)
 
+    def log(self) -> str:
+        """Return what it and its children have printed."""
+        return self._log.read_text(errors="replace")
+
+    def thread_seconds(self) -> dict[int, dict[int, float]]:
+        """Return the CPU seconds so far of each thread, by process."""
+        return {
+            one.pid: {thread.id: thread.user_time + thread.system_time for thread in one.threads()}
+            for one in self._processes()
+        }
+
     def close(self) -> None:
         """Terminate it; kill what remains."""
         processes = self._processes()
@@ -109,7 +120,7 @@ class HttpServer:
             time.sleep(_PROBE_SECONDS)
 
     def _log_end(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+        return "\n".join(self.log().splitlines()[-20:])
 
 
 def free_address() -> str:

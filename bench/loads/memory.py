@@ -22,6 +22,8 @@ from tests.in_process import InProcessBlocks
 DATA_VARIABLE = "QUIRE_DATA"
 CONTEXT_TOKENS = 1 << 20
 VOCABULARY = 50_000
+# Context of the paper's model, OPT.
+_PAPER_TOKENS = 2048
 # Requests that wait at any time: the queue is never empty until the end.
 _QUEUE = 64
 
@@ -37,14 +39,24 @@ class DataMissing(Exception):
     """The folder with the traces is missing; the message names its setting."""
 
 
-def lengths_of(name: str, prompt_column: str, output_column: str) -> list[Lengths]:
-    """Read a file of lengths from the folder that QUIRE_DATA names. Raises DataMissing."""
+def lengths_of(name: str, prompt_column: str, output_column: str, *, empty: bool = True) -> list[Lengths]:
+    """Read a file of lengths from the folder that QUIRE_DATA names. Raises DataMissing.
+
+    Empty prompts and outputs count as one token; without `empty` such pairs are left out.
+    """
     folder = os.environ.get(DATA_VARIABLE, "")
     if not folder:
         raise DataMissing(f"{DATA_VARIABLE} names no folder with {name}")
     with (Path(folder) / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    return [Lengths(max(1, int(row[prompt_column])), max(1, int(row[output_column]))) for row in rows]
+    pairs = [(int(row[prompt_column]), int(row[output_column])) for row in rows]
+    return [Lengths(max(1, prompt), max(1, output)) for prompt, output in pairs if empty or (prompt and output)]
+
+
+def paper_lengths(count: int) -> list[Lengths]:
+    """Return a sample of the PagedAttention paper's ShareGPT lengths that its model can serve. Raises DataMissing."""
+    pairs = lengths_of("sharegpt_opt_lengths.csv", "prompt_tokens", "output_tokens", empty=False)
+    return random.Random(1).sample([one for one in pairs if one.prompt + one.output <= _PAPER_TOKENS], count)
 
 
 def scaled_to(lengths: list[Lengths], prompt_mean: float, output_mean: float) -> list[Lengths]:

@@ -46,7 +46,7 @@ def _system(panels: Sequence[Any], result: Result) -> None:
 def _servers(panels: Sequence[Any], result: Result) -> None:
     """Throughput and mean times of both servers under each load, with the ratios."""
     values = {one["metric"]: one["value"] for one in result["rows"]}
-    loads = {"rate_1": "1/s", "rate_2": "2/s", "rate_4": "4/s", "closed_32": "32 at a time"}
+    loads = {"rate_4": "4 a second", "closed_32": "32 at a time"}
     shown = (
         ("tokens_per_second", "throughput", "Throughput", "output tokens per second", 1.0),
         ("end_to_end_ms", "end_to_end", "End to end", "seconds, mean", MILLI),
@@ -55,11 +55,11 @@ def _servers(panels: Sequence[Any], result: Result) -> None:
     for axes, (metric, ratio, title, unit, scale) in zip(panels, shown, strict=True):
         tops = [0.0] * len(loads)
         for server, label, color, beside in (("quire", "Quire", QUIRE, -0.19), ("vllm", "vLLM", PEER, 0.19)):
-            heights = [(values[f"{load}_{server}_{metric}"] or 0.0) * scale for load in loads]
+            heights = [(values.get(f"{load}_{server}_{metric}") or 0.0) * scale for load in loads]
             tops = [max(pair) for pair in zip(tops, heights, strict=True)]
             axes.bar([place + beside for place in range(len(loads))], heights, 0.36, color=color, label=label)
         for place, load in enumerate(loads):
-            if over := values[f"{load}_{ratio}_over_vllm"]:
+            if over := values.get(f"{load}_{ratio}_as_servers_over_vllm"):
                 axes.text(place, tops[place], f"{over:.2f}", ha="center", va="bottom", fontweight="bold")
         axes.set_xticks(range(len(loads)), loads.values())
         axes.set_ylabel(unit)
@@ -156,9 +156,10 @@ def _routing(panels: Sequence[Any], result: Result) -> None:
 def _overhead(panels: Sequence[Any], result: Result) -> None:
     """Stacked bars of each process's microseconds a token, of this commit and an earlier one."""
     who = {"earlier": "before", "quire": f"{result['commit'][:7]}"}
+    names = [name for name in who if name in result["runs"]]
     for axes, streams in zip(panels, ("1", "32"), strict=True):
         tokens = int(streams) * result["tokens"][streams]
-        for place, name in enumerate(name for name in who if name in result["runs"]):
+        for place, name in enumerate(names):
             runs, left = result["runs"][name][streams], 0.0
             for role, color in (("gateway", QUIRE), ("engine", PEER), ("kvmanager", OTHER)):
                 width = median(run[role] for run in runs) / tokens * 1e6
@@ -167,10 +168,10 @@ def _overhead(panels: Sequence[Any], result: Result) -> None:
                     ink = "white" if color == QUIRE else "black"
                     axes.text(left + width / 2, place, f"{width:,.0f}", ha="center", va="center", color=ink)
                 left += width
-        axes.set_yticks(range(len(result["runs"])), [who[name] for name in who if name in result["runs"]])
+        axes.set_yticks(range(len(names)), [who[name] for name in names])
         axes.set_title(f"{streams} stream{'s' if streams != '1' else ''}")
         axes.set_xlabel("microseconds of CPU a token")
-        axes.set_ylim(-0.5, len(result["runs"]) + 0.2)
+        axes.set_ylim(-0.5, len(names) + 0.2)
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", visible=True)
         axes.legend(loc="upper right", ncols=3)
@@ -188,28 +189,28 @@ PICTURES = {
         _system,
         2,
         (10, 3.8),
-        "32 streams, 128 tokens in and 64 out, demo model on the CPU",
+        "32 streams, 128 tokens in and 64 out, demo model in bfloat16 on the CPU",
         "Bars of tokens per second of the engine in process and the whole system, and CPU seconds of each process",
     ),
     "servers": Picture(
         _servers,
         3,
         (13, 3.8),
-        "Quire and vLLM's server under one client: ShareGPT lengths, answers cut at 128 tokens, demo model on the CPU",
+        "Quire and vLLM's server under one client: ShareGPT lengths, answers cut at 128 tokens, demo model in bfloat16",
         "Bars of throughput, mean end to end and mean time to the first token of both servers, by load",
     ),
     "streams": Picture(
         _streams,
         2,
         (10, 3.8),
-        "500 streams through one gateway, at a steady pace",
+        "500 streams of a paced tiny model through one gateway",
         "Lines of the gateway's delay and of its CPU time per token over the tokens per second",
     ),
     "overload": Picture(
         _overload,
         2,
         (10, 3.8),
-        "Requests at three times the capacity of one engine",
+        "Requests at three times the capacity of one engine, a paced tiny model",
         "Points of Retry-After over the time until there was room, most within a factor of two; times to first token",
     ),
     "routing": Picture(

@@ -1,8 +1,8 @@
 """CPU microseconds of each process for each token, outside the kernels.
 
 A gateway, an engine and a KV manager as processes; the engine's kernels only wait. One stream, and 32 at once, of 128
-tokens in, greedy; new prompts in each repetition. With QUIRE_EARLIER_CHECKOUT, the folder of an earlier commit, its
-services take turns with these.
+tokens in, greedy; new prompts in each repetition, in which each load is measured twice. With QUIRE_EARLIER_CHECKOUT,
+the folder of an earlier commit, its services take turns with these.
 """
 
 import os
@@ -17,8 +17,10 @@ from pathlib import Path
 from statistics import median
 
 from bench.loads.peer import Worker
-from bench.report.results import Row, publish, row, track
+from bench.report.results import Row, in_turn, publish, repeated, row
 from bench.report.targets import ROOT
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from services.models.model_store import default_cache, resolve
 from tests.running_quire import ANY_METRICS_PORT, Output
 
@@ -28,9 +30,17 @@ PROMPT_TOKENS = 128
 STEP_SECONDS = 0.02
 VOCABULARY = 49_000
 ENGINE = ROOT / "bench" / "loads" / "kernelless_engine.py"
+CODE = (
+    *("blocks", "engine", "kvmanager", "services", "protos", "bench/serving/overhead.py"),
+    *(
+        "bench/loads/kernelless_engine.py",
+        "bench/loads/stream_client.py",
+    ),
+)
 _STOP_SECONDS = 30
 
 Used = dict[str, float]  # CPU seconds by role
+Runs = dict[str, dict[int, list[Used]]]  # by arm and number of streams
 
 
 class Services:
@@ -75,7 +85,7 @@ class Services:
         return output
 
     def _used(self) -> Used:
-        return {role: _cpu_seconds(process.pid) for role, process in self._processes.items()}
+        return {role: cpu_seconds(process.pid) for role, process in self._processes.items()}
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
@@ -83,7 +93,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     process.wait(_STOP_SECONDS)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process's threads; that of the process is counted in hundredths of a second only."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
@@ -93,15 +103,23 @@ def main() -> None:
     """Measure both checkouts, or this one, and publish."""
     earlier = os.environ.get("QUIRE_EARLIER_CHECKOUT")
     checkouts = {"quire": ROOT} | ({"earlier": Path(earlier)} if earlier else {})
-    runs: dict[str, dict[int, list[Used]]] = {name: {streams: [] for streams in NEW_TOKENS} for name in checkouts}
+    arms = ["quire", "again", *(name for name in checkouts if name != "quire")]
+    runs: Runs = {name: {streams: [] for streams in NEW_TOKENS} for name in arms}
     with _services(checkouts) as services:
-        for number in track(range(REPETITIONS + 1), "overhead"):
+        for number in repeated(REPETITIONS, "overhead"):
             for streams in NEW_TOKENS:
-                for name, one in services.items():
-                    used = one.measure(_work(number, streams))
-                    if number:  # the first warms up
+                for name in in_turn(arms, number):
+                    line = _work(2 * number + (name == "again"), streams)
+                    used = services["quire" if name == "again" else name].measure(line)
+                    if number:
                         runs[name][streams].append(used)
-    publish("overhead", _rows(runs, earlier and _commit(Path(earlier))), REPETITIONS, runs=runs, tokens=NEW_TOKENS)
+    rows = rows_of(runs, earlier and _commit(Path(earlier)))
+    publish("overhead", rows, REPETITIONS, code=CODE, runs=runs, tokens=NEW_TOKENS)
+
+
+def _terms(streams: int) -> Terms:
+    """Return the terms of every checkout: no model computes."""
+    return Terms(processes=3, work=f"{streams} streams, {PROMPT_TOKENS}/{NEW_TOKENS[streams]}, a step of 20 ms")
 
 
 @contextmanager
@@ -122,19 +140,24 @@ def _commit(checkout: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _rows(runs: dict[str, dict[int, list[Used]]], earlier: str | None) -> list[Row]:
+def rows_of(runs: Runs, earlier: str | None) -> list[Row]:
+    """Return the microseconds of each process, and those of all over an earlier commit's."""
     rows = []
     for streams in NEW_TOKENS:
-        ours = runs["quire"][streams]
+        ours, sides = runs["quire"][streams], {"quire": _terms(streams)}
         for role in ours[0]:
-            used = median(one[role] for one in ours)
-            rows.append(row("overhead", f"{role}_us_per_token_{streams}", _micros(used, streams), "us"))
-        all_ours = [_outside_client(one) for one in ours]
-        rows.append(row("overhead", f"us_per_token_{streams}", _micros(median(all_ours), streams), "us"))
-        theirs = [_outside_client(one) for one in runs.get("earlier", {}).get(streams, [])]
+            micros = _micros(median(one[role] for one in ours), streams)
+            rows.append(row("overhead", f"{role}_us_per_token_{streams}", micros, "us", terms=sides))
+        all_ours, again, theirs = (
+            [_outside_client(one) for one in runs.get(name, {}).get(streams, [])]
+            for name in ("quire", "again", "earlier")
+        )
+        micros, null = _micros(median(all_ours), streams), null_interval(all_ours, again)
+        rows.append(row("overhead", f"us_per_token_{streams}", micros, "us", terms=sides, null=null))
         ratio = round(median(own / other for own, other in zip(all_ours, theirs, strict=True)), 3) if theirs else None
         peer = earlier or "QUIRE_EARLIER_CHECKOUT is not set"
-        rows.append(row("overhead", f"over_earlier_{streams}", ratio, "ratio", peer))
+        sides |= {"earlier": _terms(streams)} if earlier else {}
+        rows.append(row("overhead", f"over_earlier_{streams}", ratio, "ratio", peer, terms=sides, null=null))
     return rows
 
 

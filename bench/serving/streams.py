@@ -5,7 +5,7 @@ pace. The gateway's delay is the time from the engine's send to the client's rec
 All tokens of a step arrive at the gateway in one message, so the last of 500 clients is served after 499 others.
 Clients are separate processes.
 
-Then the pace rises until delays grow, or the engine cannot keep it.
+This is repeated. Then the pace rises until delays grow, or the engine cannot keep it.
 """
 
 import json
@@ -18,15 +18,36 @@ from statistics import fmean, median, quantiles
 
 from bench.loads.load_client import RequestOutcome
 from bench.loads.paced_quire import NANO, Clients, Item, PacedQuire, paced_quire, prompt_of
-from bench.report.results import publish, row
+from bench.report.results import Row, publish, repeated, row
+from bench.report.terms import Terms
 
 STREAMS, TOKENS_PER_SECOND = 500, 4.0
+REPETITIONS = 5
 SECONDS = 60.0
-LEVELS = (4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0)
-LEVEL_SECONDS = 20.0
+LEVELS = (6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0)
+LEVEL_SECONDS = 12.0
 RAMP_SECONDS = 8.0  # until all streams run, with a margin
 CLIENTS = 2
 MIB = 1024 * 1024
+TERMS = {"quire": Terms(processes=3, work=f"a paced tiny model, {STREAMS} streams", start="cold")}
+CODE = (
+    *("engine", "services", "protos", "bench/serving/streams.py", "bench/loads/paced_engine.py"),
+    *(
+        "bench/loads/paced_quire.py",
+        "bench/loads/load_client.py",
+    ),
+)
+# Of a repetition: the figure, its row's name and its unit.
+_ROWS = (
+    ("longest_gap_seconds", "longest_gap_seconds", "s"),
+    ("memory_growth_share", "memory_growth_share", "share"),
+    ("delay_p50_ms", "added_delay_p50_ms", "ms"),
+    ("delay_p99_ms", "added_delay_p99_ms", "ms"),
+    ("gateway_cpu_us_per_token", "gateway_cpu_us_per_token", "us"),
+    ("client_cpu_us_per_token", "client_cpu_us_per_token", "us"),
+    ("tokens_per_second", "tokens_per_second", "1/s"),
+    ("memory_mib", "gateway_memory_mib", "MiB"),
+)
 # A queue grows if delays rise by more than this share of a step from the first third to the last.
 _GROWTH = 0.25
 _PACE_KEPT = 0.97
@@ -61,27 +82,23 @@ Delays = list[tuple[int, float]]  # send time of a token, and seconds until its 
 
 
 def main(seconds: float) -> None:
-    """Measure the steady pace, then higher ones, and publish."""
-    steady = measured(TOKENS_PER_SECOND, seconds)
-    levels = []
+    """Measure the steady pace several times, then higher ones, and publish."""
+    steady = [measured(TOKENS_PER_SECOND, seconds) for _ in repeated(REPETITIONS, "streams", warm_up=False)]
+    levels = [steady[0]]
     for rate in LEVELS:
         levels.append(measured(rate, min(seconds, LEVEL_SECONDS)))
         if not _holds(levels[-1]):
             break
-    held = [level for level in levels if _holds(level)]
-    highest = max((level["tokens_per_second"] for level in held), default=None)
-    rows = [
-        row("streams", "longest_gap_seconds", steady["longest_gap_seconds"], "s"),
-        row("streams", "memory_growth_share", steady["memory_growth_share"], "share"),
-        row("streams", "added_delay_p50_ms", steady["delay_p50_ms"], "ms"),
-        row("streams", "added_delay_p99_ms", steady["delay_p99_ms"], "ms"),
-        row("streams", "gateway_cpu_us_per_token", steady["gateway_cpu_us_per_token"], "us"),
-        row("streams", "client_cpu_us_per_token", steady["client_cpu_us_per_token"], "us"),
-        row("streams", "tokens_per_second", steady["tokens_per_second"], "1/s"),
-        row("streams", "gateway_memory_mib", steady["memory_mib"], "MiB"),
-        row("streams", "highest_steady_tokens_per_second", highest, "1/s"),
-    ]
-    publish("streams", rows, 1, steady=steady, levels=levels)
+    publish("streams", rows_of(steady, levels), REPETITIONS, code=CODE, steady=steady, levels=levels)
+
+
+def rows_of(steady: list[dict[str, float]], levels: list[dict[str, float]]) -> list[Row]:
+    """Return medians of the repetitions, but the longest of all pauses, and the highest pace."""
+    highest = max((level["tokens_per_second"] for level in levels if _holds(level)), default=None)
+    combined = {name: median(one[name] for one in steady) for name, _, _ in _ROWS}
+    combined["longest_gap_seconds"] = max(one["longest_gap_seconds"] for one in steady)
+    rows = [row("streams", metric, round(combined[name], 4), unit, terms=TERMS) for name, metric, unit in _ROWS]
+    return [*rows, row("streams", "highest_steady_tokens_per_second", highest, "1/s", terms=TERMS)]
 
 
 def _holds(level: dict[str, float]) -> bool:
