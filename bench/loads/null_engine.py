@@ -6,7 +6,8 @@ that its load is realistic.
 
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ class NullParts:
     scheduler: Scheduler
     runner: NullRunner
     device: str = "none"
+    unrecorded: Mapping[str, str] = field(default_factory=dict)
     ranks: None = None
 
 

@@ -30,6 +30,13 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         ("dtype", "weights", "kv_dtype"),
         lambda stats: {stats.formats: 1} if stats.formats else {},
     ),
+    (
+        "quire_recording_failed",
+        "1 if steps of this kind, decoding or prompts, could not be recorded on the GPU, so that each is launched anew;"
+        " 0 if they are recorded.",
+        ("steps",),
+        lambda stats: {(kind,): bool(reason) for kind, reason in stats.unrecorded.items()},
+    ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),
     (

@@ -1,6 +1,7 @@
 """Observer of an engine: the start, and each step."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from engine.schedule.stats import SchedulerTotals
@@ -32,7 +33,8 @@ class EngineStats(NamedTuple):
     """State of an engine at the end of a turn of its loop. `sessions` counts the pool's attachments.
 
     `uncomputed_tokens` is the number of prompt tokens that live requests still have to compute. `deferred` counts the
-    waiting requests that would not start even if blocks were available.
+    waiting requests that would not start even if blocks were available. `unrecorded` has the kinds of steps that were
+    to be recorded: why they are not, empty if they are.
     """
 
     running: int
@@ -44,6 +46,7 @@ class EngineStats(NamedTuple):
     deferred: int = 0
     ranks: RankStats | None = None
     formats: ModelFormats | None = None
+    unrecorded: Mapping[str, str] = MappingProxyType({})
 
 
 class StepStats(NamedTuple):

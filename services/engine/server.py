@@ -102,6 +102,7 @@ class EngineService:
             self._stopped_early = True
             raise
         self._ranks = parts.ranks
+        self.readiness.notes = _notes(parts.unrecorded)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         loaded, bounds = parts.loaded, self._settings.json_bounds()
         folder = Path(self._settings.model)
@@ -142,7 +143,10 @@ class EngineService:
             self._settings.served_name(),
             engine_id,
             lambda: driver.stats._replace(
-                sessions=link.sessions, ranks=ranks.stats() if ranks else None, formats=formats
+                sessions=link.sessions,
+                ranks=ranks.stats() if ranks else None,
+                formats=formats,
+                unrecorded=parts.unrecorded,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
@@ -230,6 +234,10 @@ class EngineService:
             await asyncio.sleep(_FLUSH_SECONDS)
             # Its thread may wait for other ranks for half an hour. The ranks that it has started end with it.
             os._exit(0)
+
+
+def _notes(unrecorded: Mapping[str, str]) -> list[str]:
+    return [f"steps are launched, not recorded ({kind}): {reason}" for kind, reason in unrecorded.items() if reason]
 
 
 def _formats(model: Model) -> ModelFormats:

@@ -1,7 +1,7 @@
 """The interface of a service, and its readiness."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc
@@ -13,6 +13,8 @@ class Readiness:
     def __init__(self) -> None:
         self._ready = False
         self._retired = False
+        self.notes: Sequence[str] = ()
+        """What is wrong although the service works: a line each, for operators."""
         self._changed = asyncio.Event()
 
     @property

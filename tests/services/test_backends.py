@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,20 @@ from engine.schedule.request import Capacity
 from services.engine.settings import EngineSettings
 from services.engine.startup import assembly
 from services.engine.startup.backends import (
+    BackendChoice,
     BackendOptions,
+    NotRecorded,
     choose_backend,
     gpu_decoder,
-    recorded_decoder,
+    record_decoder,
+    record_steps,
     recorded_pieces,
 )
 from services.engine.startup.decoder_check import replays
 from services.runtime.settings import InvalidSetting
 from tests.engine.launch_tape import LaunchTape
 from tests.engine.triton_case import DEVICE, make_triton_backend
+from tests.services.engine.test_gpu_pool import GIB, FakeGpu
 
 pytest.importorskip("triton")
 
@@ -169,10 +174,53 @@ def test_steps_are_launched_if_there_is_no_memory_to_record_them(
         raise torch.OutOfMemoryError("no memory for buffers")
 
     monkeypatch.setattr("engine.gpu.graphs._Buffers.allocate", allocate)
+    given = options("torch")._replace(max_sequences=2**20, memory=FakeGpu(total=80 * GIB, used=79 * GIB))
+    launched = choose_backend(given)
+    choice = record_steps(given, launched, _runs_again)
+    assert choice.decoder is launched.decoder
+    needed = 2**20 * (2 * 384 * 4 + 40 + 4 * 256) / GIB
+    reason = (
+        f"no memory for buffers (inputs and logits of decoding steps need {needed:.2f} GiB beside their launches; "
+        "1.00 of 80.00 GiB were free)"
+    )
+    assert choice.unrecorded == {"decoding": reason}
+    (record,) = (one for one in caplog.records if "recorded" in one.message)
+    assert record.levelname == "ERROR"
+    assert record.message == f"decoding steps cannot be recorded, so each one is launched anew: {reason}"
+
+
+def test_a_choice_says_which_steps_are_recorded(
+    load: Callable[[str, torch.device], LoadedModel], options: Callable[[str], BackendOptions]
+) -> None:
     given = options("torch")
-    choice = choose_backend(given)
-    assert recorded_decoder(choice.decoder, given, choice.backend, _runs_again) is None
-    assert "decoding steps cannot be recorded, so each one is launched anew: no memory for buffers" in caplog.text
+    choice = record_steps(given, choose_backend(given), _runs_again)
+    assert isinstance(choice.decoder, RecordedDecoder)
+    assert choice.unrecorded == {"decoding": ""}
+
+
+@pytest.mark.parametrize(("refused", "kind"), [(2, "decoding"), (3, "prompts")])
+def test_prompts_are_launched_if_only_decoding_steps_can_be_recorded(
+    load: Callable[[str, torch.device], LoadedModel], refused: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tape, seen = LaunchTape(), []
+
+    def record(run: Run[Result]) -> tuple[Callable[[], None], Result]:
+        seen.append(run)
+        if len(seen) == refused:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tape(run)
+
+    loaded = load("llama", CPU)
+    backend = make_triton_backend()(loaded.geometry, 4, 1, torch.float32)
+    capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 4, 1)
+    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    given = BackendOptions("triton", loaded, capacity, None, 2, token_budget=3)
+    choice = record_steps(given, BackendChoice(backend, decoder), record)
+    size = {"decoding": "the size 1, number 2 of 2", "prompts": "the size 3, number 1 of 1"}[kind]
+    assert choice.unrecorded.keys() == {"decoding", kind}
+    assert choice.unrecorded[kind].startswith(f"{size}: CUDA out of memory (")
+    assert isinstance(choice.decoder, LlamaDecoder if kind == "decoding" else RecordedDecoder)
+    assert [one.levelname for one in caplog.records if "cannot be recorded" in one.message] == ["ERROR"]
 
 
 def test_kernels_for_few_tokens_behind_a_long_prefix_run_at_the_start(
@@ -191,7 +239,7 @@ def test_kernels_for_few_tokens_behind_a_long_prefix_run_at_the_start(
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 16, 2)
     given = BackendOptions("triton", loaded, capacity, None, 1, 16)
     record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else _runs_again
-    assert recorded_decoder(decoder, given, backend, record)
+    assert record_decoder(decoder, given, backend, record)
     assert max(counts) > 1, "the keys of a tile were split over programs"
     assert min(counts) == 1
 
@@ -205,17 +253,17 @@ def _cannot_record(run: Run[Result]) -> tuple[Callable[[], None], Result]:
 
 
 @pytest.mark.parametrize(
-    ("record", "warning"),
+    ("record", "fault"),
     [
         (CudaRecorder(DEVICE) if DEVICE.type == "cuda" else LaunchTape(), None),
-        (_forgets_launches, "recorded prompts are not used for this model: their logits differ by"),
-        (_cannot_record, "steps with prompts cannot be recorded, so each one is launched anew: not permitted"),
+        (_forgets_launches, "recorded prompts have other logits than launched ones"),
+        (_cannot_record, "the size 3, number 1 of 1: not permitted when stream is capturing"),
     ],
 )
 def test_recorded_pieces_are_used_only_if_they_give_the_logits_of_launched_steps(
     load: Callable[[str, torch.device], LoadedModel],
     record: Recorder,
-    warning: str | None,
+    fault: str | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loaded = load("llama", DEVICE)
@@ -223,12 +271,10 @@ def test_recorded_pieces_are_used_only_if_they_give_the_logits_of_launched_steps
     backend = make_triton_backend()(loaded.geometry, 4, 1, torch.float32)  # 4 tokens are compared at most
     decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
     options = BackendOptions("triton", loaded, capacity, None, 2, token_budget=3)
-    with caplog.at_level(logging.INFO, "quire.engine"):
+    with (
+        caplog.at_level(logging.INFO, "quire.engine"),
+        pytest.raises(NotRecorded, match=f"^{fault}") if fault else nullcontext(),
+    ):
         pieces = recorded_pieces(decoder, decoder, options, backend, record)
-    if warning:
-        assert pieces is None
-        assert warning in caplog.text
-    else:
-        assert pieces is not None
         assert pieces.captured == [3]
         assert "recorded pieces of prompts: 1 of 1 sizes" in caplog.text

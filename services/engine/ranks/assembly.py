@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -38,6 +39,7 @@ class ParallelParts:
     scheduler: Scheduler
     runner: Runner
     device: str
+    unrecorded: Mapping[str, str]
     ranks: RankGroup
 
 
@@ -78,7 +80,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     device = f"{settings.tensor_parallel} x {device_name(loader.device, loader.kernels)}"
     log_pool(mine.capacity, mine.backend, f"each of {device}")
     log_formats(settings, loaded)
-    return ParallelParts(mine.loaded, scheduler, watched, device, group)
+    return ParallelParts(mine.loaded, scheduler, watched, device, mine.unrecorded, group)
 
 
 def _start(settings: EngineSettings) -> tuple[Store, RankGroup]:

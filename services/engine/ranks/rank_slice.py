@@ -3,8 +3,11 @@
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -20,13 +23,16 @@ from engine.run.samplers import sampler_for
 from engine.schedule.request import Capacity
 from engine.schedule.step_plan import StepPlan
 from services.engine.ranks.placement import LOOPBACK, Placement
-from services.engine.ranks.recording import recorded_by_all
+from services.engine.ranks.recording import recorded_or_launched
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, record_decoder
 from services.engine.startup.device import capacity_of, device_of, dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.weights import packed_format
+
+if TYPE_CHECKING:
+    from engine.gpu.graphs import CudaRecorder
 
 # For all ranks to connect and to read their weights: one may have to wait for a slower one.
 SECONDS_TO_LOAD = 1800.0
@@ -38,7 +44,8 @@ log = logging.getLogger("quire.engine")
 class RankSlice:
     """A rank, connected to the others, with its slice of the model and of the cache.
 
-    `capacity` is that of all ranks. With `ahead`, a step's launch returns before the step has ended.
+    `capacity` is that of all ranks. With `ahead`, a step's launch returns before the step has ended. `unrecorded` is as
+    in BackendChoice.
     """
 
     ranks: TorchRanks
@@ -47,6 +54,7 @@ class RankSlice:
     decoder: Decoder
     capacity: Capacity
     ahead: bool
+    unrecorded: Mapping[str, str]
 
 
 class SliceLoader:
@@ -59,7 +67,8 @@ class SliceLoader:
         self.kernels = kernels_for(settings.attention_backend, self.device, settings.kernels_folder)
         self.settings = settings = settings.for_device(on_gpu=self.device.type == "cuda")
         """With the defaults of the device."""
-        self._measurement = PoolMeasurement(CudaMemory(self.device)) if is_measured(settings) else None
+        self._memory = CudaMemory(self.device) if self.device.type == "cuda" else None
+        self._measurement = PoolMeasurement(self._memory) if self._memory and is_measured(settings) else None
         self._place = place
         self._dtype = dtype_of(settings.dtype, self.device, self.kernels)
         packed_format(settings, self._dtype, self.kernels)  # logs that the slices are dequantized, or refuses
@@ -91,8 +100,7 @@ class SliceLoader:
         capacity = replace(
             own, device_blocks=ranks.minimum(own.device_blocks), host_blocks=ranks.minimum(own.host_blocks)
         )
-        limits = settings.max_sequences, settings.token_budget
-        options = BackendOptions(settings.attention_backend, mine.loaded, capacity, self.kernels, *limits)
+        options = self._options(mine.loaded, capacity)
         backend = choose_rank_backend(options)
         decoder = mine.decoder(backend)
         if self._measurement:
@@ -101,12 +109,24 @@ class SliceLoader:
             backend.resize(blocks)
             capacity = replace(capacity, device_blocks=blocks)
         ahead = self.device.type == "cuda"
+        unrecorded: dict[str, str] = {}
         if ahead:
-            launched = decoder
-            decoder = recorded_by_all(lambda: record_decoder(launched, options, backend), ranks, store) or launched
+            record = partial(record_decoder, decoder, options, backend, self._recorder())
+            decoder, unrecorded = recorded_or_launched(record, decoder, ranks, store)
         ranks.limit(settings.rank_seconds)
         log.info("rank %d of %d is loaded", ranks.rank, ranks.size)
-        return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead)
+        return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead, unrecorded)
+
+    def _options(self, loaded: LoadedModel, capacity: Capacity) -> BackendOptions:
+        settings = self.settings
+        limits = settings.max_sequences, settings.token_budget
+        memory = self._memory, settings.tensor_parallel
+        return BackendOptions(settings.attention_backend, loaded, capacity, self.kernels, *limits, *memory)
+
+    def _recorder(self) -> "CudaRecorder":
+        from engine.gpu.graphs import CudaRecorder
+
+        return CudaRecorder(self.device)
 
     def _blocks(
         self, measurement: PoolMeasurement, loaded: LoadedModel, backend: Backend, decoder: Decoder, capacity: Capacity

@@ -27,21 +27,35 @@ class _Outcome(NamedTuple):
     fault: str
 
 
+def recorded_or_launched(
+    record: Callable[[], Decoder], launched: Decoder, ranks: TorchRanks, store: Any
+) -> tuple[Decoder, dict[str, str]]:
+    """Return the decoder of all ranks' decoding steps, recorded or launched, and why not recorded, empty if they are.
+
+    Raises what `recorded_by_all` raises, apart from NotRecorded.
+    """
+    try:
+        return recorded_by_all(record, ranks, store), {"decoding": ""}
+    except NotRecorded as failure:
+        return launched, {"decoding": str(failure)}
+
+
 def recorded_by_all(
     record: Callable[[], Decoder], ranks: TorchRanks, store: Any, seconds: float = _SECONDS_TO_AGREE
-) -> Decoder | None:
-    """Return the result of `record` if no rank has a fault; None if all have one, after equally many collectives.
+) -> Decoder:
+    """Return the result of `record` if no rank has a fault.
 
-    Raises EngineBroken, with the rank and its fault, if only some have one, or at different places: they would wait for
-    each other in collectives. `seconds` limits the wait of a rank with a fault for the others. Raises RankFailed if
-    another rank has ended.
+    Raises NotRecorded with this rank's fault if all have one, after equally many collectives. Raises EngineBroken, with
+    the rank and its fault, if only some have one, or at different places: they would wait for each other in
+    collectives. `seconds` limits the wait of a rank with a fault for the others. Raises RankFailed if another rank has
+    ended.
     """
     recorded, fault, failed = None, "", None
     try:
         recorded = record()
     except (NotRecorded, RankFailed) as failure:  # RankFailed: a collective was refused, or another rank has ended
         fault, failed = str(failure) or type(failure).__name__, failure
-        log.warning("decoding steps cannot be recorded: %s", fault)
+        log.error("decoding steps cannot be recorded: %s", fault)
     store.set(f"{_KEY}/{ranks.rank}", json.dumps([ranks.collectives, fault]))
     outcomes = _outcomes(store, ranks.size, seconds if fault else _SECONDS_TO_RECORD)
     if len(outcomes) < ranks.size and isinstance(failed, RankFailed):
@@ -50,6 +64,8 @@ def recorded_by_all(
     if len(outcomes) < ranks.size or (faults and not _agree(list(outcomes.values()))):
         named = ranks.rank if fault else min(faults, default=min(set(range(ranks.size)) - set(outcomes), default=0))
         raise EngineBroken(f"decoding steps cannot be recorded on rank {named}: {faults.get(named, 'no response')}")
+    if recorded is None:
+        raise NotRecorded(fault) from failed
     return recorded
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     device: str
+    unrecorded: Mapping[str, str]
     ranks: None = None
 
 
@@ -58,7 +60,8 @@ def assemble(settings: EngineSettings) -> EngineParts:
     device = device_of(settings.device)
     settings = settings.for_device(on_gpu=device.type == "cuda")
     check_kv_dtype(settings.attention_backend, kv_dtype_of(settings.kv_dtype), device)
-    measurement = PoolMeasurement(CudaMemory(device)) if is_measured(settings) else None
+    memory = CudaMemory(device) if device.type == "cuda" else None
+    measurement = PoolMeasurement(memory) if memory and is_measured(settings) else None
     folder = Path(settings.model)
     log.info("loading %s from %s", settings.served_name(), source_of(folder), extra={"stage": "loading"})
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
@@ -68,7 +71,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 
     limits = settings.max_sequences, settings.token_budget
-    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits)
+    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits, memory)
 
     def measure(backend: Backend, decoder: Decoder) -> int:
         assert measurement is not None, "the pool has no size yet"
@@ -97,7 +100,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
     log_formats(settings, loaded)
-    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name)
+    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name, chosen.unrecorded)
 
 
 def source_of(folder: Path) -> Path:

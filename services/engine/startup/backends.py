@@ -2,9 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from threading import Thread
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,6 +24,7 @@ from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
 from services.engine.settings import CODED_BACKENDS
 from services.engine.startup.decoder_check import matches, replays, replays_prompts, run_behind_prefix, warm_up
+from services.engine.startup.gpu_pool import DeviceMemory, recorded_sizes
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
 
@@ -38,6 +41,7 @@ Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
 _RECORDING_SECONDS = 60.0
 # The recorded batch of three sequences has padding.
 _COMPARED_SEQUENCES = 3
+_GIB = 1 << 30
 
 # Returns the blocks of the pool for a backend with a decoder.
 Measure: TypeAlias = "Callable[[Backend, Decoder], int]"
@@ -46,20 +50,28 @@ log = logging.getLogger("quire.engine")
 
 
 class NotRecorded(Exception):
-    """Decoding steps cannot be recorded; the message says why."""
+    """Steps cannot be recorded; the message says why."""
 
 
 class BackendChoice(NamedTuple):
-    """A backend, its decoder, and a description. With `ahead`, a step's launch returns before the step has ended."""
+    """A backend, its decoder, and a description. With `ahead`, a step's launch returns before the step has ended.
+
+    `unrecorded` has the kinds of steps, `decoding` or `prompts`, that were to be recorded: why they could not be, empty
+    if they were.
+    """
 
     backend: Backend
     decoder: Decoder
     description: str = "the model's modules"
     ahead: bool = False
+    unrecorded: Mapping[str, str] = MappingProxyType({})
 
 
 class BackendOptions(NamedTuple):
-    """Inputs of the selection: setting, model, its sizes, the CPU kernels if available, and the limits of a step."""
+    """Inputs of the selection: setting, model, its sizes, the CPU kernels if available, and the limits of a step.
+
+    `memory` is that of a GPU, None on a CPU; `ranks` is the number of processes that compute the model.
+    """
 
     attention: str
     loaded: LoadedModel
@@ -67,6 +79,8 @@ class BackendOptions(NamedTuple):
     kernels: Kernels | None
     max_sequences: int
     token_budget: int
+    memory: DeviceMemory | None = None
+    ranks: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +108,9 @@ def choose_backend(options: BackendOptions, measure: "Measure | None" = None) ->
         log.info("allocating a pool of %d blocks", blocks, extra={"stage": "pool"})
         choice.backend.resize(blocks)
     if name == "triton":
-        choice = _recorded(options, choice)
+        from engine.gpu.graphs import CudaRecorder
+
+        choice = record_steps(options, choice, CudaRecorder(options.device))
     log.info("attention backend: %s; steps run by %s", name, choice.description)
     return choice
 
@@ -198,24 +214,36 @@ def _triton(options: BackendOptions, backend: Any) -> BackendChoice:
     return BackendChoice(backend, decoder, description, ahead=True)
 
 
-def _recorded(options: BackendOptions, choice: BackendChoice) -> BackendChoice:
-    """Return the choice with recorded decoding steps, and with recorded pieces of prompts, as far as possible."""
-    from engine.gpu.graphs import CudaRecorder
+def record_steps(options: BackendOptions, choice: BackendChoice, recorder: "Recorder") -> BackendChoice:
+    """Return the choice with recorded decoding steps, and with recorded pieces of prompts, as far as possible.
+
+    Steps that cannot be recorded are launched, and an error is logged. Raises DeviceLost.
+    """
     from engine.gpu.llama import LlamaDecoder
 
     log.info("recording steps", extra={"stage": "recording"})
-    launched, recorder = choice.decoder, CudaRecorder(options.device)
-    recorded = recorded_decoder(launched, options, choice.backend, recorder)
-    if recorded is None:
-        return choice
-    choice = choice._replace(decoder=recorded, description=f"{choice.description}, recorded for decoding")
+    launched = choice.decoder
+    try:
+        recorded = record_decoder(launched, options, choice.backend, recorder)
+    except NotRecorded as failure:
+        return choice._replace(unrecorded=_launched_anew("decoding", failure))
+    description = f"{choice.description}, recorded for decoding"
+    choice = choice._replace(decoder=recorded, description=description, unrecorded={"decoding": ""})
     if not isinstance(launched, LlamaDecoder):
         return choice
-    pieces = recorded_pieces(launched, recorded, options, choice.backend, recorder)
-    if pieces is None:
-        return choice
-    tokens = pieces.captured[-1]
-    return choice._replace(decoder=pieces, description=f"{choice.description} and for prompts of up to {tokens} tokens")
+    try:
+        pieces = recorded_pieces(launched, recorded, options, choice.backend, recorder)
+    except NotRecorded as failure:
+        return choice._replace(unrecorded={**choice.unrecorded, **_launched_anew("prompts", failure)})
+    description = f"{description} and for prompts of up to {pieces.captured[-1]} tokens"
+    return choice._replace(decoder=pieces, description=description, unrecorded={"decoding": "", "prompts": ""})
+
+
+def _launched_anew(kind: str, failure: NotRecorded) -> dict[str, str]:
+    """Log that steps of a kind are not recorded; return the kind with the reason."""
+    named = {"decoding": "decoding steps", "prompts": "steps with prompts"}[kind]
+    log.error("%s cannot be recorded, so each one is launched anew: %s", named, failure)
+    return {kind: str(failure)}
 
 
 def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesDecoder) -> Decoder:
@@ -228,41 +256,18 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
     return decoder if matches("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 
-def recorded_decoder(
-    decoder: Decoder, options: BackendOptions, backend: Backend, recorder: "Recorder | None" = None
-) -> Decoder | None:
-    """Return the decoder with recorded decoding steps; None if recording fails, or if their logits are not its own.
-
-    `recorder` defaults to a new one. Raises DeviceLost.
-    """
-    try:
-        return record_decoder(decoder, options, backend, recorder)
-    except NotRecorded as failure:
-        log.warning("decoding steps cannot be recorded, so each one is launched anew: %s", failure)
-        return None
-
-
-def record_decoder(
-    decoder: Decoder, options: BackendOptions, backend: Backend, recorder: "Recorder | None" = None
-) -> Decoder:
-    """Return the decoder with recorded decoding steps. Raises NotRecorded with the reason, or DeviceLost.
-
-    `recorder` defaults to a new one.
-    """
-    from engine.gpu.graphs import CudaRecorder, RecordedDecoder, batch_sizes
+def record_decoder(decoder: Decoder, options: BackendOptions, backend: Backend, recorder: "Recorder") -> Decoder:
+    """Return the decoder with recorded decoding steps. Raises NotRecorded with the reason, or DeviceLost."""
+    from engine.gpu.graphs import RecordedDecoder, batch_sizes
 
     capacity = options.capacity
     blocks = blocks_for(capacity.context_tokens, capacity.block_size)
     sizes = batch_sizes(options.max_sequences)
-    record = recorder or CudaRecorder(options.device)
     run_behind_prefix(decoder, options.loaded, backend)
-    try:
-        with watched(check_of(options.device)):
-            recorded = RecordedDecoder(decoder, record, capacity.block_size, blocks, sizes, options.device)
-            recorded.prepare(lambda done, of: log.info("recorded decoding steps: %d of %d sizes", done, of))
-            same = replays(recorded, decoder, options.loaded, backend, min(_COMPARED_SEQUENCES, options.max_sequences))
-    except RuntimeError as failure:  # torch raises it if a launch waits for the device
-        raise NotRecorded(str(failure)) from failure
+    with _recording(options):
+        recorded = RecordedDecoder(decoder, recorder, capacity.block_size, blocks, sizes, options.device)
+        recorded.prepare(lambda done, of: log.info("recorded decoding steps: %d of %d sizes", done, of))
+        same = replays(recorded, decoder, options.loaded, backend, min(_COMPARED_SEQUENCES, options.max_sequences))
     if not same:
         raise NotRecorded("recorded steps have other logits than launched ones")
     return recorded
@@ -270,27 +275,40 @@ def record_decoder(
 
 def recorded_pieces(
     decoder: "LlamaDecoder", decoding: Decoder, options: BackendOptions, backend: Backend, recorder: "Recorder"
-) -> "PiecewiseDecoder | None":
+) -> "PiecewiseDecoder":
     """Return a decoder that replays steps with prompts by pieces, and runs other steps on `decoding`.
 
-    None if recording fails, or if the logits are not those of `decoder`. Raises DeviceLost.
+    Raises NotRecorded with the reason, or DeviceLost.
     """
     from engine.gpu.piecewise import PiecewiseDecoder, step_sizes
 
     sizes = step_sizes(decoder.layers, decoder.matrix_elements, options.token_budget)
     until = time.monotonic() + _RECORDING_SECONDS
+    with _recording(options):
+        pieces = PiecewiseDecoder(decoder, decoding, recorder, sizes)
+        pieces.prepare(
+            lambda done, of: log.info("recorded pieces of prompts: %d of %d sizes", done, of),
+            lambda: time.monotonic() < until,
+        )
+        same = replays_prompts(pieces, decoder, options.loaded, backend, pieces.captured)
+    if not same:
+        raise NotRecorded("recorded prompts have other logits than launched ones")
+    return pieces
+
+
+@contextmanager
+def _recording(options: BackendOptions) -> Iterator[None]:
+    """Reraise torch's errors as NotRecorded, with the memory that decoding steps need and that was free before."""
+    free, total = options.memory.free_and_total() if options.memory else (0, 0)
     try:
         with watched(check_of(options.device)):
-            pieces = PiecewiseDecoder(decoder, decoding, recorder, sizes)
-            pieces.prepare(
-                lambda done, of: log.info("recorded pieces of prompts: %d of %d sizes", done, of),
-                lambda: time.monotonic() < until,
-            )
-            same = replays_prompts(pieces, decoder, options.loaded, backend, pieces.captured)
-    except RuntimeError as failure:
-        log.warning("steps with prompts cannot be recorded, so each one is launched anew: %s", failure)
-        return None
-    return pieces if same else None
+            yield
+    except RuntimeError as failure:  # torch raises it if a launch waits for the device, and if no memory is left
+        needed = recorded_sizes(options.max_sequences, options.ranks, options.loaded, options.capacity).reserved
+        memory = f"inputs and logits of decoding steps need {needed / _GIB:.2f} GiB beside their launches"
+        if options.memory:
+            memory += f"; {free / _GIB:.2f} of {total / _GIB:.2f} GiB were free"
+        raise NotRecorded(f"{failure} ({memory})") from failure
 
 
 _BACKENDS: dict[str, Callable[[BackendOptions], Backend]] = {

@@ -1,7 +1,7 @@
 """The parts of an engine that the server needs, as protocols."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from blocks import BlockManager
@@ -74,6 +74,10 @@ class Parts(Protocol):
     @property
     def device(self) -> str:
         """Class of the CPU's kernels, `cpu` without them, or the GPU's name."""
+
+    @property
+    def unrecorded(self) -> Mapping[str, str]:
+        """Kinds of steps that were to be recorded, `decoding` or `prompts`: why they are not, empty if they are."""
 
     @property
     def ranks(self) -> OtherRanks | None:

@@ -15,8 +15,8 @@ from services.runtime.http.server import HttpServer
 from services.runtime.metrics.page import Exposition, MetricsPage
 from services.runtime.service import Readiness
 
-_METRICS_PATH, _READY_PATH = "/metrics", "/ready"
-_NOT_FOUND = f"there are only {_METRICS_PATH} and {_READY_PATH} here\n"
+_METRICS_PATH, _READY_PATH, _LIVE_PATH = "/metrics", "/ready", "/live"
+_NOT_FOUND = f"there are only {_METRICS_PATH}, {_READY_PATH} and {_LIVE_PATH} here\n"
 _ANSWER_SECONDS = 5.0
 _LIMITS = HttpLimits(connections=8, read_seconds=5.0, write_seconds=5.0)
 _CLOSE = {"connection": "close"}  # so that idle scrapers do not occupy all connections
@@ -50,10 +50,12 @@ class _MetricsApp:
         await (await self._response(scope["method"], scope["path"]))(scope, receive, send)
 
     async def _response(self, method: str, path: str) -> Response:
-        if path not in (_METRICS_PATH, _READY_PATH):
+        if path not in (_METRICS_PATH, _READY_PATH, _LIVE_PATH):
             return Response(_NOT_FOUND, HTTPStatus.NOT_FOUND, _CLOSE)
         if method not in ("GET", "HEAD"):
             return Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"allow": "GET, HEAD", **_CLOSE})
+        if path == _LIVE_PATH:  # answered by the event loop of the service
+            return Response("live\n", headers=_CLOSE)
         if path == _READY_PATH:  # without the metrics, which take milliseconds to write
             return self._ready()
         try:
@@ -66,6 +68,7 @@ class _MetricsApp:
             return Response(status_code=HTTPStatus.INTERNAL_SERVER_ERROR, headers=_CLOSE)
 
     def _ready(self) -> Response:
-        if self._readiness.ready:
-            return Response("ready\n", headers=_CLOSE)
-        return Response("not ready\n", HTTPStatus.SERVICE_UNAVAILABLE, _CLOSE)
+        ready = self._readiness.ready
+        lines = ["ready" if ready else "not ready", *(" ".join(note.split()) for note in self._readiness.notes)]
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response("".join(f"{line}\n" for line in lines), status, _CLOSE)

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from engine.errors import EngineBroken, RankFailed
-from services.engine.ranks.recording import recorded_by_all
+from services.engine.ranks.recording import recorded_by_all, recorded_or_launched
 from services.engine.startup.backends import NotRecorded
 
 Record = Callable[[], Any]
@@ -24,7 +24,7 @@ def together(*ranks: tuple[Record, int]) -> list[Any]:
         try:
             seen: Any = SimpleNamespace(rank=rank, size=len(ranks), collectives=collectives)
             return recorded_by_all(record, seen, store)
-        except EngineBroken as failure:
+        except (EngineBroken, NotRecorded) as failure:
             return str(failure)
 
     with ThreadPoolExecutor(len(ranks)) as threads:
@@ -44,11 +44,22 @@ def test_steps_that_all_ranks_record_are_replayed() -> None:
 
 def test_steps_that_no_rank_records_are_launched_by_all(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "quire.engine"):
-        assert together((fails("no graphs"), 7), (fails("capturing", RankFailed), 7)) == [None, None]
+        assert together((fails("no graphs"), 7), (fails("capturing", RankFailed), 7)) == ["no graphs", "capturing"]
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
     assert sorted(record.message for record in caplog.records) == [
         "decoding steps cannot be recorded: capturing",
         "decoding steps cannot be recorded: no graphs",
     ]
+
+
+def test_a_rank_keeps_its_launched_steps_and_the_reason_if_none_are_recorded() -> None:
+    alone: Any = SimpleNamespace(rank=0, size=1, collectives=7)
+    launched: Any = object()
+    assert recorded_or_launched(fails("no memory"), launched, alone, HashStore()) == (
+        launched,
+        {"decoding": "no memory"},
+    )
+    assert recorded_or_launched(lambda: "a", launched, alone, HashStore()) == ("a", {"decoding": ""})
 
 
 def test_a_rank_that_alone_cannot_record_ends_the_start_of_all_with_its_reason() -> None:

@@ -135,8 +135,14 @@ async def test_readiness_is_answered_without_reading_metrics() -> None:
         readiness.set(True)
         with await asyncio.to_thread(urllib.request.urlopen, place, timeout=60) as answer:
             assert answer.read() == b"ready\n"
+        readiness.notes = ["slow: no\nmemory"]
+        with await asyncio.to_thread(urllib.request.urlopen, place, timeout=60) as answer:
+            assert answer.read() == b"ready\nslow: no memory\n"
         readiness.retire()
         assert await status_of(place) == 503
+        alive = place.replace("/ready", "/live")
+        with await asyncio.to_thread(urllib.request.urlopen, alive, timeout=60) as answer:
+            assert answer.read() == b"live\n"
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
