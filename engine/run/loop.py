@@ -13,7 +13,7 @@ from typing import NamedTuple
 from blocks import BlockManager, Reattached
 from engine.errors import EngineBroken
 from engine.schedule.outputs import Output
-from engine.schedule.scheduler import Scheduler
+from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan
 
 
@@ -38,14 +38,16 @@ class StepTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """Result of one turn of the loop: outputs, and whether there was progress. Without progress the loop may sleep.
+    """Result of one turn of the loop: outputs, and whether there was progress.
 
-    `step` has the durations of the step that ended, None if none did.
+    `step` has the durations of the step that ended, None if none did. `idle` is the reason why the next turn can do
+    nothing. Without one the loop must turn again, even if this turn made no progress.
     """
 
     outputs: list[Output]
     progressed: bool
     step: StepTimes | None = None
+    idle: IdleReason | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class _LaunchedStep:
 
 
 class Engine:
-    """Turns requests into tokens. Called by one thread, which waits after a turn without progress."""
+    """Turns requests into tokens. Called by one thread, which waits after a turn that gives a reason to."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, blocks: BlockManager, clock: Callable[[], float]) -> None:
         """`clock` returns monotonic seconds."""
@@ -103,7 +105,11 @@ class Engine:
             self._launch_ahead(plan, flight)
             times = self._end(flight, plan)
         outputs = self.scheduler.take_outputs()
-        return Turn(outputs, bool(answered or plan or step or outputs), times)
+        progressed = bool(answered or plan or step or outputs)
+        return Turn(outputs, progressed, times, None if progressed else self._idle_reason())
+
+    def _idle_reason(self) -> IdleReason | None:
+        return self.scheduler.idle_reason(connected=self.blocks.ready)
 
     def take_failure(self) -> Exception | None:
         """Return and clear the exception of the latest failed step."""

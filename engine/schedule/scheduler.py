@@ -1,6 +1,7 @@
 """The engine's scheduler: for each turn, the work of the next step and the Step for the block manager."""
 
 from collections.abc import Collection
+from enum import Enum
 
 from blocks import FreeReason, Step, StepResult
 from engine.schedule.endings import RequestEndings
@@ -20,6 +21,14 @@ from engine.schedule.request_queue import RequestQueue
 from engine.schedule.speculation.speculator import Speculator
 from engine.schedule.step_plan import Sampled, StepPlan
 from engine.schedule.step_planner import StepPlanner
+
+
+class IdleReason(Enum):
+    """Why the next turn of the loop can do nothing until something arrives."""
+
+    EMPTY = "no request is live"
+    ANSWER = "the block manager has not answered the Step in flight"
+    DISCONNECTED = "the block manager is disconnected"
 
 
 class Scheduler:
@@ -112,6 +121,19 @@ class Scheduler:
     def empty(self) -> bool:
         """Whether no request is live, no Step is in flight, and no release or pin change is pending."""
         return not (self._queue.by_request or self._releases.pending or self.pins.has_changes or self.step_in_flight)
+
+    def idle_reason(self, *, connected: bool) -> IdleReason | None:
+        """Return why nothing can be done after a turn without progress; None if another turn may make some.
+
+        `connected`: a Step can be sent to the block manager.
+        """
+        if self._steps.can_compute():
+            return None
+        if self.empty:
+            return IdleReason.EMPTY
+        if not connected:
+            return IdleReason.DISCONNECTED
+        return IdleReason.ANSWER if self.step_in_flight else None
 
     def take_outputs(self) -> list[Output]:
         """Return the outputs since the last call."""

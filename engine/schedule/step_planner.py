@@ -78,6 +78,14 @@ class StepPlanner:
             return None
         return self._planned(StepPlan(self._queue.totals.steps + 1, self._blocks.take_copies(), tuple(work)))
 
+    def can_compute(self) -> bool:
+        """Return whether the next step would make copies, or compute a token."""
+        if self._blocks.has_copies:
+            return True
+        groups = self._isolation.batch(self.now, step_in_flight=self._blocks.in_flight)
+        budget = self._queue.limits.token_budget
+        return any(token_counts(gang, budget) for gang in list_gangs(groups, {}))
+
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after `plan`, which is in flight. Sequences do not change until `adopt`.
 

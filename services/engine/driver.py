@@ -9,8 +9,9 @@ import queue
 import time
 from collections.abc import Callable
 
-from engine.run.loop import Engine, StepTimes
+from engine.run.loop import Engine, StepTimes, Turn
 from engine.schedule.request import Failure
+from engine.schedule.scheduler import IdleReason
 from engine.schedule.stats import SchedulerTotals
 from quire.v1 import engine_pb2
 from services.engine.administration import Administration
@@ -22,8 +23,48 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 
 _POLL_SECONDS_WITHOUT_KVMANAGER = 0.2
+# While requests are live the loop never sleeps longer: deadlines pass, and no wake-up may be lost for good.
+_MOST_IDLE_SECONDS = 1.0
+# After this time without a step, while requests are live, the log says so.
+_STALLED_SECONDS = 30.0
+_REPEATED = 2
 
 log = logging.getLogger("quire.engine")
+
+
+class StepMonitor:
+    """Watches that an engine with requests makes steps, and decides when its loop may sleep.
+
+    The engine's thread calls it, except for `seconds_without_step`.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # the last step, or the arrival of requests; None without requests
+        self._logged = False
+        self._unexplained = 0  # consecutive turns without progress and without a reason
+
+    def seconds_without_step(self, now: float) -> float:
+        """Return the time since the last step while requests are live; 0 without requests."""
+        since = self._since
+        return 0.0 if since is None else max(0.0, now - since)
+
+    def record(self, turn: Turn, now: float, *, live: bool) -> bool:
+        """Record a turn, after which requests are live or not. Return whether the next turn can do nothing.
+
+        A turn that does nothing without a reason is repeated once.
+        """
+        if not live:
+            self._since, self._logged = None, False
+        elif turn.step is not None or self._since is None:
+            self._since, self._logged = now, False
+        elif now - self._since > _STALLED_SECONDS and not self._logged:
+            self._logged = True
+            why = turn.idle.value if turn.idle else "the scheduler gives no reason"
+            log.warning("requests are live, but there was no step for %.0f s: %s", now - self._since, why)
+        self._unexplained = 0 if turn.progressed or turn.idle else self._unexplained + 1
+        if self._unexplained == _REPEATED:
+            log.error("requests are live, but the scheduler finds nothing to do; please report this as a bug")
+        return turn.idle is not None or self._unexplained >= _REPEATED
 
 
 class EngineDriver:
@@ -50,6 +91,7 @@ class EngineDriver:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = self._abandoned = False
         self._waited = 0.0  # seconds spent waiting for the KV manager since the last step
+        self._steps = StepMonitor()
         self._empty = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -69,8 +111,11 @@ class EngineDriver:
 
     @property
     def stats(self) -> EngineStats:
-        """Requests and totals at the end of the last turn."""
-        return self._stats
+        """Requests and totals at the end of the last turn, and the time since the last step."""
+        stats = self._stats
+        if not (stats.running or stats.waiting):
+            return stats
+        return stats._replace(seconds_without_step=self._steps.seconds_without_step(time.monotonic()))
 
     @property
     def request_blocks(self) -> int:
@@ -118,7 +163,7 @@ class EngineDriver:
         await self._ended.wait()
 
     def run(self) -> None:
-        """Run the engine's turns until stopped; sleep after a turn without progress."""
+        """Run the engine's turns until stopped; sleep after a turn that gives a reason."""
         try:
             while not self._stopping:
                 self._turn()
@@ -145,8 +190,9 @@ class EngineDriver:
         self._administration.poll()
         if self._scheduler.requests.draining and self._scheduler.empty:
             self._call(self._empty.set)
-        if not turn.progressed:
-            self._sleep()
+        live = self._scheduler.running + self._scheduler.waiting > 0
+        if self._steps.record(turn, time.monotonic(), live=live):
+            self._sleep(turn.idle)
 
     def _execute_commands(self) -> bool:
         """Execute the queued commands; return True if there were any."""
@@ -172,16 +218,21 @@ class EngineDriver:
         publish = times.publish + delivering
         self._observer.on_step(StepStats(tokens, times.ran, times.plan, waited, times.forward, times.sample, publish))
 
-    def _sleep(self) -> None:
-        waits = self._manager.waiting or (self._manager.lost and not self._scheduler.empty)
+    def _sleep(self, reason: IdleReason | None) -> None:
         started, any_live = time.monotonic(), self._scheduler.running or self._scheduler.waiting
         try:
-            command = self._commands.get(timeout=_POLL_SECONDS_WITHOUT_KVMANAGER if waits else None)
+            command = self._commands.get(timeout=self._idle_seconds(reason))
         except queue.Empty:
             return
         finally:
             self._waited += time.monotonic() - started if any_live else 0.0
         command()
+
+    def _idle_seconds(self, reason: IdleReason | None) -> float | None:
+        """Return the longest time to sleep; None: until a command arrives."""
+        if self._manager.waiting or (self._manager.lost and not self._scheduler.empty):
+            return _POLL_SECONDS_WITHOUT_KVMANAGER
+        return None if reason is IdleReason.EMPTY else _MOST_IDLE_SECONDS
 
     def _watch_manager(self) -> None:
         if self._manager.record(self._engine.blocks.ready, time.monotonic()):

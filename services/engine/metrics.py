@@ -47,6 +47,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         lambda stats: {("capacity",): stats.waiting - stats.deferred, ("deferred",): stats.deferred},
     ),
     (
+        "quire_seconds_without_step",
+        "Seconds since the last step while requests are live; 0 without requests.",
+        (),
+        lambda stats: {(): stats.seconds_without_step},
+    ),
+    (
         "quire_rank_seconds_behind",
         "Seconds from sending the latest plan to a rank until the rank has launched it.",
         ("rank",),

@@ -34,7 +34,8 @@ class EngineStats(NamedTuple):
 
     `uncomputed_tokens` is the number of prompt tokens that live requests still have to compute. `deferred` counts the
     waiting requests that would not start even if blocks were available. `unrecorded` has the kinds of steps that were
-    to be recorded: why they are not, empty if they are.
+    to be recorded: why they are not, empty if they are. `seconds_without_step` is the time since the last step while
+    requests are live.
     """
 
     running: int
@@ -46,6 +47,7 @@ class EngineStats(NamedTuple):
     deferred: int = 0
     ranks: RankStats | None = None
     formats: ModelFormats | None = None
+    seconds_without_step: float = 0.0
     unrecorded: Mapping[str, str] = MappingProxyType({})
 
 

@@ -293,7 +293,7 @@ def test_an_engine_generates_the_same_tokens_with_either_manager(manager: Manage
             restart = False
             manager.stop()
             manager.start()
-        if not turn.progressed:
+        if turn.idle is not None:
             link.wait()
     assert list(received.values()) == [
         expected_tokens(prompt, number, 6, frozenset(), 50) for number, prompt in enumerate(prompts)

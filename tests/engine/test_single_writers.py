@@ -43,6 +43,7 @@ OWNERS = {
     "PinnedPrefix": "engine/schedule/pool/pins.py",
     "Pins": "engine/schedule/pool/pins.py",
     "Engine": "engine/run/loop.py",
+    "StepMonitor": "services/engine/driver.py",
     "EngineDriver": "services/engine/driver.py",
     "GatewayRequests": "services/engine/gateway_requests.py",
     "ManagerMonitor": "services/engine/manager_monitor.py",

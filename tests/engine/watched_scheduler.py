@@ -9,7 +9,7 @@ from blocks import FreeReason, Step, StepItem, StepResult
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Started
 from engine.schedule.request import Capacity
-from engine.schedule.scheduler import Scheduler
+from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.speculation.speculation_costs import SpeculationCosts
 from engine.schedule.step_plan import PENDING, StepPlan, Work
@@ -70,6 +70,15 @@ class WatchedScheduler(Scheduler):
                 changed = sequence.release_pending or sequence.computed != work.start or not sequence.group.forked
                 assert changed or work.sequence in planned, "work of an unchanged sequence is adopted"
         return plan
+
+    def idle_reason(self, *, connected: bool) -> IdleReason | None:
+        reason = super().idle_reason(connected=connected)
+        alone = any(group.isolated for group in self._queue.running)
+        for group in self._queue.running if reason and not alone else ():
+            rooms = [sequence.room > sequence.computed for sequence in group.active]
+            assert not any(rooms) or not all(rooms), "a loop sleeps only if no group can be computed"
+            assert not group.ready_to_fork or reason is not IdleReason.EMPTY
+        return reason
 
     def build_step(self, plan: StepPlan | None) -> Step | None:
         computed = [one for one in self._queue.running if one.request.prefill_only and one.ready_to_fork]

@@ -242,3 +242,18 @@ def test_the_pool_and_the_backend_have_host_tiers_of_one_size(folder):
     engine = ModelEngine(folder, host_blocks=3)
     assert isinstance(engine.blocks.pool, kvmanager.Pool)
     assert engine.blocks.pool.spec.host_blocks == 3 == len(engine.backend.host_cache) - 1
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_loop_that_sleeps_only_for_a_reason_goes_on_after_a_fork_without_children(folder, alone, kept):
+    engine = ModelEngine(folder, block_size=32)  # so that the kept sample has room, and needs no answer
+    engine.turn_seconds = 0.001
+    name = engine.submit(prompt(10), 12, sampling=SAMPLED, samples=3)
+    engine.turn_until(lambda: all(engine.samples[name]))
+    for index in {0, 1, 2} - {kept}:
+        engine.scheduler.requests.end_sample(name, index)
+    while name not in engine.finished:
+        turn = engine.turn()
+        assert turn.idle is None, "no answer is late, so there is no reason to sleep"
+    assert engine.samples[name][kept] == alone[kept]
+    engine.run()

@@ -1,4 +1,4 @@
-"""Random requests, cancellations, late results, lost pools and failing steps in tiny pools, with invariants."""
+"""Random requests, ends from outside, late results, lost pools and failing steps in tiny pools, with invariants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engine.errors import InvalidPin, InvalidRequest, PinExists, PinTooLarge, UnknownPin
 from engine.schedule.limits import Limits, Preemption
-from engine.schedule.request import BeamSearch, Capacity, FinishReason, Sampling
+from engine.schedule.request import BeamSearch, Capacity, Failure, FinishReason, Sampling
 from tests.engine.fake_runner import FakeRunner, expected_answers, expected_scores, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
 
 CONTEXT = 24
 VOCABULARY = 3
-MAX_IDLE_TURNS = 2  # turns without progress while results are not delayed
+IDLE_TURNS = 2  # before the first work, and before the end is published
 TURNS_PER_TOKEN = 6
 
 
@@ -32,11 +32,12 @@ class _Submitted:
     search: BeamSearch | None
     generated: tuple[int, ...]  # token counts of the samples before the cut
     ended: frozenset[int]  # samples that had ended before the cut
+    has_deadline: bool
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        blocks=st.tuples(st.integers(1, 4), st.integers(2, 12), st.integers(0, 12)),
+        blocks=st.tuples(st.sampled_from([1, 2, 3, 4, 24]), st.integers(2, 12), st.integers(0, 12)),
         sizes=st.tuples(st.integers(1, 12), st.integers(1, 6)),
         preemption=st.sampled_from(Preemption),
         policy=st.tuples(*map(st.sampled_from, ([0.0, 0.1, 0.5], [0.0, 2.0], [3.0, 1000.0]))),
@@ -64,8 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.pool = lambda: self.engine.blocks.pool
         self.submitted: dict[str, _Submitted] = {}
         self.disconnected_turns = 0
-        self.idle_turns = 0
         self.cancelled: set[str] = set()
+        self.stopped: set[tuple[str, int]] = set()  # samples ended as by a stop string
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple),
@@ -82,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         | st.builds(BeamSearch, st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), st.booleans()),
         cuts=st.none() | st.none() | st.tuples(*[st.integers(0, 10)] * 3),
         isolated=st.sampled_from([False, False, True]),
+        patience=st.sampled_from([None, None, None, 1, 4, 12]),  # turns until its deadline
     )
     def submit(
         self,
@@ -97,11 +99,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         search: BeamSearch | None,
         cuts: tuple[int, ...] | None,
         isolated: bool,
+        patience: int | None,
     ) -> None:
         capacity = self.scheduler.capacity
         shared = len(prompt) // capacity.block_size
         own = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) - shared
         samples = min(samples, search.width) if search else samples
+        now = self.engine.turns * self.engine.turn_seconds
+        deadline = None if patience is None else now + patience * self.engine.turn_seconds
         for _ in range(copies):
             seed = len(self.submitted)
             begun, ended = self._begun(prompt, seed, max_tokens, stop, samples, () if search or not cuts else cuts)
@@ -122,13 +127,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                     prompt_logprobs=0 if scored else None,
                     beam_search=search,
                     isolated=isolated,
+                    deadline=deadline,
                 )
             except InvalidRequest:
                 assert not fits
                 return
             assert fits
             generated = tuple(map(len, begun))
-            self.submitted[name] = _Submitted(prompt, max_tokens, stop, seed, samples, scored, search, generated, ended)
+            self.submitted[name] = _Submitted(
+                prompt, max_tokens, stop, seed, samples, scored, search, generated, ended, deadline is not None
+            )
 
     def _begun(
         self,
@@ -159,6 +167,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if name not in self.engine.finished:
             self.cancelled.add(name)
         self.engine.scheduler.requests.cancel(name)
+
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def stop_samples(self, data: st.DataObject, count: int) -> None:
+        live = [(name, index) for name in self.scheduler.live() for index in range(self.submitted[name].samples)]
+        for name, index in data.draw(st.permutations(live))[:count]:
+            self.stopped.add((name, index))
+            self.engine.scheduler.requests.end_sample(name, index)
 
     @rule(
         name=st.sampled_from("pq"),
@@ -212,12 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.disconnected_turns -= 1
             if not self.disconnected_turns:
                 self.engine.blocks.restore()
-        delayed = self.disconnected_turns or self.engine.blocks.delay
-        turn = self.engine.turn()
-        self.idle_turns = 0 if turn.progressed or delayed else self.idle_turns + 1
-        assert self.scheduler.empty or self.idle_turns <= MAX_IDLE_TURNS, (
-            "requests are live, but the scheduler makes no progress"
-        )
+        self.engine.turn()
 
     @invariant()
     def pool_has_no_violations(self) -> None:
@@ -261,7 +271,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for one in self.submitted.values()
         )
         due += sum(len(pin.token_ids) for pin in self.scheduler.pins.list_pins())
-        for _ in range(self.disconnected_turns + MAX_IDLE_TURNS + TURNS_PER_TOKEN * due):
+        for _ in range(self.disconnected_turns + IDLE_TURNS + TURNS_PER_TOKEN * due):
             if self.scheduler.empty and not self.disconnected_turns:
                 break
             self._turn()
@@ -279,6 +289,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens, expected = self.engine.samples[name][sample], self._expected(name)[sample]
         if sample in self.submitted[name].ended:
             assert (tokens, finish) == ([], FinishReason.STOP)
+        elif finish is FinishReason.STOP and (name, sample) in self.stopped:
+            assert tokens == expected[: len(tokens)]
         elif finish in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == expected
             assert (finish is FinishReason.STOP) == (tokens[-1] in self.submitted[name].stop)
@@ -286,7 +298,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert name in self.cancelled
         else:
             assert finish is FinishReason.FAILED
-            assert self.engine.failures
+            late = self.engine.finished[name].failure in (Failure.DEADLINE, Failure.DEADLINE_QUEUED)
+            assert self.engine.failures or (late and self.submitted[name].has_deadline)
 
 
 SchedulerMachine.TestCase.settings = settings(

@@ -12,6 +12,7 @@ import pytest
 
 from engine.errors import ConstraintFailed
 from engine.run.loop import Turn
+from engine.schedule.scheduler import IdleReason
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
@@ -240,3 +241,48 @@ async def test_a_failed_engine_sends_no_ends_as_a_draining_one_does(folder: Path
         steps.append(await driven.link.get())
     ended = [one.request_id for step in steps if step for one in step.finished]
     assert ended == (["r"] if drains else [])
+
+
+async def test_a_wake_up_that_is_lost_costs_a_second_and_is_logged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(driver_module, "_STALLED_SECONDS", 0.0)
+    turn, idle_turns = driver_module.Engine.turn, iter(range(4))
+
+    def forgetful(engine: driver_module.Engine) -> Turn:
+        """Do nothing, as a scheduler does that has lost sight of its requests."""
+        if engine.scheduler.running and next(idle_turns, None) is not None:
+            return Turn([], progressed=False)
+        return turn(engine)
+
+    monkeypatch.setattr(driver_module.Engine, "turn", forgetful)
+
+    async with driving(folder) as driven:
+        driven.submit("r")
+        await driven.ends("r")
+        assert len(driven.tokens["r"]) == TOKENS
+        assert driven.driver.stats.seconds_without_step == 0, "no request is live"
+    assert {record.levelname for record in caplog.records} == {"WARNING", "ERROR"}
+    assert "there was no step for" in caplog.records[0].message
+
+
+async def test_the_time_without_a_step_counts_while_a_request_is_live(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_MOST_IDLE_SECONDS", 0.01)
+    turn, held = driver_module.Engine.turn, threading.Event()
+    monkeypatch.setattr(
+        driver_module.Engine,
+        "turn",
+        lambda engine: turn(engine) if held.is_set() else Turn([], progressed=False, idle=IdleReason.ANSWER),
+    )
+    async with driving(folder) as driven:
+        driven.submit("r")
+        while driven.driver.stats.seconds_without_step == 0:
+            await asyncio.sleep(0.01)
+        first = driven.driver.stats.seconds_without_step
+        while driven.driver.stats.seconds_without_step == first:
+            await asyncio.sleep(0.01)
+        held.set()
+        await driven.ends("r")
+        assert driven.driver.stats.seconds_without_step == 0
