@@ -198,7 +198,7 @@ tls.certManager needs issuerRef.name
 tls needs a Secret for each of kvmanager, engine and gateway: name them in tls.existingSecrets, or enable tls.certManager
 {{- end }}
 {{- if and .clients.existingSecret (not .clients.serverName) }}
-tls.clients.serverName is missing: probes must know a name in the certificate of tls.clients.existingSecret
+tls.clients.serverName is missing: the test pod must know a name in the certificate of tls.clients.existingSecret
 {{- end }}
 {{- if and .clients.dnsNames (or .clients.existingSecret (not .certManager.enabled)) }}
 tls.clients.dnsNames are for a certificate that tls.certManager makes, and it makes none for clients

@@ -253,7 +253,8 @@ INCONSISTENT: dict[str, tuple[Object, str]] = {
     ),
     "a-certificate-without-a-name": (
         {"tls": {**TLS, "clients": {"existingSecret": "public"}}},
-        "tls.clients.serverName is missing: probes must know a name in the certificate of tls.clients.existingSecret",
+        "tls.clients.serverName is missing: the test pod must know a name in the certificate of "
+        "tls.clients.existingSecret",
     ),
     "names-without-a-certificate": (
         {"tls": {**TLS, "clients": {"dnsNames": ["llm.example.org"]}}},

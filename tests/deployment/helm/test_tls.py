@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.api_keys import write_keys
 from tests.certificates import Authority
 from tests.deployment.helm.chart import (
     CI_VALUES,
+    HEALTH,
+    PORTS,
     ROOT,
     TYPES,
     Object,
@@ -36,7 +39,7 @@ from tests.deployment.helm.chart import (
     variables,
     volumes,
 )
-from tests.running_quire import STOP_SECONDS, Output, launch
+from tests.running_quire import CALL_SECONDS, STOP_SECONDS, Output, launch
 
 WITH_TLS = [name for name in CI_VALUES if ci(name).get("tls", {}).get("enabled")]
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -86,12 +89,14 @@ def test_cert_manager_certificates_cover_mounted_secrets_and_called_names() -> N
 
 
 @pytest.mark.parametrize("name", WITH_TLS)
-def test_probes_run_a_command_because_kubernetes_own_have_no_tls(name: str) -> None:
+def test_probes_ask_the_metrics_listener_because_kubernetes_own_have_no_tls(name: str) -> None:
     for container in containers(render_ci(name)).values():
+        ports = {one["name"].removeprefix("kv-"): one["containerPort"] for one in container["ports"]}
         for probe in PROBES:
-            assert container[probe].keys() & {"grpc", "exec"} == {"exec"}
-            assert "--timeout=8" in container[probe]["exec"]["command"]
-            assert container[probe]["timeoutSeconds"] == 10
+            path = "/ready" if probe == "readinessProbe" else "/live"
+            assert container[probe]["httpGet"] == {"path": path, "port": ports["metrics"]}
+            assert container[probe].keys() & {"grpc", "exec"} == set()
+            assert container[probe]["timeoutSeconds"] == 3
 
 
 def test_the_pod_of_helm_test_has_a_private_key_only_if_the_gateway_requires_certificates() -> None:
@@ -114,6 +119,7 @@ class Deployed:
     secrets: dict[str, Path]
     other_values: dict[str, str]
     addresses: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def start(self, component: str) -> None:
@@ -123,7 +129,9 @@ class Deployed:
         pod = {"spec": {**pod["spec"], "containers": [container]}}
         environment = {name: self._localized(value, pod) for name, value in variables(container).items()}
         self.processes[component] = process = launch(*container["args"], **{**environment, **self.other_values})
-        address = Output(process).wait_for(f"{component} listens on ").split(" on ")[1]
+        output = Output(process)
+        self.metrics[component] = output.wait_for(f"{component} shows its metrics at ").rpartition(" ")[2]
+        address = output.wait_for(f"{component} listens on ").split(" on ")[1]
         port = {"kvmanager": 50053, "engine": 50052, "gateway": 50051}[component]
         self.addresses |= {
             f"dns:blue-quire-{component}:{port}": address,
@@ -246,17 +254,28 @@ def until_ready(run: Callable[[], Any], seconds: float = 300) -> Any:
 
 @pytest.mark.parametrize("component", TYPES)
 def test_the_probes_of_a_running_service_succeed(component: str, deployed: Deployed) -> None:
-    pod = pods(deployed.objects)[component]
+    container = main_container(pods(deployed.objects)[component])
+    until_ready(lambda: deployed.run(health(component, deployed), pods(deployed.objects)[component]))
     for probe in PROBES:
-        _, *arguments = main_container(pod)[probe]["exec"]["command"]
-        done = until_ready(lambda: deployed.run(arguments, pod))  # noqa: B023
-        assert (done.returncode, done.stdout.splitlines()[:1]) == (0, ["SERVING"]), done.stderr
+        path = container[probe]["httpGet"]["path"]
+        answer = httpx.get(deployed.metrics[component].replace("/metrics", path), timeout=CALL_SECONDS)
+        assert answer.status_code == 200, probe
+
+
+def health(component: str, deployed: Deployed) -> list[str]:
+    """Return the arguments of a call with the service's own files."""
+    folder = "/etc/quire-client-tls" if component == "gateway" else "/etc/quire-tls"
+    name = "llm.example.org" if component == "gateway" else "quire.internal"
+    port = PORTS[component]["grpc"]
+    files = [f"--ca={folder}/ca.crt", f"--certificate={folder}/tls.crt", f"--private-key={folder}/tls.key"]
+    return ["health", f"127.0.0.1:{port}", f"--service={HEALTH[component]}", f"--server-name={name}", *files]
 
 
 @pytest.mark.parametrize("component", TYPES)
 def test_a_client_without_a_certificate_is_refused(component: str, deployed: Deployed) -> None:
     pod = pods(deployed.objects)[component]
-    _, *arguments = main_container(pod)["livenessProbe"]["exec"]["command"]
+    arguments = health(component, deployed)
+    assert until_ready(lambda: deployed.run(arguments, pod)).returncode == 0
     without = [one for one in arguments if not one.startswith(("--certificate", "--private-key"))]
     assert deployed.run(without, pod).returncode == 1
     plain = [one for one in without if not one.startswith(("--ca", "--server-name"))]
