@@ -21,6 +21,8 @@ from services.runtime.errors import InvalidField
 _MAX_INLINE_BYTES = 4096
 _LARGE_BYTES = 64 * 1024
 _LARGE_AT_ONCE = 2
+# Absent in other libraries than glibc.
+_RETURN_FREED_MEMORY = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class PromptTokenizer:
@@ -56,10 +58,9 @@ class PromptTokenizer:
         self, model: ServedModel, prompt: gateway_pb2.Prompt, most: int | None, open_turn: bool
     ) -> list[int]:
         if prompt.ByteSize() > _LARGE_BYTES:
-            work = asyncio.get_running_loop().run_in_executor(
-                self._large, _tokenize_large, model, prompt, most, open_turn
-            )
-            return await work
+            loop = asyncio.get_running_loop()
+            # Not stored: its error has this frame in its traceback, and the cycle would keep the prompt.
+            return await loop.run_in_executor(self._large, _tokenize_large, model, prompt, most, open_turn)
         if _is_quick(model, prompt):
             return _tokenize(model, prompt, most, open_turn)
         return await asyncio.to_thread(_tokenize, model, prompt, most, open_turn)
@@ -85,5 +86,5 @@ def _tokenize_large(model: ServedModel, prompt: gateway_pb2.Prompt, most: int | 
     try:
         return _tokenize(model, prompt, most, open_turn)
     finally:
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-            trim(0)
+        if _RETURN_FREED_MEMORY:
+            _RETURN_FREED_MEMORY(0)

@@ -33,6 +33,9 @@ _CONNECTIONS = 4096
 # Limit for the handshake of a new connection.
 _HANDSHAKE_SECONDS = 10
 
+# A compressed message of a megabyte may be a gigabyte, and gRPC compares it with its bound only afterwards.
+_NO_COMPRESSION = 1 << grpc.Compression.NoCompression
+
 # gRPC reads the largest number as infinite.
 _NO_LIMIT = 2**31 - 1
 
@@ -173,6 +176,7 @@ def _server_options() -> Options:
         ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
         ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_SECONDS * 1000),
+        ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
         # Otherwise two servers on one port would silently share its connections.
         ("grpc.so_reuseport", 0),
     ]

@@ -118,6 +118,24 @@ def until_refused(call: Any) -> Iterator[gateway_pb2.GenerateResponse]:
         yield from call
 
 
+# Compression.
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_compressed_message_is_refused_before_it_is_expanded(guarded: Guarded, algorithm: grpc.Compression) -> None:
+    """A message of a megabyte may be a gigabyte."""
+    for service, method in (("gateway", "Generate"), ("engine", "GetTokenizer"), ("KV manager", "GetPool")):
+        path = f"/quire.v1.{'KVManager' if service == 'KV manager' else service.title()}/{method}"
+        options = [("grpc.max_send_message_length", -1)]
+        with grpc.insecure_channel(guarded.addresses[service], options, algorithm) as channel:
+            call = channel.unary_stream(path, request_serializer=bytes, response_deserializer=bytes)
+            bomb = call(bytes(32 * 1024 * 1024), timeout=CALL_SECONDS, metadata=bearer(B))
+            assert refusal(bomb) == (
+                Status.UNIMPLEMENTED,
+                f"Compression algorithm '{algorithm.name.lower()}' is disabled.",
+            )
+
+
 # Keys.
 
 

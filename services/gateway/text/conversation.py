@@ -11,12 +11,16 @@ from services.runtime.http.json_body import MAX_DEPTH, parse_text
 from services.runtime.http.validation import shown
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
+_MAX_MESSAGES = 8192
+_MAX_TOOLS = 1024
 _MAX_ROLE_LENGTH = 64
 _MAX_VARIABLE_BYTES = 16 * 1024
 
 
 def conversation_of(chat: gateway_pb2.Chat) -> Conversation:
     """Convert a chat. Raises InvalidField."""
+    _check_count("prompt.chat.messages", len(chat.messages), _MAX_MESSAGES)
+    _check_count("prompt.chat.tools", len(chat.tools), _MAX_TOOLS)
     messages = [_message(message, f"prompt.chat.messages[{at}]") for at, message in enumerate(chat.messages)]
     tools = [_tool(tool, f"prompt.chat.tools[{at}]") for at, tool in enumerate(chat.tools)]
     _check_calls(chat)
@@ -25,6 +29,11 @@ def conversation_of(chat: gateway_pb2.Chat) -> Conversation:
     if chat.continue_final_message:
         _check_continuation(chat)
     return Conversation(messages, tools, _variables(chat), opens, chat.continue_final_message)
+
+
+def _check_count(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidField(f"{field} must have at most {most} entries, not {count}", field)
 
 
 def _check_continuation(chat: gateway_pb2.Chat) -> None:

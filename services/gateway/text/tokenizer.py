@@ -16,7 +16,7 @@ import tokenizers
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
 from services.gateway.text.literal_text import LiteralText
-from services.models.token_bytes import bytes_per_token
+from services.models.token_bytes import BYTE_CHARACTERS, TokenBytes, token_bytes
 from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 
 # The character for a space in SentencePiece vocabularies.
@@ -173,14 +173,14 @@ class Tokenizer:
         return self._bytes.get(token_id)
 
     @cached_property
-    def _bytes_per_token(self) -> int | None:
-        return bytes_per_token(json.loads(self._backend.to_str()))
+    def _token_bytes(self) -> TokenBytes | None:
+        return token_bytes(json.loads(self._backend.to_str()))
 
     def _check_size(self, text: str, most: int | None) -> None:
         # A character has at most four bytes. Most texts are short, and then the vocabulary is not searched.
-        if most is None or len(text) <= most // 4 or self._bytes_per_token is None:
+        if most is None or len(text) <= most // 4 or self._token_bytes is None:
             return
-        size, limit = len(text.encode()), most * self._bytes_per_token
+        size, limit = self._token_bytes.size(text), most * self._token_bytes.most
         if size > limit:
             raise TextTooLong(size, limit)
 
@@ -267,12 +267,7 @@ def _is_concatenative(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _byte_alphabet(backend: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return the byte of each character in a byte-level vocabulary (GPT-2's alphabet); empty for other vocabularies.
-
-    Printable Latin-1 bytes are written as themselves, the others in order as the characters from U+0100.
-    """
+    """Return the byte of each character in a byte-level vocabulary; empty for other vocabularies."""
     if backend.decoder is None or b'"ByteLevel"' not in backend.decoder.__getstate__():
         return {}
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 0x100)]
-    others = sorted(set(range(0x100)) - set(printable))
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {character: byte for byte, character in BYTE_CHARACTERS.items()}

@@ -29,6 +29,9 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
         disconnect.cancel()
         await asyncio.gather(working, disconnect, return_exceptions=True)
+        # An error of the task has this frame in its traceback: a cycle, which would keep the request until a full
+        # garbage collection.
+        del working
 
 
 async def _disconnected(receive: Receive) -> None:

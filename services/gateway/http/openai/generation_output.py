@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,15 +198,17 @@ async def collect(responses: Responses) -> CollectedGeneration:
 
 async def collect_all(generations: Sequence[Responses]) -> list[CollectedGeneration]:
     """Read several generations concurrently. The first error ends all of them."""
-    reading: list[Coroutine[Any, Any, CollectedGeneration]] = [collect(one) for one in generations]
-    if len(reading) == 1:
-        return [await reading[0]]
+    if len(generations) == 1:
+        return [await collect(generations[0])]
+    tasks = [asyncio.ensure_future(collect(one)) for one in generations]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in reading]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # The error of a task has this frame in its traceback: a cycle, which would keep all prompts.
+        del task, tasks
 
 
 def finish_fields(
