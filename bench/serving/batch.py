@@ -42,7 +42,7 @@ def main() -> None:
     command = [sys.executable, "-m", "bench.loads.engine_worker", str(DEVICE_BLOCKS), json.dumps(SETTINGS)]
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder, Worker("engine", command) as engine:
         runs = [_one(Path(folder), engine, number) for number in repeated(REPETITIONS, "batch")][1:]
-        terms = {"batch": terms_of_log((Path(folder) / "log").read_text()), "in_process": engine.terms(WORK)}
+        terms = {"batch": terms_of_log((Path(folder) / "info").read_text()), "in_process": engine.terms(WORK)}
     publish("batch", rows_of(runs, terms), REPETITIONS, code=CODE, runs=runs)
 
 
@@ -53,10 +53,11 @@ def terms_of_log(log: str) -> Terms:
 
 def _one(folder: Path, engine: Worker, number: int) -> dict[str, Figures]:
     """Measure all arms once, in turn, with the same prompts."""
-    work = _work(number)
+    # It logs its formats, and each request: only while it warms up.
+    work, level = _work(number), "warning" if number else "info"
     ways: dict[str, Callable[[], Figures]] = {
-        "batch": lambda: _run_batch(folder, work),
-        "again": lambda: _run_batch(folder, work),
+        "batch": lambda: _run_batch(folder, work, level),
+        "again": lambda: _run_batch(folder, work, level),
         "in_process": lambda: engine.measure(json.dumps(work)),
     }
     return {name: ways[name]() for name in in_turn(ARMS, number)}
@@ -68,16 +69,18 @@ def _work(number: int) -> Work:
     return [{"prompt": prompt, "tokens": NEW_TOKENS} for prompt in prompts]
 
 
-def _run_batch(folder: Path, work: Work) -> Figures:
-    """Run the command on a new file; return its figures."""
+def _run_batch(folder: Path, work: Work, level: str) -> Figures:
+    """Run the command on a new file, and keep what it logs; return its figures."""
     requests, answers, results = (folder / name for name in ("requests.jsonl", "answers.jsonl", "results.json"))
     requests.write_text("".join(json.dumps(_request(number, item)) + "\n" for number, item in enumerate(work)))
     answers.unlink(missing_ok=True)
     command = [sys.executable, "-m", "services.cli.main", "run-batch", "-i", str(requests), "-o", str(answers)]
     options = ["--model", "demo", "--device-blocks", str(DEVICE_BLOCKS), "--results", str(results)]
     options += [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
-    with (folder / "log").open("w") as log:
-        subprocess.run([*command, *options, "--log-level", "info"], check=True, stderr=log)
+    done = subprocess.run([*command, *options, "--log-level", level], check=False, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the command ended with {done.returncode}:\n{done.stderr}")
+    (folder / level).write_text(done.stderr)
     figures: Figures = json.loads(results.read_text())
     assert figures["generated_tokens"] == TOKENS, figures
     return figures
