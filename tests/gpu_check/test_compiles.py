@@ -1,40 +1,24 @@
 """Tuned tiles on the processors of each GPU, by the pinned Triton and by an older one."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-
-import pytest
 
 from engine.triton_kernels.tuning import PROGRAMS_PER_PROCESSOR
 from tests.engine.gpu_resources import PROCESSORS, Resources
 from tests.engine.triton_kernels.test_triton_compiles import check_kernels
 
-# torch 2.11, which GPU machines often have, requires it.
-OLDER = "triton==3.6.0"
 PROCESSES = 2
 # Programs of compute capabilities 8.6, 8.9 and 12.0 have less shared memory than those of 8.0, and the same tiles.
 SMALLEST = 99 << 10
-
-
-@pytest.fixture(scope="module")
-def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("older")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), OLDER]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"{OLDER} cannot be had: {done.stderr}")
-    return folder
 
 
 def test_programs_of_every_tuned_tile_can_be_launched_and_are_pipelined() -> None:
     check_tiles(found_for_each("all", "sampler"))
 
 
-def test_programs_of_every_tuned_tile_are_pipelined_by_an_older_triton(older: Path) -> None:
-    check_tiles(found_for_each("all", packages=older))
+def test_programs_of_every_tuned_tile_are_pipelined_by_an_older_triton(older_triton: Path) -> None:
+    check_tiles(found_for_each("all", packages=older_triton))
 
 
 def found_for_each(*which: str, packages: Path | None = None) -> list[Resources]:

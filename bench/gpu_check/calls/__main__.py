@@ -28,7 +28,7 @@ def main() -> None:
     """Run the call; exit with 1 after a failure."""
     options = _options()
     if options.call == "merge":
-        sys.exit("; ".join(merge(options.results or RESULTS / "gpu")))
+        sys.exit("; ".join(merge(options.results or RESULTS / "gpu")) or None)
     begun = time.monotonic()
     for variable, name in _CACHES.items():
         os.environ.setdefault(variable, str(ROOT / "build" / "gpu-first" / name))

@@ -1,6 +1,7 @@
 """The results of the calls in one file, as the report reads it: each row has the call that it came from."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,6 @@ def _earlier(path: Path) -> Results:
 
 
 def _write(path: Path, result: Results) -> None:
-    unfinished = path.with_suffix(".json.unfinished")
+    unfinished = path.with_suffix(f".json.{os.getpid()}.unfinished")
     unfinished.write_text(json.dumps(result, indent=2) + "\n")
     unfinished.replace(path)
