@@ -9,6 +9,7 @@ KVManagerError
 │   ├── PinTooLarge          a live group would no longer fit beside this pin
 │   └── InvalidItem          a number is out of range
 ├── InvalidRegistration      a pool with impossible properties
+├── TooManyBlocks            a pool that is too large beside the others
 ├── InvalidReport            a report that contradicts itself
 ├── StepOutOfOrder           a step number that is not a new highest
 ├── UnknownPool              no engine with this id is attached
@@ -54,6 +55,10 @@ class InvalidItem(ItemRefused):
 
 class InvalidRegistration(KVManagerError):
     """The registered pool has impossible properties; the message names the field."""
+
+
+class TooManyBlocks(KVManagerError):
+    """Beside the other pools, this one is too large."""
 
 
 class InvalidReport(KVManagerError):

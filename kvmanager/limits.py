@@ -3,6 +3,9 @@
 Engine and KV manager have the same limits, because the engine's replica must refuse the same items as the manager.
 """
 
+# Blocks of all pools together, if nothing else is set: 67 million tokens in blocks of 16. They take 150 MB of memory,
+# and 1.1 GB if all have keys.
+MAX_BLOCKS = 1 << 22
 # Live sequences of a pool: several hundred run on one group of accelerators, and each costs about a kilobyte.
 MAX_SEQUENCES = 1 << 14
 # Items of a Step without its lengths: a commit and an extend of each sequence.

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blocks import FreeReason, Step, StepItem, StepRefusal
+from kvmanager import limits
 from kvmanager.applied import AppliedStep
-from kvmanager.errors import SessionReplaced, StaleIncarnation, StepOutOfOrder, UnknownPool
+from kvmanager.errors import (
+    InvalidRegistration,
+    SessionReplaced,
+    StaleIncarnation,
+    StepOutOfOrder,
+    TooManyBlocks,
+    UnknownPool,
+)
 from kvmanager.history.ledger import Ledger
 from kvmanager.lookup import PrefixHolding, lookup_prefix
 from kvmanager.observe.audit import Audit, Violation
@@ -100,50 +108,75 @@ class Registration(NamedTuple):
 class KVManager:
     """Owns every pool. Synchronous and without locks: all calls must come from one thread."""
 
-    def __init__(self, epoch: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, epoch: int, ledger: Ledger | None = None, max_blocks: int = limits.MAX_BLOCKS) -> None:
         """Start without pools. `epoch` is a random number of this process, which is only compared for equality.
 
-        Events are recorded in `ledger`, or in a new one of the default size.
+        Events are recorded in `ledger`, or in a new one of the default size. All pools together may have `max_blocks`.
         """
         self.epoch = epoch
         self.ledger = ledger or Ledger()
+        self.max_blocks = max_blocks
         self._sessions: dict[str, Session] = {}
         self._last_session = 0
         self._last_registration = 0
-        self._registered: dict[str, int] = {}  # latest registration of each engine that is attaching
+        self._registered: dict[str, Registration] = {}  # latest of each engine that is attaching
 
     def register(self, spec: PoolSpec) -> Registration:
-        """Begin an attach. Of concurrent attaches of an engine, the latest to register succeeds.
+        """Begin an attach. Of concurrent attaches of an engine, the latest of its newest incarnation succeeds.
 
-        The registration ends with `attach` or `unregister`. Raises StaleIncarnation as `check_incarnation` does.
+        The registration ends with `attach` or `unregister`. Raises StaleIncarnation as `check_incarnation` does, also
+        if a newer incarnation is attaching; InvalidRegistration and TooManyBlocks if the pool is too large.
         """
         self.check_incarnation(spec)
+        if attaching := self._registered.get(spec.engine_id):
+            _check_not_older(spec, attaching.spec, "attaching")
+        self._check_blocks(spec)
         self._last_registration += 1
-        self._registered[spec.engine_id] = self._last_registration
-        return Registration(spec, self._last_registration)
+        registration = self._registered[spec.engine_id] = Registration(spec, self._last_registration)
+        return registration
+
+    def _check_blocks(self, spec: PoolSpec) -> None:
+        if spec.blocks > self.max_blocks:
+            name = "device_blocks" if spec.device_blocks > self.max_blocks else "host_blocks"
+            raise InvalidRegistration(
+                f"{name} must be less: the pool has {spec.blocks} blocks, and at most {self.max_blocks} are allowed "
+                "(max_blocks)"
+            )
+        specs = {one: session.pool.spec for one, session in self._sessions.items()}
+        specs |= {one: registration.spec for one, registration in self._registered.items()}
+        others = sum(one.blocks for engine_id, one in specs.items() if engine_id != spec.engine_id)
+        if others + spec.blocks > self.max_blocks:
+            raise TooManyBlocks(
+                f"device_blocks and host_blocks: the pool would have {spec.blocks} blocks, and {others} of at most "
+                f"{self.max_blocks} (max_blocks) are in use"
+            )
 
     def check_latest(self, registration: Registration) -> None:
         """Raise SessionReplaced if the engine has registered again, StaleIncarnation as `check_incarnation` does."""
         self.check_incarnation(registration.spec)
         engine_id = registration.spec.engine_id
         live = self._sessions.get(engine_id)
-        last = max(self._registered.get(engine_id, 0), live.registration if live else 0)
+        latest = self._registered.get(engine_id)
+        last = max(latest.number if latest else 0, live.registration if live else 0)
         if last > registration.number:
             raise SessionReplaced(f"engine {engine_id} has registered again during this attach")
 
     def unregister(self, registration: Registration) -> None:
         """End a registration, after its attach has succeeded or failed."""
-        if self._registered.get(registration.spec.engine_id) == registration.number:
+        latest = self._registered.get(registration.spec.engine_id)
+        if latest is not None and latest.number == registration.number:
             del self._registered[registration.spec.engine_id]
+
+    def is_attaching(self, session: Session) -> bool:
+        """Return whether the incarnation of a session is attaching again."""
+        latest = self._registered.get(session.pool.spec.engine_id)
+        return latest is not None and latest.spec.incarnation == session.pool.spec.incarnation
 
     def check_incarnation(self, spec: PoolSpec) -> None:
         """Raise StaleIncarnation if a newer incarnation of the engine has a session."""
         current = self._sessions.get(spec.engine_id)
-        if current and current.pool.spec.incarnation > spec.incarnation:
-            raise StaleIncarnation(
-                f"engine {spec.engine_id}: incarnation {spec.incarnation} is older than the attached "
-                f"{current.pool.spec.incarnation}"
-            )
+        if current:
+            _check_not_older(spec, current.pool.spec, "attached")
 
     def attach(self, spec: PoolSpec, pool: Pool | None = None, registration: Registration | None = None) -> Session:
         """Begin a session with an adopted or an empty pool, replacing the engine's older session.
@@ -169,7 +202,7 @@ class KVManager:
 
     def apply(self, session: Session, step: Step) -> AppliedStep:
         """Apply a Step of a session. Raises SessionReplaced, changing nothing, if the session is not live."""
-        self._check_live(session)
+        self.check_live(session)
         applied = session.pool.apply(step)
         self.ledger.record(session.pool.spec.engine_id, step, applied)
         self._count(session, step, applied)
@@ -181,7 +214,7 @@ class KVManager:
         The generator must be run to its end. It raises SessionReplaced if the session ends between two slices. Audits
         pause until the end; the ledger, totals and maps are updated at the end.
         """
-        self._check_live(session)
+        self.check_live(session)
         assert not session.stepping, "the Steps of a session are applied one at a time"
         work = session.pool.applying(step, budget)
         session.stepping = True
@@ -195,15 +228,16 @@ class KVManager:
                 session.stepping = False
                 raise
             yield
-            self._check_live(session)
+            self.check_live(session)
         for _ in self.ledger.recording(session.pool.spec.engine_id, step, applied):
             yield
-            self._check_live(session)
+            self.check_live(session)
         session.stepping = False
         self._count(session, step, applied)
         return applied
 
-    def _check_live(self, session: Session) -> None:
+    def check_live(self, session: Session) -> None:
+        """Raise SessionReplaced if the session has ended or was replaced."""
         if self._sessions.get(session.pool.spec.engine_id) is not session:
             session.stepping = False
             raise SessionReplaced(f"session {session.number} of engine {session.pool.spec.engine_id} was replaced")
@@ -304,3 +338,10 @@ class KVManager:
         ]
         holdings = yield from lookup_prefix([session.pool.state for session in sessions], token_ids, salt)
         return [holding for session, holding in zip(sessions, holdings, strict=True) if self.is_live(session)]
+
+
+def _check_not_older(spec: PoolSpec, other: PoolSpec, state: str) -> None:
+    if spec.precedes(other):
+        raise StaleIncarnation(
+            f"engine {spec.engine_id}: incarnation {spec.incarnation} is older than the {state} {other.incarnation}"
+        )

@@ -7,9 +7,11 @@ has received the disconnect, so that the replica contains every Step that was se
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,8 +34,15 @@ _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 2.0
 # A manager that diverges this often does so for a reason that attaching again does not remove.
 _MAX_DIVERGENCES = 10
-# A retry cannot help: another incarnation owns the pool, or the manager does not support this contract.
-_FINAL = (grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+# A retry cannot help: the manager does not support this contract.
+_FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+# Refusals in a row, because another incarnation owns the pool. One may be for an earlier attempt of this engine, which
+# timed out here and was late there.
+_MAX_ABORTED = 2
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PROCESS = Path("/proc/self/stat")
+_START_FIELD = 19  # of those behind the program's name
 
 log = logging.getLogger("quire.engine")
 
@@ -89,6 +98,7 @@ class BlockClient:
         self._disconnect_received = asyncio.Event()
         self._sessions = 0
         self._divergences = 0
+        self._aborted = 0  # refusals in a row because of another incarnation
         self.attached = asyncio.Event()
         self.detached = asyncio.Event()
 
@@ -156,10 +166,10 @@ class BlockClient:
                 await self._exchange(pb_grpc.KVManagerStub(channel))
         except grpc.aio.AioRpcError as error:
             # An attached stream is aborted when another one replaces it. If that is a newer incarnation, the next
-            # attempt is refused. It may also be an earlier attempt of this engine that timed out here and was late
-            # there.
-            replaced = error.code() is grpc.StatusCode.ABORTED and self.attached.is_set()
-            if error.code() in _FINAL and not replaced:
+            # attempts are refused.
+            aborted = error.code() is grpc.StatusCode.ABORTED
+            self._aborted = self._aborted + 1 if aborted and not self.attached.is_set() else 0
+            if error.code() in _FINAL or self._aborted >= _MAX_ABORTED:
                 raise AttachRefused(f"the KV manager at {self._address} refused the pool: {error.details()}") from error
             log.warning("KV manager at %s: %s", self._address, error.details())
         except TimeoutError:
@@ -207,7 +217,10 @@ class BlockClient:
         return True
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:
-        yield pb.PoolRequest(register=register_message(self._replica.spec))
+        spec = self._replica.spec
+        if not spec.boot_id:
+            spec = replace(spec, **start_after_boot())
+        yield pb.PoolRequest(register=register_message(spec))
         for page in pages_of(self._replica.report()):
             yield pb.PoolRequest(report=page)
         outgoing = self._outgoing
@@ -230,3 +243,14 @@ async def _registered(call: "grpc.aio.StreamStreamCall[pb.PoolRequest, pb.PoolRe
             response = await call.read()
         if not isinstance(response, pb.PoolResponse) or not response.HasField("attaching"):
             return response
+
+
+def start_after_boot() -> dict[str, Any]:
+    """Return the machine's boot id and this process's start in nanoseconds since that boot; nothing if unknown."""
+    try:
+        boot_id = _BOOT_ID.read_text().strip()
+        # The name of the program, in parentheses, may contain spaces.
+        ticks = int(_PROCESS.read_text().rpartition(")")[2].split()[_START_FIELD])
+    except (OSError, ValueError, IndexError):
+        return {}
+    return {"boot_id": boot_id, "started_after_boot": ticks * 10**9 // os.sysconf("SC_CLK_TCK")}

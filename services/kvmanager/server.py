@@ -40,7 +40,7 @@ class KVManagerService:
         settings.check_exposure()
         self._settings = settings
         self._tls = server_tls(settings)
-        self.manager = KVManager(epoch=secrets.randbits(64))
+        self.manager = KVManager(epoch=secrets.randbits(64), max_blocks=settings.max_blocks)
         self._recorder = OperationsRecorder(settings.record_folder, settings.record_megabytes)
         self._map_tls: ServerContext | None = None
         if settings.map_listen and settings.tls_certificate:

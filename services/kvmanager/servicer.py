@@ -12,7 +12,7 @@ import grpc
 from kvmanager import KVManager, Session
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
-from services.kvmanager.attach_handshake import AttachHandshake
+from services.kvmanager.attach_handshake import USUAL, AttachHandshake, HandshakeLimits, Handshakes
 from services.kvmanager.auditor import Auditor
 from services.kvmanager.block_traces import BlockTraces
 from services.kvmanager.ledger_reader import LedgerReader
@@ -34,8 +34,10 @@ _MAX_BLOCK_PAGE = 65536
 _MAX_SEQUENCE_PAGE = 1000
 # Units of work of a Step without a pause: about half a millisecond.
 _STEP_WORK = 1000
-# Each may have a message or a report in memory.
+# Each may have a message in memory.
 _MAX_STREAMS = 256
+# Between two looks whether the handshake, for which the pool of an expired lease is kept, has ended.
+_LEASE_OF_HANDSHAKE_SECONDS = 1.0
 
 log = logging.getLogger("quire.kvmanager")
 
@@ -54,6 +56,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         lease_seconds: float,
         recorder: OperationsRecorder,
         tracing: Tracing | None = None,
+        handshake_limits: HandshakeLimits = USUAL,
     ) -> None:
         """Serve `manager`. `clock` is in seconds. Without `tracing`, Steps are not checked for traces."""
         self._manager = manager
@@ -61,7 +64,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._traces = BlockTraces(tracing) if tracing else None
         self._lease_seconds = lease_seconds
         self._streams = 0
-        self._attaches = 0
+        self._handshakes = Handshakes(manager, handshake_limits)
+        self._waits: dict[Session, asyncio.Timeout] = {}  # of sessions that wait for a Step
         self._tasks: set[asyncio.Future[Any]] = set()
         self._leases: dict[Session, asyncio.TimerHandle] = {}
         self._observer = observer
@@ -87,18 +91,14 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         Requests are bytes: see `RawRequestInterceptor`.
         """
         async with abort_on_error(context):
-            if self._attaches >= _MAX_STREAMS:
-                raise Overloaded(f"{self._attaches} engine streams are open, which is the maximum")
-            self._attaches += 1
-            try:
-                async with aclosing(self._serve(requests)) as responses:
-                    async for response in responses:
-                        yield response
-            finally:
-                self._attaches -= 1
+            if self._streams >= _MAX_STREAMS:
+                raise Overloaded(f"{self._streams} engines are attached, which is the maximum")
+            async with aclosing(self._serve(requests)) as responses:
+                async for response in responses:
+                    yield response
 
     async def _serve(self, requests: Requests) -> AsyncGenerator[pb.PoolResponse]:
-        handshake = AttachHandshake(self._manager, self._clock)
+        handshake = AttachHandshake(self._manager, self._handshakes, self._clock)
         try:
             async with aclosing(handshake.progress(requests)) as messages:
                 async for message in messages:
@@ -110,7 +110,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._connect(session)
         try:
             yield registered_message(self._manager.epoch, session.number, self._lease_seconds)
-            async for request in requests:
+            while (request := await self._next_step(session, requests)) is not None:
                 yield pb.PoolResponse(result=await self._apply(session, request))
                 self._reader.notify()  # after the answer is sent
             # A lost stream first ends like a half-closed one, and is cancelled a moment later.
@@ -118,6 +118,18 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             self._drop(session)
         finally:
             self._disconnect(session)
+
+    async def _next_step(self, session: Session, requests: Requests) -> bytes | None:
+        """Return the next message, None at the end. Raises SessionReplaced as soon as the session is replaced."""
+        self._manager.check_live(session)
+        async with asyncio.timeout(None) as self._waits[session]:
+            try:
+                return await anext(requests, None)
+            except asyncio.CancelledError:
+                self._manager.check_live(session)
+                raise
+            finally:
+                del self._waits[session]
 
     async def ListPools(self, _request: pb.ListPoolsRequest, _context: Context) -> pb.ListPoolsResponse:  # noqa: N802
         """List all pools."""
@@ -187,6 +199,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         assert session is not None
         if handshake.replaced is not None:
             self._release(handshake.replaced)
+            if (wait := self._waits.get(handshake.replaced)) is not None:
+                wait.reschedule(asyncio.get_running_loop().time())  # its engine learns at once that it was replaced
         self._recorder.begin(session, handshake.report)
         return session
 
@@ -211,10 +225,16 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             log.info("engine disconnected", extra={**_names(session), "lease_seconds": self._lease_seconds})
             self._manager.mark_disconnected(session)
             self._observer.on_disconnect(session)
-            loop = asyncio.get_running_loop()
-            self._leases[session] = loop.call_later(self._lease_seconds, self._expire, session)
+            self._start_lease(session, self._lease_seconds)
+
+    def _start_lease(self, session: Session, seconds: float) -> None:
+        self._leases[session] = asyncio.get_running_loop().call_later(seconds, self._expire, session)
 
     def _expire(self, session: Session) -> None:
+        """Drop the pool, unless its engine is attaching again: a handshake has limits of its own."""
+        if self._manager.is_live(session) and self._manager.is_attaching(session):
+            self._start_lease(session, _LEASE_OF_HANDSHAKE_SECONDS)
+            return
         if session in self._manager.sessions():
             log.warning("engine lease expired", extra=_names(session))
             self._observer.on_lease_expired(session)
@@ -237,9 +257,14 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._run_in_background(session.pool.dismantle())
 
     def _run_in_background(self, work: Generator[None, None, None]) -> None:
-        task = asyncio.ensure_future(run_in_slices(work, pause_seconds=_PAUSE_SECONDS))
+        task = asyncio.ensure_future(self._run_in_turns(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _run_in_turns(self, work: Generator[None, None, None]) -> None:
+        """Run work in slices that take turns with those of handshakes."""
+        while await self._handshakes.next_slice(work):
+            pass
 
     async def _apply(self, session: Session, request: bytes) -> pb.StepResult:
         """Apply a Step and write the result. Most Steps take one slice."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvmanager import limits
 from services.runtime import exposure, logs
 from services.runtime.addresses import check_http_listen_address, check_listen_address, check_url
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
@@ -24,6 +25,11 @@ class KVManagerSettings:
     )
     # Three times the time after which an unresponsive engine's stream is closed: see services.runtime.transport.
     lease_seconds: float = setting(30.0, "Seconds that the pool of a disconnected engine is kept.", least=0)
+    max_blocks: int = setting(
+        limits.MAX_BLOCKS,
+        "Maximum blocks of all pools together, in both tiers. Each takes about 36 bytes of memory, with a key 270.",
+        least=1,
+    )
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
     tls_key: str = setting("", exposure.TLS_KEY)
     tls_client_ca: str = setting("", exposure.TLS_CLIENT_CA)

@@ -37,6 +37,7 @@ class Status(NamedTuple):
 
 STATUS: dict[type[Exception], Status] = {
     kvmanager.InvalidRegistration: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    kvmanager.TooManyBlocks: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     kvmanager.InvalidReport: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
     kvmanager.StepOutOfOrder: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
     kvmanager.UnknownRequest: Status(grpc.StatusCode.NOT_FOUND, 404),

@@ -9,6 +9,8 @@ from services.wire.step_result import counts_message
 
 _STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
 
+_PRIVATE = ("boot_id", "started_after_boot")  # fields of a registration that only order incarnations
+
 # Blocks and sequences written without a pause, and table entries per page.
 _PAGE_BLOCKS = 2048
 _PAGE_SEQUENCES = 64
@@ -19,7 +21,7 @@ def pool_message(session: Session) -> pb.PoolInfo:
     """Write a pool's counts and totals."""
     pool, totals = session.pool, session.totals
     return pb.PoolInfo(
-        **vars(pool.spec),
+        **{name: value for name, value in vars(pool.spec).items() if name not in _PRIVATE},
         device=counts_message(pool.device.counts),
         host=counts_message(pool.host.counts),
         session=session.number,

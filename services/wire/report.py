@@ -93,7 +93,7 @@ class ReportReader:
         entries = {_SEQUENCES: _PAGE_ENTRIES, _PINS: _PAGE_ENTRIES}
         found = yield from parts(message, pb.ReportPage.DESCRIPTOR, _COLUMNS, entries, ENTRY_BYTES)
         rest = pb.ReportPage.FromString(bytes(found.rest))
-        if not rest.last and len(found.rest) == message.end - message.start:
+        if not (rest.last or any(found.entries.values()) or any(found.columns.values())):
             self._empty_pages += 1
         if self._empty_pages > _EMPTY_PAGES:
             raise InvalidReport(f"the report has more than {_EMPTY_PAGES} empty pages")

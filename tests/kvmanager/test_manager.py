@@ -70,6 +70,26 @@ def test_the_same_or_a_newer_incarnation_takes_over(manager, incarnation):
         manager.apply(older, Step(1))
 
 
+def test_processes_of_one_boot_are_ordered_by_its_clock(manager):
+    # The clock of incarnations was set back between the starts of the two.
+    def started(incarnation, seconds, boot_id="boot"):
+        return replace(spec(incarnation=incarnation), boot_id=boot_id, started_after_boot=seconds)
+
+    manager.attach(started(20, 100))
+    newer = manager.attach(started(10, 200))
+    assert manager.session("engine-a") is newer
+    with pytest.raises(StaleIncarnation):
+        manager.attach(started(20, 100))
+    with pytest.raises(StaleIncarnation):
+        manager.attach(started(9, 300, "another boot"))
+    assert manager.attach(started(11, 50, "another boot")).pool.spec.incarnation == 11
+
+
+def test_one_incarnation_never_precedes_itself(manager):
+    manager.attach(replace(spec(incarnation=20), boot_id="boot", started_after_boot=100))
+    assert manager.attach(spec(incarnation=20)).pool.spec.incarnation == 20
+
+
 def test_an_older_incarnation_of_another_engine_is_accepted(manager):
     manager.attach(spec("a", incarnation=20))
     assert manager.attach(spec("b", incarnation=3)).pool.spec.incarnation == 3

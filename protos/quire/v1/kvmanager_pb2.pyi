@@ -293,11 +293,13 @@ class Register(_message.Message):
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    STARTED_AFTER_BOOT_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Unique among engines; the default is host name and port."""
     incarnation: _builtins.int
-    """Start of the engine process in nanoseconds since 1970, constant for the lifetime of its KV tensor. Smaller than the
-    attached incarnation: ABORTED.
+    """Start of the engine process in nanoseconds since 1970, constant for the lifetime of its KV tensor. Older than the
+    incarnation that is attached, or attaching: ABORTED. Two processes of one boot are ordered by `started_after_boot`.
     """
     model_fingerprint: _builtins.str
     """Start of every key chain: pools share keys only if it is equal."""
@@ -309,6 +311,10 @@ class Register(_message.Message):
     """Blocks in host memory for swapping, ids 1 to this. 0: none."""
     model: _builtins.str
     """Model name for clients and metrics."""
+    boot_id: _builtins.str
+    """Identifies the boot of the engine's machine. Empty: unknown."""
+    started_after_boot: _builtins.int
+    """Start of the engine process in nanoseconds since this boot, by a clock that is never set back."""
     def __init__(
         self,
         *,
@@ -319,10 +325,12 @@ class Register(_message.Message):
         device_blocks: _builtins.int = ...,
         host_blocks: _builtins.int = ...,
         model: _builtins.str = ...,
+        boot_id: _builtins.str = ...,
+        started_after_boot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "boot_id", b"boot_id", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint", "started_after_boot", b"started_after_boot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -92,7 +92,8 @@ class KVManagerServicer:
 
         A message has at most 8 MiB. A Step has at most 32,768 items, 16,384 lengths, 2,097,152 tokens of prompts and
         524,288 of commits; ids and salts have at most 512 characters. A message beyond these limits is refused before any
-        part of it is applied. RESOURCE_EXHAUSTED: the message is too large, or there are too many streams.
+        part of it is applied. RESOURCE_EXHAUSTED: the message is too large, there are too many streams, or all pools
+        together would have too many blocks. UNAVAILABLE: the engine sent no message during the handshake.
 
         INVALID_ARGUMENT: a message is out of order or out of range. ABORTED: a newer incarnation of the engine is
         attached, or a newer session replaced this one. UNIMPLEMENTED: an item that this version does not support.

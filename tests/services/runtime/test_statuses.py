@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 import kvmanager
 from engine import errors as engine_errors
+from kvmanager import limits
 from quire.v1 import (
     decoding_pb2,
     engine_pb2,
@@ -308,6 +309,12 @@ def stale_incarnation(servers: Servers) -> Failure:
         return attach(servers, registration(engine_id="stale", incarnation=8), REPORT)
 
 
+def too_many_blocks(servers: Servers) -> Failure:
+    """Attach while another pool has nearly all blocks that are allowed together."""
+    with attached(servers, engine_id="large", device_blocks=limits.MAX_BLOCKS - 50):
+        return attach(servers, registration(engine_id="small", device_blocks=51))
+
+
 def session_replaced(servers: Servers) -> Failure:
     with (
         attached(servers, engine_id="replaced", incarnation=10) as older,
@@ -344,6 +351,7 @@ PROVOCATIONS: dict[type[Exception], Callable[[Servers], Failure]] = {
     ),
     kvmanager.StaleIncarnation: stale_incarnation,
     kvmanager.SessionReplaced: session_replaced,
+    kvmanager.TooManyBlocks: too_many_blocks,
     errors.UnexpectedMessage: lambda to: attach(to, STEP),
     errors.InvalidField: lambda to: generate(to.gateway, sampling={"top_k": -1}),
     errors.UnsupportedField: lambda to: generate(to.gateway, request_id="REFUSAL_REASON_UNIMPLEMENTED"),

@@ -1,8 +1,9 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks import KEY_BYTES
-from kvmanager import Pool, PoolReport, PoolSpec, SequenceReport, TierReport, report_of
+from kvmanager import InvalidReport, Pool, PoolReport, PoolSpec, SequenceReport, TierReport, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.attach import kind_of, only_field
 from services.wire.report import ReportReader, pages_of
@@ -64,3 +65,14 @@ def test_a_large_report_is_written_in_small_pages() -> None:
     found, sizes = read(report, pool.spec)
     assert found == report
     assert max(sizes) < 100_000
+
+
+def test_pages_of_empty_columns_count_as_empty() -> None:
+    reader = ReportReader(PoolSpec("engine", 1, "model", 4, BLOCKS, BLOCKS))
+    packed = pb.ReportPage.DESCRIPTOR.fields_by_name["keyed_blocks"].number << 3 | 2
+    page = bytes((packed, 0))  # a column of length 0
+    kind = pb.PoolRequest.DESCRIPTOR.fields_by_name["report"].number << 3 | 2
+    message = bytes((kind, len(page))) + page
+    with pytest.raises(InvalidReport, match="empty pages"):
+        for _ in range(1000):
+            drain(reader.add(only_field(message, "report")))
