@@ -43,19 +43,31 @@ async def _with_done(events: Events, error_body: Callable[[Exception], Mapping[s
 
 
 async def merge(streams: Sequence[Events]) -> Events:
-    """Yield the events of all streams as they arrive. The first error ends all streams."""
-    waiting = {asyncio.ensure_future(anext(stream, None)): stream for stream in streams}
+    """Yield the events of all streams in the order in which they are made. The first error ends all streams."""
+    waiting: dict[asyncio.Future[bytes | None], Events] = {}
+    made: asyncio.Queue[asyncio.Future[bytes | None]] = asyncio.Queue()
+
+    def read(stream: Events) -> None:
+        task = asyncio.ensure_future(anext(stream, None))
+        waiting[task] = stream
+        task.add_done_callback(made.put_nowait)
+
+    task: asyncio.Future[bytes | None] | None = None
+    for stream in streams:
+        read(stream)
     try:
         while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                one, stream = task.result(), waiting.pop(task)
-                if one is not None:
-                    waiting[asyncio.ensure_future(anext(stream, None))] = stream
-                    yield one
+            task = await made.get()
+            one, stream = task.result(), waiting.pop(task)
+            if one is not None:
+                read(stream)
+                yield one
     finally:
-        for task in waiting:
-            task.cancel()
+        for unread in waiting:
+            unread.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
+        # The error of a task has this frame in its traceback: a cycle, which would keep all prompts.
+        waiting.clear()
+        task = None

@@ -39,6 +39,11 @@ class Detokenizer:
         rest, self._sent = text[self._sent :], len(text)
         return rest
 
+    @property
+    def held(self) -> str:
+        """The complete characters held back, because another token could still change them."""
+        return self._window_text()[self._sent :].rstrip(REPLACEMENT) if self._window else ""
+
     def _push(self, token_id: int) -> str:
         text = self._texts[token_id]
         if text is None or (text and self._window):

@@ -8,10 +8,17 @@ from typing import Any, NamedTuple
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.http.events import merge, to_json
-from services.gateway.http.openai import generation_output, logprobs, requests
-from services.gateway.http.openai.generation_output import ChunkWriter, CollectedGeneration, GenerationCall
+from services.gateway.http.openai import generation_output, logprobs, requests, text_offsets
+from services.gateway.http.openai.generation_output import (
+    ChunkWriter,
+    CollectedGeneration,
+    CollectedSample,
+    GenerationCall,
+)
+from services.gateway.http.openai.text_offsets import TextOffsets
 from services.gateway.http.openai.translation import completion_call
 from services.gateway.request_handler import RequestHandler, Responses
+from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidField, UnsupportedField
 from services.runtime.http.server_sent_events import Events
 
@@ -24,6 +31,7 @@ class _Prompt(NamedTuple):
 
     text: str = ""
     token_ids: Sequence[int] = ()
+    given_as_text: bool = False
 
 
 class CompletionCall(GenerationCall):
@@ -96,7 +104,7 @@ class CompletionCall(GenerationCall):
     async def _read(self, request: gateway_pb2.GenerateRequest) -> _Prompt:
         token_ids = await self.handler.prompt_ids(request)
         if request.prompt.HasField("text") and not request.HasField("truncate_prompt_tokens"):
-            return _Prompt(request.prompt.text, token_ids)
+            return _Prompt(request.prompt.text, token_ids, given_as_text=True)
         text = await self.handler.text(gateway_pb2.DetokenizeRequest(model=request.model, token_ids=token_ids))
         return _Prompt(text, token_ids)
 
@@ -120,10 +128,22 @@ class CompletionCall(GenerationCall):
         if body.logprobs is not None:
             token_ids = [*prompt.token_ids, *output.token_ids] if body.echo else output.token_ids
             scores = [*prompt_logprobs, *output.logprobs] if body.echo else output.logprobs
-            choice["logprobs"] = logprobs.CompletionLogprobsWriter(tokenizer).write(token_ids, scores)
+            offsets = self._offsets(tokenizer, prompt, output)
+            choice["logprobs"] = logprobs.for_completion(tokenizer, token_ids, scores, offsets)
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = logprobs.for_prompt(tokenizer, prompt.token_ids, prompt_logprobs)
         return choice
+
+    def _offsets(self, tokenizer: Tokenizer, prompt: _Prompt, output: CollectedSample) -> list[int]:
+        """Return where the tokens of a choice begin in its text."""
+        special = self.body.skip_special_tokens is False
+        of_output = text_offsets.output_offsets(tokenizer, output.text, output.token_ids, special_tokens=special)
+        if not self.body.echo:
+            return of_output
+        of_prompt = text_offsets.prompt_offsets(
+            tokenizer, prompt.text, prompt.token_ids, given_as_text=prompt.given_as_text
+        )
+        return [*of_prompt, *(len(prompt.text) + offset for offset in of_output)]
 
 
 class _CompletionChunkWriter(ChunkWriter):
@@ -136,10 +156,9 @@ class _CompletionChunkWriter(ChunkWriter):
         """See ChunkWriter."""
         completion, body, count = self._completion, self._completion.body, started.sampling.sample_count
         super().write_started(started, first + self._at * count)
-        self._logprobs = None
-        if body.logprobs is not None:
-            tokenizer = completion.tokenizer(started.model)
-            self._logprobs = [logprobs.CompletionLogprobsWriter(tokenizer) for _ in range(count)]
+        self._tokenizer = completion.tokenizer(started.model)
+        special = body.skip_special_tokens is False
+        self._offsets = [TextOffsets(self._tokenizer, special_tokens=special) for _ in range(count)]
         if not body.echo and not body.return_token_ids:
             return b""
         text = to_json(completion.prompts[self._at].text if body.echo else "").encode()
@@ -151,11 +170,14 @@ class _CompletionChunkWriter(ChunkWriter):
         """See ChunkWriter."""
         super().write_delta(delta)
         text = to_json(delta.text).encode()
-        if self._logprobs is None and not self._completion.body.return_token_ids:
+        body, scores = self._completion.body, None
+        if body.logprobs is None and not body.return_token_ids:
             return self._prefixes[delta.sample] + text + self._continuation if delta.text else b""
-        written = self._logprobs and self._logprobs[delta.sample].write(delta.token_ids, delta.logprobs)
+        if body.logprobs is not None:
+            offsets = self._offsets[delta.sample].of(delta.token_ids)
+            scores = logprobs.for_completion(self._tokenizer, delta.token_ids, delta.logprobs, offsets)
         own = self._completion.token_ids_part("token_ids", delta.token_ids)
-        return self._prefixes[delta.sample] + text + self._choice_end(to_json(written).encode(), own)
+        return self._prefixes[delta.sample] + text + self._choice_end(to_json(scores).encode(), own)
 
     def _choice_end(self, scores: bytes, own: bytes) -> bytes:
         """Encode the rest of a chunk after the text. `own` are further fields of the choice."""

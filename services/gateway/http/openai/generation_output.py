@@ -61,6 +61,7 @@ class GenerationCall:
         self.handler = handler
         self._origin = origin
         self._created = int(time.time())
+        self.suffix = ChunkSuffix(body)
 
     def base_fields(self, kind: str, model: str) -> dict[str, Any]:
         """Return the fields that the response and each of its chunks start with."""
@@ -90,7 +91,11 @@ class GenerationCall:
 
 
 class ChunkSuffix:
-    """The end of each chunk of one generation: its usage so far, if the client requested it."""
+    """The end of each chunk of one response: its usage so far, if the client requested it.
+
+    All choices of all prompts are counted together, so that no count falls from one chunk to the next, and the last
+    counts are those of the response.
+    """
 
     def __init__(self, body: requests.GenerationRequest) -> None:
         options = body.stream_options
@@ -98,10 +103,11 @@ class ChunkSuffix:
         self._usage = gateway_pb2.Usage() if include and options and options.continuous_usage_stats else None
         self.value = b',"usage":null}\n\n' if include else b"}\n\n"
 
-    def set_prompt_usage(self, started: gateway_pb2.Started) -> None:
-        """Set the tokens of the prompt."""
+    def add_prompt_usage(self, started: gateway_pb2.Started) -> None:
+        """Add the tokens of a prompt."""
         if self._usage is not None:
-            self._usage.prompt_tokens, self._usage.cached_tokens = started.prompt_tokens, started.cached_tokens
+            self._usage.prompt_tokens += started.prompt_tokens
+            self._usage.cached_tokens += started.cached_tokens
             self._write(self._usage)
 
     def add_usage(self, delta: gateway_pb2.Delta) -> bool:
@@ -130,7 +136,7 @@ class ChunkWriter(ABC):
         self._kind = kind
         self._content_key = content_key
         self._unfinished = unfinished
-        self._suffix = ChunkSuffix(call.body)
+        self._suffix = call.suffix
 
     def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
         """Encode the start of the generation. The indices of its choices begin at `first`."""
@@ -140,7 +146,7 @@ class ChunkWriter(ABC):
             f'data: {base},"choices":[{{"index":{first + sample},"{self._content_key}":'.encode()
             for sample in range(count)
         ]
-        self._suffix.set_prompt_usage(started)
+        self._suffix.add_prompt_usage(started)
         self._continuation = self._unfinished + self._suffix.value
         return b""
 

@@ -19,40 +19,34 @@ def for_chat(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Logprobs)
     return {"content": content, "refusal": None}
 
 
-class CompletionLogprobsWriter:
-    """Writes the log-probabilities of one choice of /v1/completions, in one or more calls."""
+def for_completion(
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    logprobs: Sequence[decoding_pb2.TokenLogprobs | None],
+    offsets: Sequence[int],
+) -> dict[str, Any]:
+    """Return the log-probabilities of tokens of a completion. The first token of a prompt has None.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._offset = 0
+    `offsets` are where the tokens begin in the text of the choice, in characters.
+    """
+    return {
+        "tokens": [_decoded(tokenizer, token) for token in token_ids],
+        "token_logprobs": [None if scores is None else scores.logprob for scores in logprobs],
+        "top_logprobs": [
+            None if scores is None else _tops(tokenizer, token, scores)
+            for token, scores in zip(token_ids, logprobs, strict=True)
+        ],
+        "text_offset": list(offsets),
+    }
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[decoding_pb2.TokenLogprobs | None]) -> dict[str, Any]:
-        """Return the log-probabilities of the next tokens. The first token of a prompt has None."""
-        tokens = [self._text(token) for token in token_ids]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [None if scores is None else scores.logprob for scores in logprobs],
-            "top_logprobs": [
-                None if scores is None else self._tops(token, scores)
-                for token, scores in zip(tokens, logprobs, strict=True)
-            ],
-            "text_offset": offsets,
-        }
 
-    def _tops(self, token: str, scores: decoding_pb2.TokenLogprobs) -> dict[str, float]:
-        """Return the most likely tokens and `token`. Of tokens with equal text, the most likely one counts."""
-        tops: dict[str, float] = {}
-        for top, logprob in zip(scores.top_token_ids, scores.top_logprobs, strict=True):
-            tops.setdefault(self._text(top), logprob)
-        tops.setdefault(token, scores.logprob)
-        return tops
-
-    def _text(self, token: int) -> str:
-        return _decoded(self._tokenizer, token)
+def _tops(tokenizer: Tokenizer, token: int, scores: decoding_pb2.TokenLogprobs) -> dict[str, float]:
+    """Return the most likely tokens and `token`. Of tokens with equal text, the most likely one counts."""
+    tops: dict[str, float] = {}
+    for top, logprob in zip(scores.top_token_ids, scores.top_logprobs, strict=True):
+        tops.setdefault(_decoded(tokenizer, top), logprob)
+    tops.setdefault(_decoded(tokenizer, token), scores.logprob)
+    return tops
 
 
 def for_prompt(

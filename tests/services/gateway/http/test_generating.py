@@ -131,6 +131,18 @@ def test_each_chunk_can_have_the_usage_so_far(http: httpx.Client) -> None:
     assert {count["prompt_tokens"] for count in counts} == {counts[-1]["prompt_tokens"]}
 
 
+def test_the_usage_so_far_counts_all_choices_and_never_falls(http: httpx.Client) -> None:
+    """Clients take the counts of the last chunk that has some as those of the response."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": [PROMPT, "Once", "a b c"], "n": 2, "seed": 7, "stream": True, "stream_options": options, **LIMIT}
+    counts = [chunk["usage"] for chunk in events(http.post("/v1/completions", json=body))]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        values = [count[name] for count in counts]
+        assert values == sorted(values), name
+        assert values[-2] == values[-1], name
+    assert counts[-1]["completion_tokens"] == 6 * LIMIT["max_tokens"]
+
+
 def test_several_prompts_are_completed_in_one_response(tiny_quire: RunningQuire, http: httpx.Client) -> None:
     prompts = [PROMPT, "Once upon"]
     expected = [text for one in prompts for text in generated(tiny_quire, {"sampling": {"sampleCount": 2}}, text=one)]
@@ -165,6 +177,26 @@ def test_one_invalid_prompt_rejects_the_whole_request(http: httpx.Client) -> Non
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt[1]")
 
 
+SEVERAL_TOKENS = "The \N{TAMIL LETTER KA}\N{TAMIL LETTER NGA} \N{ROLLER SKATE} fox, \N{TAMIL LETTER CA} jumps again"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 24])
+def test_offsets_are_within_the_text_where_characters_have_several_tokens(http: httpx.Client, max_tokens: int) -> None:
+    ids = http.post("/tokenize", json={"prompt": SEVERAL_TOKENS}).json()["tokens"]
+    for prompt in (SEVERAL_TOKENS, [1, *ids, 0]):
+        body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": max_tokens, "seed": 7, "ignore_eos": True}
+        choice = http.post("/v1/completions", json=body).json()["choices"][0]
+        text, offsets = choice["text"], choice["logprobs"]["text_offset"]
+        assert text.startswith(SEVERAL_TOKENS)
+        assert offsets == sorted(offsets)
+        assert max(offsets) <= len(text)
+        assert offsets[-max_tokens] == len(SEVERAL_TOKENS)
+        spelled = zip(choice["logprobs"]["tokens"], offsets, strict=True)
+        whole = [(token, offset) for token, offset in spelled if token.isascii() and not token.startswith("<")]
+        assert len(whole) > 5
+        assert all(text.startswith(token, offset) for token, offset in whole)
+
+
 def test_log_probabilities_equal_those_of_grpc(tiny_quire: RunningQuire, http: httpx.Client) -> None:
     request = gateway_pb2.GenerateRequest()
     request.prompt.text = PROMPT
@@ -178,7 +210,8 @@ def test_log_probabilities_equal_those_of_grpc(tiny_quire: RunningQuire, http: h
     assert returned["token_logprobs"] == close([its.logprob for its in reference.logprobs])
     for tops, its in zip(returned["top_logprobs"], reference.logprobs, strict=True):
         assert max(tops.values()) == close(max(its.top_logprobs))  # two tokens can have one text
-    assert returned["text_offset"][:2] == [0, len(returned["tokens"][0])]
+    assert returned["text_offset"][0] == 0
+    assert max(returned["text_offset"]) <= len(http.post("/v1/completions", json=body).json()["choices"][0]["text"])
     streamed = events(http.post("/v1/completions", json={**body, "stream": True}))
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
     for name in returned:
