@@ -166,14 +166,7 @@ int64_t quire_read(const void* data, int64_t bytes, int32_t threads) {
   std::atomic<int64_t> total{0};
   s.team->run([&](int) {
     s.team->each(static_cast<int>(bytes / kPiece), [&](int item) {
-      const int64_t* piece = static_cast<const int64_t*>(data) + item * (kPiece / 8);
-      int64_t sums[64] = {};
-      for (int64_t i = 0; i < kPiece / 8; i += 64) {
-        for (int lane = 0; lane < 64; ++lane) sums[lane] ^= piece[i + lane];
-      }
-      int64_t sum = 0;
-      for (int64_t one : sums) sum ^= one;
-      total.fetch_xor(sum);
+      total.fetch_xor(exclusive_or(static_cast<const char*>(data) + item * kPiece, kPiece));
     });
   });
   return total;
