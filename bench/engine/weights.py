@@ -2,36 +2,34 @@
 
 All forms are of the demo model, whose file has 4 bits (Q4_1, the embedding Q8_0): `int4` is this file, packed; `int8`
 has a scale for each output; `bf16` and `float32` are its dequantized values. Each is an engine process of its own,
-stopped while another is measured. openvino-genai runs if QUIRE_OPENVINO_PYTHON names an interpreter, with the folders
-OPENVINO_MODEL (bfloat16), OPENVINO_MODEL_INT8 and OPENVINO_MODEL_INT4; llama.cpp if QUIRE_LLAMACPP_PYTHON does, with
-the demo model's file or LLAMACPP_MODEL. Quality needs wikitext2_valid.txt in the folder QUIRE_DATA.
-
-Ends within 12 minutes on a machine of half the speed of two cores of AMD EPYC: fewer repetitions if they take longer.
+stopped while another is measured. Peers are as their users run them, with the types that they choose; `bench cpu` has
+them in bfloat16. openvino-genai runs if QUIRE_OPENVINO_PYTHON names an interpreter, with the folders
+OPENVINO_MODEL_INT8 and OPENVINO_MODEL_INT4; vLLM, which has no such weights on CPUs, with QUIRE_VLLM_PYTHON and
+VLLM_MODEL (bfloat16); llama.cpp with QUIRE_LLAMACPP_PYTHON, and the demo model's file or LLAMACPP_MODEL. Quality needs
+wikitext2_valid.txt in the folder QUIRE_DATA.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.engine.cpu import TOKEN_BUDGET, Work, work_of
+from bench.engine.cpu import TOKEN_BUDGET, Program, Work, program_of, side_of, work_of
 from bench.engine.perplexity import windows_of
 from bench.loads.ceiling import MachineLimits, ModelCosts, ModelSizes, PackedBytes, measurement
 from bench.loads.memory import DataMissing
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
+from bench.report.terms import Terms
 from bench.weights import memory, quality, speed
 from bench.weights.forms import FORMS, FormWorkers
 from engine.native.formats.gguf_file import gguf_of
 from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache, resolve
 
-OPENVINO_MODELS = {
-    "openvino_bf16": "OPENVINO_MODEL",
-    "openvino_int8": "OPENVINO_MODEL_INT8",
-    "openvino_int4": "OPENVINO_MODEL_INT4",
-}
+OPENVINO_MODELS = {"openvino_int8": "OPENVINO_MODEL_INT8", "openvino_int4": "OPENVINO_MODEL_INT4"}
+CODE = ("blocks", "engine", "services/engine", "bench/engine/weights.py", "bench/weights", "bench/peers", "bench/loads")
 
 
 def main() -> None:
@@ -43,13 +41,13 @@ def main() -> None:
     sizes = ModelSizes.of(folder)
     works = {name: work_of(sizes.vocabulary, *lengths) for name, lengths in speed.WORKLOADS.items()}
     with FormWorkers(works) as workers:
-        rows, more = _quality(folder, workers)
+        terms = workers.terms()
+        rows, more = _quality(folder, workers, terms)
         workers.keep(speed.COMPARED)
-        speed_rows, seconds, limits = _speed(workers, works, _costs(sizes, gguf))
+        speed_rows, measured = _speed(workers, works, _costs(sizes, gguf), terms)
     used = memory.measured(folder, ModelCosts.of(sizes))
-    rows = [*speed_rows, *rows, *memory.rows_of(used)]
-    repetitions = len(seconds["b1"]["bf16"])
-    publish("weights", rows, repetitions, seconds=seconds, limits=limits, memory=used, quality=more)
+    rows = [*speed_rows, *rows, *memory.rows_of(used, terms["int4"])]
+    publish("weights", rows, speed.REPETITIONS, code=CODE, memory=used, quality=more, **measured)
 
 
 def _costs(sizes: ModelSizes, gguf: Path) -> dict[str, ModelCosts]:
@@ -63,31 +61,39 @@ def _costs(sizes: ModelSizes, gguf: Path) -> dict[str, ModelCosts]:
 
 
 def _speed(
-    workers: FormWorkers, works: Mapping[str, Work], costs: Mapping[str, ModelCosts]
-) -> tuple[list[Row], speed.Seconds, list[MachineLimits]]:
-    measure, limits = measurement(load_kernels(str(default_cache().parent / "kernels"))), list[MachineLimits]()
+    workers: FormWorkers, works: Mapping[str, Work], costs: Mapping[str, ModelCosts], terms: Mapping[str, Terms]
+) -> tuple[list[Row], dict[str, Any]]:
+    """Return the rows of speed, and what was measured."""
+    limits: list[Mapping[str, MachineLimits]] = []
+    kernels = load_kernels(str(default_cache().parent / "kernels"))
+    measures = {form: measurement(kernels, one.matrices) for form, one in costs.items()}
 
-    def measured() -> MachineLimits:
-        limits.append(measure())
-        return limits[-1]
+    def ceilings() -> speed.Ceilings:
+        limits.append({form: measure() for form, measure in measures.items()})
+        return speed.least_seconds(costs, TOKEN_BUDGET, limits[-1])
 
     with ExitStack() as stack:
-        peers = {
-            name: stack.enter_context(
-                Peer(PEERS / "openvino_tokens.py", "QUIRE_OPENVINO_PYTHON", works, label=name, model=model)
-            )
-            for name, model in OPENVINO_MODELS.items()
-        }
-        llamacpp = Peer(PEERS / "llamacpp_tokens.py", "QUIRE_LLAMACPP_PYTHON", works, model="LLAMACPP_MODEL")
-        peers[llamacpp.label] = stack.enter_context(llamacpp)
-        programs = {form: workers.program(form) for form in speed.COMPARED}
-        programs |= {name: speed.program_of(peer) for name, peer in peers.items()}
-        seconds = speed.repetitions(programs, speed.least_seconds(costs, TOKEN_BUDGET, measured))
-    names = {label: peer.name or peer.missing for label, peer in peers.items()}
-    return speed.rows_of(seconds, names), seconds, limits
+        peers = {one.label: stack.enter_context(one) for one in _peers(works)}
+        programs: dict[str, Program] = {form: workers.program(form) for form in speed.COMPARED}
+        programs["again"] = workers.program(speed.TWICE)
+        programs |= {label: program_of(peer) for label, peer in peers.items()}
+        measured = speed.measured(programs, list(peers), ceilings)
+        sides = {label: side_of(peer, "") for label, peer in peers.items()}
+    more = {"seconds": measured.seconds, "cores_used": measured.cores, "slow": measured.slow, "limits": limits}
+    ours = {form: terms[form] for form in speed.COMPARED}
+    return speed.rows_of(measured, ours, sides), more
 
 
-def _quality(folder: Path, workers: FormWorkers) -> tuple[list[Row], dict[str, Any]]:
+def _peers(works: Mapping[str, Work]) -> Iterator[Peer]:
+    """Yield the peers, each started when it is taken."""
+    script, python = PEERS / "openvino_tokens.py", "QUIRE_OPENVINO_PYTHON"
+    for label, model in OPENVINO_MODELS.items():
+        yield Peer(script, python, works, label, model, arguments=("defaults",))
+    yield Peer(PEERS / "llamacpp_tokens.py", "QUIRE_LLAMACPP_PYTHON", works, model="LLAMACPP_MODEL")
+    yield Peer(PEERS / "vllm_tokens.py", "QUIRE_VLLM_PYTHON", works, model="VLLM_MODEL")
+
+
+def _quality(folder: Path, workers: FormWorkers, terms: Mapping[str, Terms]) -> tuple[list[Row], dict[str, Any]]:
     """Return the rows of quality, and what each form answered; without the data, rows without values."""
     try:
         windows = windows_of(folder, quality.WINDOWS, quality.WINDOW_TOKENS)
@@ -99,10 +105,10 @@ def _quality(folder: Path, workers: FormWorkers) -> tuple[list[Row], dict[str, A
     rows = []
     for form, answers in found.items():
         answers["differences"] = quality.differences_of(workers["float32"], reference, answers["tokens"])
-        rows += quality.rows_of(form, answers, reference)
-    logprobs, llamacpp = quality.llamacpp_logprobs(windows)
-    rows += quality.comparisons({form: one["windows"] for form, one in found.items()}, logprobs, llamacpp)
-    return rows, {"forms": found, "llamacpp_windows": logprobs, "tokens": reference.tokens}
+        rows += quality.rows_of(form, answers, reference, terms)
+    llamacpp = quality.llamacpp_logprobs(windows)
+    rows += quality.comparisons({form: one["windows"] for form, one in found.items()}, llamacpp, terms)
+    return rows, {"forms": found, "llamacpp_windows": llamacpp.logprobs, "tokens": reference.tokens}
 
 
 if __name__ == "__main__":

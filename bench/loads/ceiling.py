@@ -17,8 +17,8 @@ from engine.attention.llama_shape import LlamaShape
 from engine.native.formats.gguf_header import read_header
 from engine.native.kernels import Kernels
 
-READ_MIB = 512
-READS = 5
+MIB = 1 << 20
+READS = 12
 ROUNDS = 1 << 19  # of products, some milliseconds
 _BYTES = 2  # of an element
 
@@ -142,12 +142,14 @@ class ModelCosts(NamedTuple):
         return limits.seconds(read, products + pairs * self.pair)
 
 
-def measurement(kernels: Kernels) -> Callable[[], MachineLimits]:
+def measurement(kernels: Kernels, read_bytes: int) -> Callable[[], MachineLimits]:
     """Return a measurement of the machine's limits, with as many threads as the engine has.
 
-    The memory has pages like those of weights and cache. The fastest of several measurements counts.
+    Reads are of `read_bytes`, as many as a step of the model reads again and again, in whole MiB: so the same share of
+    them is in the CPU's caches. The memory has pages like those of weights and cache. The fastest of several
+    measurements counts.
     """
-    memory = kernels.zeros((READ_MIB << 20,), torch.uint8).fill_(1)
+    memory = kernels.zeros((max(read_bytes // MIB, 1) * MIB,), torch.uint8).fill_(1)
     threads = torch.get_num_threads()
 
     def rate(amount: Callable[[], int]) -> float:

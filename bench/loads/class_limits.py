@@ -1,7 +1,8 @@
 """Keeps libraries to the instructions of a class of CPUs, so that a machine measures the classes below its own too."""
 
-# Switches of oneDNN, of torch, and of MKL, with which torch multiplies. Kernels that openvino selects without oneDNN
-# keep those of the CPU.
+from engine.native import cpu_class
+
+# Switches of oneDNN, of torch, and of MKL, with which torch multiplies.
 _LIMITS = {
     "avx512-bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3"},
     "avx2": {
@@ -10,8 +11,23 @@ _LIMITS = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     },
 }
+# Programs with kernels of their own that keep the CPU's instructions: openvino generates some without oneDNN.
+_UNLIMITED = ("openvino", "llamacpp")
 
 
-def limits_of(cpu_class: str) -> dict[str, str]:
+def limits_of(device: str) -> dict[str, str]:
     """Return the environment of a process; the libraries read it when they are loaded."""
-    return _LIMITS.get(cpu_class, {})
+    return _LIMITS.get(device, {})
+
+
+def incomparable(program: str, device: str) -> str | None:
+    """Return why a program cannot be compared on this machine in a class of CPUs, None if it can.
+
+    Kept to a class below the machine's own, it would compute faster than the class can.
+    """
+    if program == "openvino" and device == "avx2":
+        return "it has no products in bfloat16 for avx2"
+    fastest = next(iter(cpu_class.supported()), None)
+    if not program.startswith(_UNLIMITED) or fastest is None or device in (fastest.name, "other-cpu"):
+        return None
+    return f"its kernels cannot be kept to {device}"

@@ -12,7 +12,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from bench.loads.class_limits import limits_of
+from bench.loads.class_limits import incomparable, limits_of
 from bench.report.foreign_cpu import group_seconds
 from bench.report.results import Row, row
 from bench.report.targets import ROOT, device_of
@@ -126,22 +126,35 @@ class Peer:
 
     It runs if the environment names an interpreter for it, and the model if `model` is the variable that names one: the
     script's argument is its value. Otherwise it has no name and measures nothing; `missing` says why. It is kept to the
-    class of CPUs that Quire's kernels use.
+    class of CPUs that Quire's kernels use, and does not run if it cannot be.
     """
 
     def __init__(
-        self, script: Path, variable: str, workload: Mapping[str, Any], label: str = "", model: str = ""
+        self,
+        script: Path,
+        variable: str,
+        workload: Mapping[str, Any],
+        label: str = "",
+        model: str = "",
+        arguments: Sequence[str] = (),
     ) -> None:
+        """`arguments` follow the model's."""
         self.label = label or script.stem.partition("_")[0]  # the prefix of its rows' names
         self.name: str | None = None
         self.runs: list[Figures] = []
-        unset = next((one for one in (variable, model) if one and not os.environ.get(one)), None)
-        self.missing = f"{self.label} did not run: {unset} is not set"
+        reasons = (incomparable(self.label, device_of(self.label)), _unset(variable), _unset(model) if model else None)
+        reason = next(filter(None, reasons), None)
+        self.missing = f"{self.label} did not run: {reason}"
         self._worker: Worker | None = None
-        if not unset:
+        if not reason:
             # In its input, because an argument of a process has at most 128 KiB.
             first = json.dumps(workload) + "\n"
-            command: list[str | Path] = [os.environ[variable], script, *([os.environ[model]] if model else [])]
+            command: list[str | Path] = [
+                os.environ[variable],
+                script,
+                *([os.environ[model]] if model else []),
+                *arguments,
+            ]
             self._worker = Worker(self.label, command, _environment(device_of(self.label)), first)
             self.name = self._worker.name
 
@@ -182,6 +195,14 @@ class Peer:
             rows.append(row(benchmark, f"{self.label}_{metric}", _median(theirs), "us", peer))
             rows.append(row(benchmark, f"{metric}_over_{self.label}", _median(ratios), "ratio", peer))
         return rows
+
+
+def _unset(variable: str) -> str | None:
+    """Return why a variable names no file or folder, None if it does."""
+    path = os.environ.get(variable)
+    if not path:
+        return f"{variable} is not set"
+    return None if Path(path).exists() else f"{variable} names {path}, which does not exist"
 
 
 def _environment(device: str) -> dict[str, str]:

@@ -18,6 +18,9 @@ from pathlib import Path
 import xllamacpp
 
 CHUNK = 256
+CORES = len(os.sched_getaffinity(0))
+# Of a file with 4 bits: rows are rounded to 8 bits for products, and the KV cache has its default type.
+TERMS = {"weights": "int4", "activations": "int8", "kv_cache": "float16", "threads": CORES, "processes": 1}
 # The first members of llama_context_params: n_ctx, n_batch and n_ubatch; then threads.
 DEFAULTS, THREADS = [512, 2048, 512], slice(7, 9)
 
@@ -72,7 +75,8 @@ def main():
     model = library.llama_model_load_from_file(sys.argv[1].encode(), library.llama_model_default_params())
     assert model, "the file is not a model"
     vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-    print(json.dumps({"name": f"llama.cpp (xllamacpp {xllamacpp.__version__})"}), file=answers, flush=True)
+    announced = {"name": f"llama.cpp (xllamacpp {xllamacpp.__version__})", "terms": TERMS}
+    print(json.dumps(announced), file=answers, flush=True)
     for line in sys.stdin:
         tokens = json.loads(line)
         write_logits(library, model, vocabulary, tokens, file)
@@ -83,7 +87,7 @@ def write_logits(library, model, vocabulary, tokens, file):
     parameters = library.llama_context_default_params()
     assert parameters.words[:3] == DEFAULTS, "llama_context_params has another layout"
     parameters.words[0] = max(len(tokens), DEFAULTS[0])
-    parameters.words[THREADS] = [len(os.sched_getaffinity(0))] * 2
+    parameters.words[THREADS] = [CORES] * 2
     context = library.llama_init_from_model(model, parameters)
     assert context, "no context"
     batch = library.llama_batch_init(CHUNK, 0, 1)

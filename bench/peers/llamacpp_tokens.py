@@ -2,7 +2,8 @@
 
 Runs in a Python interpreter with xllamacpp and without Quire; its argument is a .gguf file, whose weights stay as they
 are, and its first line of input is workloads as JSON. A workload has a server of its own, with a slot for each request
-that fits the longest. Prints its name, then figures for each further line.
+that fits the longest. Prints its name and terms, then figures for each further
+line.
 """
 
 import json
@@ -13,6 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xllamacpp
 
+F16 = 1  # of ggml_type
+THREADS = len(os.sched_getaffinity(0))
+# Of a file with 4 bits: rows are rounded to 8 bits for products, and the KV cache has its default type.
+TERMS = {"weights": "int4", "activations": "int8", "kv_cache": "float16", "threads": THREADS, "processes": 1}
 MARGIN = 64  # tokens of a slot beyond the longest request
 
 
@@ -20,7 +25,8 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the library prints to the standard output
     workloads, servers = json.loads(sys.stdin.readline()), {}
-    print(json.dumps({"name": f"llama.cpp (xllamacpp {xllamacpp.__version__})"}), file=answers, flush=True)
+    announced = {"name": f"llama.cpp (xllamacpp {xllamacpp.__version__})", "terms": TERMS}
+    print(json.dumps(announced), file=answers, flush=True)
     for line in sys.stdin:
         name = line.strip()
         if name not in servers:
@@ -34,7 +40,8 @@ def server_for(work):
     params.model.path = sys.argv[1]
     longest = max(len(item["prompt"]) + item["tokens"] for item in work)
     params.n_parallel, params.n_ctx = len(work), len(work) * (longest + MARGIN)
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+    assert params.cache_type_k == params.cache_type_v == F16, "the default type of the KV cache has changed"
     params.verbosity = 0
     return xllamacpp.Server(params)
 

@@ -1,33 +1,62 @@
 """Tokens per second of openvino-genai's continuous batching on the CPU, without prefix caching.
 
-In bfloat16, or in float32 if it is kept to AVX2. Runs in a Python interpreter with openvino-genai and without Quire;
-its first line of input is workloads as JSON, such as those of `bench cpu`. Its argument, or OPENVINO_MODEL, is a folder
-with the model as exported by optimum-cli, whose weights may have 8 or 4 bits. Prints its name, then figures for each
-further line.
+Runs in a Python interpreter with openvino-genai and without Quire; its first line of input is workloads as JSON, such
+as those of `bench cpu`. Its argument is a folder with the model as exported by optimum-cli, whose weights may have 8 or
+4 bits. Activations and KV cache are in bfloat16, with a second argument `defaults` as openvino chooses. Prints its name
+and terms, then figures for each further line.
 """
 
 import json
 import os
 import sys
 import time
+from math import prod
+from pathlib import Path
 
 import numpy
 import openvino
 import openvino_genai as genai
 
+CORES = len(os.sched_getaffinity(0))
+BFLOAT16 = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8", "u4": "int4", "i4": "int4"}
+
 
 def main():
     workloads = json.loads(sys.stdin.readline())
+    folder, chosen = sys.argv[1], sys.argv[2:]
+    properties = ({} if chosen == ["defaults"] else BFLOAT16) | {"INFERENCE_NUM_THREADS": CORES}
     scheduler = genai.SchedulerConfig()
-    model = sys.argv[1] if len(sys.argv) > 1 else os.environ["OPENVINO_MODEL"]
     scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.enable_prefix_caching = 1, 2048, False
-    # It has no products in bfloat16 for AVX2.
-    dtype = "f32" if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2" else "bf16"
-    properties = {"INFERENCE_PRECISION_HINT": dtype, "KV_CACHE_PRECISION": dtype}
-    pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
-    print(json.dumps({"name": f"openvino-genai {genai.__version__}"}), flush=True)
+    stated = terms(Path(folder), properties)
+    pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
+    print(json.dumps({"name": f"openvino-genai {genai.__version__}", "terms": stated}), flush=True)
     for line in sys.stdin:
         print(json.dumps(seconds(pipeline, workloads[line.strip()])), flush=True)
+
+
+def terms(folder, properties):
+    """Return what the model has when it is compiled with these properties, as the pipeline compiles it."""
+    core = openvino.Core()
+    model = core.read_model(folder / "openvino_model.xml")
+    sizes = {}
+    for one in model.get_ops():
+        if one.get_type_name() == "Constant":
+            kind = one.get_output_element_type(0).get_type_name()
+            sizes[kind] = sizes.get(kind, 0) + prod(one.get_output_shape(0))
+    stored = NAMES[max(sizes, key=sizes.get)]
+    compiled = core.compile_model(model, "CPU", properties)
+    computed = NAMES[compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()]
+    coded = stored.startswith("int")
+    # Rows are rounded to 8 bits for products with weights of as many or fewer, unless this is 0.
+    rounds = coded and compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+    return {
+        "weights": stored if coded else computed,
+        "activations": "int8" if rounds else computed,
+        "kv_cache": NAMES[compiled.get_property("KV_CACHE_PRECISION").get_type_name()],
+        "threads": compiled.get_property("INFERENCE_NUM_THREADS"),
+        "processes": 1,
+    }
 
 
 def seconds(pipeline, work):

@@ -1,5 +1,6 @@
 """The table of weights by form: speed, perplexity and distance from float32, from the results of `bench weights`."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,10 @@ _FORMS = {
     "openvino_int8": "int8",
     "openvino_int4": "int4",
     "llamacpp": "the same file",
+    "vllm": "bfloat16",
 }
+# The line of the 4-bit file's speed over that of the best peer, each as its users run it.
+_OVER, _OVER_METRIC = "4 bits over the best peer, as users run them", "int4_{}_over_the_best_peer_as_users_run_it"
 # Columns: a title, the metric without its form, the format of a value, and what follows it.
 _COLUMNS = (
     ("1 request", "b1_tokens_per_second", ",.0f", ""),
@@ -41,7 +45,16 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
                 name = f"{peer}, {words}" if (peer := _peer(rows, form)) else words
                 cells = [_shown(row, *how) for row, (_, _, *how) in zip(found, _COLUMNS, strict=True)]
                 lines.append(f"| {device} | {name} | {' | '.join(cells)} |")
+        lines += _over_the_best(device, rows)
     return "\n".join(lines)
+
+
+def _over_the_best(device: str, rows: Mapping[str, Any]) -> list[str]:
+    """Return the line of ratios, none without any."""
+    workloads = [re.sub("_(tokens_per_second|ms)$", "", metric) for _, metric, *_ in _COLUMNS]
+    found = [rows.get(_OVER_METRIC.format(workload)) for workload in workloads]
+    cells = [_shown(row, ".2f", " times") for row in found]
+    return [f"| {device} | {_OVER} | {' | '.join(cells)} |"] if any(found) else []
 
 
 def _peer(rows: Mapping[str, Any], form: str) -> str | None:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from bench.loads.peer import Worker
+from bench.report.terms import Terms
 
 COMMAND = (sys.executable, "-m", "bench.weights.worker")
 
@@ -20,11 +21,11 @@ class Form(NamedTuple):
 
 # The demo model's file has 4 bits; `auto` keeps them.
 FORMS = {
-    "float32": Form({"dtype": "float32"}, "float32"),
-    "bf16": Form({"weights": "bf16"}, "bfloat16"),
-    "int8": Form({"weights": "int8"}, "int8"),
-    "int4": Form({"weights": "auto"}, "Q4_1"),
-    "int8_kv": Form({"weights": "bf16", "kv_dtype": "int8"}, "bfloat16"),
+    "float32": Form({"dtype": "float32", "weights": "auto"}, "float32"),
+    "bf16": Form({"dtype": "bfloat16", "weights": "bf16"}, "bfloat16"),
+    "int8": Form({"dtype": "bfloat16", "weights": "int8"}, "int8"),
+    "int4": Form({"dtype": "auto", "weights": "auto"}, "Q4_1"),  # as `quire serve` runs it
+    "int8_kv": Form({"dtype": "bfloat16", "weights": "bf16", "kv_dtype": "int8"}, "bfloat16"),
 }
 
 
@@ -60,11 +61,15 @@ class FormWorkers:
         for form in [one for one in self._workers if one not in forms]:
             self._workers.pop(form).close()
 
-    def program(self, form: str) -> Callable[[str], float | None]:
-        """Return a function from a workload to its seconds."""
+    def terms(self) -> dict[str, Terms]:
+        """Return the terms of each form that has a process."""
+        return {form: worker.terms("") for form, worker in self._workers.items()}
 
-        def run(name: str) -> float | None:
-            seconds: float = self._workers[form].measure(json.dumps({"run": name}))["seconds"]
-            return seconds
+    def program(self, form: str) -> Callable[[str], tuple[float, float | None]]:
+        """Return a function from a workload to its seconds and the cores that it used."""
+
+        def run(name: str) -> tuple[float, float | None]:
+            worker = self._workers[form]
+            return worker.measure(json.dumps({"run": name}))["seconds"], worker.cores_used
 
         return run

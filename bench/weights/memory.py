@@ -7,6 +7,7 @@ import psutil
 from bench.loads.ceiling import ModelCosts
 from bench.loads.stream_client import request_of
 from bench.report.results import Row, row
+from bench.report.terms import Terms
 from tests.running_quire import start_quire
 
 MEGA = 1e6
@@ -39,10 +40,11 @@ def file_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def rows_of(used: dict[str, int]) -> list[Row]:
-    """Return the rows; resident memory is compared with the target."""
+def rows_of(used: dict[str, int], served: Terms) -> list[Row]:
+    """Return the rows; resident memory is compared with the target. `served` are the terms of `quire serve`."""
+    terms = {"quire": served}
     beyond = used["resident"] - used["file"] - used["pool"]
     return [
-        *(row("weights", f"memory_{name}_mb", round(size / MEGA, 1), "MB") for name, size in used.items()),
-        row("weights", "memory_beyond_file_and_pool_mb", round(beyond / MEGA, 1), "MB"),
+        *(row("weights", f"memory_{name}_mb", round(size / MEGA, 1), "MB", terms=terms) for name, size in used.items()),
+        row("weights", "memory_beyond_file_and_pool_mb", round(beyond / MEGA, 1), "MB", terms=terms),
     ]

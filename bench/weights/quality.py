@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,6 +15,7 @@ import torch
 from bench.engine.perplexity import perplexity
 from bench.loads.peer import PEERS, Peer, Worker
 from bench.report.results import Row, row
+from bench.report.terms import Terms
 
 WINDOWS, WINDOW_TOKENS = 10, 1024
 CONTINUATIONS, PROMPT_TOKENS = 16, 64
@@ -21,7 +23,11 @@ CONTINUATIONS, PROMPT_TOKENS = 16, 64
 NEAR_TIE = 0.1
 
 # Rows with targets.
-COMPARISONS = ("int8_perplexity_difference", "int8_kv_perplexity_difference", "int4_perplexity_over_llamacpp")
+COMPARISONS = (
+    "int8_perplexity_difference",
+    "int8_kv_perplexity_difference",
+    "int4_perplexity_over_llamacpp_as_users_run_it",
+)
 
 Texts = Sequence[Sequence[int]]
 # Log-probabilities of the tokens of each window but the first.
@@ -39,6 +45,17 @@ class Reference(NamedTuple):
     def texts(self) -> list[list[int]]:
         """Prompts with their greedy tokens."""
         return [[*prompt, *tokens] for prompt, tokens in zip(self.prompts, self.tokens, strict=True)]
+
+
+class Scored(NamedTuple):
+    """Log-probabilities of the windows' tokens but the first by another program, its name, and its terms.
+
+    Without the first and last, the name says why it did not run.
+    """
+
+    logprobs: list[list[float]] | None
+    name: str
+    terms: Terms | None
 
 
 class Difference(NamedTuple):
@@ -95,8 +112,11 @@ def first_difference(own: Sequence[int], other: Sequence[int]) -> int | None:
     return next((place for place, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), None)
 
 
-def rows_of(form: str, found: Mapping[str, Any], reference: Reference) -> list[Row]:
-    """Return the rows of a form: perplexity, greedy agreement, and errors of log-probabilities."""
+def rows_of(form: str, found: Mapping[str, Any], reference: Reference, terms: Mapping[str, Terms]) -> list[Row]:
+    """Return the rows of a form: perplexity, greedy agreement, and errors of log-probabilities.
+
+    `terms` are by form. Errors are those of the form: the rows have its terms.
+    """
     differing: Sequence[Difference | None] = found["differences"]
     total = sum(len(one) for one in reference.tokens)
     equal = sum(
@@ -107,31 +127,38 @@ def rows_of(form: str, found: Mapping[str, Any], reference: Reference) -> list[R
         for pair in zip(reference.logprobs, found["logprobs"], strict=True)
         for own, other in zip(*pair, strict=True)
     ]
+    own = {form: replace(terms[form], work=f"{len(found['windows'])} windows")} if form in terms else {}
     ties = sum(one is not None and one.gap < NEAR_TIE for one in differing)
     return [
-        row("weights", f"{form}_perplexity", round(perplexity_of(found["windows"]), 4), "1"),
-        row("weights", f"{form}_greedy_agreement", round(equal / total, 4), "share", "float32"),
-        row("weights", f"{form}_first_differences", sum(one is not None for one in differing), "1", "float32"),
-        row("weights", f"{form}_near_ties", ties, "1", "float32"),
-        row("weights", f"{form}_mean_logprob_error", round(mean(errors), 5), "1", "float32"),
-        row("weights", f"{form}_largest_logprob_error", round(max(errors), 4), "1", "float32"),
+        row("weights", f"{form}_perplexity", round(perplexity_of(found["windows"]), 4), "1", terms=own),
+        row("weights", f"{form}_greedy_agreement", round(equal / total, 4), "share", "float32", terms=own),
+        row(
+            "weights", f"{form}_first_differences", sum(one is not None for one in differing), "1", "float32", terms=own
+        ),
+        row("weights", f"{form}_near_ties", ties, "1", "float32", terms=own),
+        row("weights", f"{form}_mean_logprob_error", round(mean(errors), 5), "1", "float32", terms=own),
+        row("weights", f"{form}_largest_logprob_error", round(max(errors), 4), "1", "float32", terms=own),
     ]
 
 
-def comparisons(windows: Mapping[str, Windows], llamacpp: Windows | None, name: str) -> list[Row]:
+def comparisons(windows: Mapping[str, Windows], llamacpp: Scored, terms: Mapping[str, Terms]) -> list[Row]:
     """Return the rows of perplexities compared: with bfloat16, and of the 4-bit file with llama.cpp's.
 
-    Each has a standard error, over the windows' tokens.
+    Each has a standard error, over the windows' tokens. `terms` are by form.
     """
-    of_file = over(windows["int4"], llamacpp) if llamacpp else (None, None)
-    found = [(COMPARISONS[-1], of_file, "ratio", name)]
+    known = dict(terms) | ({"llamacpp": llamacpp.terms} if llamacpp.terms else {})
+    sides = {label: replace(one, work=f"{WINDOWS} windows") for label, one in known.items()}
+    theirs, name = llamacpp.logprobs, llamacpp.name
+    found = [(COMPARISONS[-1], over(windows["int4"], theirs) if theirs else (None, None), "ratio", name, "llamacpp")]
     for metric in COMPARISONS[:-1]:
         ratio, error = over(windows[metric.removesuffix("_perplexity_difference")], windows["bf16"])
-        found.append((metric, (abs(ratio - 1), error), "share", "bfloat16"))
-    rows = [row("weights", "llamacpp_perplexity", round(perplexity_of(llamacpp), 4) if llamacpp else None, "1", name)]
-    for metric, (value, spread), unit, peer in found:
-        rows.append(row("weights", metric, value and round(value, 6), unit, peer))
-        rows.append(row("weights", f"{metric}_standard_error", spread and round(spread, 6), unit, peer))
+        found.append((metric, (abs(ratio - 1), error), "share", "bfloat16", "bf16"))
+    value = round(perplexity_of(theirs), 4) if theirs else None
+    rows = [row("weights", "llamacpp_perplexity", value, "1", name)]
+    for metric, (value, spread), unit, peer, label in found:
+        both = {one: sides[one] for one in (metric.partition("_perplexity")[0], label) if one in sides}
+        rows.append(row("weights", metric, value and round(value, 6), unit, peer, terms=both))
+        rows.append(row("weights", f"{metric}_standard_error", spread and round(spread, 6), unit, peer, terms=both))
     return rows
 
 
@@ -143,23 +170,23 @@ def over(ours: Windows, theirs: Windows) -> tuple[float, float]:
     return ratio, ratio * stdev(differences) / math.sqrt(len(differences))
 
 
-def llamacpp_logprobs(windows: Texts) -> tuple[list[list[float]] | None, str]:
-    """Return llama.cpp's log-probabilities of the windows' tokens but the first, and its name or why it did not run."""
+def llamacpp_logprobs(windows: Texts) -> Scored:
+    """Return what llama.cpp answers for the windows."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "logits"
         script = PEERS / "llamacpp_logits.py"
         try:
             with Peer(script, "QUIRE_LLAMACPP_PYTHON", {"file": str(file)}, model="LLAMACPP_MODEL") as peer:
                 if peer.name is None:
-                    return None, peer.missing
+                    return Scored(None, peer.missing, None)
                 found = []
                 for window in windows:
                     shape = peer.measure(json.dumps(window))
                     assert shape is not None
                     found.append(_logprobs(file, shape["vocabulary"], window))
-                return found, peer.name
+                return Scored(found, peer.name, peer.terms("")["llamacpp"])
         except RuntimeError as failure:
-            return None, str(failure)
+            return Scored(None, str(failure), None)
 
 
 def _logprobs(file: Path, vocabulary: int, window: Sequence[int]) -> list[float]:

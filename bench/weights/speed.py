@@ -1,111 +1,165 @@
-"""Seconds of workloads with each form of weights, in alternation with peers, within a budget of time."""
+"""Seconds of workloads with each form of weights, in turn with peers.
+
+Peers run as their users run them: with their own best weights of 8 and 4 bits, or of 16 where they have no other on a
+CPU, and their own choice of types for activations and KV cache.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
-from time import perf_counter
+from dataclasses import dataclass, field, replace
 
-from bench.engine.cpu import CEILING_GOAL, PEER_GOAL, speed_ratio
 from bench.engine.cpu import WORKLOADS as CPU_WORKLOADS
+from bench.engine.cpu import Program, Side, figure, speed_ratio
 from bench.loads.ceiling import MachineLimits, ModelCosts
-from bench.loads.peer import Peer
-from bench.report.results import Row, row
+from bench.report.results import Row, in_turn, repeated, row
+from bench.report.terms import AS_USERS_RUN_IT, Terms
+from bench.report.verdict import Interval, goal, null_interval
 
 WORKLOADS = {name: CPU_WORKLOADS[name] for name in ("b1", "b8", "b32", "b32_short", "ragged", "first_token_1024")}
 WARM_UP = ("b8", "first_token_1024")
-LEAST_REPETITIONS, MOST_REPETITIONS = 2, 5
-BUDGET_SECONDS = 420.0
+REPETITIONS = 5
+# A peer that takes so many times as long as the fastest one in a small batch cannot be the best in a large one.
+SLOW, SMALL, LARGE = 2.0, "b8", ("b32", "b32_short", "ragged")
+# The form that runs twice in each repetition, as `again`.
+TWICE = "int4"
 # The peers that a form of weights must exceed.
-COMPARED = {"bf16": ("openvino_bf16",), "int8": ("openvino_int8",), "int4": ("openvino_int4", "llamacpp")}
+COMPARED: dict[str, tuple[str, ...]] = {
+    "bf16": (),
+    "int8": ("openvino_int8",),
+    "int4": ("openvino_int4", "openvino_int8", "llamacpp", "vllm"),
+}
+_MACHINE = "memory and products of the machine"
 
-# Seconds by workload and program, one for each repetition.
-Seconds = dict[str, dict[str, list[float]]]
-Program = Callable[[str], float | None]
+# Least seconds by workload and label.
+Ceilings = Mapping[str, Mapping[str, float]]
 
 
-def repetitions(programs: Mapping[str, Program], ceilings: Callable[[str], Mapping[str, float]]) -> Seconds:
-    """Run all workloads with all programs in turns, as often as the budget allows.
+@dataclass
+class Speeds:
+    """Seconds and used cores by workload and program, one for each repetition, and how slow left out peers are."""
 
-    `ceilings` returns least seconds of a workload, by label; it is called in each repetition.
+    seconds: dict[str, dict[str, list[float]]] = field(default_factory=lambda: {name: {} for name in WORKLOADS})
+    cores: dict[str, dict[str, list[float | None]]] = field(default_factory=lambda: {name: {} for name in WORKLOADS})
+    slow: dict[str, float] = field(default_factory=dict)
+
+
+def measured(
+    programs: Mapping[str, Program], peers: Sequence[str], ceilings: Callable[[], Ceilings], count: int = REPETITIONS
+) -> Speeds:
+    """Run all workloads with all programs in turn in each repetition, after some workloads that warm up.
+
+    `ceilings` measures the machine; it is called in each repetition.
     """
-    for name in WARM_UP:
-        for program in programs.values():
-            program(name)
-    seconds: Seconds = {name: {} for name in WORKLOADS}
-    begun, longest = perf_counter(), 0.0
-    for repetition in range(MOST_REPETITIONS):
-        turn = perf_counter()
-        if repetition >= LEAST_REPETITIONS and turn - begun + longest > BUDGET_SECONDS:
-            break
-        for name, found in seconds.items():
-            order = list(programs)[:: -1 if repetition % 2 else 1]
-            spent = {label: programs[label](name) for label in order}
-            for label, value in {**spent, **ceilings(name)}.items():
-                if value is not None:
-                    found.setdefault(label, []).append(value)
-        longest = max(longest, perf_counter() - turn)
-        print(f"repetition {repetition + 1}: {perf_counter() - turn:.0f} s", flush=True)
-    return seconds
-
-
-def program_of(peer: Peer) -> Program:
-    """Return a function from a workload to a peer's seconds, None if it does not run."""
-
-    def run(name: str) -> float | None:
-        found = peer.measure(name)
-        return None if found is None else found["seconds"]
-
-    return run
-
-
-def least_seconds(
-    costs: Mapping[str, ModelCosts], token_budget: int, limits: Callable[[], MachineLimits]
-) -> Callable[[str], dict[str, float]]:
-    """Return a function from a workload to the least seconds of each form of weights, as `FORM_ceiling`."""
-
-    def measure(name: str) -> dict[str, float]:
-        now = limits()
-        return {
-            f"{form}_ceiling": one.least_seconds(*WORKLOADS[name], token_budget, now) for form, one in costs.items()
-        }
-
-    return measure
-
-
-def rows_of(seconds: Seconds, peers: Mapping[str, str]) -> list[Row]:
-    """Return the rows of all workloads: figures, ratios to bfloat16, to peers and to the ceiling, and goals.
-
-    `peers` has the name of each, or why it did not run.
-    """
-    found = []
-    for name, spent in seconds.items():
-        found += [_figure(name, form, spent.get(form), None) for form in COMPARED]
-        found += [_figure(name, label, spent.get(label), who) for label, who in peers.items()]
-        for form, labels in COMPARED.items():
-            found += _compared(name, form, spent, {label: peers[label] for label in labels})
+    found, slow = Speeds(), {}
+    for number in repeated(count, "weights"):
+        if number == 0:
+            slow = slow_ones(_warmed_up(programs), peers)
+            found.slow = slow
+            continue
+        least = ceilings()
+        for name in WORKLOADS:
+            order = in_turn([one for one in programs if name not in LARGE or one not in slow], number)
+            _record(found, name, {label: programs[label](name) for label in order}, least[name])
     return found
 
 
-def _compared(name: str, form: str, spent: Mapping[str, list[float]], peers: Mapping[str, str]) -> list[Row]:
-    missing = [who for label, who in peers.items() if label not in spent]
-    who = missing[0] if missing else " or ".join(peers.values())
-    theirs = [] if missing else [min(times) for times in zip(*(spent[label] for label in peers), strict=True)]
-    over_peer, of_ceiling = speed_ratio(theirs, spent[form]), speed_ratio(spent[f"{form}_ceiling"], spent[form])
-    goal = None if over_peer is None or of_ceiling is None else max(over_peer / PEER_GOAL, of_ceiling / CEILING_GOAL)
-    rows = [
-        row("weights", f"{form}_{name}_over_the_better_peer", over_peer, "ratio", who),
-        row("weights", f"{form}_{name}_of_the_ceiling", of_ceiling, "ratio", "memory and products of the machine"),
-        row("weights", f"{form}_{name}_of_its_goal", goal and round(goal, 3), "ratio", who),
-    ]
-    if form != "bf16":
-        over = speed_ratio(spent["bf16"], spent[form])
-        rows.append(row("weights", f"{form}_{name}_over_bf16", over, "ratio", "bfloat16"))
-    return rows
+def _warmed_up(programs: Mapping[str, Program]) -> dict[str, float]:
+    """Run the workloads that warm up; return the seconds of the small batch, which runs once more, by program."""
+    for name in WARM_UP:
+        for program in programs.values():
+            program(name)
+    again = {label: program(SMALL) for label, program in programs.items()}
+    return {label: one[0] for label, one in again.items() if one}
 
 
-def _figure(name: str, label: str, seconds: Sequence[float] | None, who: str | None) -> Row:
-    """Return the tokens per second of a program, or its time to the first token."""
-    lengths, tokens = WORKLOADS[name]
-    if name.startswith("first_token"):
-        return row("weights", f"{label}_{name}_ms", round(median(seconds) * 1e3, 1) if seconds else None, "ms", who)
-    rate = round(len(lengths) * tokens / median(seconds), 1) if seconds else None
-    return row("weights", f"{label}_{name}_tokens_per_second", rate, "1/s", who)
+def slow_ones(small: Mapping[str, float], peers: Sequence[str]) -> dict[str, float]:
+    """Return the peers that are left out of large batches, and how many times as long they take as the fastest one."""
+    seconds = {label: small[label] for label in peers if label in small}
+    times = {label: one / min(seconds.values()) for label, one in seconds.items()}
+    return {label: round(one, 1) for label, one in times.items() if one > SLOW}
+
+
+def _record(
+    found: Speeds, name: str, spent: Mapping[str, tuple[float, float | None] | None], least: Mapping[str, float]
+) -> None:
+    for label, one in spent.items():
+        if one:
+            found.seconds[name].setdefault(label, []).append(one[0])
+            found.cores[name].setdefault(label, []).append(one[1])
+    for label, seconds in least.items():
+        found.seconds[name].setdefault(label, []).append(seconds)
+
+
+def least_seconds(costs: Mapping[str, ModelCosts], token_budget: int, limits: Mapping[str, MachineLimits]) -> Ceilings:
+    """Return the least seconds of each workload and form of weights, as `FORM_ceiling`; limits are by form."""
+    return {
+        name: {
+            f"{form}_ceiling": one.least_seconds(*lengths, token_budget, limits[form]) for form, one in costs.items()
+        }
+        for name, lengths in WORKLOADS.items()
+    }
+
+
+def rows_of(speeds: Speeds, forms: Mapping[str, Terms], sides: Mapping[str, Side]) -> list[Row]:
+    """Return the rows of all workloads: figures, ratios to bfloat16, to peers and to the ceiling, and goals.
+
+    `forms` has the terms of each form of weights. Raises UnequalTerms if a name hides how sides differ.
+    """
+    return [one for name in WORKLOADS if speeds.seconds[name] for one in _Workload(name, speeds, forms, sides).rows()]
+
+
+class _Workload:
+    """The rows of one workload."""
+
+    def __init__(self, name: str, speeds: Speeds, forms: Mapping[str, Terms], sides: Mapping[str, Side]) -> None:
+        self._name, self._slow, self._sides = name, speeds.slow, sides
+        self._spent = speeds.seconds[name]
+        known = dict(forms) | {label: side.terms for label, side in sides.items() if side.terms}
+        self._terms = {label: replace(terms, work=name) for label, terms in known.items()}
+        self._null: Interval = null_interval(self._spent[TWICE], self._spent["again"])
+
+    def rows(self) -> list[Row]:
+        """Return all of them."""
+        found = [self._figure(label, None) for label in COMPARED]
+        found += [self._figure(label, self._who(label)) for label in self._sides]
+        for form, labels in COMPARED.items():
+            found += self._of_ours(form)
+            found += self._over_peers(form, labels) if labels else []
+        return found
+
+    def _figure(self, label: str, who: str | None) -> Row:
+        ran = self._spent.get(label, [])
+        return figure("weights", f"{label}_{self._name}", self._name, ran, who, self._of(label) if ran else {})
+
+    def _who(self, label: str) -> str:
+        """Return the name of a peer, or why it did not run this workload."""
+        name = self._sides[label].name
+        if label in self._spent or label not in self._slow:
+            return name
+        return f"{name}, not run: {self._slow[label]} times the seconds of the fastest peer with 8 requests"
+
+    def _of(self, *labels: str) -> dict[str, Terms]:
+        return {label: self._terms[label] for label in labels if label in self._terms}
+
+    def _of_ours(self, form: str) -> list[Row]:
+        """Return how much of the ceiling a form reaches, and its speed over bfloat16's."""
+        own, name = self._spent[form], f"{form}_{self._name}"
+        share, terms, null = speed_ratio(self._spent[f"{form}_ceiling"], own), self._of(form), self._null
+        rows = [row("weights", f"{name}_of_the_ceiling", share, "ratio", _MACHINE, terms=terms, null=null, limit=True)]
+        if form != "bf16":
+            over, both = speed_ratio(self._spent["bf16"], own), self._of(form, "bf16")
+            rows.append(row("weights", f"{name}_over_bf16", over, "ratio", "bfloat16", terms=both, null=self._null))
+        return rows
+
+    def _over_peers(self, form: str, labels: Sequence[str]) -> list[Row]:
+        """Return the speed over the best peer's, and the goal; without values if a peer is missing."""
+        missing = next((self._sides[label].name for label in labels if not self._sides[label].terms), None)
+        ran = [label for label in labels if label in self._spent]
+        best = [] if missing else [min(times) for times in zip(*(self._spent[one] for one in ran), strict=True)]
+        over, own = speed_ratio(best, self._spent[form]), f"{form}_{self._name}"
+        reached, by = goal(over, speed_ratio(self._spent[f"{form}_ceiling"], self._spent[form]))
+        who, terms = missing or " or ".join(map(self._who, ran)), self._of(form, *ran)
+        found = {f"{own}_over_the_best_peer": (over, None), f"{own}_of_its_goal": (reached, by)}
+        return [
+            row("weights", f"{metric}_{AS_USERS_RUN_IT}", value, "ratio", who, terms=terms, null=self._null, by=through)
+            for metric, (value, through) in found.items()
+        ]

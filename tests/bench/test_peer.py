@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.loads.class_limits import incomparable
 from bench.loads.peer import Peer, Worker
 from bench.report.terms import Terms
 from engine.native import cpu_class
@@ -56,9 +57,12 @@ def test_a_peer_receives_its_model_and_does_not_run_without(tmp_path: Path, monk
     script.write_text("import json, sys; print(json.dumps({'name': sys.argv[1]}), flush=True); sys.stdin.read()")
     peer = Peer(script, "OTHER_PYTHON", {}, label="other_int8", model="OTHER_MODEL")
     assert (peer.name, peer.missing) == (None, "other_int8 did not run: OTHER_MODEL is not set")
-    monkeypatch.setenv("OTHER_MODEL", "a folder")
+    monkeypatch.setenv("OTHER_MODEL", "/no/such/folder")
+    peer = Peer(script, "OTHER_PYTHON", {}, model="OTHER_MODEL")
+    assert peer.missing == "other did not run: OTHER_MODEL names /no/such/folder, which does not exist"
+    monkeypatch.setenv("OTHER_MODEL", str(tmp_path))
     with Peer(script, "OTHER_PYTHON", {}, model="OTHER_MODEL") as peer:
-        assert (peer.label, peer.name) == ("other", "a folder")
+        assert (peer.label, peer.name) == ("other", str(tmp_path))
 
 
 def test_a_peer_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +71,19 @@ def test_a_peer_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.
     script.write_text("import sys; sys.exit(3)")
     with pytest.raises(RuntimeError, match="other ended with 3"):
         Peer(script, "OTHER_PYTHON", {})
+
+
+def test_a_peer_whose_kernels_cannot_be_kept_to_the_selected_class_does_not_run(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER_PYTHON", sys.executable)
+    monkeypatch.setattr("bench.loads.peer.device_of", lambda _: "avx2")
+    monkeypatch.setattr(cpu_class, "supported", lambda: cpu_class.CLASSES)
+    peer = Peer(script, "OTHER_PYTHON", {}, label="openvino_int8")
+    assert (peer.name, peer.missing) == (None, "openvino_int8 did not run: its kernels cannot be kept to avx2")
+    assert incomparable("vllm", "avx2") is None
+    assert incomparable("openvino", cpu_class.CLASSES[0].name) is None
+    assert incomparable("openvino", "other-cpu") is None
 
 
 @pytest.mark.skipif("avx2" not in {one.name for one in cpu_class.supported()}, reason="this CPU has no AVX2")
