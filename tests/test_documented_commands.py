@@ -62,6 +62,8 @@ READ = {
     "make test": "this is it",
     "pytest": "this is it",
     "make gpu-check": "tests/gpu_check run it",
+    "make gpu-first": "tests/gpu_check run it",
+    "build/wheels": "they need a package index",
     "quire serve": "`make serve` runs it",
     "quire bench": "tests/services/loadgen run it, for as long as a test may",
     "quire replay": "tests/services/cli/commands run it on records",

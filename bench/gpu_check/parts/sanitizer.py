@@ -15,7 +15,7 @@ TOOL = "compute-sanitizer"
 _SHOWN = 6000
 
 
-class Check(NamedTuple):
+class SanitizerCheck(NamedTuple):
     """A check of the tool on the small cases of a part. Tensors are allocated apart where nothing is recorded."""
 
     name: str
@@ -25,14 +25,14 @@ class Check(NamedTuple):
 
 
 FULL = (
-    Check("memcheck_of_kernels", "memcheck", "exactness", apart=True),
-    Check("memcheck_of_recorded_steps", "memcheck", "smoke", apart=False),
-    Check("racecheck_of_kernels", "racecheck", "exactness", apart=True),
+    SanitizerCheck("memcheck_of_kernels", "memcheck", "exactness", apart=True),
+    SanitizerCheck("memcheck_of_recorded_steps", "memcheck", "smoke", apart=False),
+    SanitizerCheck("racecheck_of_kernels", "racecheck", "exactness", apart=True),
 )
-SMALL = (Check("memcheck_of_recorded_steps", "memcheck", "smoke", apart=False),)
+SMALL = (SanitizerCheck("memcheck_of_recorded_steps", "memcheck", "smoke", apart=False),)
 
 
-def measure(checks: Sequence[Check], device: torch.device, notes: Notes, deadline: Deadline) -> None:
+def measure(checks: Sequence[SanitizerCheck], device: torch.device, notes: Notes, deadline: Deadline) -> None:
     """Run the checks, each with its share of the time; a row has the errors, None if the tool is absent or slow."""
     tool = path_of(TOOL)
     notes.raw("sanitizer", tool or "absent")
@@ -44,7 +44,7 @@ def measure(checks: Sequence[Check], device: torch.device, notes: Notes, deadlin
             _check(one, tool, share, "--small" if device.type == "cuda" else "--dry", notes)
 
 
-def _check(one: Check, tool: str | None, seconds: float, sizes: str, notes: Notes) -> None:
+def _check(one: SanitizerCheck, tool: str | None, seconds: float, sizes: str, notes: Notes) -> None:
     # Calls that the driver refuses, such as an allocation while a graph is recorded, are the program's to see.
     before = [tool, "--tool", one.check, "--report-api-errors", "no"] if tool else []
     environment = {**os.environ, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if one.apart else {})}
