@@ -1,6 +1,7 @@
-"""Limits of one pool and of one Step: enough for any engine, and bounded in memory and time.
+"""Limits of one pool, one Step and one report: enough for any engine, and bounded in memory and time.
 
-Engine and KV manager have the same limits, because the engine's replica must refuse the same items as the manager.
+Engine and KV manager have the same limits, because the engine's replica must refuse the same items as the manager. A
+report has those of the Steps that lead to its pool: each pool that Steps can reach is adopted.
 """
 
 # Blocks of all pools together, if nothing else is set: 67 million tokens in blocks of 16. They take 150 MB of memory,
@@ -18,7 +19,7 @@ MAX_PROMPT_TOKENS = 1 << 21
 MAX_COMMITTED_TOKENS = 1 << 19
 # Blocks that a Step grants, shares and moves; beyond this, items are refused as OUT_OF_BLOCKS until the next Step.
 MAX_STEP_BLOCKS = 1 << 15
-# Holders beyond the first, summed over blocks: 64 samples of a prompt of 260,000 tokens have as many. Each takes up to
+# Holders beyond the first, summed over the blocks of both tiers: 64 samples of a prompt of 260,000 tokens have as many. Each takes up to
 # 36 bytes in a report.
 MAX_SHARES = 1 << 20
 MAX_PINS = 4096
@@ -26,3 +27,8 @@ MAX_PINS = 4096
 MAX_ID_LENGTH = 512
 MAX_SALT_LENGTH = 512
 MAX_PIN_ID_LENGTH = 512
+
+
+def max_table_entries(blocks: int) -> int:
+    """Return the maximum entries in tables and pins of a pool with `blocks` blocks in both tiers."""
+    return blocks + MAX_SHARES

@@ -97,8 +97,11 @@ class PoolState:
             raise OutOfBlocks(f"the pool already has {limits.MAX_SEQUENCES} sequences, which is the maximum")
 
     def check_shares(self, more: int) -> None:
-        """Raise OutOfBlocks unless `more` holders can be added to held blocks."""
-        if self.device.saved + more > limits.MAX_SHARES:
+        """Raise OutOfBlocks unless `more` holders can be added to held blocks.
+
+        Both tiers count, because groups that are swapped out take the holders of their blocks along.
+        """
+        if self.device.saved + self.host.saved + more > limits.MAX_SHARES:
             raise OutOfBlocks(f"sharing {counted(more, 'more block')} would exceed the maximum of {limits.MAX_SHARES}")
 
     def add(self, sequence: SequenceTable) -> None:

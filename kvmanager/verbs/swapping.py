@@ -36,7 +36,7 @@ def swap_out(state: PoolState, group: int, outcome: Outcome) -> Parts:
     """Move a group to the host tier. Raises OutOfBlocks if it is full; the engine then recomputes the group instead."""
     members = _members(state, group, swapped=False)
     route = _Route()
-    yield from _planning(route, members, state.device, state.host)
+    yield from _planning(route, members, state, state.device, state.host)
     yield from _moving(route, members, state, state.host.grant_many)
     state.host.take_evictions()  # not reported, because nothing depends on the cached blocks of the host tier
     for part in parts_of(route.to_copy.items()):
@@ -51,7 +51,7 @@ def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
     """Move a group back to the device."""
     members = _members(state, group, swapped=True)
     route = _Route()
-    yield from _planning(route, members, state.host, state.device)
+    yield from _planning(route, members, state, state.host, state.device)
     evicted_before = len(outcome.evicted)
     tables = yield from _moving(route, members, state, lambda count: state.grant(count, outcome))
     state.host_in_flight.clear()
@@ -73,8 +73,8 @@ def _members(state: PoolState, group: int, *, swapped: bool) -> list[SequenceTab
     return members
 
 
-def _planning(route: _Route, members: list[SequenceTable], source: Tier, target: Tier) -> Parts:
-    """Fill `route`, changing no tier. Raises OutOfBlocks if the target tier has too few blocks."""
+def _planning(route: _Route, members: list[SequenceTable], state: PoolState, source: Tier, target: Tier) -> Parts:
+    """Fill `route`, changing no tier. Raises OutOfBlocks if the target tier has too few blocks, or too many shares."""
     first_of_key: dict[bytes, int] = {}
     seen = bytearray(source.total + 1)
     idle: set[int] = set()
@@ -94,6 +94,7 @@ def _planning(route: _Route, members: list[SequenceTable], source: Tier, target:
             else:
                 route.to_copy[block] = 0
         yield len(part)
+    state.check_shares(len(route.cached) + len(route.duplicates))
     needed, available = len(route.to_copy), target.available - len(idle)
     if needed > available:
         raise OutOfBlocks(f"{shortage(needed, available)} in the other tier")

@@ -84,9 +84,8 @@ class ReportReader:
     def __init__(self, spec: PoolSpec) -> None:
         self.report = PoolReport()
         self._max_blocks = {"device": spec.device_blocks, "host": spec.host_blocks}
-        self._max_sequences = min(limits.MAX_SEQUENCES, spec.device_blocks + spec.host_blocks)
         self._empty_pages = 0
-        self._entries_left = spec.device_blocks + spec.host_blocks + limits.MAX_SHARES
+        self._entries_left = limits.max_table_entries(spec.blocks)
 
     def add(self, message: Message) -> Sliced[bool]:
         """Add a page, in slices; return True if it was the last. Raises InvalidReport, InvalidField and DecodeError."""
@@ -109,10 +108,8 @@ class ReportReader:
     def _add_sequence(self, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.SequenceReport.DESCRIPTOR)
         self.report.sequences.append(_sequence(pb.SequenceReport.FromString(rest), blocks))
-        if len(self.report.sequences) > self._max_sequences:
-            raise InvalidReport(
-                f"the report must have at most {self._max_sequences} sequences, not {len(self.report.sequences)}"
-            )
+        if len(self.report.sequences) > limits.MAX_SEQUENCES:
+            raise InvalidReport(f"the report must have at most {limits.MAX_SEQUENCES} sequences")
         if not len(self.report.sequences) % 64:
             yield
 
