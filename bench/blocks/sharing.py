@@ -1,4 +1,7 @@
-"""Blocks saved by sharing among samples and beams of one prompt, as in Figure 15 of the PagedAttention paper."""
+"""Blocks saved by sharing among samples and beams of one prompt, as in Figure 15 of the PagedAttention paper.
+
+Samples are served without a model, twice with the same result. Beams run on the demo model in bfloat16.
+"""
 
 import os
 from dataclasses import dataclass, field
@@ -9,6 +12,7 @@ import tokenizers
 from rich.progress import Progress
 
 import kvmanager
+from bench.loads.engine_worker import terms_of
 from bench.loads.memory import (
     CONTEXT_TOKENS,
     DATA_VARIABLE,
@@ -22,6 +26,7 @@ from bench.loads.memory import (
     serve,
 )
 from bench.report.results import Row, publish, row
+from bench.report.terms import Terms
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity, Request
 from engine.schedule.scheduler import Scheduler
@@ -30,6 +35,7 @@ from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
 from services.models.model_store import default_cache, resolve
 
+CODE = ("blocks", "engine", "kvmanager", "bench/blocks/sharing.py", "bench/loads/memory.py")
 BLOCK_SIZE = 16
 BLOCKS = 980
 REQUESTS = 500
@@ -66,23 +72,31 @@ def main() -> None:
     with Progress() as progress:
         rows = _samples(scaled | {"alpaca_as_it_is": files["alpaca"]}, progress)
         rows += _beams(scaled, progress)
-    publish("sharing", rows, 1, requests=REQUESTS, searches=SEARCHES)
+    publish("sharing", rows, 1, code=CODE, requests=REQUESTS, searches=SEARCHES)
 
 
 def _samples(mixes: dict[str, list[Lengths]], progress: Progress) -> list[Row]:
     rows = []
     for name, lengths in mixes.items():
         for samples in WIDTHS:
-            scheduler = Scheduler(Capacity(CONTEXT_TOKENS, VOCABULARY, BLOCK_SIZE, BLOCKS), LIMITS)
-            requests = sampled_requests(lengths[:REQUESTS], samples)
-            saved = _saved(f"{name}, {samples} samples", requests, scheduler, NoRunner(), progress)
-            rows += _rows(f"{name}_{samples}_samples", saved, PAPER_SAMPLES.get(name, {}).get(samples))
+            saved, again = (_saved_by_samples(name, lengths, samples, progress) for _ in range(2))
+            assert saved == again, f"{name}, {samples} samples: {again} instead of {saved} the second time"
+            terms, paper = Terms(work=f"{name}, {samples} samples"), PAPER_SAMPLES.get(name, {}).get(samples)
+            rows += _rows(f"{name}_{samples}_samples", saved, paper, terms, exact=True)
     return rows
+
+
+def _saved_by_samples(name: str, lengths: list[Lengths], samples: int, progress: Progress) -> float:
+    scheduler = Scheduler(Capacity(CONTEXT_TOKENS, VOCABULARY, BLOCK_SIZE, BLOCKS), LIMITS)
+    requests = sampled_requests(lengths[:REQUESTS], samples)
+    return _saved(f"{name}, {samples} samples", requests, scheduler, NoRunner(), progress)
 
 
 def _beams(mixes: dict[str, list[Lengths]], progress: Progress) -> list[Row]:
     folder = resolve("demo", default_cache(), lambda *_: None)
-    parts = assemble(EngineSettings(model=str(folder), block_size=BLOCK_SIZE, device_blocks=BLOCKS))
+    parts = assemble(
+        EngineSettings(model=str(folder), block_size=BLOCK_SIZE, device_blocks=BLOCKS, dtype="bfloat16", weights="bf16")
+    )
     text = text_of(folder)
     rows = []
     for name, lengths in mixes.items():
@@ -90,12 +104,13 @@ def _beams(mixes: dict[str, list[Lengths]], progress: Progress) -> list[Row]:
             requests = searches(lengths[: SEARCHES[name]], width, text)
             scheduler = Scheduler(parts.scheduler.capacity, LIMITS)
             saved = _saved(f"{name}, {width} beams", requests, scheduler, parts.runner, progress)
-            rows += _rows(f"{name}_beam_width_{width}", saved, PAPER_BEAMS[name].get(width))
+            terms = terms_of(parts, f"{name}, {width} beams")
+            rows += _rows(f"{name}_beam_width_{width}", saved, PAPER_BEAMS[name].get(width), terms, exact=False)
     return rows
 
 
-def _rows(metric: str, saved: float, paper: float | None) -> list[Row]:
-    rows = [row("sharing", f"{metric}_saved", round(100 * saved, 2), "%")]
+def _rows(metric: str, saved: float, paper: float | None, terms: Terms, *, exact: bool) -> list[Row]:
+    rows = [row("sharing", f"{metric}_saved", round(100 * saved, 2), "%", terms={"quire": terms}, exact=exact)]
     if paper is not None:
         rows.append(row("sharing", f"{metric}_saved_in_the_paper", paper, "%", "vLLM, paper"))
     return rows

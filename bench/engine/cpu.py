@@ -59,7 +59,7 @@ Program = Callable[[str], "tuple[float, float | None] | None"]
 
 
 @dataclass
-class Run:
+class Timings:
     """What was measured: seconds and used cores by workload and program, one for each repetition."""
 
     seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Run:
         self.cores.setdefault(workload, {}).setdefault(program, []).append(cores)
 
 
-class Side(NamedTuple):
+class PeerSide(NamedTuple):
     """A peer's terms, None if it did not run, and its name, or why it did not run."""
 
     terms: Terms | None
@@ -112,9 +112,9 @@ def main() -> None:
 
 def measured(
     programs: Mapping[str, Program], costs: ModelCosts, measure: Callable[[], MachineLimits], repetitions: int
-) -> Run:
+) -> Timings:
     """Run all workloads with all programs in turn in each repetition, after one that warms up."""
-    run = Run()
+    run = Timings()
     for number in repeated(repetitions, "cpu"):
         limits = measure()
         run.limits += [limits] if number else []
@@ -151,12 +151,14 @@ def program_of(peer: Peer) -> Program:
     return run
 
 
-def side_of(peer: Peer, work: str) -> Side:
+def side_of(peer: Peer, work: str) -> PeerSide:
     """Return the side of a peer in comparisons."""
-    return Side(peer.terms(work).get(peer.label), peer.name or peer.missing)
+    return PeerSide(peer.terms(work).get(peer.label), peer.name or peer.missing)
 
 
-def workload_rows(name: str, seconds: Mapping[str, list[float]], ours: Terms, sides: Mapping[str, Side]) -> list[Row]:
+def workload_rows(
+    name: str, seconds: Mapping[str, list[float]], ours: Terms, sides: Mapping[str, PeerSide]
+) -> list[Row]:
     """Return the rows of a workload: figures of all, and ratios to each peer, the better of them, and the ceiling.
 
     Without one of the peers there is no better one. Raises UnequalTerms if a peer has other terms than Quire.
@@ -212,7 +214,7 @@ def _against_torch(seconds: Mapping[str, list[float]], ours: Terms, theirs: Term
     return [row("cpu", f"{PLAIN}_over_torch_float32", ratio, "ratio", "torch", terms=terms, null=null)]
 
 
-def _machine_rows(run: Run, costs: ModelCosts, steps: Sequence[float], ours: Terms) -> list[Row]:
+def _machine_rows(run: Timings, costs: ModelCosts, steps: Sequence[float], ours: Terms) -> list[Row]:
     """Return the machine's limits, and how much of its bandwidth a step of one sequence reaches."""
     bandwidth = median(one.bandwidth for one in run.limits)
     operations = median(one.operations for one in run.limits)

@@ -1,23 +1,23 @@
-"""Tokens per second of beams and of samples, compared with as many greedy answers."""
+"""Tokens per second of beams and of samples, compared with as many greedy answers: the demo model in bfloat16."""
 
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-from rich.progress import Progress
-
-from bench.report.results import Row, publish, row
+from bench.loads.engine_worker import BFLOAT16, demo_parts, terms_of
+from bench.report.results import Row, in_turn, publish, repeated, row
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from engine.run.loop import Engine
 from engine.schedule.request import BeamSearch, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
-from services.engine.settings import EngineSettings
-from services.engine.startup.assembly import EngineParts, assemble
-from services.models.model_store import default_cache, resolve
+from services.engine.startup.assembly import EngineParts
 from tests.in_process import InProcessBlocks
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 32
 WIDTHS = (2, 4, 6)
 REPETITIONS = 5
+CODE = ("blocks", "engine", "kvmanager", "services/engine", "bench/engine/decoding.py")
 GREEDY = Sampling(temperature=0.0)
 
 # Makes requests of one decoding method with a given total number of sequences.
@@ -25,33 +25,32 @@ Way = Callable[[int], list[Request]]
 
 
 def main() -> None:
-    """Measure all methods at all widths in each repetition, and publish medians."""
-    folder = resolve("demo", default_cache(), lambda *_: None)
-    parts = assemble(EngineSettings(model=str(folder), device_blocks=256))
-    cases = [(name, width) for width in WIDTHS for name in WAYS]
-    seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-    with Progress() as progress:
-        task = progress.add_task("decoding", total=REPETITIONS * len(cases))
-        for _ in range(REPETITIONS):
-            for name, width in cases:
-                seconds[name, width].append(_decode_seconds(parts, WAYS[name](width)))
-                progress.advance(task)
-    publish(
-        "decoding", [one for width in WIDTHS for one in _rows(seconds, width)], REPETITIONS, seconds=_named(seconds)
-    )
+    """Measure all methods at all widths in each repetition, greedy answers twice, and publish medians."""
+    parts = demo_parts(256, **BFLOAT16)
+    seconds: dict[tuple[str, int], list[float]] = {(name, width): [] for width in WIDTHS for name in WAYS}
+    for number in repeated(REPETITIONS, "decoding"):
+        for width in WIDTHS:
+            for name in in_turn([*WAYS], number):
+                spent = _decode_seconds(parts, WAYS[name](width))
+                seconds[name, width] += [spent] if number else []
+    rows = [one for width in WIDTHS for one in rows_of(seconds, width, terms_of(parts, f"{width} sequences"))]
+    publish("decoding", rows, REPETITIONS, code=CODE, seconds=_named(seconds))
 
 
-def _rows(seconds: dict[tuple[str, int], list[float]], width: int) -> list[Row]:
-    """Return tokens per second of each method, all sequences together, and the ratio to greedy."""
-    tokens = width * (NEW_TOKENS - 1)
-    rows = [
-        row("decoding", f"{name}_{width}_tokens_per_second", round(tokens / median(seconds[name, width]), 2), "1/s")
-        for name in WAYS
-    ]
-    for name in WAYS:
-        if name != "greedy":
-            ratios = [greedy / own for greedy, own in zip(seconds["greedy", width], seconds[name, width], strict=True)]
-            rows.append(row("decoding", f"{name}_{width}_over_greedy", round(median(ratios), 3), "ratio", "greedy"))
+def rows_of(seconds: dict[tuple[str, int], list[float]], width: int, terms: Terms) -> list[Row]:
+    """Return tokens per second of each method, all sequences together, and the ratio to greedy.
+
+    All methods run on one engine, on its terms.
+    """
+    tokens, greedy = width * (NEW_TOKENS - 1), seconds["greedy", width]
+    null, rows = null_interval(greedy, seconds["again", width]), []
+    for name in _COMPARED:
+        rate = round(tokens / median(seconds[name, width]), 2)
+        rows.append(row("decoding", f"{name}_{width}_tokens_per_second", rate, "1/s", terms={name: terms}))
+    for name in _COMPARED[1:]:
+        ratio = round(median(one / own for one, own in zip(greedy, seconds[name, width], strict=True)), 3)
+        both = {name: terms, "greedy": terms}
+        rows.append(row("decoding", f"{name}_{width}_over_greedy", ratio, "ratio", "greedy", terms=both, null=null))
     return rows
 
 
@@ -67,7 +66,8 @@ def _beams(width: int) -> list[Request]:
     return [Request("r", _prompt(0), GREEDY, Stopping(NEW_TOKENS), beam_search=BeamSearch(width))]
 
 
-WAYS: dict[str, Way] = {"greedy": _greedy, "samples": _samples, "beams": _beams}
+WAYS: dict[str, Way] = {"greedy": _greedy, "again": _greedy, "samples": _samples, "beams": _beams}
+_COMPARED = ("greedy", "samples", "beams")
 
 
 def _prompt(number: int) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 The model computes nothing; plans, the inputs of a step, its results and the messages to gateways are the engine's own.
 In process, with the KV manager's core in the same process, whose time is subtracted; and over gRPC, with a KV manager
-and a gateway as other processes. The earlier commit is checked out into a temporary folder and takes turns.
+and a gateway as other processes. The earlier commit is checked out into a temporary folder and takes turns; this one
+runs twice.
 
 QUICK=1: a few steps of the smaller works; only prints its table.
 """
@@ -18,8 +19,10 @@ from pathlib import Path
 from statistics import median
 
 from bench.loads.peer import Worker
-from bench.report.results import Row, print_rows, publish, row, track
+from bench.report.results import Row, in_turn, print_rows, publish, repeated, row
 from bench.report.targets import ROOT
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from services.models.model_store import default_cache, resolve
 
 # The last commit before block tables stayed on the device and plans were adopted without making them again.
@@ -31,6 +34,7 @@ STEPS = {1: 400, 32: 200, 256: 60}  # by the number of sequences
 SEQUENCES = (1, 32) if QUICK else tuple(STEPS)
 CONTEXTS = (128,) if QUICK else (128, 1024)
 WAYS = ("process", "grpc")
+CODE = ("blocks", "engine", "services/engine", "services/wire", "bench/engine/host.py", "bench/loads/host_worker.py")
 MICRO = 1e6
 
 Case = tuple[str, int, int]  # way, sequences, context
@@ -40,30 +44,38 @@ Runs = dict[str, dict[Case, list[float]]]  # microseconds, by checkout
 def main() -> None:
     """Measure both checkouts in each repetition, and publish medians."""
     cases = [(way, count, context) for way in WAYS for count in SEQUENCES for context in CONTEXTS]
-    runs: Runs = {name: {case: [] for case in cases} for name in ("quire", "base")}
+    runs: Runs = {name: {case: [] for case in cases} for name in ("quire", "again", "base")}
     with _workers() as workers:
-        for repetition in track(range(REPETITIONS + 1), "host"):
+        for number in repeated(REPETITIONS, "host"):
             for case in cases:
-                for name in runs:
-                    micros = _measure(workers[name, case[0]], case)
-                    if repetition:  # the first warms up
-                        runs[name][case].append(micros)
+                for name in in_turn([*runs], number):
+                    micros = _measure(workers["base" if name == "base" else "quire", case[0]], case)
+                    runs[name][case] += [micros] if number else []
     named = {name: {_name(case): found for case, found in one.items()} for name, one in runs.items()}
     rows = [one for case in cases for one in _rows(runs, case)]
     if QUICK:
         print_rows("host", rows)
     else:
-        publish("host", rows, REPETITIONS, runs=named)
+        publish("host", rows, REPETITIONS, code=CODE, runs=named)
 
 
 def _rows(runs: Runs, case: Case) -> list[Row]:
     ours, theirs = runs["quire"][case], runs["base"][case]
     ratio = median(own / base for own, base in zip(ours, theirs, strict=True))
-    name, peer = _name(case), f"commit {BASE[:7]}"
+    name, peer, null = _name(case), f"commit {BASE[:7]}", null_interval(ours, runs["again"][case])
+    terms = Terms(processes=1 if case[0] == "process" else 3, work=name)
     return [
-        row("host", f"{name}_us", round(median(ours), 1), "us"),
-        row("host", f"{name}_base_us", round(median(theirs), 1), "us", peer),
-        row("host", f"{name}_over_base", round(ratio, 3), "ratio", peer),
+        row("host", f"{name}_us", round(median(ours), 1), "us", terms={"quire": terms}),
+        row("host", f"{name}_base_us", round(median(theirs), 1), "us", peer, terms={"base": terms}),
+        row(
+            "host",
+            f"{name}_over_base",
+            round(ratio, 3),
+            "ratio",
+            peer,
+            terms={"quire": terms, "base": terms},
+            null=null,
+        ),
     ]
 
 

@@ -2,22 +2,27 @@
 
 Decoding: 32 sequences of 1,024 tokens with the heads of the demo model, in bfloat16. Each measurement covers all
 layers, so that no CPU cache holds data of the next one. Prompts: the last 2,048 tokens of prompts of 8,192 to 100,000
-tokens, one layer. All kernels alternate.
+tokens, one layer. All kernels take turns, Quire's twice.
+
+The floor is the fastest of all reads of the same memory, in the same pages: a limit.
 """
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
-from rich.progress import track
 
-from bench.report.results import publish, row
+from bench.report.results import Row, in_turn, publish, repeated, row
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from blocks import blocks_for
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Scoring
 from engine.attention.cache import CacheGeometry
+from engine.model.loaded import dtype_name
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import Kernels
 from engine.schedule.request import Sampling
@@ -35,6 +40,9 @@ BLOCKS = SEQUENCES * CONTEXT // BLOCK_SIZE
 SCORING = Scoring(GEOMETRY.head_size**-0.5)
 DTYPE = torch.bfloat16
 CPU = torch.device("cpu")
+CODE = ("engine/attention", "engine/native", "bench/engine/kernels.py")
+
+_DECODING = f"{SEQUENCES} sequences of {CONTEXT} tokens"
 
 Ways = dict[str, Callable[[], object]]
 Seconds = dict[str, list[float]]
@@ -45,33 +53,32 @@ def main() -> None:
     kernels = load_kernels(str(default_cache().parent / "kernels"))
     query = torch.randn(SEQUENCES, GEOMETRY.kv_heads * GROUP, GEOMETRY.head_size, dtype=DTYPE)
     ways = _ways(kernels, query)
-    seconds = take_turns(ways, track(range(REPETITIONS + 1), "kernels"))
+    seconds = take_turns(ways, repeated(REPETITIONS, "kernels"))
     kv_bytes = GEOMETRY.layers * 2 * SEQUENCES * CONTEXT * GEOMETRY.kv_heads * GEOMETRY.head_size * DTYPE.itemsize
     rows = [
         row("kernels", "decode_gigabytes_per_second", round(kv_bytes / median(seconds["paged"]) / 1e9, 2), "GB/s"),
-        row("kernels", "decode_of_the_floor", _ratio(seconds, "floor", "paged"), "ratio", "memory"),
-        row("kernels", "decode_over_gather_and_sdpa", _ratio(seconds, "gathered", "paged"), "ratio", "torch"),
-        row("kernels", "decode_over_contiguous_sdpa", _ratio(seconds, "contiguous", "paged"), "ratio", "torch"),
-        row("kernels", "random_over_identity_table", _ratio(seconds, "identity", "paged"), "ratio", "identity table"),
+        of_the_floor(seconds),
+        over("decode_over_gather_and_sdpa", seconds, "gathered", "torch", terms_of(DTYPE, _DECODING)),
+        over("decode_over_contiguous_sdpa", seconds, "contiguous", "torch", terms_of(DTYPE, _DECODING)),
+        over("random_over_identity_table", seconds, "identity", "identity table", terms_of(DTYPE, _DECODING)),
     ]
     prompts = _prompts(kernels)
-    rows += [
-        row("kernels", f"prompt_{name}_over_contiguous_sdpa", _ratio(times, "contiguous", "paged"), "ratio", "torch")
-        for name, times in prompts.items()
-    ]
-    publish("kernels", rows, REPETITIONS, prompts=prompts, seconds=seconds, kv_bytes=kv_bytes, layers=GEOMETRY.layers)
+    for (length, dtype), times in prompts.items():
+        metric = f"prompt_{length}_{dtype_name(dtype)}_over_contiguous_sdpa"
+        rows.append(over(metric, times, "contiguous", "torch", terms_of(dtype, f"{length} tokens")))
+    named = {f"{length}_{dtype_name(dtype)}": times for (length, dtype), times in prompts.items()}
+    sizes: dict[str, Any] = {"kv_bytes": kv_bytes, "layers": GEOMETRY.layers}
+    repetitions = min(REPETITIONS, PROMPT_REPETITIONS)
+    publish("kernels", rows, repetitions, code=CODE, prompts=named, seconds=seconds, **sizes)
 
 
 def take_turns(ways: Ways, rounds: Iterable[int]) -> Seconds:
-    """Run all ways in each round; return the seconds of each. Round 0 warms up.
-
-    The order alternates, because the first kernel after torch's operators is some per cent slower.
-    """
+    """Run all ways in each round, in the turns of the round; return the seconds of each. Round 0 warms up."""
     names = list(ways)
     seconds: Seconds = {name: [] for name in names}
     with torch.inference_mode():
         for number in rounds:
-            for name in names if number % 2 else reversed(names):
+            for name in in_turn(names, number):
                 begun = perf_counter()
                 ways[name]()
                 if number:
@@ -79,9 +86,24 @@ def take_turns(ways: Ways, rounds: Iterable[int]) -> Seconds:
     return seconds
 
 
-def _ratio(seconds: Mapping[str, Sequence[float]], peer: str, ours: str) -> float:
-    """Return our speed over the peer's: the median over repetitions."""
-    return round(median(their / our for their, our in zip(seconds[peer], seconds[ours], strict=True)), 3)
+def terms_of(dtype: torch.dtype, work: str) -> Terms:
+    """Return the terms of attention: no weights, query and cache of one type, torch's number of threads."""
+    name = dtype_name(dtype)
+    return Terms(activations=name, kv_cache=name, threads=torch.get_num_threads(), work=work)
+
+
+def over(metric: str, seconds: Mapping[str, Sequence[float]], way: str, peer: str, terms: Terms) -> Row:
+    """Return the row of our speed over another way's, which has the same terms: the median over repetitions."""
+    ratio = round(median(their / our for their, our in zip(seconds[way], seconds["paged"], strict=True)), 3)
+    null = null_interval(seconds["paged"], seconds["again"])
+    return row("kernels", metric, ratio, "ratio", peer, terms={"quire": terms, way: terms}, null=null)
+
+
+def of_the_floor(seconds: Mapping[str, Sequence[float]]) -> Row:
+    """Return the row of our speed over that of the fastest read."""
+    share = round(min(seconds["floor"]) / median(seconds["paged"]), 3)
+    terms, null = {"quire": terms_of(DTYPE, _DECODING)}, null_interval(seconds["paged"], seconds["again"])
+    return row("kernels", "decode_of_the_floor", share, "ratio", "memory", terms=terms, null=null, limit=True)
 
 
 def _ways(kernels: Kernels, query: torch.Tensor) -> Ways:
@@ -103,19 +125,19 @@ def _ways(kernels: Kernels, query: torch.Tensor) -> Ways:
     return {
         "floor": lambda: kernels.read(whole, threads),
         "paged": lambda: [native.attend(layer, query, scattered, SCORING) for layer in layers],
+        "again": lambda: [native.attend(layer, query, scattered, SCORING) for layer in layers],
         "identity": lambda: [native.attend(layer, query, identity, SCORING) for layer in layers],
         "gathered": lambda: [gathering.attend(layer, query, scattered, SCORING) for layer in layers],
         "contiguous": lambda: [attention(packed, key, value, scale=SCORING.scaling) for key, value in contiguous],
     }
 
 
-def _prompts(kernels: Kernels) -> dict[str, Seconds]:
+def _prompts(kernels: Kernels) -> dict[tuple[int, torch.dtype], Seconds]:
     """Return the seconds of attention to the ends of prompts, by length and type."""
-    found: dict[str, Seconds] = {}
-    cases = [(length, dtype) for length in PROMPTS for dtype in (torch.bfloat16, torch.float32)]
-    for length, dtype in track(cases, "prompts"):
+    found: dict[tuple[int, torch.dtype], Seconds] = {}
+    for length, dtype in [(length, dtype) for length in PROMPTS for dtype in (torch.bfloat16, torch.float32)]:
         ways = _prompt_ways(kernels, length, dtype)
-        found[f"{length}_{str(dtype).removeprefix('torch.')}"] = take_turns(ways, range(PROMPT_REPETITIONS + 1))
+        found[length, dtype] = take_turns(ways, repeated(PROMPT_REPETITIONS, f"{length} {dtype_name(dtype)}"))
     return found
 
 
@@ -133,6 +155,7 @@ def _prompt_ways(kernels: Kernels, length: int, dtype: torch.dtype) -> Ways:
     key, value = torch.randn(2, 1, heads, length - CHUNK // 2, size, dtype=dtype)
     return {
         "paged": lambda: backend.attend(0, query, batch, SCORING),
+        "again": lambda: backend.attend(0, query, batch, SCORING),
         "contiguous": lambda: torch.nn.functional.scaled_dot_product_attention(rows, key, value, scale=SCORING.scaling),
     }
 

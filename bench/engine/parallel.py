@@ -10,16 +10,20 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
-from rich.progress import Progress
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from bench.report.results import Row, publish, row
+from bench.loads.engine_worker import model_terms
+from bench.report.results import Row, in_turn, publish, repeated, row
+from bench.report.terms import Terms
+from engine.model.loaded import dtype_name
 from engine.parallel.plan_message import PlanDecoder, PlanEncoder
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
@@ -33,6 +37,7 @@ from services.engine.startup.parts import Parts
 from tests.in_process import InProcessBlocks
 
 REPETITIONS = 5
+CODE = ("blocks", "engine", "kvmanager", "services/engine", "bench/engine/parallel.py")
 SIZES = (1, 2, 4)
 SEQUENCES, CONTEXT, STEPS = 256, 1024, 40
 BLOCK_SIZE = 16
@@ -54,42 +59,43 @@ def main() -> None:
     plans = _decoding_plans()
     runs: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
     messages: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder, _engines(Path(folder)) as engines, Progress() as progress:
-        task = progress.add_task("parallel", total=(REPETITIONS + 1) * (len(SIZES) + 1))
-        for repetition in range(REPETITIONS + 1):  # the first warms up
+    with tempfile.TemporaryDirectory() as folder, _engines(Path(folder)) as engines:
+        terms = {size: Terms(**engine.recv()) for size, engine in engines.items()}
+        named = {str(size): size for size in SIZES}
+        for number in repeated(REPETITIONS, "parallel"):
             message = _measure_message(plans)
-            progress.advance(task)
             measured = {}
-            for size, engine in engines.items():
-                engine.send("measure")
-                measured[size] = engine.recv()
-                progress.advance(task)
-            if repetition:
+            for size in map(named.__getitem__, in_turn([*named], number)):
+                engines[size].send("measure")
+                measured[size] = engines[size].recv()
+            if number:
                 messages.append(message)
                 for size, run in measured.items():
                     runs[size].append(run)
-    publish("parallel", [*_message_rows(messages), *_rank_rows(runs)], REPETITIONS, messages=messages, runs=runs)
+    rows = [*_message_rows(messages), *_rank_rows(runs, terms)]
+    publish("parallel", rows, REPETITIONS, code=CODE, messages=messages, runs=runs)
 
 
 def _message_rows(messages: list[dict[str, float]]) -> list[Row]:
     found = {name: median(one[name] for one in messages) for name in messages[0]}
-    control = found["encode"] + found["send"]
+    control, terms = found["encode"] + found["send"], {"sender": Terms(processes=2, work=f"{SEQUENCES} sequences")}
     return [
-        row("parallel", "message_bytes", round(found["bytes"]), "B"),
-        row("parallel", "encode_us", round(found["encode"] * 1e6, 1), "us"),
-        row("parallel", "send_us", round(found["send"] * 1e6, 1), "us"),
-        row("parallel", "decode_us", round(found["decode"] * 1e6, 1), "us"),
-        row("parallel", "control_of_step", round(control / STEP_SECONDS, 4), "ratio", "a step of 20 ms"),
+        row("parallel", "message_bytes", round(found["bytes"]), "B", terms=terms),
+        row("parallel", "encode_us", round(found["encode"] * 1e6, 1), "us", terms=terms),
+        row("parallel", "send_us", round(found["send"] * 1e6, 1), "us", terms=terms),
+        row("parallel", "decode_us", round(found["decode"] * 1e6, 1), "us", terms=terms),
+        row("parallel", "control_of_step", round(control / STEP_SECONDS, 4), "ratio", "a step of 20 ms", terms=terms),
     ]
 
 
-def _rank_rows(runs: dict[int, list[dict[str, float]]]) -> list[Row]:
+def _rank_rows(runs: dict[int, list[dict[str, float]]], terms: dict[int, Terms]) -> list[Row]:
     rows = []
     for size, measured in runs.items():
         names = ("tokens_per_second", "plan_bytes", "wait_share", "rest_share")
         units = ("1/s", "B", "ratio", "ratio")
+        own = {"quire": terms[size]}
         rows += [
-            row("parallel", f"{name}_{size}", round(median(one[name] for one in measured), 3), unit)
+            row("parallel", f"{name}_{size}", round(median(one[name] for one in measured), 3), unit, terms=own)
             for name, unit in zip(names, units, strict=True)
         ]
     return rows
@@ -195,7 +201,7 @@ def _engines(folder: Path) -> Iterator[dict[int, Connection]]:
 
 
 def _run_engine(folder: Path, size: int, connection: Connection) -> None:
-    """Body of an engine's process: measure for each message until the connection ends."""
+    """Body of an engine's process: send its terms, then measure for each message until the connection ends."""
     parts = assemble(
         EngineSettings(
             model=str(folder),
@@ -207,6 +213,10 @@ def _run_engine(folder: Path, size: int, connection: Connection) -> None:
             threads=1,
         )
     )
+    loaded: Any = parts.loaded
+    formats = dtype_name(loaded.dtype), loaded.weight_format, dtype_name(loaded.cache_dtype)
+    threads = size * torch.get_num_threads()
+    connection.send(asdict(model_terms(*formats, work=f"{LOAD} requests", threads=threads, processes=size)))
     with suppress(EOFError):
         while True:
             connection.recv()

@@ -1,7 +1,7 @@
 """Sampling on a CPU: the kernels beside torch's operators, and the seconds of a row.
 
 32 rows of logits with the vocabulary of the demo model, normally distributed, and the settings that clients send most.
-The kernels and torch alternate. The floor reads each logit once.
+The kernels, twice, and torch take turns. The floor reads each logit once.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from itertools import count
 from statistics import median
 
 import torch
-from rich.progress import track
 
 from bench.engine.kernels import take_turns
-from bench.report.results import publish, row
+from bench.report.results import publish, repeated, row
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from engine.run.samplers import NativeSampler, Sampler, TorchSampler
 from engine.run.sampling import Draw
 from engine.schedule.request import Sampling
@@ -20,6 +21,7 @@ from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache
 
 REPETITIONS = 11
+CODE = ("engine/run", "engine/native", "bench/engine/sampling.py", "bench/engine/kernels.py")
 ROWS, VOCABULARY = 32, 49_152
 SPREAD = 3.0  # standard deviation of the logits
 SETTINGS = {
@@ -36,19 +38,25 @@ def main() -> None:
     kernels = load_kernels(str(default_cache().parent / "kernels"))
     logits = SPREAD * torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1))
     threads = torch.get_num_threads()
-    samplers: dict[str, Sampler] = {"native": NativeSampler(kernels, threads), "torch": TorchSampler()}
+    samplers: dict[str, Sampler] = {name: NativeSampler(kernels, threads) for name in ("native", "again")}
+    samplers["torch"] = TorchSampler()
     ways: dict[str, Callable[[], object]] = {"floor": lambda: logits.amax(dim=-1)}
     for setting, sampling in SETTINGS.items():
         for name, sampler in samplers.items():
             ways[f"{setting} {name}"] = _way(sampler, sampling, logits)
-    seconds = take_turns(ways, track(range(REPETITIONS + 1), "sampling"))
+    seconds = take_turns(ways, repeated(REPETITIONS, "sampling"))
     rows = [row("sampling", "floor_us", _microseconds(seconds["floor"]), "us a row")]
     for setting in SETTINGS:
         own, others = seconds[f"{setting} native"], seconds[f"{setting} torch"]
         ratio = round(median(other / one for one, other in zip(own, others, strict=True)), 1)
-        rows.append(row("sampling", f"{setting}_us", _microseconds(own), "us a row"))
-        rows.append(row("sampling", f"{setting}_over_torch", ratio, "ratio", "torch"))
-    publish("sampling", rows, REPETITIONS, rows_of_a_step=ROWS, vocabulary=VOCABULARY, seconds=seconds)
+        terms, null = (
+            Terms(activations="float32", threads=threads, work=setting),
+            null_interval(own, seconds[f"{setting} again"]),
+        )
+        both = {"quire": terms, "torch": terms}
+        rows.append(row("sampling", f"{setting}_us", _microseconds(own), "us a row", terms={"quire": terms}))
+        rows.append(row("sampling", f"{setting}_over_torch", ratio, "ratio", "torch", terms=both, null=null))
+    publish("sampling", rows, REPETITIONS, code=CODE, rows_of_a_step=ROWS, vocabulary=VOCABULARY, seconds=seconds)
 
 
 def _way(sampler: Sampler, sampling: Sampling, logits: torch.Tensor) -> Callable[[], object]:

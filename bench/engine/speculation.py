@@ -1,15 +1,15 @@
 """Tokens per second with tokens proposed by n-grams, compared with the same requests without.
 
-Three kinds of requests on the demo model, with the engine in process: `editing`, where the model is asked to repeat a
-paragraph of docs/ and to change one word of it, so that most of the prompt comes back in the answer; `ordinary`, which
-continues articles of newstest2014 with random choices; `greedy`, the same without. The last two need
-newstest2014_en.txt in the folder QUIRE_DATA. Both engines of a pair run in turn; only decoding is timed, from the first
-token of all requests on. Their tokens are compared: the first difference is a near tie if both tokens had about the
-same score.
+Three kinds of requests on the demo model in bfloat16, with the engine in process: `editing`, where the model is asked
+to repeat a paragraph of docs/ and to change one word of it, so that most of the prompt comes back in the answer;
+`ordinary`, which continues articles of newstest2014 with random choices; `greedy`, the same without. The last two need
+newstest2014_en.txt in the folder QUIRE_DATA. The engine with proposals, the one without, and that once more run in
+turn; only decoding is timed, from the first token of all requests on. Their tokens are compared: the first difference
+is a near tie if both tokens had about the same score.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -19,10 +19,12 @@ from typing import Any
 import tokenizers
 import torch
 
-from bench.loads.engine_worker import demo_parts
+from bench.loads.engine_worker import BFLOAT16, demo_parts, terms_of
 from bench.loads.memory import DATA_VARIABLE
-from bench.report.results import Row, publish, row, track
+from bench.report.results import Row, in_turn, publish, repeated, row
 from bench.report.targets import ROOT
+from bench.report.terms import Terms
+from bench.report.verdict import null_interval
 from engine.run.loop import Engine
 from engine.run.sampling import Draw, gumbel_noise
 from engine.schedule.outputs import Scored, Tokens
@@ -34,9 +36,10 @@ from tests.in_process import InProcessBlocks
 PROPOSED = 8
 BATCHES = (1, 8, 32)
 # More of the small batches, so that each repetition measures about as many tokens.
-ROUNDS = {1: 8, 8: 4, 32: 2}
+ROUNDS = {1: 6, 8: 3, 32: 1}
 NEW_TOKENS = 96
 REPETITIONS = 5
+CODE = ("blocks", "engine", "kvmanager", "services/engine", "bench/engine/speculation.py")
 DEVICE_BLOCKS = 2048
 # Scores of two tokens that are closer than this are a near tie in bfloat16.
 NEAR_TIE = 0.25
@@ -69,22 +72,26 @@ class Side:
 
 def main() -> None:
     """Measure all kinds and batches in each repetition, and publish the medians of the pairs' ratios."""
-    parts = demo_parts(DEVICE_BLOCKS)
+    parts = demo_parts(DEVICE_BLOCKS, **BFLOAT16)
     kinds = kinds_of(Path(str(parts.loaded.folder)))
-    plain, proposing = Side.of(parts, 0), Side.of(parts, PROPOSED)
+    sides = {"plain": Side.of(parts, 0), "again": Side.of(parts, 0), "proposing": Side.of(parts, PROPOSED)}
+    plain, proposing = sides["plain"], sides["proposing"]
     cases = [(kind, batch) for kind in kinds for batch in BATCHES]
     shares: dict[tuple[str, int], tuple[int, int]] = {}
-    for repetition in track(range(REPETITIONS + 1), "speculation"):  # the first measures the steps of each batch
+    for number in repeated(REPETITIONS, "speculation"):  # number 0 measures the steps of each batch
         for kind, batch in cases:
             before = _counted(proposing)
-            for side in (plain, proposing) if repetition % 2 else (proposing, plain):
+            for side in map(sides.__getitem__, in_turn([*sides], number)):
                 rate = _measure(side, kind, batch, kinds[kind])
-                side.rates.setdefault((kind, batch), []).extend([rate] if repetition else [])
+                side.rates.setdefault((kind, batch), []).extend([rate] if number else [])
             shares[kind, batch] = _difference(_counted(proposing), before)
-    rows = [one for case in cases for one in _rows(case, plain, proposing, shares[case])]
+    rates = {case: {name: side.rates[case] for name, side in sides.items()} for case in cases}
+    rows = [one for case in cases for one in rows_of(case, rates[case], shares[case], terms_of(parts, ""))]
     rows += _compared(plain, proposing)
     named = {f"{kind}_b{batch}": [side.rates[kind, batch] for side in (plain, proposing)] for kind, batch in cases}
-    publish("speculation", rows, REPETITIONS, proposed_tokens=PROPOSED, without_and_with_tokens_per_second=named)
+    publish(
+        "speculation", rows, REPETITIONS, code=CODE, proposed_tokens=PROPOSED, without_and_with_tokens_per_second=named
+    )
 
 
 def kinds_of(folder: Path) -> dict[str, Callable[[int], Request]]:
@@ -167,15 +174,20 @@ def _difference(after: tuple[int, int], before: tuple[int, int]) -> tuple[int, i
     return after[0] - before[0], after[1] - before[1]
 
 
-def _rows(case: tuple[str, int], plain: Side, proposing: Side, share: tuple[int, int]) -> list[Row]:
-    name = f"{case[0]}_b{case[1]}"
-    ratios = [own / other for own, other in zip(proposing.rates[case], plain.rates[case], strict=True)]
-    drafted, accepted = share
+def rows_of(
+    case: tuple[str, int], rates: Mapping[str, Sequence[float]], share: tuple[int, int], terms: Terms
+) -> list[Row]:
+    """Return the rows of a kind and batch from the rates of `plain`, `again` and `proposing`, all of one model."""
+    name, (drafted, accepted) = f"{case[0]}_b{case[1]}", share
+    own = {"proposing": replace(terms, work=name)}
+    both, null = own | {"plain": replace(terms, work=name)}, null_interval(rates["again"], rates["plain"])
+    ratio = round(median(one / other for one, other in zip(rates["proposing"], rates["plain"], strict=True)), 3)
+    accepting = round(accepted / drafted, 3) if drafted else None
     return [
-        row("speculation", f"{name}_over_without", round(median(ratios), 3), "ratio", "no proposals"),
-        row("speculation", f"{name}_tokens_per_second", round(median(proposing.rates[case]), 1), "1/s"),
-        row("speculation", f"{name}_proposed_tokens", drafted, "tokens of a repetition"),
-        row("speculation", f"{name}_accepted_share", round(accepted / drafted, 3) if drafted else None, "ratio"),
+        row("speculation", f"{name}_over_without", ratio, "ratio", "no proposals", terms=both, null=null),
+        row("speculation", f"{name}_tokens_per_second", round(median(rates["proposing"]), 1), "1/s", terms=own),
+        row("speculation", f"{name}_proposed_tokens", drafted, "tokens of a repetition", terms=own),
+        row("speculation", f"{name}_accepted_share", accepting, "ratio", terms=own),
     ]
 
 

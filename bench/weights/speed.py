@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.engine.cpu import WORKLOADS as CPU_WORKLOADS
-from bench.engine.cpu import Program, Side, figure, speed_ratio
+from bench.engine.cpu import PeerSide, Program, figure, speed_ratio
 from bench.loads.ceiling import MachineLimits, ModelCosts
 from bench.report.results import Row, in_turn, repeated, row
 from bench.report.terms import AS_USERS_RUN_IT, Terms
@@ -99,7 +99,7 @@ def least_seconds(costs: Mapping[str, ModelCosts], token_budget: int, limits: Ma
     }
 
 
-def rows_of(speeds: Speeds, forms: Mapping[str, Terms], sides: Mapping[str, Side]) -> list[Row]:
+def rows_of(speeds: Speeds, forms: Mapping[str, Terms], sides: Mapping[str, PeerSide]) -> list[Row]:
     """Return the rows of all workloads: figures, ratios to bfloat16, to peers and to the ceiling, and goals.
 
     `forms` has the terms of each form of weights. Raises UnequalTerms if a name hides how sides differ.
@@ -110,7 +110,7 @@ def rows_of(speeds: Speeds, forms: Mapping[str, Terms], sides: Mapping[str, Side
 class _Workload:
     """The rows of one workload."""
 
-    def __init__(self, name: str, speeds: Speeds, forms: Mapping[str, Terms], sides: Mapping[str, Side]) -> None:
+    def __init__(self, name: str, speeds: Speeds, forms: Mapping[str, Terms], sides: Mapping[str, PeerSide]) -> None:
         self._name, self._slow, self._sides = name, speeds.slow, sides
         self._spent = speeds.seconds[name]
         known = dict(forms) | {label: side.terms for label, side in sides.items() if side.terms}

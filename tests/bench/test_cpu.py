@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.engine import cpu
-from bench.engine.cpu import Side
+from bench.engine.cpu import PeerSide
 from bench.loads.ceiling import MachineLimits, ModelCosts
 from bench.report.results import Row
 from bench.report.terms import Terms, UnequalTerms
@@ -19,10 +19,10 @@ SECONDS = {
     "vllm": [1.3] * 5,
     "ceiling": [0.8] * 5,
 }
-SIDES = {"openvino": Side(OURS, "openvino-genai 1"), "vllm": Side(OURS, "vLLM 1")}
+SIDES = {"openvino": PeerSide(OURS, "openvino-genai 1"), "vllm": PeerSide(OURS, "vLLM 1")}
 
 
-def rows(seconds: Mapping[str, list[float]] = SECONDS, sides: Mapping[str, Side] = SIDES) -> dict[str, Row]:
+def rows(seconds: Mapping[str, list[float]] = SECONDS, sides: Mapping[str, PeerSide] = SIDES) -> dict[str, Row]:
     return {one.metric: one for one in cpu.workload_rows("b8", seconds, OURS, sides)}
 
 
@@ -43,13 +43,13 @@ def test_a_workload_is_compared_with_each_peer_the_better_one_and_the_ceiling() 
 )
 def test_a_peer_on_other_terms_is_refused(unequal: dict[str, object]) -> None:
     with pytest.raises(UnequalTerms, match="b8_over_vllm"):
-        rows(sides=SIDES | {"vllm": Side(replace(OURS, **unequal), "vLLM 1")})  # type: ignore[arg-type]
+        rows(sides=SIDES | {"vllm": PeerSide(replace(OURS, **unequal), "vLLM 1")})  # type: ignore[arg-type]
 
 
 def test_without_one_of_the_peers_there_is_no_better_one() -> None:
     missing = "openvino did not run: OPENVINO_MODEL is not set"
     seconds = {label: spent for label, spent in SECONDS.items() if label != "openvino"}
-    found = rows(seconds, SIDES | {"openvino": Side(None, missing)})
+    found = rows(seconds, SIDES | {"openvino": PeerSide(None, missing)})
     for metric in ("b8_openvino_tokens_per_second", "b8_over_openvino", "b8_over_the_better_peer", "b8_of_its_goal"):
         assert (found[metric].value, found[metric].peer, found[metric].met or False) == (None, missing, False)
     assert found["b8_over_vllm"].value == 1.3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.engine.cpu import Program, Side
+from bench.engine.cpu import PeerSide, Program
 from bench.report.pictures import draw
 from bench.report.readme import Pages
 from bench.report.results import Row
@@ -208,7 +208,7 @@ PEERS = {
 
 def rows(slow: dict[str, float] | None = None, **missing: str) -> dict[str, Row]:
     """Return the rows of one request, by metric; the missing peers did not run."""
-    sides = {label: Side(None if label in missing else PEERS[label], missing.get(label, label)) for label in PEERS}
+    sides = {label: PeerSide(None if label in missing else PEERS[label], missing.get(label, label)) for label in PEERS}
     ran = {label: one for label, one in SECONDS.items() if label not in missing and label not in (slow or {})}
     speeds = speed.Speeds(slow=slow or {})
     speeds.seconds["b1"] = ran
@@ -254,7 +254,7 @@ def test_forms_that_differ_in_more_than_their_names_state_are_refused() -> None:
     speeds = speed.Speeds()
     speeds.seconds["b1"] = SECONDS
     forms = {one: FORMS[one] for one in speed.COMPARED}
-    sides = {label: Side(terms, label) for label, terms in PEERS.items()}
+    sides = {label: PeerSide(terms, label) for label, terms in PEERS.items()}
     with pytest.raises(UnequalTerms, match="int8_b1_over_bf16: threads is 1"):
         speed.rows_of(speeds, forms | {"int8": replace(FORMS["int8"], threads=1)}, sides)
 
@@ -295,7 +295,7 @@ def test_forms_and_the_peers_that_ran_are_drawn(tmp_path: Path) -> None:
         name: {one: spent for one, spent in SECONDS.items() if one != "llamacpp" or name not in speed.LARGE}
         for name in speed.WORKLOADS
     }
-    sides = {label: Side(terms, label) for label, terms in PEERS.items()}
+    sides = {label: PeerSide(terms, label) for label, terms in PEERS.items()}
     made = speed.rows_of(
         speed.Speeds(seconds, slow={"llamacpp": 4.0}), {one: FORMS[one] for one in speed.COMPARED}, sides
     )

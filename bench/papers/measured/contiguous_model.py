@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
+from bench.report.terms import Terms
 from services.models.model_store import default_cache, resolve
 from tests.dense_model import dense_folder
 
@@ -54,6 +55,12 @@ class ContiguousModel:
         self._model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
         ).eval()
+
+    def terms(self, work: str) -> Terms:
+        """Return what it computes with."""
+        (dtype,) = {str(weight.dtype).removeprefix("torch.") for weight in self._model.parameters()}
+        threads = torch.get_num_threads()
+        return Terms(weights=dtype, activations=dtype, kv_cache=dtype, threads=threads, work=work)
 
     @property
     def weights_bytes(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 # First, because it sets how threads of torch wait.
-from bench.loads.engine_worker import demo_parts  # isort: skip
+from bench.loads.engine_worker import BFLOAT16, demo_parts  # isort: skip
 from bench.engine.context import decoded_at, engine_of
 from bench.papers.case import Values
 from blocks import blocks_for
@@ -28,7 +28,7 @@ def paged_peak(length: int) -> Values:
     The pool counts as memory of the sequence: `model_bytes` is the resident memory without it.
     """
     blocks = blocks_for(length, BLOCK_SIZE)
-    parts = demo_parts(blocks, device="cpu", attention_backend="cpu", token_budget=length)
+    parts = demo_parts(blocks, device="cpu", attention_backend="cpu", token_budget=length, **BFLOAT16)
     text = _text(length)
     decoded_at(engine_of(parts), text[:_WARM])
     _wait_until_populated()

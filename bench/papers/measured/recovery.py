@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 
 # First, because it sets how threads of torch wait.
-from bench.loads.engine_worker import demo_parts  # isort: skip
+from bench.loads.engine_worker import BFLOAT16, demo_parts  # isort: skip
 from bench.engine.kernels import Ways, take_turns
 from bench.papers.case import Values
 from blocks import Copy, blocks_for
@@ -35,7 +35,7 @@ def recovery_seconds(block_sizes: Sequence[int], tokens: int, repetitions: int) 
 def _ways(block_size: int, tokens: int) -> Ways:
     held = blocks_for(tokens, block_size)
     sizes = {"block_size": block_size, "host_blocks": 2 * held, "token_budget": tokens}
-    parts = demo_parts(2 * held, device="cpu", **sizes)
+    parts = demo_parts(2 * held, device="cpu", **sizes, **BFLOAT16)
     draw = random.Random(block_size)
     device, host = (draw.sample(range(1, 2 * held + 1), 2 * held) for _ in range(2))
     out = tuple(Copy(*pair) for pair in zip(device[:held], host[:held], strict=True))
