@@ -19,8 +19,8 @@ MAX_PROMPT_TOKENS = 1 << 21
 MAX_COMMITTED_TOKENS = 1 << 19
 # Blocks that a Step grants, shares and moves; beyond this, items are refused as OUT_OF_BLOCKS until the next Step.
 MAX_STEP_BLOCKS = 1 << 15
-# Holders beyond the first, summed over the blocks of both tiers: 64 samples of a prompt of 260,000 tokens have as many. Each takes up to
-# 36 bytes in a report.
+# Holders beyond the first, summed over the blocks of both tiers: 64 samples of a prompt of 260,000 tokens have as many.
+# Each takes up to 36 bytes in a report.
 MAX_SHARES = 1 << 20
 MAX_PINS = 4096
 # Ids and salts that clients choose, prefixed by the gateway with the tenant's name.

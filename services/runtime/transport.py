@@ -3,8 +3,15 @@
 A test pings, because grpc silently ignores misspelled channel arguments.
 """
 
+import atexit
+import errno
+import fcntl
+import os
 import socket
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +47,7 @@ _NO_COMPRESSION = 1 << grpc.Compression.NoCompression
 _NO_LIMIT = 2**31 - 1
 
 _UNIX = "unix:"
+_NUMBERS = count()  # of the sockets of this process
 
 Options = list[tuple[str, int | str]]
 
@@ -92,15 +100,77 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTLS | None = None) ->
     """
     if fault := _port_fault(address):
         raise AddressUnavailable(f"cannot listen on {address}: {fault}")
+    if address.startswith(_UNIX):
+        _bind_socket(server, address)
+        return address
     try:
-        if tls is None or address.startswith(_UNIX):
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, tls.credentials())
+        secure = tls and tls.credentials()
+        port = server.add_secure_port(address, secure) if secure else server.add_insecure_port(address)
     except RuntimeError as error:
         raise AddressUnavailable(f"cannot listen on {address}: {_bind_fault(address)}") from error
     host, _, wanted = address.rpartition(":")
-    return f"{host}:{port}" if wanted == "0" and not address.startswith(_UNIX) else address
+    return f"{host}:{port}" if wanted == "0" else address
+
+
+def _bind_socket(server: grpc.aio.Server, address: str) -> None:
+    """Listen on a Unix socket, in place of one that a dead process left. Raises AddressUnavailable.
+
+    gRPC replaces a socket that another server listens on, and when it stops removes whatever has the name then. So it
+    gets a name that nobody else uses, and the socket moves to its place while no other server looks at the folder.
+    """
+    path = Path(address.removeprefix(_UNIX))
+    try:
+        with _locked(path.parent):
+            if fault := _socket_fault(path):
+                raise AddressUnavailable(f"cannot listen on {address}: {fault}")
+            own = path.with_name(f".{os.getpid():x}{next(_NUMBERS):x}")
+            server.add_insecure_port(f"{_UNIX}{own}")
+            own.replace(path)
+            _remove_at_exit(path)
+    except RuntimeError as error:
+        raise AddressUnavailable(f"cannot listen on {address}: {_bind_fault(f'{_UNIX}{own}')}") from error
+    except OSError as error:
+        raise AddressUnavailable(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one server at a time look for a socket in a folder, and replace it. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _socket_fault(path: Path) -> str:
+    """Return why a socket cannot be put at a path; empty: nothing is there, or a socket that nobody listens on."""
+    try:
+        if not stat.S_ISSOCK(path.stat(follow_symlinks=False).st_mode):
+            return f"{str(path)!r} exists and is not a socket"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            client.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return ""
+    except BlockingIOError:  # the queue of its listener is full
+        pass
+    except OSError as error:
+        return error.strerror or str(error)
+    return os.strerror(errno.EADDRINUSE)
+
+
+def _remove_at_exit(path: Path) -> None:
+    """Remove a socket when this process ends, unless another one is in its place by then."""
+    found = path.absolute(), path.stat().st_ino
+
+    def remove() -> None:
+        with suppress(OSError), _locked(found[0].parent):
+            if found[0].stat().st_ino == found[1]:
+                found[0].unlink()
+
+    atexit.register(remove)
 
 
 def _port_fault(address: str) -> str:
@@ -111,11 +181,12 @@ def _port_fault(address: str) -> str:
 def listen_fault(address: str) -> str:
     """Return why a server could not listen on an address at present; empty: it could. It is bound for a moment.
 
-    For host:port, one of the host's addresses must be free; for unix:/path, the folder must exist.
+    For host:port, one of the host's addresses must be free; for unix:/path, the folder must exist, and no server may
+    listen there.
     """
     if address.startswith(_UNIX):
-        folder = Path(address.removeprefix(_UNIX)).parent
-        return "" if folder.is_dir() else f"there is no folder {str(folder)!r}"
+        path = Path(address.removeprefix(_UNIX))
+        return _socket_fault(path) if path.parent.is_dir() else f"there is no folder {str(path.parent)!r}"
     host, _, port = address.rpartition(":")
     faults = []
     try:

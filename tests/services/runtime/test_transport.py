@@ -1,9 +1,11 @@
 """The options of servers and channels are in effect, because gRPC silently ignores a misspelt one."""
 
 import asyncio
+import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,7 +17,7 @@ from services.runtime.health import HealthServicer
 from services.runtime.service import Readiness
 from services.runtime.tls import ServerTLS
 from tests.load import prompt_request
-from tests.running_quire import CALL_SECONDS, RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService, launch
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +47,21 @@ async def serving(server: grpc.aio.Server, tls: ServerTLS | None = None) -> Asyn
         yield address
     finally:
         await server.stop(grace=0)
+
+
+def quiet_server_at(address: str) -> grpc.aio.Server:
+    """Make a server with a health, bound to a Unix socket."""
+    server = transport.server(MIB)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer("quiet", Readiness()), server)
+    transport.bind(server, address)
+    return server
+
+
+async def answers(address: str) -> bool:
+    """Return True if a server answers at an address."""
+    async with transport.channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service="")
+        return bool(await health_pb2_grpc.HealthStub(channel).Check(request, timeout=CALL_SECONDS))
 
 
 async def end_of_idle_stream(server: grpc.aio.Server, ping_milliseconds: int, seconds: float) -> str | None:
@@ -90,6 +107,53 @@ async def test_two_servers_do_not_share_a_port() -> None:
         with pytest.raises(transport.AddressUnavailable, match=f"{address}: Address already in use"):
             transport.bind(second, address)
     await second.stop(grace=0)
+
+
+async def test_two_servers_do_not_share_a_unix_socket(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/x.sock"
+    async with serving(quiet_server_at(address)):
+        second = transport.server(MIB)
+        assert transport.listen_fault(address) == "Address already in use"
+        with pytest.raises(transport.AddressUnavailable, match=f"{address}: Address already in use"):
+            transport.bind(second, address)
+        await second.stop(grace=0)
+        assert await answers(address), "the first server is still reachable"
+    assert transport.listen_fault(address) == "", "the socket of a stopped server may be replaced"
+
+
+async def test_a_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    left = tmp_path / "x.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    inode = left.stat().st_ino
+    async with serving(quiet_server_at(f"unix:{left}")):
+        assert left.stat().st_ino != inode
+        assert await answers(f"unix:{left}")
+    assert [one.name for one in tmp_path.iterdir() if one != left] == []
+
+
+async def test_a_file_in_the_place_of_a_socket_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "x.sock"
+    file.write_text("notes")
+    with pytest.raises(transport.AddressUnavailable, match="is not a socket"):
+        transport.bind(transport.server(MIB), f"unix:{file}")
+    assert file.read_text() == "notes"
+
+
+def test_a_server_that_stops_removes_only_its_own_socket(
+    service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    path = tmp_path / "kv.sock"
+    first = service("kvmanager", "--listen", f"unix:{path}", "--map-listen", "")
+    with launch("kvmanager", "--listen", f"unix:{path}", "--map-listen", "") as second:
+        assert second.wait(CALL_SECONDS) == 1, "the address is in use"
+    path.rename(tmp_path / "moved.sock")
+    third = service("kvmanager", "--listen", f"unix:{path}", "--map-listen", "")
+    inode = path.stat().st_ino
+    assert first.close() == 0
+    assert path.stat().st_ino == inode
+    assert third.close() == 0
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
