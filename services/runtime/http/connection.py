@@ -1,20 +1,19 @@
 """An HTTP connection: uvicorn's protocol with additional limits."""
 
 import asyncio
-import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
-import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-_HEAD_BYTES = 32 * 1024
-_MAX_HEADERS = 100
-# Requests that a client may send before the previous one is answered.
+from services.runtime.http.faults import Fault, FaultyRequest
+from services.runtime.http.request_parser import RequestParser
+
+# Requests that wait for their turn. Those behind them are not parsed, and then not read, before one is answered.
 _MAX_PIPELINED = 8
 # Key in a request's state: the status of the response sent here while the application was working on it.
 REJECTED_STATUS = "rejected_status"
@@ -25,9 +24,10 @@ _MAX_UNREAD_BYTES = 1024 * 1024 * 1024
 _LAST_SECONDS = 1.0
 # Excess connections that receive a 503; further ones are closed at once.
 _MAX_REFUSED_CONNECTIONS = 64
-# The beginning of a request whose method may be one that the parser does not know.
-_METHOD = re.compile(rb"(?:\r?\n)*+([!#$%&'*+.^_`|~0-9A-Za-z-]++) \S++ HTTP/1\.[01]\r?\n")
-_MAX_METHOD = 40
+# An interim response, which clients ignore. One that is gone resets the connection, and the next write fails.
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PROBES = 3
+_PROBE_SECONDS = 1.0
 # uvicorn closes a connection after a response with it.
 _CLOSE = (b"connection", b"close")
 
@@ -67,10 +67,6 @@ class _Deadline:
         return self._timer is not None
 
 
-class _HeadTooLarge(Exception):
-    """The head of a request has too many bytes or headers."""
-
-
 class _ResponseTransport:
     """The transport of a response, which closes only after the rest of the request has arrived."""
 
@@ -93,7 +89,9 @@ class _ResponseTransport:
 class HttpConnection(HttpToolsProtocol):
     """Closes stalled connections, and answers malformed requests in OpenAI's format.
 
-    `on_rejected` is called with the status of each response that the application never saw.
+    Pipelined requests are answered one after the other; an error behind them is sent after their responses. A client
+    that has closed its side of the connection gets its responses. `on_rejected` is called with the status of each
+    response that the application never saw.
     """
 
     def __init__(
@@ -104,16 +102,19 @@ class HttpConnection(HttpToolsProtocol):
         self._on_rejected = on_rejected
         self._reading = _Deadline(self.loop)
         self._writing = _Deadline(self.loop)
-        self._in_head = False
-        self._unfinished = False  # a request has begun and is incomplete
-        self._head_bytes = 0
+        self._probing = _Deadline(self.loop)
+        self._requests = RequestParser(self)
+        self.parser = self._requests  # type: ignore[assignment]
+        self._answered: RequestResponseCycle | None = None  # the request that the application works on, or the last one
+        self._fault: Fault | None = None  # sent when all requests before it are answered
+        self._ended = False  # the client sends no more
         self._unread_bytes = 0
         self._made_at = self.loop.time()
         self.lingers = False  # the response is complete, and further input is discarded
 
     def close(self) -> None:
         """Stop sending, and close once the request is complete; it may have been answered before."""
-        if self._unfinished:
+        if self._requests.unfinished:
             self._linger(self._limits.read_seconds)
         else:
             self.transport.close()
@@ -122,77 +123,70 @@ class HttpConnection(HttpToolsProtocol):
         """Accept the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", within=_LAST_SECONDS)
+            self._refuse(Fault(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", within=_LAST_SECONDS))
             if len(self.connections) > self._limits.connections + _MAX_REFUSED_CONNECTIONS:
                 self.transport.close()
         else:
             self._restart_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
-        self._reading.stop()
-        self._writing.stop()
+        """Stop the timers, and tell the application; requests that wait for their turn are dropped."""
+        for timer in (self._reading, self._writing, self._probing):
+            timer.stop()
+        self.pipeline.clear()
+        self._requests.input.clear()
+        self._disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes."""
+        """Parse received bytes, unless enough requests wait for their turn."""
         if self.transport.is_closing():
             return
-        if self.lingers:
+        if self.lingers or self._fault:
             self._drop(len(data))
             return
         self._unset_keepalive_if_required()
-        began_before = self._in_head
-        try:
-            self.parser.feed_data(data)
-            if began_before and self._in_head:  # the parser reports a header only when it is complete
-                self._count_head(len(data))
-        except httptools.HttpParserUpgrade:
-            self.cycle.keep_alive = False  # the following bytes are not HTTP/1.1
-        except (_HeadTooLarge, httptools.HttpParserError) as error:
-            if isinstance(error, _HeadTooLarge) or isinstance(error.__context__, _HeadTooLarge):
-                message = f"the head of the request must have at most {_HEAD_BYTES} bytes and {_MAX_HEADERS} headers"
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
-            elif isinstance(error, httptools.HttpParserInvalidMethodError) and (method := _METHOD.match(data)):
-                self._refuse(HTTPStatus.NOT_IMPLEMENTED, f"there is no method {method[1][:_MAX_METHOD].decode()}")
-            else:
-                self._refuse(HTTPStatus.BAD_REQUEST, "not a valid HTTP/1.1 request")
-        else:
-            if not self._reading.begun and not self._unfinished and not self._answering:
-                self._restart_read_timer()  # for example after blank lines
+        self._requests.input += data
+        self._parse()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. It gets the responses to its complete requests, unless it uses TLS or HTTP/1.0.
+
+        Only a write shows whether it still receives.
+        """
+        self._ended = True
+        if self.lingers or not self._answering or self.transport.get_extra_info("ssl_object"):
+            return False
+        if self._requests.unfinished and not self._requests.in_head:
+            if self._answered is self.cycle:
+                return False
+            self.pipeline.popleft()
+        assert self._answered is not None
+        if self._answered.scope["http_version"] == "1.0":
+            return False
+        self._requests.unfinished = False
+        self._reading.stop()
+        self._probe(_PROBES)
+        return True
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        self._in_head = self._unfinished = True
-        self._head_bytes = self._unread_bytes = 0
+        self._unread_bytes = 0
         self._restart_read_timer()
-
-    def on_url(self, url: bytes) -> None:
-        """Part of the path arrived."""
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header arrived."""
-        self._count_head(len(name) + len(value))
-        if len(self.headers) >= _MAX_HEADERS:
-            raise _HeadTooLarge
-        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is complete; the body has its own time limit, from its turn in the pipeline on."""
-        self._in_head = False
-        if len(self.pipeline) >= _MAX_PIPELINED:
-            raise _HeadTooLarge
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self)  # type: ignore[assignment]
-        if self._is_old:
+        age = self._limits.age_seconds
+        if age > 0 and self.loop.time() - self._made_at >= age:
             self.cycle.default_headers = [*self.cycle.default_headers, _CLOSE]
         if self.expect_100_continue:
             self.cycle.keep_alive = False  # after a rejection, the client may or may not send the body
         if self.pipeline:
             self._reading.stop()
+            self.flow.resume_reading()  # as long as few requests wait, the end of the connection is seen at once
         else:
             self._restart_read_timer()
 
@@ -204,17 +198,25 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is complete."""
-        self._unfinished = False
         self._reading.stop()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A response is complete; the next request may be waiting for its body."""
+        """A response is complete; the next request may be waiting for its turn, or for its body."""
         if self.lingers:
             return
         super().on_response_complete()
-        if self._unfinished:
+        if self.transport.is_closing():
+            return
+        if self._requests.unfinished:
             self._restart_read_timer()
+        if self._requests.input:
+            self._unset_keepalive_if_required()
+            self._parse()
+        if self._fault and not self._answering:
+            self._refuse(self._fault)
+        elif self._ended and not self._answering:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The client reads slowly."""
@@ -229,33 +231,67 @@ class HttpConnection(HttpToolsProtocol):
 
     def end(self) -> None:
         """Answer a request without a response with 503, because its work is cancelled next."""
-        if self._answering and not self.cycle.response_started:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the service is stopping", within=_LAST_SECONDS)
+        if self._answering and self._answered is not None and not self._answered.response_started:
+            self._refuse(Fault(HTTPStatus.SERVICE_UNAVAILABLE, "the service is stopping", within=_LAST_SECONDS))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _parse(self) -> None:
+        """Parse what has arrived, unless enough requests wait for their turn."""
+        while self._requests.input and not (self._fault or self.lingers or self.transport.is_closing()):
+            if len(self.pipeline) >= _MAX_PIPELINED:
+                self.flow.pause_reading()
+                return
+            try:
+                self._requests.parse_piece()
+            except FaultyRequest as error:
+                self._take(error.fault)
+                return
+        if not self._reading.begun and not self._requests.unfinished and not self._answering:
+            self._restart_read_timer()  # for example after blank lines
+
+    def _take(self, fault: Fault) -> None:
+        """Refuse a request, after the responses to those before it."""
+        if self._answering and self._requests.unfinished and not self._requests.in_head:
+            if self._answered is self.cycle:  # its own body is at fault
+                self._refuse(fault)
+                return
+            self.pipeline.popleft()
+        if self._answering:
+            self._fault = fault
+            self._requests.unfinished = False
+            self._reading.stop()
+        else:
+            self._refuse(fault)
+
+    def _probe(self, left: int) -> None:
+        """Write to a client that has closed its side, because it may have closed the other one, too."""
+        if left and self._answering and self._answered is not None and not self._answered.response_started:
+            self.transport.write(_PROBE)
+            self._probing.begin(_PROBE_SECONDS, lambda: self._probe(left - 1))
 
     @property
     def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    @property
-    def _is_old(self) -> bool:
-        age = self._limits.age_seconds
-        return age > 0 and self.loop.time() - self._made_at >= age
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > _HEAD_BYTES:
-            raise _HeadTooLarge
+        return self._answered is not None and not self._answered.response_complete
 
     def _restart_read_timer(self) -> None:
         self._reading.begin(self._limits.read_seconds, self._on_read_timeout)
 
     def _on_read_timeout(self) -> None:
         self._reading.stop()
-        if self._unfinished and not self._in_head and not self._answering:
+        if self._requests.unfinished and not self._requests.in_head and not self._answering:
             self.transport.close()  # the response was sent; only the rest of the body is missing
         else:
             message = f"the request was not complete within {self._limits.read_seconds} s"
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, within=_LAST_SECONDS)
+            self._take(Fault(HTTPStatus.REQUEST_TIMEOUT, message, within=_LAST_SECONDS))
+
+    def _disconnect(self) -> None:
+        """Tell the application that its client is gone."""
+        if self._answering and self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def _linger(self, seconds: float) -> None:
         """Stop sending, and discard input for at most this long, because most clients read after they have sent all."""
@@ -263,9 +299,10 @@ class HttpConnection(HttpToolsProtocol):
             return
         self.lingers = True
         self._unset_keepalive_if_required()
-        if self._answering:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._disconnect()
+        if self._ended:
+            self.transport.close()
+            return
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -276,24 +313,15 @@ class HttpConnection(HttpToolsProtocol):
         if self._unread_bytes > _MAX_UNREAD_BYTES:
             self.transport.close()
 
-    def _refuse(self, status: HTTPStatus, message: str, within: float | None = None) -> None:
-        """Send an error, unless a response has started, and close within this time."""
-        if self.transport.is_closing() or (self._answering and self.cycle.response_started):
+    def _refuse(self, fault: Fault) -> None:
+        """Send an error, unless a response has started, and close within its time."""
+        answered = self._answered if self._answering else None
+        if self.transport.is_closing() or (answered and answered.response_started):
             self.transport.close()
             return
-        if self._answering:
-            self.cycle.scope["state"][REJECTED_STATUS] = status.value
+        if answered:
+            answered.scope["state"][REJECTED_STATUS] = fault.status.value
         else:
-            self._on_rejected(status.value)
-        self.transport.write(_refusal(status, message))
-        self._linger(self._limits.read_seconds if within is None else within)
-
-
-def _refusal(status: HTTPStatus, message: str) -> bytes:
-    """Return a whole response in OpenAI's format."""
-    code = status.phrase.lower().replace(" ", "_")
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    body = json.dumps({"error": error}).encode()
-    again = "retry-after: 1\r\n" if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
-    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n{again}\r\n".encode() + body
+            self._on_rejected(fault.status.value)
+        self.transport.write(fault.response())
+        self._linger(self._limits.read_seconds if fault.within is None else fault.within)

@@ -148,6 +148,15 @@ class ScriptedServer:
 
         self.run(quiet())
 
+    def turns(self) -> None:
+        """Let the event loop take some turns, so that it reads what has arrived."""
+        for _ in range(8):
+            self.call(lambda: None)
+
+    def waiting(self) -> int:
+        """Return the most requests that wait for their turn on one connection."""
+        return max((len(one.pipeline) for one in self.server._state.connections), default=0)  # type: ignore[union-attr]
+
     @contextmanager
     def blocked(self) -> Iterator[None]:
         """Block the event loop, so that the server reads at once all bytes that arrive inside."""
