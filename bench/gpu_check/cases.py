@@ -47,15 +47,15 @@ def blocks_of(lengths: Sequence[int], block_size: int = BLOCK_SIZE) -> int:
 
 def batch_of(
     lengths: Sequence[int],
-    device: torch.device,
+    cache: torch.Tensor,
     *,
     fed: Sequence[int] = (),
     block_size: int = BLOCK_SIZE,
     mixed: bool = True,
 ) -> PagedBatch:
-    """Lay out a step of sequences with these lengths, with blocks in random order or in order.
+    """Lay out a step of sequences with these lengths in a cache, with blocks in random order or in order.
 
-    Each feeds one token unless `fed` has a number for each.
+    Each feeds one token unless `fed` has a number for each. Raises AssertionError if the cache has too few blocks.
     """
     blocks = list(range(1, blocks_of(lengths, block_size) + 1))
     if mixed:
@@ -66,7 +66,19 @@ def batch_of(
         table = tuple(blocks[begin : begin + blocks_for(length, block_size)])
         work.append(Work(number, (0,) * count, length - count, table, True, Sampling()))
         begin += len(table)
-    return PagedBatch.of(work, block_size, device)
+    return laid_out(work, cache, block_size)
+
+
+def laid_out(work: Sequence[Work], cache: torch.Tensor, block_size: int = BLOCK_SIZE) -> PagedBatch:
+    """Return the batch of a step in a cache, `[1 + blocks, ...]`. Raises AssertionError if it lacks a table's block."""
+    check_tables(work, len(cache) - 1)
+    return PagedBatch.of(work, block_size, cache.device)
+
+
+def check_tables(work: Sequence[Work], blocks: int) -> None:
+    """Raise AssertionError if a table names a block outside of 1 to `blocks`: kernels would use other memory."""
+    outside = sorted({block for one in work for block in one.block_table if not 1 <= block <= blocks})
+    assert not outside, f"tables name blocks {outside[:8]} outside of a pool with blocks 1 to {blocks}"
 
 
 def queries(tokens: int, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bench.gpu_check.cases import BLOCK_SIZE, DTYPE
+from bench.gpu_check.cases import BLOCK_SIZE, DTYPE, check_tables
 from blocks import blocks_for
 from engine.attention.backend import PagedBatch
 from engine.attention.cache import CacheGeometry
@@ -20,6 +20,7 @@ from engine.schedule.request import NO_RULES, LogitRules, Sampling
 from engine.schedule.step_plan import RowRules, StepPlan, Work
 
 _GEOMETRY = CacheGeometry(1, 1, 16)
+_BLOCKS = 1
 
 
 class Way(NamedTuple):
@@ -57,7 +58,7 @@ class GivenLogits:
         """Make the runner on the device of the logits."""
         vocabulary, device = logits.shape[1], logits.device
         loaded = LoadedModel(None, device, _GEOMETRY, BLOCK_SIZE, vocabulary, frozenset(), "given", logits.dtype)
-        backend = TritonBackend(_GEOMETRY, BLOCK_SIZE, 1, DTYPE, device)
+        backend = TritonBackend(_GEOMETRY, BLOCK_SIZE, _BLOCKS, DTYPE, device)
         self._runner = ModelRunner(loaded, backend, BLOCK_SIZE, decoder=_GivenLogits(logits), sampler=sampler)
         self._steps = 0
         self._way: Way | None = None
@@ -72,6 +73,7 @@ class GivenLogits:
         self._sampled = self._sampled + 1 if way == self._way else 0
         self._way = way
         work = tuple(self._work(row, way, tokens) for row, tokens in enumerate(known))
+        check_tables(work, _BLOCKS)
         return [one.token_id for one in self._runner.launch(StepPlan(self._steps, (), work)).result()]
 
     def _work(self, row: int, way: Way, tokens: tuple[int, ...]) -> Work:

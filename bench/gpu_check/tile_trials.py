@@ -76,8 +76,8 @@ class TileTrials:
         self._device = device
         self._factors = ScoreFactors.of(Scoring(head_size**-0.5))
         self._tuning = tuning_for(head_size, DTYPE, GROUP, device)
-        self._decoding = {tuple(one): self._case(batch_of(one, device), head_size) for one in batches}
-        self._prompt = self._case(batch_of((prompt,), device, fed=(prompt,)), head_size)
+        self._decoding = {tuple(one): self._case(batch_of(one, self.cache), head_size) for one in batches}
+        self._prompt = self._case(batch_of((prompt,), self.cache, fed=(prompt,)), head_size)
 
     @property
     def cache(self) -> torch.Tensor:

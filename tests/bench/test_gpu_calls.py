@@ -1,4 +1,4 @@
-"""The three calls of `make gpu-first`: budgets, merged results, the summary, winners, and what the tools print."""
+"""The calls of `make gpu-first`: budgets, merged results, the summary, cases, winners, and what the tools print."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,8 @@ from bench.gpu_check.budgets import SECONDS
 from bench.gpu_check.calls.budgets import CALLS
 from bench.gpu_check.calls.merged import folder_of, merge, merged
 from bench.gpu_check.calls.summary import MOST_LINES, summary
-from bench.gpu_check.parts import tunings
+from bench.gpu_check.cases import BLOCK_SIZE, batch_of
+from bench.gpu_check.parts import exactness, smoke, tunings
 from bench.gpu_check.parts.tunings import Winner
 from bench.gpu_check.tools.children import failures_in
 from bench.gpu_check.tools.reports import errors_of, metrics_of
@@ -80,6 +81,19 @@ def test_a_summary_fits_a_screen_with_failures_first_and_then_what_is_expected()
     assert lines[31].endswith("target 0.8: missed")
     assert lines[32].split() == ["guess", "not", "measured", "ms", "predicted", "0.2"]
     assert lines[-1] == "... and 74 more"
+
+
+@pytest.mark.parametrize("sizes", [exactness.FULL, exactness.SMALL, smoke.FULL, smoke.SMALL])
+def test_the_pool_of_recorded_steps_holds_all_sequences_of_each(sizes: exactness.ExactnessSizes) -> None:
+    most = max(*sizes.batches, *map(len, sizes.mixed))
+    assert exactness.pool_blocks(sizes) * BLOCK_SIZE >= most * sizes.context
+
+
+def test_no_case_names_a_block_outside_of_its_cache() -> None:
+    lengths = (2 * BLOCK_SIZE, BLOCK_SIZE)
+    assert batch_of(lengths, torch.zeros(1 + 3, 1)).tables.max() == 3
+    with pytest.raises(AssertionError, match=r"blocks \[3\] outside of a pool with blocks 1 to 2"):
+        batch_of(lengths, torch.zeros(1 + 2, 1))
 
 
 SWEPT = {

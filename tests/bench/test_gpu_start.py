@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.starting.stages import Assembly, Stages
 from bench.gpu_check.starting.steps import FirstSteps, check_alike, replayed

@@ -11,7 +11,7 @@ import torch
 
 from bench.gpu_check import REPETITIONS
 from bench.gpu_check.budgets import Deadline
-from bench.gpu_check.cases import BLOCK_SIZE
+from bench.gpu_check.cases import BLOCK_SIZE, check_tables
 from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, random_model, runner_of
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.timing import Run, take_turns, times_as_fast
@@ -51,7 +51,7 @@ def measure(sizes: CopySizes, device: torch.device, notes: Notes, deadline: Dead
     free = list(range(held + 1, blocks + 1))
     random.Random(1).shuffle(free)
     with notes.kept("copies beside decoding"):
-        stepper = _Stepper(runner_of(loaded, made, sizes.batch), sizes)
+        stepper = _Stepper(runner_of(loaded, made, sizes.batch), sizes, blocks)
         _beside_decoding(stepper, sizes, free, notes)
     if not deadline.passed():
         with notes.kept("copies alone"):
@@ -61,13 +61,14 @@ def measure(sizes: CopySizes, device: torch.device, notes: Notes, deadline: Dead
 class _Stepper:
     """Runs decoding steps, each launched before the one before it has ended, as the engine does."""
 
-    def __init__(self, runner: ModelRunner, sizes: CopySizes) -> None:
+    def __init__(self, runner: ModelRunner, sizes: CopySizes, blocks: int) -> None:
         width = blocks_for(sizes.context, BLOCK_SIZE)
         tables = [tuple(range(row * width + 1, (row + 1) * width + 1)) for row in range(sizes.batch)]
         self._work = tuple(
             Work(row, (0,), sizes.context - 1, table, True, Sampling(temperature=0.0))
             for row, table in enumerate(tables)
         )
+        check_tables(self._work, blocks)
         self._runner = runner
         self._steps = 0
 

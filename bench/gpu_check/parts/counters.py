@@ -84,14 +84,14 @@ def launch(sizes: CounterSizes, device: torch.device) -> None:
 def _runs(sizes: CounterSizes, device: torch.device) -> list[Callable[[], object]]:
     decoded = triton_backend(blocks_of(sizes.decoded), 1, device)
     prompted = triton_backend(blocks_of((sizes.prompt,)), 1, device)
-    prompt = batch_of((sizes.prompt,), device, fed=(sizes.prompt,))
+    prompt = batch_of((sizes.prompt,), prompted.cache, fed=(sizes.prompt,))
     rows, vocabulary = sizes.sampled
     logits = logits_of(rows, vocabulary, device)
     sampler = GivenLogits(logits, device_sampler(rows, vocabulary, logits.dtype, device))
     known = known_tokens(rows, 8, vocabulary)
     return [
         attending(prompted, queries(sizes.prompt, device), prompt, 1),
-        attending(decoded, queries(len(sizes.decoded), device), batch_of(sizes.decoded, device), 1),
+        attending(decoded, queries(len(sizes.decoded), device), batch_of(sizes.decoded, decoded.cache), 1),
         lambda: sampler.sample(WAYS["temperature"], known),
         lambda: sampler.sample(WAYS["top_p"], known),
     ]

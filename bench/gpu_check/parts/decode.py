@@ -106,8 +106,10 @@ def _beside_torch(case: Uniform, repetitions: int, device: torch.device, notes: 
     query = queries(case.batch, device)
     runs = {
         "floor": recorded(reading(backend.cache), device),
-        "paged": recorded(attending(backend, query, batch_of(lengths, device), case.layers), device),
-        "identity": recorded(attending(backend, query, batch_of(lengths, device, mixed=False), case.layers), device),
+        "paged": recorded(attending(backend, query, batch_of(lengths, backend.cache), case.layers), device),
+        "identity": recorded(
+            attending(backend, query, batch_of(lengths, backend.cache, mixed=False), case.layers), device
+        ),
     }
     with notes.kept("sdpa"):
         runs |= _contiguous(query, case, device)
@@ -128,7 +130,7 @@ def _of_the_floor(
     query = queries(len(lengths), device)
     runs = {
         "floor": recorded(reading(backend.cache), device),
-        "paged": recorded(attending(backend, query, batch_of(lengths, device), layers), device),
+        "paged": recorded(attending(backend, query, batch_of(lengths, backend.cache), layers), device),
     }
     seconds = take_turns(runs, repetitions, device, name)
     notes.raw(name, seconds)
@@ -147,7 +149,7 @@ def _short(batch: int, context: int, sizes: DecodeSizes, device: torch.device, n
     runs = {}
     for name, block_size in (("paged", BLOCK_SIZE), ("one_block", context)):
         backend = triton_backend(blocks_of(lengths, block_size), layers, device, block_size)
-        step = batch_of(lengths, device, block_size=block_size, mixed=name == "paged")
+        step = batch_of(lengths, backend.cache, block_size=block_size, mixed=name == "paged")
         runs[name] = recorded(attending(backend, query, step, layers), device)
     seconds = take_turns(runs, sizes.repetitions, device, f"{batch} sequences of {context} tokens")
     notes.raw(f"short_b{batch}_c{context}", seconds)
@@ -160,10 +162,10 @@ def _beside_flex(case: Uniform, repetitions: int, device: torch.device, notes: N
     query = queries(case.batch, device)
     ours = triton_backend(blocks_of(lengths), case.layers, device)
     flex = flex_backend(blocks_of(lengths, _FLEX_BLOCK_SIZE), case.layers, device, _FLEX_BLOCK_SIZE)
-    theirs = attending(flex, query, batch_of(lengths, device, block_size=_FLEX_BLOCK_SIZE), case.layers)
+    theirs = attending(flex, query, batch_of(lengths, flex.cache, block_size=_FLEX_BLOCK_SIZE), case.layers)
     theirs()
     runs = {
-        "paged": recorded(attending(ours, query, batch_of(lengths, device), case.layers), device),
+        "paged": recorded(attending(ours, query, batch_of(lengths, ours.cache), case.layers), device),
         "flex": _recorded_if_possible(theirs, device),
     }
     seconds = take_turns(runs, repetitions, device, "decode beside FlexAttention")

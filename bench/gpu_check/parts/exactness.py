@@ -18,11 +18,12 @@ from bench.gpu_check.cases import (
     SCORING,
     batch_of,
     blocks_of,
+    laid_out,
     queries,
     triton_backend,
 )
 from bench.gpu_check.given_logits import WAYS, GivenLogits, known_tokens, logits_of
-from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, decoders, device_sampler, piecewise, random_model
+from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, Decoders, decoders, device_sampler, piecewise, random_model
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.references import worst_row
 from blocks import Copy, blocks_for
@@ -113,7 +114,7 @@ def _note(notes: Notes, metric: str, value: float, bound: float, peer: str) -> N
 
 def _attention_error(lengths: Sequence[int], fed: Sequence[int], device: torch.device) -> float:
     backend = triton_backend(blocks_of(lengths), 1, device)
-    batch = batch_of(lengths, device, fed=fed)
+    batch = batch_of(lengths, backend.cache, fed=fed)
     query = queries(sum(batch.fed), device)
     found = backend.attend(0, query, batch, SCORING)
     return worst_row(found, references.attention(query, PagedLayer(backend.cache, 0), batch, SCORING))
@@ -178,30 +179,37 @@ def _gate_error(rows: int, width: int, device: torch.device) -> float:
 def _one_token_each(rows: int, device: torch.device) -> tuple[TritonBackend, PagedBatch]:
     """Return a backend with two layers, and a step in which each sequence feeds its last token."""
     lengths = [1 + 5 * row % 40 for row in range(rows)]
-    return triton_backend(blocks_of(lengths), 2, device), batch_of(lengths, device)
+    backend = triton_backend(blocks_of(lengths), 2, device)
+    return backend, batch_of(lengths, backend.cache)
 
 
 def recorded_steps(sizes: ExactnessSizes, device: torch.device, notes: Notes) -> None:
     """Compare the logits of a step, recorded and eager: decoding for each batch size, then prompts."""
     loaded = random_model(sizes.config, device)
-    blocks = max(sizes.batches) * blocks_for(sizes.context, BLOCK_SIZE)
-    made = decoders(loaded, blocks, sizes.batches, device)
+    made = decoders(loaded, pool_blocks(sizes), sizes.batches, device)
     with notes.kept("recorded decoding"):
         for batch in sizes.batches:
             made.backend.cache.normal_()
-            apart = _logit_error(made.eager, made.recorded, (1,) * batch, sizes.context, device)
+            apart = _logit_error(made, made.recorded, (1,) * batch, sizes.context)
             _note(notes, f"recorded_logits_b{batch}_error", apart, _MOST_LOGIT_ERROR, "eager")
     with notes.kept("recorded prompts"):
         pieces = piecewise(made, sizes.pieces, device)
         apart = 0.0
         for fed in sizes.mixed:
             made.backend.cache.normal_()
-            apart = max(apart, _logit_error(made.eager, pieces, fed, sizes.context, device))
+            apart = max(apart, _logit_error(made, pieces, fed, sizes.context))
         _note(notes, "recorded_prompts_error", apart, _MOST_LOGIT_ERROR, "eager")
 
 
-def _logit_error(launched: Decoder, recorded: Decoder, fed: Sequence[int], context: int, device: torch.device) -> float:
+def pool_blocks(sizes: ExactnessSizes) -> int:
+    """Return the blocks of a pool that holds the sequences of each recorded step."""
+    sequences = max(*sizes.batches, *map(len, sizes.mixed))
+    return sequences * blocks_for(sizes.context, BLOCK_SIZE)
+
+
+def _logit_error(made: Decoders, recorded: Decoder, fed: Sequence[int], context: int) -> float:
     """Compare the logits behind the last tokens of sequences of length `context`, each of which feeds `fed`."""
+    device = made.backend.cache.device
     width = blocks_for(context, BLOCK_SIZE)
     tables = [tuple(range(row * width + 1, (row + 1) * width + 1)) for row in range(len(fed))]
     work = [
@@ -213,8 +221,8 @@ def _logit_error(launched: Decoder, recorded: Decoder, fed: Sequence[int], conte
     places = torch.tensor(fed, device=device).cumsum(0) - 1
     # A batch each, because a backend keeps the work list of a batch.
     expected, found = (
-        decoder.logits(token_ids, positions, places, PagedBatch.of(work, BLOCK_SIZE, device))
-        for decoder in (launched, recorded)
+        decoder.logits(token_ids, positions, places, laid_out(work, made.backend.cache))
+        for decoder in (made.eager, recorded)
     )
     return worst_row(found, expected.float())
 

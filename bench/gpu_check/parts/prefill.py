@@ -77,7 +77,7 @@ def _steps(sizes: PrefillSizes, device: torch.device, notes: Notes) -> None:
         ids, positions = torch.zeros(tokens, dtype=torch.int64, device=device), torch.arange(tokens, device=device)
         seconds = take_turns(
             {
-                name: partial(_step, decoder, ids, positions, batch_of((tokens,), device, fed=(tokens,)))
+                name: partial(_step, decoder, ids, positions, batch_of((tokens,), made.backend.cache, fed=(tokens,)))
                 for name, decoder in (("launched", made.eager), ("recorded", recorded))
             },
             sizes.repetitions,
@@ -99,7 +99,7 @@ def _measure(name: str, tokens: int, sizes: PrefillSizes, device: torch.device, 
     """A whole prompt, and its second half with the first half cached."""
     backend = triton_backend(blocks_of((tokens,)), sizes.layers, device)
     query = queries(tokens, device)
-    whole, half = (batch_of((tokens,), device, fed=(fed,)) for fed in (tokens, tokens // 2))
+    whole, half = (batch_of((tokens,), backend.cache, fed=(fed,)) for fed in (tokens, tokens // 2))
     rear = query[tokens - tokens // 2 :]
     # Recorded, because the host launches a short prompt's attention no faster than it is computed.
     runs: dict[str, Run] = {

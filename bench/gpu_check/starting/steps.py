@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import count, takewhile
 from typing import NamedTuple
 
+from bench.gpu_check.cases import check_tables
 from blocks import Copy, blocks_for
 from engine.schedule.limits import Limits
 from engine.schedule.request import MAX_LOGPROBS, Sampling
@@ -87,6 +88,7 @@ class FirstSteps:
 
     def _run(self, work: Sequence[Work], copies: Copies | None = None) -> list[Sampled]:
         numbered = tuple(one._replace(sequence=number) for number, one in enumerate(work))
+        check_tables(numbered, self._capacity.device_blocks)
         plan = StepPlan(next(self._numbers), (copies,) if copies else (), numbered)
         return self._runner.launch(plan).result()
 
