@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.gpu_check import DRY, REPETITIONS, probe
 from bench.gpu_check.budgets import BUDGETS, SECONDS
-from bench.gpu_check.run import PATIENCE, Check, check_writable, end_on_signals, seconds_of
+from bench.gpu_check.run import CODE, PATIENCE, Check, check_replaceable, check_writable, end_on_signals, seconds_of
 from bench.report.results import print_rows, publish
 from bench.report.targets import RESULTS, ROOT, device_of
 
@@ -23,13 +23,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as dry:
         folder = options.results or (Path(dry) if DRY else RESULTS / device_of("gpu"))
         check_writable(folder)
+        check_replaceable(folder / "gpu.json", of_calls=False)
         budgets = {name: BUDGETS[name] for name in options.parts}
         check = Check(budgets, options.seconds, begun, folder, probe.hardware())
         check.run()
     if DRY:
         print_rows("gpu, dry: the figures mean nothing", check.result.rows)
     else:  # pragma: no cover - the results of a GPU
-        publish("gpu", check.result.rows, REPETITIONS, options.results, **check.more())
+        publish("gpu", check.result.rows, REPETITIONS, options.results, CODE, **check.more())
+    if options.results or not DRY:
+        print(f"results: {folder / 'gpu.json'}")
     check.end()
 
 

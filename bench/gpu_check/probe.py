@@ -32,7 +32,7 @@ _STATE = (
 def hardware(seconds: float = _SECONDS) -> dict[str, Any]:
     """Describe the machine and its GPU, which has computed once. Exits if there is none, or none that answers."""
     if DRY:
-        return machine.hardware() | {"device": "gpu"}
+        return machine.hardware() | {"device": "gpu", "gpu": "interpreter"}
     printed = machine.output_of([sys.executable, "-c", _PROGRAM], ROOT, seconds)
     if printed is None:
         sys.exit(f"torch cannot be imported, or the GPU does not compute, within {seconds:.0f} s: see nvidia-smi")

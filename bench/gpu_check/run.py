@@ -1,5 +1,6 @@
 """A run of parts: their processes in order within a time, and their results, written after each line of output."""
 
+import json
 import math
 import os
 import signal
@@ -20,6 +21,8 @@ from bench.report.results import write
 
 # Without a GPU kernels are interpreted, and figures have no meaning.
 PATIENCE = 10 if DRY else 1
+# What the rows measured: changes of other code make no row stale.
+CODE = ("engine", "bench/gpu_check")
 RESULTS_VARIABLE = "QUIRE_GPU_CHECK_RESULTS"
 
 
@@ -45,13 +48,15 @@ class Check:
             now = time.monotonic()
             later = [self.budgets[one] * PATIENCE for one in left]
             limit = limit_of(self.budgets[name] * PATIENCE, later, self.seconds - (now - self.begun))
-            print(f"{name}: within {limit:.0f} s", flush=True)
+            # Interpreted kernels have a limit that says nothing.
+            print(name if DRY else f"{name}: within {limit:.0f} s", flush=True)
             if failure := self._follow(name, limit):
                 self._fail(name, failure)
 
     def more(self) -> dict[str, Any]:
         """Return what the file has beside its rows."""
-        return {"raw": self.result.raw, "failures": self.result.failures, "hardware": self.hardware}
+        found = {"raw": self.result.raw, "failures": self.result.failures, "hardware": self.hardware}
+        return found | ({"dry": True} if DRY else {})
 
     def end(self) -> None:
         """Print the time, and exit with 1 after a failure."""
@@ -81,7 +86,7 @@ class Check:
 
     def _write(self) -> None:
         try:
-            write("gpu", self.result.rows, REPETITIONS, self.folder, **self.more())
+            write("gpu", self.result.rows, REPETITIONS, self.folder, CODE, **self.more())
             self.lost = None
         except OSError as error:
             self.lost = str(error)
@@ -112,3 +117,20 @@ def check_writable(folder: Path) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         sys.exit(f"--results: no file can be written in {folder}: {reason}")
+
+
+def check_replaceable(path: Path, *, of_calls: bool = True) -> None:
+    """Exit if a run would replace a file of more value: real results by dry ones; unless `of_calls`, those of calls."""
+    try:
+        found = json.loads(path.read_text())
+        rows, dry = found["rows"], found.get("dry", False)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return
+    if dry != DRY:
+        whose = "of a dry run" if dry else "of a GPU"
+        sys.exit(f"{path} has results {whose}, which this run would replace or mix: give --results another folder")
+    if not of_calls and any("call" in row for row in rows):
+        sys.exit(
+            f"{path} has rows of `make gpu-first`, which this run would replace: give --results another folder, or move"
+            " the file away; `make gpu-first CALL=merge` later adds the rows of first-1 to first-3 again"
+        )

@@ -116,9 +116,9 @@ def publish(
         _draw(benchmark)
 
 
-def judged(benchmark: str, rows: Iterable[Row], repetitions: int) -> list[Row]:
-    """Return the rows with their verdicts, to which the conditions of this run belong."""
-    run = Run(_where(device_of(benchmark))["commit"], repetitions, _FOREIGN_CPU.most)
+def judged(benchmark: str, rows: Iterable[Row], repetitions: int, *, dry: bool = False) -> list[Row]:
+    """Return the rows with their verdicts, to which the conditions of this run belong. A dry run is of no commit."""
+    run = Run(None if dry else _where(device_of(benchmark))["commit"], repetitions, _FOREIGN_CPU.most)
     group = targets().get(benchmark, {})
     return [_judged(one, group.get(one.metric), run) for one in rows]
 
@@ -131,8 +131,12 @@ def write(
     code: Sequence[str] = PRODUCT,
     **more: Any,
 ) -> None:
-    """Write `<benchmark>.json` atomically. Each row has the commit and the code that it measured."""
-    where = _where(device_of(benchmark))
+    """Write `<benchmark>.json` atomically. Each row has the commit and the code that it measured.
+
+    With `dry=True` among `more` it has no commit, so that no row counts.
+    """
+    dry = bool(more.get("dry"))
+    where = _where(device_of(benchmark)) | ({"commit": None} if dry else {})
     measured = {"commit": where["commit"], "code": list(code)}
     result = {
         "benchmark": benchmark,
@@ -141,7 +145,7 @@ def write(
         "foreign_cores": _FOREIGN_CPU.most,
         **where,
         "repetitions": repetitions,
-        "rows": [asdict(one) | measured for one in judged(benchmark, rows, repetitions)],
+        "rows": [asdict(one) | measured for one in judged(benchmark, rows, repetitions, dry=dry)],
         **more,
     }
     folder = folder or RESULTS / device_of(benchmark)

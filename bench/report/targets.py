@@ -27,9 +27,19 @@ def device_of(benchmark: str) -> str:
 
 
 def results_of(benchmark: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Return a benchmark's results by device, in the order of DEVICES. Those of no device are `simulated`."""
+    """Return a benchmark's results by device, in the order of DEVICES. Those of no device are `simulated`.
+
+    Raises ValueError for results of a dry run, whose figures mean nothing.
+    """
     paths = {device: path_of(benchmark, device, folder) for device in (*DEVICES, SIMULATED)}
-    return {device: json.loads(path.read_text()) for device, path in paths.items() if path.exists()}
+    return {device: _read(path) for device, path in paths.items() if path.exists()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    if found.get("dry"):
+        raise ValueError(f"{path} is of a dry run, whose figures mean nothing: remove it")
+    return found
 
 
 def path_of(benchmark: str, device: str, folder: Path = RESULTS) -> Path:

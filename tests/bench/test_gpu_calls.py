@@ -1,6 +1,8 @@
 """The calls of `make gpu-first`: budgets, merged results, the summary, cases, winners, and what the tools print."""
 
+import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,19 @@ import torch
 
 pytest.importorskip("triton")
 
-from bench.gpu_check.budgets import SECONDS
+from bench.gpu_check import run
+from bench.gpu_check.budgets import SECONDS, Deadline
 from bench.gpu_check.calls.budgets import CALLS
 from bench.gpu_check.calls.merged import folder_of, merge, merged
-from bench.gpu_check.calls.summary import MOST_LINES, summary
+from bench.gpu_check.calls.summary import MOST_LINES, judged_by_base, predicted, summary
 from bench.gpu_check.cases import BLOCK_SIZE, batch_of
 from bench.gpu_check.parts import exactness, smoke, tunings
 from bench.gpu_check.parts.tunings import Winner
+from bench.gpu_check.run import check_replaceable
 from bench.gpu_check.tools.children import failures_in
 from bench.gpu_check.tools.reports import errors_of, metrics_of
-from bench.report.results import Row
+from bench.report.results import Row, row, write
+from bench.report.targets import results_of
 from engine.triton_kernels import tuning
 from engine.triton_kernels.tuning import Tiling
 
@@ -94,6 +99,65 @@ def test_no_case_names_a_block_outside_of_its_cache() -> None:
     assert batch_of(lengths, torch.zeros(1 + 3, 1)).tables.max() == 3
     with pytest.raises(AssertionError, match=r"blocks \[3\] outside of a pool with blocks 1 to 2"):
         batch_of(lengths, torch.zeros(1 + 2, 1))
+
+
+@pytest.mark.parametrize("reason", ["void: files differed from the commit", "stale: 2 commits behind"])
+def test_a_value_that_does_not_count_is_shown_with_its_reason_and_not_as_missed(reason: str) -> None:
+    one = Row("decode_of_the_read_bandwidth", 0.95, "ratio", None, 0.9, False, reason=reason)
+    assert summary([one], {}, predicted())[1].endswith(f"predicted 0.92 to 0.95  target 0.9: {reason}")
+
+
+def test_long_names_are_shortened_in_the_middle_and_no_line_is_cut() -> None:
+    reason = "void: files differed from the commit"
+    name = "decode_b32_c8192_of_the_read_bandwidth_as_committed"
+    line = summary([Row(name, 0.95, "ratio", None, 0.9, False, reason=reason)], {}, predicted())[1]
+    assert len(line) <= 130
+    assert line.startswith("decode_b32")
+    assert "as_committed " in line
+    assert line.endswith(reason)
+
+
+def test_rows_of_tunings_have_the_prediction_and_the_target_of_the_row_that_they_repeat() -> None:
+    rows = [row("gpu", f"decode_of_the_read_bandwidth{suffix}", 0.5, "ratio") for suffix in ("_as_committed", "_tuned")]
+    for line in summary(judged_by_base(rows), {}, predicted())[1:]:
+        assert line.endswith("predicted 0.92 to 0.95  target 0.9: missed")
+
+
+def test_a_summary_names_the_file_that_is_kept() -> None:
+    assert summary([], {}, {}, Path("x/gpu.json")) == ["0 rows, 0 failures; all are in x/gpu.json"]
+    assert summary([], {}, {}) == ["0 rows, 0 failures"]
+
+
+def test_results_of_a_dry_run_are_never_shown_and_no_row_of_them_counts(tmp_path: Path) -> None:
+    rows = [row("gpu", "decode_of_the_read_bandwidth", 0.99, "ratio")]
+    write("gpu", rows, 20, tmp_path / "gpu", dry=True)
+    written = json.loads((tmp_path / "gpu" / "gpu.json").read_text())
+    assert (written["dry"], written["commit"]) == (True, None)
+    assert (written["rows"][0]["met"], written["rows"][0]["commit"]) == (False, None)
+    with pytest.raises(ValueError, match="of a dry run"):
+        results_of("gpu", tmp_path)
+
+
+def test_dry_and_real_results_are_not_merged(tmp_path: Path) -> None:
+    for call, more in ((1, {}), (2, {"dry": True})):
+        folder_of(call, tmp_path).mkdir()
+        (folder_of(call, tmp_path) / "gpu.json").write_text(json.dumps(result("a", {"x": 1}, **more)))
+    assert merge(tmp_path) == [f"{tmp_path}: it has results of a GPU and of dry runs"]
+    assert not (tmp_path / "gpu.json").exists()
+
+
+def test_a_run_refuses_to_replace_real_results_by_dry_ones_or_those_of_calls_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "gpu.json"
+    check_replaceable(path)
+    path.write_text(json.dumps({"rows": [{"metric": "x", "call": 1}]}))
+    check_replaceable(path)
+    with pytest.raises(SystemExit, match="CALL=merge"):
+        check_replaceable(path, of_calls=False)
+    monkeypatch.setattr(run, "DRY", True)
+    with pytest.raises(SystemExit, match="of a GPU"):
+        check_replaceable(path)
 
 
 SWEPT = {

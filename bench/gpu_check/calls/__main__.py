@@ -9,15 +9,15 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 
-from bench.gpu_check import DRY, REPETITIONS, probe
+from bench.gpu_check import DRY, probe
 from bench.gpu_check.budgets import SECONDS
 from bench.gpu_check.calls.budgets import CALLS
 from bench.gpu_check.calls.merged import folder_of, merge
-from bench.gpu_check.calls.summary import predicted, summary
-from bench.gpu_check.run import PATIENCE, Check, check_writable, end_on_signals, seconds_of
-from bench.report.results import judged
+from bench.gpu_check.calls.summary import judged_by_base, predicted, summary
+from bench.gpu_check.run import PATIENCE, Check, check_replaceable, check_writable, end_on_signals, seconds_of
 from bench.report.targets import RESULTS, ROOT
 
 # Kernels that one call has compiled, the next one finds.
@@ -35,22 +35,33 @@ def main() -> None:
     end_on_signals()
     with tempfile.TemporaryDirectory() as dry:
         folder = options.results or (Path(dry) if DRY else RESULTS / "gpu")
-        _run(int(options.call), options.seconds, begun, folder)
+        _run(int(options.call), options.seconds, begun, folder, kept=options.results is not None or not DRY)
 
 
-def _run(call: int, seconds: float, begun: float, folder: Path) -> None:
+def _run(call: int, seconds: float, begun: float, folder: Path, *, kept: bool) -> None:
     own = folder_of(call, folder)
     check_writable(own)
+    check_replaceable(own / "gpu.json")
+    check_replaceable(folder / "gpu.json")
     check = Check(CALLS[call], seconds, begun, own, probe.hardware())
     try:
         check.run()
     finally:  # also where the call is ended
         unread = merge(folder)
-        rows = judged("gpu", check.result.rows, REPETITIONS)
-        print("\n".join(summary(rows, check.result.failures, predicted())), flush=True)
+        print("\n".join(_summary(check, kept)), flush=True)
         for one in unread:
             print(f"not merged: {one}")
     check.end()
+
+
+def _summary(check: Check, kept: bool) -> list[str]:
+    rows, path = check.result.rows, check.folder / "gpu.json" if kept else None
+    if DRY:
+        unjudged = [replace(row, target=None, met=None) for row in rows]
+        return ["dry: the figures mean nothing", *summary(unjudged, check.result.failures, {}, path)]
+    return summary(
+        judged_by_base(rows), check.result.failures, predicted(), path
+    )  # pragma: no cover - results of a GPU
 
 
 def _options() -> Namespace:

@@ -30,8 +30,11 @@ def merge(folder: Path) -> list[str]:
             continue
         except (OSError, ValueError) as error:
             unread.append(f"{path}: {error}")
+    earlier = _earlier(folder / "gpu.json")
+    if len({one.get("dry", False) for one in (*found.values(), earlier) if one}) > 1:
+        return [*unread, f"{folder}: it has results of a GPU and of dry runs"]
     if found:
-        _write(folder / "gpu.json", merged(found, _earlier(folder / "gpu.json")))
+        _write(folder / "gpu.json", merged(found, earlier))
     return unread
 
 
