@@ -40,6 +40,7 @@ NOT_PARTS = {
     "probe.py",
     "merged.py",
     "reports.py",
+    "summary.py",
     "children.py",
 }
 # These run where gRPC is not too old: tests/bench/test_gpu_llama.py.

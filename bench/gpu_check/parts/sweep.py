@@ -21,6 +21,7 @@ from engine.triton_kernels.tuning import (
     tiles_of,
 )
 
+_HEADING = "For engine/triton_kernels/tuning.py, if what `tunings` measures with them is better:"
 Candidate = TypeVar("Candidate", Tiling, Split, Swap)
 
 # Shares of the time that is left: for a head size but the last, for its tiles, of these for prefill, for splits, and of
@@ -96,7 +97,7 @@ class Trial(Generic[Candidate]):
 
 
 def measure(sizes: SweepSizes, device: torch.device, notes: Notes, deadline: Deadline) -> None:
-    """Sweep until the deadline, and print the tables after each head size. The first one decides how work is split."""
+    """Sweep until the deadline, and print the tables. The first head size decides how work is split."""
     committed = tiles_of(device)
     name = "SMALL_TILES" if committed is SMALL_TILES else "TILES"
     tables, split, swap = dict(committed), Split(PROGRAMS_PER_PROCESSOR, WAVES, MIN_CHUNK), Swap(SWAP_PROGRAMS)
@@ -113,7 +114,7 @@ def measure(sizes: SweepSizes, device: torch.device, notes: Notes, deadline: Dea
                 split = _split(trials, decoding, split, sizes, notes, own.part(_SPLITS))
                 swaps = SwapTrials(trials, sizes.swap)
                 swap = _chosen(f"swap_{head_size}", [swap, *sizes.swaps], swaps.seconds, notes, own)
-            print(printed(tables, split, swap, name), flush=True)
+    print(f"{_HEADING}\n{printed(tables, split, swap, name)}", flush=True)
 
 
 def _tiles(
