@@ -17,7 +17,7 @@ from bench.gpu_check.given_logits import WAYS, GivenLogits, known_tokens, logits
 from bench.gpu_check.llama_engine import device_sampler
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.tools.children import failures_in, part, printed_by
-from bench.gpu_check.tools.reports import metrics_of, path_of
+from bench.gpu_check.tools.reports import last_line, metrics_of, path_of
 
 TOOL = "ncu"
 KERNELS = ("_prefill", "_decode", "scan", "choose")
@@ -67,7 +67,9 @@ def measure(sizes: CounterSizes, device: torch.device, notes: Notes, deadline: D
             # None where the tool is absent, or its version has other metrics.
             value = found.get(kernel, {}).get(metric)
             notes.row(f"ncu_{kernel.strip('_')}_{name}", value, "ns" if name == "duration" else "1")
-    assert status == 0, f"it ended with {status}"
+    assert status is not None, f"it did not end in {seconds:.0f} s"
+    assert status == 0, f"it ended with {status}: {last_line(printed)}"
+    assert tool is None or found, f"it printed no counters: {last_line(printed)}"
     assert not failures_in(printed), failures_in(printed)
 
 

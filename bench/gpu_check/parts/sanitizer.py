@@ -9,7 +9,7 @@ import torch
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.tools.children import failures_in, part, printed_by
-from bench.gpu_check.tools.reports import errors_of, path_of
+from bench.gpu_check.tools.reports import errors_of, last_line, path_of
 
 TOOL = "compute-sanitizer"
 _SHOWN = 6000
@@ -54,5 +54,7 @@ def _check(one: SanitizerCheck, tool: str | None, seconds: float, sizes: str, no
     notes.row(f"sanitizer_{one.name}_errors", errors, "errors")
     assert not errors, f"{errors} errors: see raw"
     assert status is not None, f"it did not end in {seconds:.0f} s"
+    assert status == 0, f"it ended with {status}: {last_line(printed)}"
+    assert tool is None or errors is not None, f"it printed no summary of errors: {last_line(printed)}"
     # A graph is not recorded while each tensor is an allocation of its own.
     assert one.apart or not failures_in(printed), failures_in(printed)

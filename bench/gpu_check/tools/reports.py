@@ -33,3 +33,8 @@ def metrics_of(printed: str) -> dict[str, dict[str, float]]:
         if re.fullmatch(r"-?\d+(\.\d+)?", value):
             found[row["Kernel Name"].partition("(")[0]][row["Metric Name"]] = float(value)
     return dict(found)
+
+
+def last_line(printed: str) -> str:
+    """Return the last line that is not empty, for the reason of a failure."""
+    return next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "it printed nothing")
