@@ -38,7 +38,8 @@ def paper_row(figure: str, metric: str, value: float | None, unit: str, kind: Ki
     paper = paper_value(figure, metric)
     deviation = None if value is None or not paper else round(value / paper - 1, 4)
     return PaperRow(
-        name, value, unit, None if paper is None else "paper", base.target, base.met, figure, kind, paper, deviation
+        *(name, value, unit, None if paper is None else "paper", base.target, base.met, figure, kind, paper, deviation),
+        exact=kind is not Kind.MEASURED,
     )
 
 

@@ -11,6 +11,7 @@ stale result, but not because code has changed since the page was written.
 
 import re
 import sys
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from bench.report import formats
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.staleness import code_of, commits_behind, has_history, is_ancestor
 from bench.report.targets import RESULTS, ROOT, path_of, results_of, targets
-from bench.report.verdict import Run, verdict
+from bench.report.verdict import MEETS, Run, verdict
 from services.loadgen.report.machine import output_of
 
 PAGES = (
@@ -203,7 +204,15 @@ class Pages:
         seen = PICTURES[benchmark].seen
         if not path.exists():
             return f"(Not drawn yet: `{_command(benchmark)}`.)"
-        return f"![{seen}](docs/images/{path.name})"
+        ages = "; ".join(f"{device}: {age}" for device, age in self._ages(benchmark))
+        return f"![{seen}](docs/images/{path.name})" + (f" ({ages})" if ages else "")
+
+    def _ages(self, benchmark: str) -> Iterator[tuple[str, str]]:
+        """Yield the device and the age of each result of a benchmark."""
+        for device, result in self._results[benchmark].items():
+            behind = self._run(device, result).behind
+            age = "an unknown commit" if behind is None else f"{behind} commits behind" if behind else "up to date"
+            yield device, f"{result['commit']}, {age}"
 
 
 def _speed(rows: Mapping[str, Any], workload: str, program: str) -> str:
@@ -237,9 +246,10 @@ def _line(
 
 
 def _value(device: str, row: Mapping[str, Any], target: Mapping[str, Any], run: Run, unit: str) -> Value:
-    judged = {name: row.get(name, default) for name, default in (("null", None), ("limit", False), ("exact", False))}
-    found = verdict(row["value"], target, run, **judged)
-    state = "yes" if found.met else (found.reason or "no").partition(":")[0]
+    exact = row.get("exact") or row.get("kind") in ("simulated", "arithmetic")
+    found = verdict(row["value"], target, run, null=row.get("null"), limit=row.get("limit", False), exact=exact)
+    missed = not MEETS[target["better"]](row["value"], target["target"])
+    state = "yes" if found.met else "no" if missed else (found.reason or "").partition(":")[0]
     return Value(device, _shown(row["value"], unit), state, found.reason, row.get("by"))
 
 
@@ -321,4 +331,6 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+    parser = ArgumentParser(prog="python -m bench.report.readme", description="Write measured figures into the pages.")
+    parser.add_argument("--check", action="store_true", help="only report pages that differ, and hidden stale results")
+    sys.exit(main(parser.parse_args().check))

@@ -58,7 +58,9 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("benchmark", "device", "commit", "commits behind", title="Results and the code they measured")
+    table = Table(
+        "benchmark", "device", "commit", "commits behind", title="Results and the code they measured, as of HEAD"
+    )
     for line in _lines():
         table.add_row(*line)
     Console().print(table)

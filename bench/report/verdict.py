@@ -20,7 +20,11 @@ Interval = tuple[float, float]
 
 
 class Verdict(NamedTuple):
-    """Whether a target is met: None without a target. `reason` says why a value on its right side does not count."""
+    """Whether a target is met: None without a target.
+
+    `reason` says why a value on its right side does not count: all reasons, with semicolons. Of a miss it says if it is
+    stale.
+    """
 
     met: bool | None
     reason: str | None = None
@@ -60,10 +64,10 @@ def verdict(
     if value is None:
         return Verdict(False)
     if not MEETS[target["better"]](value, target["target"]):
-        return Verdict(False)
+        return Verdict(False, _stale(run))
     reasons = [_above_limit(value) if limit else None, _undecided(value, target["target"], null), *_voids(run, exact)]
-    reason = next(filter(None, reasons), None)
-    return Verdict(reason is None, reason)
+    reason = "; ".join(filter(None, [*reasons, _stale(run)]))
+    return Verdict(not reason, reason or None)
 
 
 def _above_limit(value: float | None) -> str | None:
@@ -90,10 +94,12 @@ def _voids(run: Run, exact: bool) -> Iterator[str]:
         yield "void: files differed from the commit"
     if not exact:
         yield from _disturbances(run)
+
+
+def _stale(run: Run) -> str | None:
     if run.behind is None:
-        yield "stale: its commit is not in the repository"
-    elif run.behind:
-        yield f"stale: {run.behind} commit{'s' * (run.behind > 1)} behind"
+        return "stale: its commit is not in the repository"
+    return f"stale: {run.behind} commit{'s' * (run.behind > 1)} behind" if run.behind else None
 
 
 def _disturbances(run: Run) -> Iterator[str]:
