@@ -8,6 +8,8 @@ from typing import Any, TextIO
 
 from bench.report.results import Row, row
 
+_LEVELS = 50  # of lists and objects in a value; values of the parts have some
+
 
 class Notes:
     """Writes rows, the values that they were made from, and failures."""
@@ -36,8 +38,8 @@ class Notes:
             yield
         except Exception as failure:
             reason = f"{type(failure).__name__}: {failure}"
-            print(f"{what}{self._suffix} failed: {reason}", flush=True)
             self._write("failure", [what + self._suffix, reason])
+            print(f"{what}{self._suffix} failed: {reason}", flush=True)
 
     def _write(self, kind: str, value: Any) -> None:
         self._file.write(json.dumps({kind: value}) + "\n")
@@ -59,13 +61,45 @@ class Result:
         try:
             ((kind, value),) = json.loads(line).items()
             self._add(kind, value)
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError):
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError):
             self.failures["notes"] = f"this is no note: {line[:80]!r}"
 
     def _add(self, kind: str, value: Any) -> None:
         if kind == "row":
-            self.rows.append(Row(**value))
-        elif kind == "raw":
-            self.raw[value[0]] = value[1]
+            self.rows.append(_checked(Row(**value)))
+            return
+        name, content = value
+        if kind == "raw":
+            self.raw[_in_one_line(name)] = _shallow(content)
         else:
-            self.failures[value[0]] = value[1]
+            self.failures[_in_one_line(name)] = _text(content)
+
+
+def _checked(found: Row) -> Row:
+    """Return a row of these values. Raises TypeError or OverflowError for those that are none."""
+    peer = None if found.peer is None else _text(found.peer)
+    if isinstance(found.value, bool) or not isinstance(found.value, float | int | None):
+        raise TypeError("a value is a number or None")
+    if found.value is not None:
+        float(found.value)
+    return row("gpu", _in_one_line(found.metric), found.value, _text(found.unit), peer)
+
+
+def _in_one_line(name: object) -> str:
+    return " ".join(_text(name).split())
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, str):
+        raise TypeError("a name, a unit or a reason is text")
+    return found
+
+
+def _shallow(value: Any, levels: int = _LEVELS) -> Any:
+    """Return a value that can be written as JSON. Raises RecursionError if it is nested too deeply."""
+    if isinstance(value, dict | list):
+        if levels == 0:
+            raise RecursionError("nested too deeply")
+        for one in value.values() if isinstance(value, dict) else value:
+            _shallow(one, levels - 1)
+    return value

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,8 +17,12 @@ _MARK = "QUIRE_GPU_CHECK_PART"
 # A process in a system call of the driver ends only when the call does, and a GPU that hangs may never return.
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
-# Kills the group $0 when standard input ends, as it does however this process ends.
-_GUARD = 'read -r _; kill -s KILL -- "-$0"'
+# What a part may take beyond its limit.
+END_SECONDS = _END_SECONDS + _LOOK_SECONDS
+# Ends a part when standard input ends, as it does however this process ends.
+_GUARD = (
+    "import sys; from bench.gpu_check.processes import kill_all; sys.stdin.read(); kill_all(int(sys.argv[1]), {!r})"
+)
 
 
 class Part:
@@ -42,7 +47,8 @@ class Part:
         finally:
             os.close(written)
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, str(self._process.pid)],
+            [sys.executable, "-c", _GUARD.format(self._mark), str(self._process.pid)],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -67,7 +73,7 @@ class Part:
     def expire(self) -> None:
         """Kill it at its time limit."""
         self._over = True
-        self._kill()
+        kill_all(self._process.pid, self._mark)
 
     def _read(self, until: float, take: Callable[[str], None]) -> None:
         """Pass lines on until there are no more: after the end of a process, a child may keep the descriptor open."""
@@ -84,24 +90,26 @@ class Part:
 
     def _end(self) -> bool:
         """Kill all of it, and return whether it has ended."""
-        self._kill()
+        kill_all(self._process.pid, self._mark)
         self._guard.kill()
         self._guard.communicate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         return self._process.returncode is not None
 
-    def _kill(self) -> None:
-        """Kill the process, its group, and children in groups of their own."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        for number in self._family():
-            with suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
 
-    def _family(self) -> Iterator[int]:
-        mark = f"{_MARK}={self._mark}".encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark in (folder / "environ").read_bytes():
-                    yield int(folder.name)
+def kill_all(leader: int, mark: str) -> None:
+    """Kill a part: its group, and all that have its mark, because its children may be in sessions of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    for number in _marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    variable = f"{_MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if variable in (folder / "environ").read_bytes():
+                yield int(folder.name)

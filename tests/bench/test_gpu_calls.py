@@ -1,8 +1,6 @@
 """The calls of `make gpu-first`: budgets, merged results, the summary, cases, winners, and what the tools print."""
 
-import io
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from bench.gpu_check import run
-from bench.gpu_check.budgets import SECONDS, Deadline
+from bench.gpu_check.budgets import SECONDS
 from bench.gpu_check.calls.budgets import CALLS
 from bench.gpu_check.calls.merged import folder_of, merge, merged
 from bench.gpu_check.calls.summary import MOST_LINES, judged_by_base, predicted, summary

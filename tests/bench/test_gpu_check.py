@@ -70,11 +70,14 @@ def test_child_processes_that_ignore_signals_or_leave_the_group_are_killed_too(i
         f"one = subprocess.Popen(['setsid', 'sh', '-c', {ignoring}]); print(one.pid, file=open({str(child)!r}, 'w'))"
     )
     assert part(started).follow(NEVER, lambda _: None) is None
-    wait_until(lambda: not Path(f"/proc/{int(child.read_text())}").exists() or is_zombie(child.read_text()), "its end")
+    wait_until(lambda: has_ended(child.read_text()), "its end")
 
 
-def is_zombie(number: str) -> bool:
-    return "State:\tZ" in Path(f"/proc/{int(number)}/status").read_text()
+def has_ended(number: str) -> bool:
+    try:
+        return "State:\tZ" in Path(f"/proc/{int(number)}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_a_part_that_ends_while_a_child_keeps_its_notes_open_does_not_take_its_whole_time() -> None:
@@ -90,8 +93,14 @@ def test_a_part_that_closes_its_notes_and_goes_on_is_killed_at_its_time() -> Non
 
 def test_a_part_that_the_killed_check_leaves_behind_is_killed(tmp_path: Path) -> None:
     """SIGKILL gives the check no chance to end its parts, which would compute beside the next check."""
-    started = tmp_path / "part"
-    hanging = f"import os, time; print(os.getpid(), file=open({str(started)!r}, 'w'), flush=True); time.sleep(3600)"
+    started, apart = tmp_path / "part", tmp_path / "apart"
+    hanging = textwrap.dedent(f"""
+        import os, subprocess, time
+        child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        print(child.pid, file=open({str(apart)!r}, "w"), flush=True)
+        print(os.getpid(), file=open({str(started)!r}, "w"), flush=True)
+        time.sleep(3600)
+    """)
     program = textwrap.dedent(f"""
         import sys
         from bench.gpu_check.processes import Part
@@ -101,7 +110,8 @@ def test_a_part_that_the_killed_check_leaves_behind_is_killed(tmp_path: Path) ->
     wait_until(lambda: started.exists() and started.read_text().endswith("\n"), "a part runs")
     running.kill()
     running.wait()
-    wait_until(lambda: not Path(f"/proc/{int(started.read_text())}").exists() or is_zombie(started.read_text()), "end")
+    wait_until(lambda: has_ended(started.read_text()), "its end")
+    wait_until(lambda: has_ended(apart.read_text()), "the end of its child in another session")
 
 
 def test_results_are_kept_though_the_disk_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +157,12 @@ def test_a_program_that_takes_too_long_has_no_output() -> None:
     assert machine.output_of(["sleep", "3600"], seconds=0.1) is None
     assert machine.output_of(["sh", "-c", "echo out; exit 1"]) is None
     assert machine.output_of(["echo", "out"]) == "out"
+
+
+def test_output_that_is_no_text_or_has_no_place_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.output_of(["printf", r"a\377b"]) == "a\ufffdb"
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", lambda *_, **__: Path("/nowhere/file").open())
+    assert machine.output_of(["echo", "out"]) is None
 
 
 def test_failures_are_reported_by_name() -> None:

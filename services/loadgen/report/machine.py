@@ -31,24 +31,30 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def output_of(command: list[str], folder: Path | None = None, seconds: float = _SECONDS) -> str | None:
-    """Return the output of a program, None if it is missing, fails, or takes longer.
+    """Return the output of a program, None if it is missing, fails, takes longer, or no file can be made for it.
 
     One that cannot be killed, such as nvidia-smi while the driver hangs, is left alone.
     """
-    with tempfile.TemporaryFile("w+") as output:
-        try:
+    try:
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.DEVNULL)  # noqa: S603
-        except OSError:
-            return None
-        try:
-            failed = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(1)
-            return None
-        output.seek(0)
-        return None if failed else output.read().strip()
+            if _status(process, seconds) != 0:
+                return None
+            output.seek(0)
+            return output.read().strip()
+    except OSError:
+        return None
+
+
+def _status(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Return the exit status, None if the program was killed after these seconds."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        return None
 
 
 def _gpu() -> dict[str, Any]:
