@@ -107,6 +107,7 @@ class Pages:
     ) -> None:
         """`behind` counts commits that changed some code since a commit, as of the commit `as_of` by default."""
         self.as_of = as_of
+        self._folder = results
         self._behind = behind or partial(commits_behind, at=as_of)
         self._targets = targets()
         self._images = images
@@ -209,7 +210,7 @@ class Pages:
 
     def _ages(self, benchmark: str) -> Iterator[tuple[str, str]]:
         """Yield the device and the age of each result of a benchmark."""
-        for device, result in self._results[benchmark].items():
+        for device, result in results_of(benchmark, self._folder).items():
             behind = self._run(device, result).behind
             age = "an unknown commit" if behind is None else f"{behind} commits behind" if behind else "up to date"
             yield device, f"{result['commit']}, {age}"
