@@ -55,8 +55,9 @@ def main() -> None:
     ways = _ways(kernels, query)
     seconds = take_turns(ways, repeated(REPETITIONS, "kernels"))
     kv_bytes = GEOMETRY.layers * 2 * SEQUENCES * CONTEXT * GEOMETRY.kv_heads * GEOMETRY.head_size * DTYPE.itemsize
+    rate = round(kv_bytes / median(seconds["paged"]) / 1e9, 2)
     rows = [
-        row("kernels", "decode_gigabytes_per_second", round(kv_bytes / median(seconds["paged"]) / 1e9, 2), "GB/s"),
+        row("kernels", "decode_gigabytes_per_second", rate, "GB/s", terms={"quire": terms_of(DTYPE, _DECODING)}),
         of_the_floor(seconds),
         over("decode_over_gather_and_sdpa", seconds, "gathered", "torch", terms_of(DTYPE, _DECODING)),
         over("decode_over_contiguous_sdpa", seconds, "contiguous", "torch", terms_of(DTYPE, _DECODING)),

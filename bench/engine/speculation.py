@@ -87,7 +87,7 @@ def main() -> None:
             shares[kind, batch] = _difference(_counted(proposing), before)
     rates = {case: {name: side.rates[case] for name, side in sides.items()} for case in cases}
     rows = [one for case in cases for one in rows_of(case, rates[case], shares[case], terms_of(parts, ""))]
-    rows += _compared(plain, proposing)
+    rows += _compared(plain, proposing, terms_of(parts, "all answers of a repetition"))
     named = {f"{kind}_b{batch}": [side.rates[kind, batch] for side in (plain, proposing)] for kind, batch in cases}
     publish(
         "speculation", rows, REPETITIONS, code=CODE, proposed_tokens=PROPOSED, without_and_with_tokens_per_second=named
@@ -191,7 +191,7 @@ def rows_of(
     ]
 
 
-def _compared(plain: Side, proposing: Side) -> list[Row]:
+def _compared(plain: Side, proposing: Side, terms: Terms) -> list[Row]:
     """Compare the answers of the last repetition, up to the first difference of each."""
     gaps = [
         _gap(plain, name, place, (answer[place], other[place]))
@@ -199,12 +199,14 @@ def _compared(plain: Side, proposing: Side) -> list[Row]:
         if (place := _first_difference(answer, other := proposing.answers[name])) is not None
     ]
     near = sum(gap <= NEAR_TIE for gap in gaps)
-    return [
-        row("speculation", "answers", len(plain.answers), "answers"),
-        row("speculation", "answers_that_differ_at_a_near_tie", near, "answers"),
-        row("speculation", "answers_that_differ_elsewhere", len(gaps) - near, "answers"),
-        row("speculation", "largest_gap_of_scores", round(max(gaps, default=0.0), 3), "nats"),
-    ]
+    both = {"plain": terms, "proposing": terms}
+    found = {
+        "answers": (len(plain.answers), "answers"),
+        "answers_that_differ_at_a_near_tie": (near, "answers"),
+        "answers_that_differ_elsewhere": (len(gaps) - near, "answers"),
+        "largest_gap_of_scores": (round(max(gaps, default=0.0), 3), "nats"),
+    }
+    return [row("speculation", metric, value, unit, terms=both) for metric, (value, unit) in found.items()]
 
 
 def _first_difference(one: list[int], other: list[int]) -> int | None:
