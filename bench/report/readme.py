@@ -206,7 +206,7 @@ class Pages:
         if not path.exists():
             return f"(Not drawn yet: `{_command(benchmark)}`.)"
         ages = "; ".join(f"{device}: {age}" for device, age in self._ages(benchmark))
-        return f"![{seen}](docs/images/{path.name})" + (f" ({ages})" if ages else "")
+        return f"![{seen}](docs/images/{path.name})" + (f" (As of commit {self.as_of}: {ages})" if ages else "")
 
     def _ages(self, benchmark: str) -> Iterator[tuple[str, str]]:
         """Yield the device and the age of each result of a benchmark."""

@@ -196,6 +196,14 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
 
 
 def print_rows(benchmark: str, rows: Sequence[Row]) -> None:
+    """Print a table of the rows, and below it what each goal was reached through."""
+    _print_table(benchmark, rows)
+    for one in rows:
+        if one.by:
+            print(f"{one.metric}: {one.by}")
+
+
+def _print_table(benchmark: str, rows: Sequence[Row]) -> None:
     cells = [[_shown(getattr(one, column)) for column in _COLUMNS] for one in rows]
     if importlib.util.find_spec("rich") is None:
         print(plain_table(benchmark, cells))
