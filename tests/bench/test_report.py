@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from bench.report import results
-from bench.report.results import in_turn, publish, row
+from bench.report.results import in_turn, print_rows, publish, row
 from bench.report.targets import ROOT, device_of, targets
 from bench.report.terms import Terms, UnequalTerms
-from bench.report.verdict import MEETS
+from bench.report.verdict import MEETS, goal
 
 # Modules that a machine with a GPU may lack.
 BARE = """
@@ -143,3 +143,10 @@ def test_a_machine_without_extras_prints_a_plain_table_and_no_picture(tmp_path: 
     assert lines[2].split("  ")[0] == "b1_of_its_goal"
     assert len(lines) == 3
     assert json.loads((tmp_path / device_of("cpu") / "cpu.json").read_text())["seconds"] == [0.5]
+
+
+def test_a_goal_is_printed_with_both_parts_and_the_one_that_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    reached, by = goal(1.3, 0.7)
+    print_rows("cpu", [row("cpu", "b1_of_its_goal", reached, "ratio", by=by)])
+    printed = "b1_of_its_goal: 1.3 of the peer, wanted 1.2; 0.7 of the ceiling, wanted 0.85: through the peer"
+    assert printed in capsys.readouterr().out.splitlines()
