@@ -48,7 +48,7 @@ THRESHOLDS = (
     Threshold("tokenSeconds", 0.2, 0.1, "time between two tokens after which the second is late", _TOKEN),
     Threshold("minErrors", 3, 3, "failed requests in the long window that a burn rate of errors must exceed"),
     Threshold("minRequests", 20, 20, "requests in the long window that a burn rate must exceed"),
-    Threshold("minFailures", 5, 5, "requests in a quarter of an hour, of the kind that a share counts, that it must exceed"),
+    Threshold("minFailures", 5, 5, "requests of its kind in a quarter of an hour that a share must exceed"),
     Threshold("minTokens", 200, 200, "tokens in the long window that a burn rate of tokens must exceed"),
     Threshold("kvStepSeconds", 0.02, 0.01, "99th percentile of the KV manager's Steps"),
     Threshold("cancelSeconds", 1, 0.5, "99th percentile of the time from a disconnection to free blocks"),
