@@ -10,7 +10,17 @@ from pathlib import Path
 
 from bench.gpu_check import DRY, REPETITIONS, probe
 from bench.gpu_check.budgets import BUDGETS, SECONDS
-from bench.gpu_check.run import CODE, PATIENCE, Check, check_replaceable, check_writable, end_on_signals, seconds_of
+from bench.gpu_check.processes import bear_lost_output
+from bench.gpu_check.run import (
+    CODE,
+    PATIENCE,
+    Check,
+    check_replaceable,
+    check_writable,
+    end_on_signals,
+    results_folder,
+    seconds_of,
+)
 from bench.report.results import print_rows, publish
 from bench.report.targets import RESULTS, ROOT, device_of
 
@@ -19,6 +29,7 @@ def main() -> None:
     """Check and measure; exit with 1 after a failure."""
     options = _options()
     begun = time.monotonic()
+    bear_lost_output()
     end_on_signals()
     with tempfile.TemporaryDirectory() as dry:
         folder = options.results or (Path(dry) if DRY else RESULTS / device_of("gpu"))
@@ -44,7 +55,7 @@ def _options() -> Namespace:
         "--seconds", type=seconds_of, default=SECONDS * PATIENCE, help="that the whole may take: %(default)s"
     )
     folder = RESULTS.relative_to(ROOT)
-    parser.add_argument("--results", type=Path, help=f"folder for gpu.json: {folder}/gpu, but if dry")
+    parser.add_argument("--results", type=results_folder, help=f"folder for gpu.json: {folder}/gpu, but if dry")
     parser.add_argument("--parts", type=_parts, default=list(BUDGETS), help=f"names with commas: {','.join(BUDGETS)}")
     options = parser.parse_args()
     if len(options.parts) < len(BUDGETS) and not (options.results or DRY):

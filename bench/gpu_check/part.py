@@ -13,6 +13,7 @@ from importlib import import_module
 from bench.gpu_check import DRY
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.notes import Notes
+from bench.gpu_check.processes import bear_lost_output
 
 _SMALL = DRY or "--small" in sys.argv[1:]
 
@@ -41,6 +42,7 @@ def _run(name: str, deadline: Deadline, notes: Notes) -> None:
 
 
 if __name__ == "__main__":
+    bear_lost_output()
     main(sys.argv[1], float(sys.argv[2]), int(sys.argv[-1]))
     # All is written. Libraries that crash or hang while the interpreter ends make no failure of the part.
     sys.stdout.flush()

@@ -17,6 +17,7 @@ if torch.cuda.is_available():
     torch.ones(1, device="cuda").sum().item()
 print(json.dumps(machine.hardware()))
 """
+SILENT = "nvidia-smi does not answer"
 # After a failure: whether the driver still answers, and who has the memory.
 _STATE = (
     "name",
@@ -47,4 +48,4 @@ def state() -> str:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or DRY:
         return "no GPU"
     command = ["nvidia-smi", f"--query-gpu={','.join(_STATE)}", "--format=csv,noheader"]
-    return machine.output_of(command) or "nvidia-smi does not answer"
+    return machine.output_of(command) or SILENT

@@ -1,5 +1,6 @@
 """Runs the parts of the check one after the other, each as a process with a time limit, so that failures stay apart."""
 
+import io
 import os
 import select
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from bench.report.targets import ROOT
@@ -23,6 +25,27 @@ END_SECONDS = _END_SECONDS + _LOOK_SECONDS
 _GUARD = (
     "import sys; from bench.gpu_check.processes import kill_all; sys.stdin.read(); kill_all(int(sys.argv[1]), {!r})"
 )
+
+
+class _Output(io.FileIO):
+    """Drops what cannot be written: the loss of a terminal, a pipe or a disk's space ends no measurement."""
+
+    def write(self, data: Any, /) -> int:
+        """Return the bytes written or dropped."""
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
+
+
+def bear_lost_output() -> None:
+    """Let all that this process prints be lost without an error, where it cannot be written."""
+    for name in ("stdout", "stderr"):
+        file = getattr(sys, name)
+        if file is not None and file is getattr(sys, f"__{name}__"):
+            buffer = io.BufferedWriter(_Output(file.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(buffer, file.encoding, "backslashreplace", line_buffering=True))
 
 
 class Part:

@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bench.gpu_check import DRY, REPETITIONS, probe
@@ -24,6 +26,9 @@ PATIENCE = 10 if DRY else 1
 # What the rows measured: changes of other code make no row stale.
 CODE = ("engine", "bench/gpu_check")
 RESULTS_VARIABLE = "QUIRE_GPU_CHECK_RESULTS"
+_WIDTH = 130
+# The states of a part in the file.
+_WAITS, _RUNS, _ENDED = "not started", "running", "ended"
 
 
 @dataclass
@@ -37,34 +42,69 @@ class Check:
     hardware: dict[str, Any]
     result: Result = field(default_factory=Result)
     lost: str | None = None
+    parts: dict[str, str] = field(default_factory=dict)
+    # "in order", or what ended it before; None while it runs, and for ever after SIGKILL.
+    ended: str | None = None
+    answers: bool = True
 
     def run(self) -> None:
         """Run all parts. A part that fails costs its own rows only, and so does a disk that is full for a while."""
+        keep_earlier(self.folder / "gpu.json")
         # A later part may read what earlier ones found.
         os.environ[RESULTS_VARIABLE] = str(self.folder / "gpu.json")
-        left = list(self.budgets)
-        while left:
-            name = left.pop(0)
-            now = time.monotonic()
-            later = [self.budgets[one] * PATIENCE for one in left]
-            limit = limit_of(self.budgets[name] * PATIENCE, later, self.seconds - (now - self.begun))
-            # Interpreted kernels have a limit that says nothing.
-            print(name if DRY else f"{name}: within {limit:.0f} s", flush=True)
-            if failure := self._follow(name, limit):
-                self._fail(name, failure)
+        self.parts = dict.fromkeys(self.budgets, _WAITS)
+        try:
+            for name in self.budgets:
+                self._run(name)
+            self.ended = "in order"
+        except BaseException as ending:
+            self._interrupted(ending)
+            raise
+        finally:
+            self._write()
 
     def more(self) -> dict[str, Any]:
         """Return what the file has beside its rows."""
         found = {"raw": self.result.raw, "failures": self.result.failures, "hardware": self.hardware}
-        return found | ({"dry": True} if DRY else {})
+        return found | {"parts": self.parts, "ended": self.ended} | ({"dry": True} if DRY else {})
 
-    def end(self) -> None:
-        """Print the time, and exit with 1 after a failure."""
+    def end(self, unmerged: Sequence[str] = ()) -> None:
+        """Print the time, and exit with 1 after a failure, or where results were not written or merged."""
         print(f"took {time.monotonic() - self.begun:.0f} s")
-        if self.lost:
-            sys.exit(f"the last results could not be written: {self.lost}")
+        reasons = [f"the last results could not be written: {self.lost}"] if self.lost else []
         if self.result.failures:
-            sys.exit("failed: " + "; ".join(f"{part}: {what}" for part, what in self.result.failures.items()))
+            reasons.append(textwrap.shorten(f"failed: {', '.join(self.result.failures)}", _WIDTH, placeholder=" ..."))
+        if unmerged:
+            reasons.append("the results were not all merged")
+        if reasons:
+            sys.exit("; ".join(reasons))
+
+    def _run(self, name: str) -> None:
+        limit = self._limit(name)
+        if limit <= 0:
+            # To start it only to kill it would take time that the call does not have.
+            self.result.failures.setdefault(name, "not started: no time was left")
+            return
+        # Interpreted kernels have a limit that says nothing.
+        print(name if DRY else f"{name}: within {limit:.0f} s", flush=True)
+        self.parts[name] = _RUNS
+        self._write()
+        failure = self._follow(name, limit)
+        self.parts[name] = _ENDED
+        if failure:
+            self._fail(name, failure)
+
+    def _limit(self, name: str) -> float:
+        later = [self.budgets[one] * PATIENCE for one, state in self.parts.items() if state == _WAITS and one != name]
+        return limit_of(self.budgets[name] * PATIENCE, later, self.seconds - (time.monotonic() - self.begun))
+
+    def _interrupted(self, ending: BaseException) -> None:
+        number = ending.code - 128 if isinstance(ending, SystemExit) and isinstance(ending.code, int) else None
+        self.ended = f"signal {number}" if number else type(ending).__name__
+        for name, state in self.parts.items():
+            if state != _ENDED:
+                reason = f"interrupted: {self.ended}" if state == _RUNS else "it never ran"
+                self.result.failures.setdefault(name, reason)
 
     def _follow(self, name: str, limit: float) -> str | None:
         until = time.monotonic() + working_seconds(limit)
@@ -75,10 +115,23 @@ class Check:
             return f"{type(error).__name__}: {error}"
 
     def _fail(self, name: str, failure: str) -> None:
+        print(f"{name} failed: {failure}", flush=True)
         # The reason that the part itself wrote says more.
         self.result.failures.setdefault(name, failure)
-        self.result.raw[f"gpu_after_{name}"] = probe.state()
         self._write()
+        self.result.raw[f"gpu_after_{name}"] = self._state()
+        self._write()
+
+    def _state(self) -> str:
+        """Ask for the GPU's state until there is no answer once: to wait for none takes the time of other parts."""
+        if not self.answers:
+            return "not asked: there was no answer before"
+        try:
+            found = probe.state()
+        except Exception as error:
+            found = f"{probe.SILENT}: {error}"
+        self.answers = not found.startswith(probe.SILENT)
+        return found
 
     def _take(self, line: str) -> None:
         self.result.take(line)
@@ -93,9 +146,20 @@ class Check:
 
 
 def end_on_signals() -> None:
-    """Let `timeout` or a lost terminal end the run in order: the processes of a part are a session of their own."""
+    """Let `timeout` or a lost terminal end the run in order: the processes of a part are a session of their own.
+
+    Under nohup a lost terminal ends nothing.
+    """
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, _end_once)
+
+
+def _end_once(number: int, _: FrameType | None) -> None:
+    # A second signal would interrupt the end of the processes and the last write.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def seconds_of(text: str) -> float:
@@ -107,6 +171,30 @@ def seconds_of(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise ArgumentTypeError(f"must be a number above 0, not {text!r}")
     return seconds
+
+
+def results_folder(text: str) -> Path:
+    """Return an option's folder. Raises ArgumentTypeError."""
+    if not text.strip():
+        raise ArgumentTypeError("must name a folder")
+    return Path(text)
+
+
+def earlier_of(path: Path) -> list[Path]:
+    """Return the files of earlier runs, gpu.json.1 and so on, oldest first."""
+    numbers = (found.name.removeprefix(f"{path.name}.") for found in path.parent.glob(f"{path.name}.*"))
+    return [path.with_name(f"{path.name}.{one}") for one in sorted(int(text) for text in numbers if text.isdecimal())]
+
+
+def keep_earlier(path: Path) -> None:
+    """Rename the file of an earlier run, so that a run that crashes loses none of its rows. Exits if it cannot."""
+    last = int(names[-1].name.rpartition(".")[2]) if (names := earlier_of(path)) else 0
+    try:
+        path.rename(path.with_name(f"{path.name}.{last + 1}"))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        sys.exit(f"{path} cannot be kept: {error.strerror}")
 
 
 def check_writable(folder: Path) -> None:

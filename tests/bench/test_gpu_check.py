@@ -161,7 +161,11 @@ def test_a_program_that_takes_too_long_has_no_output() -> None:
 
 def test_output_that_is_no_text_or_has_no_place_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.output_of(["printf", r"a\377b"]) == "a\ufffdb"
-    monkeypatch.setattr(machine.tempfile, "TemporaryFile", lambda *_, **__: Path("/nowhere/file").open())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", full)
     assert machine.output_of(["echo", "out"]) is None
 
 
@@ -194,6 +198,7 @@ def test_without_a_gpu_the_message_names_the_dry_run(monkeypatch: pytest.MonkeyP
         (["--results", "{file}/below"], "--results: no file can be written in {file}/below: Not a directory"),
         (["--results", "/proc/none"], "--results: no file can be written in /proc/none: "),
         (["--results", "a\0b"], "--results: no file can be written in a\0b: "),
+        (["--results", ""], "argument --results: must name a folder"),
         (["--dr"], "unrecognized arguments: --dr"),
     ],
 )

@@ -17,7 +17,16 @@ from bench.gpu_check.budgets import SECONDS
 from bench.gpu_check.calls.budgets import CALLS
 from bench.gpu_check.calls.merged import folder_of, merge
 from bench.gpu_check.calls.summary import judged_by_base, predicted, summary
-from bench.gpu_check.run import PATIENCE, Check, check_replaceable, check_writable, end_on_signals, seconds_of
+from bench.gpu_check.processes import bear_lost_output
+from bench.gpu_check.run import (
+    PATIENCE,
+    Check,
+    check_replaceable,
+    check_writable,
+    end_on_signals,
+    results_folder,
+    seconds_of,
+)
 from bench.report.targets import RESULTS, ROOT
 
 # Kernels that one call has compiled, the next one finds.
@@ -27,8 +36,9 @@ _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 def main() -> None:
     """Run the call; exit with 1 after a failure."""
     options = _options()
+    bear_lost_output()
     if options.call == "merge":
-        sys.exit("; ".join(merge(options.results or RESULTS / "gpu")) or None)
+        sys.exit("; ".join(f"not merged: {one}" for one in merge(options.results or RESULTS / "gpu")) or None)
     begun = time.monotonic()
     for variable, name in _CACHES.items():
         os.environ.setdefault(variable, str(ROOT / "build" / "gpu-first" / name))
@@ -47,11 +57,11 @@ def _run(call: int, seconds: float, begun: float, folder: Path, *, kept: bool) -
     try:
         check.run()
     finally:  # also where the call is ended
-        unread = merge(folder)
+        unmerged = merge(folder)
         print("\n".join(_summary(check, kept)), flush=True)
-        for one in unread:
+        for one in unmerged:
             print(f"not merged: {one}")
-    check.end()
+    check.end(unmerged)
 
 
 def _summary(check: Check, kept: bool) -> list[str]:
@@ -72,7 +82,7 @@ def _options() -> Namespace:
         "--seconds", type=seconds_of, default=SECONDS * PATIENCE, help="that the call may take: %(default)s"
     )
     folder = RESULTS.relative_to(ROOT)
-    parser.add_argument("--results", type=Path, help=f"folder for the files: {folder}/gpu, but if dry")
+    parser.add_argument("--results", type=results_folder, help=f"folder for the files: {folder}/gpu, but if dry")
     return parser.parse_args()
 
 
