@@ -122,10 +122,10 @@ readme: .venv/installed ## write the results into README.md and the pages of doc
 	$(BIN)/python -m bench.report.readme
 
 gpu-check: ## run checks and measurements on a GPU with PYTHON; DRY=1: small cases without a GPU
-	$(ON_A_GPU) -m bench.gpu_check $(if $(DRY),--dry) $(ARGS)
+	$(ON_A_GPU) -m bench.gpu_check $(if $(filter 1,$(DRY)),--dry) $(ARGS)
 
 gpu-first: ## run call CALL of the first half hour on a GPU, 1 to 3, each within ten minutes; DRY=1 as above
-	$(ON_A_GPU) -m bench.gpu_check.calls $(CALL) $(if $(DRY),--dry) $(ARGS)
+	$(ON_A_GPU) -m bench.gpu_check.calls $(CALL) $(if $(filter 1,$(DRY)),--dry) $(ARGS)
 
 dry-gpu-check: .venv/installed ## run the small cases of gpu-check and gpu-first with older packages, and check their coverage
 	$(BIN)/pytest tests/gpu_check $(ARGS)
