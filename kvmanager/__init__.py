@@ -35,7 +35,7 @@ from kvmanager.observe.slots import Slots
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import SequenceTable
-from kvmanager.report import PoolReport, SequenceReport, TierReport, report_of
+from kvmanager.report import PoolReport, SequenceReport, TierReport, report_of, reporting
 from kvmanager.tier.tier import BlockCounts, Eviction, Seal, Tier
 
 __all__ = [
@@ -88,5 +88,6 @@ __all__ = [
     "adopt",
     "entries_of",
     "report_of",
+    "reporting",
     "state_of",
 ]

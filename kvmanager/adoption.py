@@ -198,7 +198,7 @@ class _SharingCheck:
         self._first: dict[tuple[bool, int], tuple[int, int]] = {}  # index and group of shared blocks
 
     def check_sequence(self, sequence: SequenceTable) -> None:
-        first = self._state.sequences[self._state.groups[sequence.group][0]]
+        first = self._state.sequences[next(iter(self._state.groups[sequence.group]))]
         own, others = (
             (one.request_id, one.salt, one.resets, one.prompt_tokens, one.swapped) for one in (sequence, first)
         )

@@ -39,6 +39,8 @@ _SLICE_LENGTHS = 4096  # lengths that are set without a pause: some 0.3 ms
 _UNLIMITED = 1 << 62
 _REFUSAL_WORK = 8
 _TOKENS_PER_UNIT = 16
+# Of an item that adds a sequence, beside its blocks and tokens.
+_SEQUENCE_WORK = 8
 
 # Verbs whose effects have no other bound than MAX_STEP_BLOCKS.
 _GRANTS = (StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE)
@@ -84,7 +86,7 @@ class Pool:
         return self.state.sequences
 
     @property
-    def groups(self) -> dict[int, list[int]]:
+    def groups(self) -> dict[int, dict[int, None]]:
         """The sequence ids of each live group."""
         return self.state.groups
 
@@ -96,8 +98,8 @@ class Pool:
         """Apply a Step in slices; the generator's return value is the result. Raises StepOutOfOrder as `apply` does.
 
         A slice ends after the item, or the part of an item, that completes `budget` units of work. A unit is a block,
-        16 tokens hashed, or an item. At every pause the conservation law holds. Nothing else may change the pool before
-        the last slice.
+        16 tokens hashed, or an item; an item that adds a sequence counts as 8. At every pause the conservation law
+        holds. Nothing else may change the pool before the last slice.
         """
         if step.step <= self.last_step:
             raise StepOutOfOrder(f"step must be higher than {self.last_step}, not {step.step}")
@@ -109,6 +111,7 @@ class Pool:
         # Inlined, with no call except the verb's, because every decoding step of the engine runs this loop.
         for kind, items, verb in _verbs(step):
             hashes, grants = kind is StepItem.ALLOCATE, kind in _GRANTS
+            own_work = _SEQUENCE_WORK if hashes or kind is StepItem.FORK else 1
             for position, item in enumerate(items):
                 seen = len(effects)
                 try:
@@ -119,7 +122,7 @@ class Pool:
                         work = yield from _in_slices(remaining, work, budget)
                     blocks = len(effects[seen][3]) * (len(effects) - seen) if len(effects) > seen else 0
                     moved += blocks
-                    work += 1 + blocks if remaining is None else 1
+                    work += own_work + blocks if remaining is None else own_work
                 except ItemRefused as refused:
                     refusals.append(Refusal(kind, position, _REFUSALS[type(refused)], str(refused)))
                     work += _REFUSAL_WORK

@@ -51,7 +51,7 @@ class PoolState:
         self.device = device
         self.host = host
         self.sequences: dict[int, SequenceTable] = {}
-        self.groups: dict[int, list[int]] = {}  # sequence ids, ascending
+        self.groups: dict[int, dict[int, None]] = {}  # sequence ids, which the dict keeps as an ordered set
         self.pins: dict[str, list[int]] = {}
         self.resets = 0
         self.stepping = False  # True between two slices of a Step
@@ -85,7 +85,7 @@ class PoolState:
         """Return the sequences of a group in order of their ids. Raises UnknownSequence."""
         if group not in self.groups:
             raise UnknownSequence(f"group {group} does not exist")
-        return [self.sequences[sequence_id] for sequence_id in self.groups[group]]
+        return [self.sequences[sequence_id] for sequence_id in sorted(self.groups[group])]
 
     def check_new(self, sequence_id: int) -> None:
         """Raise InvalidItem, IdInUse or OutOfBlocks unless a sequence with this id can be added."""
@@ -107,16 +107,16 @@ class PoolState:
     def add(self, sequence: SequenceTable) -> None:
         """Add a new sequence."""
         self.sequences[sequence.id] = sequence
-        group = self.groups.setdefault(sequence.group, [])
-        group.append(sequence.id)
-        if len(group) > 1:
-            group.sort()
+        if sequence.group in self.groups:
+            self.groups[sequence.group][sequence.id] = None
+        else:
+            self.groups[sequence.group] = {sequence.id: None}
 
     def remove(self, sequence: SequenceTable) -> None:
         """Remove a sequence without releasing its blocks."""
         del self.sequences[sequence.id]
         group = self.groups[sequence.group]
-        group.remove(sequence.id)
+        del group[sequence.id]
         if not group:
             del self.groups[sequence.group]
 

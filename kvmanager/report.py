@@ -6,7 +6,9 @@ report take time by the size of the pool, so both are done in slices.
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from itertools import chain
 
+from kvmanager.parts import complete, parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_state import SequenceTable
 from kvmanager.tier.key_index import NO_KEY
@@ -85,15 +87,22 @@ class PoolReport:
 
 def report_of(pool: Pool) -> PoolReport:
     """Return a report of a pool. Adopting it gives an equal pool."""
+    return complete(reporting(pool))
+
+
+def reporting(pool: Pool) -> Generator[None, None, PoolReport]:
+    """Write a report in slices; the generator's return value is the report. The pool must not change before the end."""
     state = pool.state
-    return PoolReport(
-        sequences=[_sequence_report(sequence) for sequence in state.sequences.values()],
-        pins={pin: list(blocks) for pin, blocks in state.pins.items()},
-        device=_tier_report(state.device),
-        host=_tier_report(state.host),
-        resets=state.resets,
-        last_step=pool.last_step,
-    )
+    report = PoolReport(resets=state.resets, last_step=pool.last_step)
+    for sequences in parts_of(state.sequences.values(), _SLICE_SEQUENCES):
+        report.sequences += map(_sequence_report, sequences)
+        yield
+    for pins in parts_of(state.pins.items(), _SLICE_SEQUENCES):
+        report.pins.update((pin, list(blocks)) for pin, blocks in pins)
+        yield
+    yield from _reporting_tier(report.device, state.device)
+    yield from _reporting_tier(report.host, state.host)
+    return report
 
 
 def _sequence_report(sequence: SequenceTable) -> SequenceReport:
@@ -112,7 +121,14 @@ def _sequence_report(sequence: SequenceTable) -> SequenceReport:
     )
 
 
-def _tier_report(tier: Tier) -> TierReport:
-    unindexed = {block: tier.key(block) or NO_KEY for block in tier.marks.unindexed()}
-    withheld = [*tier.marks.withheld(), *tier.marks.withheld_on_release()]
-    return TierReport(tier.keys.sealing_order(), unindexed, tier.eviction_order(), withheld)
+def _reporting_tier(report: TierReport, tier: Tier) -> Generator[None, None, None]:
+    for seals in parts_of(tier.keys.entries(), _SLICE):
+        report.keyed.update((block, key) for key, block in seals)
+        yield
+    for blocks in parts_of(tier.marks.unindexed(), _SLICE):
+        report.unindexed.update((block, tier.key(block) or NO_KEY) for block in blocks)
+        yield
+    for blocks in parts_of(chain(tier.free.in_order(), tier.cached), _SLICE):
+        report.release_order += blocks
+        yield
+    report.withheld = [*tier.marks.withheld(), *tier.marks.withheld_on_release()]

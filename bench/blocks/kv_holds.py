@@ -22,6 +22,8 @@ from services.kvmanager.garbage_collection import collect_all, freeze_survivors,
 BLOCKS, HOST_BLOCKS, BLOCK_SIZE = 1_000_000, 125_000, 16
 LONG_BLOCKS = 62_500  # of a sequence of a million tokens
 SEQUENCES, SEQUENCE_BLOCKS = 990, 1_000
+GROUP = 16_000  # sequences, nearly as many as there may be
+EQUAL_BLOCKS = 300_000  # with one key
 WORK = 1_000  # units of work in a slice of a Step, as in the service
 MILLI = 1e3
 REPETITIONS = 5
@@ -107,6 +109,8 @@ def longest_holds() -> dict[str, float]:
     _looks(engine)
     _ends(engine)
     _a_full_report(holds)
+    _a_large_group(_Engine(holds))
+    _equal_blocks(_Engine(holds))
     return holds.longest
 
 
@@ -165,7 +169,28 @@ def _a_full_report(holds: _Holds) -> None:
     gc.freeze()
     spec = kvmanager.PoolSpec("engine", 1, "model", BLOCK_SIZE, BLOCKS)
     pool = holds.sliced("adopt_full", freezing(kvmanager.adopt(spec, report)))
+    holds.sliced("report_full", kvmanager.reporting(pool))
     holds.sliced("dismantle", pool.dismantle())
+
+
+def _a_large_group(engine: _Engine) -> None:
+    """Fork a group of thousands of sequences with falling ids, swap it, and free it from its end."""
+    engine.begin(20_000, 1, "small")
+    children = range(19_999, 20_000 - GROUP, -1)
+    engine.do("fork_group", forks=[Fork(20_000, child, BLOCK_SIZE) for child in children])
+    engine.do("swap_out_group", swap_outs=[20_000])
+    engine.do("swap_in_group", swap_ins=[20_000])
+    engine.end((20_000, *children), "group")
+
+
+def _equal_blocks(engine: _Engine) -> None:
+    """Commit one prompt thousands of times: its last block is computed again each time, under the same key."""
+    prompt = array("i", range(BLOCK_SIZE))
+    for first in range(1, EQUAL_BLOCKS, GROUP):
+        numbers = range(first, first + GROUP)
+        engine.do("allocate_equal", allocates=[Allocate(one, one, "r", b"", prompt, BLOCK_SIZE) for one in numbers])
+        engine.do("commit_equal", commits=[Commit(one, 0, prompt) for one in numbers])
+        engine.end(numbers, "equal")
 
 
 if __name__ == "__main__":

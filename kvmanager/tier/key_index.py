@@ -4,10 +4,11 @@ A dict that grows copies all its entries at once, which takes tens of millisecon
 therefore has many dicts, selected by the first byte of the key: keys are digests, which spread evenly.
 
 Several blocks may have the same key, because tables are append-only and never rewritten to a duplicate. The index
-returns the block that was sealed first. A marked block is not in the index but keeps its key, because keyed blocks must
-not be overwritten.
+returns the block that was sealed first, and a ring of links leads from it to the others: any of them is added or
+removed in O(1). A marked block is not in the index but keeps its key, because keyed blocks must not be overwritten.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator
 
 from blocks import KEY_BYTES
@@ -22,11 +23,9 @@ _SHARD_KEYS = 8192
 # Entries that are processed without a pause: well below a millisecond.
 _SLICE = 1000
 
-IndexEntry = int | list[int]
-
 
 class KeyIndex:
-    """The key of each block, and the blocks of each key: a plain block id, or a list if several have the key."""
+    """The key of each block, and the blocks of each key: the first one, linked with the others."""
 
     def __init__(self, total: int, marks: BlockMarks) -> None:
         """Start without keys."""
@@ -35,8 +34,11 @@ class KeyIndex:
             shards *= 2
         self.by_block: list[bytes | None] = [None]
         self._marks = marks
-        self._distinct: list[dict[bytes, IndexEntry]] = [{} for _ in range(shards)]
+        self._distinct: list[dict[bytes, int]] = [{} for _ in range(shards)]
         self._shards = self._distinct * (_BYTES // shards)  # by the first byte
+        # The ring of a key's blocks, in sealing order; the first follows the last. 0: no other block has the key.
+        self._next = array("i", (0,))
+        self._previous = array("i", (0,))
 
     def __len__(self) -> int:
         """Number of indexed keys."""
@@ -54,20 +56,30 @@ class KeyIndex:
     def grow(self, count: int) -> None:
         """Add entries for `count` more blocks."""
         self.by_block += [None] * count
+        for links in (self._next, self._previous):
+            links.frombytes(bytes(count * links.itemsize))
 
     def find(self, key: bytes) -> int | None:
         """Return the block sealed first under `key`, None if there is none. Takes no reference."""
         block = self._shards[key[0]].get(key)
-        if type(block) is list:
-            block = block[0]
-        if block is not None and self._marks.marked_count and self._marks.by_block[block]:  # type: ignore[index]
+        if block is not None and self._marks.marked_count and self._marks.by_block[block]:
             # A damaged index may contain blocks that the audit has marked.
-            return next((block for block in self.blocks_of(key) if not self._marks.by_block[block]), None)
-        return block  # type: ignore[return-value]
+            return next((block for block in self._ring(block) if not self._marks.by_block[block]), None)
+        return block
 
     def blocks_of(self, key: bytes) -> list[int]:
         """Return the blocks that are indexed under a key, in sealing order."""
-        return _listed(self._shards[key[0]].get(key, []))
+        first = self._shards[key[0]].get(key)
+        return [] if first is None else list(self._ring(first))
+
+    def _ring(self, first: int) -> Iterator[int]:
+        """Yield the blocks of a key. The ring must not change during the iteration."""
+        block = first
+        while block:
+            yield block
+            block = self._next[block]
+            if block == first:
+                return
 
     def seal(self, block: int, key: bytes) -> None:
         """Set the key of a held block. `find` returns the block unless an earlier one has the same key."""
@@ -96,13 +108,14 @@ class KeyIndex:
         self._marks.unindex(block)
 
     def _add_duplicate(self, key: bytes, block: int) -> None:
-        shard = self._shards[key[0]]
-        entry = shard[key]
-        if type(entry) is list:
-            if block not in entry:
-                entry.append(block)
-        elif entry != block:
-            shard[key] = [entry, block]  # type: ignore[list-item]
+        """Add a block to the end of the ring of its key, unless the block is in a ring already."""
+        following, preceding = self._next, self._previous
+        first = self._shards[key[0]][key]
+        if first == block or following[block]:
+            return
+        last = preceding[first] or first
+        following[last] = preceding[first] = block
+        following[block], preceding[block] = first, last
 
     def unindex(self, block: int) -> None:
         """Remove a block from the index. The block keeps its key, if it has one."""
@@ -111,14 +124,26 @@ class KeyIndex:
             self._unindex(key, block)
 
     def _unindex(self, key: bytes, block: int) -> None:
-        shard = self._shards[key[0]]
-        entry = shard.get(key)
-        if entry == block:
+        if self._shards[key[0]].get(key) == block:
+            self._unlink(key, block)
+        elif after := self._next[block]:
+            # The key of a damaged block is not that of its ring; the next block's is.
+            self._unlink(self.by_block[after] or key, block)
+
+    def _unlink(self, key: bytes, block: int) -> None:
+        """Remove a block from the ring of a key."""
+        following, preceding = self._next, self._previous
+        shard, after = self._shards[key[0]], following[block]
+        if not after:
             del shard[key]
-        elif type(entry) is list and block in entry:
-            entry.remove(block)
-            if len(entry) == 1:
-                shard[key] = entry[0]
+            return
+        if shard.get(key) == block:
+            shard[key] = after
+        before = preceding[block]
+        following[before], preceding[after] = after, before
+        following[block] = preceding[block] = 0
+        if before == after == following[after]:  # the only one left
+            following[after] = preceding[after] = 0
 
     def remove(self, block: int) -> bytes:
         """Remove a keyed block from the index, and return its former key."""
@@ -151,15 +176,13 @@ class KeyIndex:
         while self.by_block:
             del self.by_block[-entries:]
             yield
+        self._next, self._previous = array("i"), array("i")
 
-    def sealing_order(self) -> dict[int, bytes]:
-        """Return the indexed blocks with their keys; blocks with the same key are in sealing order."""
-        return {block: key for key, block in self._entries()}
-
-    def _entries(self) -> Iterator[tuple[bytes, int]]:
+    def entries(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the keys with their indexed blocks; blocks with the same key are in sealing order."""
         for shard in self._distinct:
-            for key, entry in shard.items():
-                for block in _listed(entry):
+            for key, first in shard.items():
+                for block in self._ring(first):
                     yield key, block
 
     def is_first_of_key(self, block: int) -> bool:
@@ -172,12 +195,18 @@ class KeyIndex:
         key = self.by_block[block]
         if key is None or self._marks.by_block[block] & UNINDEXED:
             return []
-        indexed = self.blocks_of(key)
-        faults = [] if block in indexed else [BlockFault(block, f"block {block} is not in the index under its key")]
-        first = indexed[0] if indexed else block
+        first = self._shards[key[0]].get(key)
+        if first is None or not (first == block or self._is_linked(block)):
+            return [BlockFault(block, f"block {block} is not in the index under its key")]
+        faults = []
         if self.by_block[first] != key and not self._marks.by_block[first]:
             faults.append(BlockFault(first, f"block {first} is indexed under the key of block {block}, not its own"))
         return faults
+
+    def _is_linked(self, block: int) -> bool:
+        """Return whether a block is in a ring, next to another one with its key."""
+        before, after = self._previous[block], self._next[block]
+        return self._next[before] == block and self.by_block[block] in (self.by_block[before], self.by_block[after])
 
     def checking(self) -> Iterator[list[BlockFault]]:
         """Check that no block is indexed under another block's key, yielding the faults after each slice.
@@ -186,23 +215,19 @@ class KeyIndex:
         """
         for shard in self._distinct:
             faults = []
-            for key, entry in list(shard.items()):
-                for block in list(_listed(entry)):
+            for key, first in list(shard.items()):
+                for block in list(self._ring(first)):
                     if self._marks.by_block[block]:
-                        self._unindex(key, block)
+                        self._unlink(key, block)
                     elif self.by_block[block] != key:
                         faults.append(BlockFault(block, f"block {block} is indexed under a key that is not its own"))
-                        self._unindex(key, block)
+                        self._unlink(key, block)
             yield faults
 
     def violations(self) -> list[str]:
         """Return a message for each block that is indexed under a key that is not its own."""
         return [
             f"block {block} is indexed under a key that is not its own"
-            for key, block in self._entries()
+            for key, block in self.entries()
             if self.by_block[block] != key and not self._marks.by_block[block]
         ]
-
-
-def _listed(entry: IndexEntry) -> list[int]:
-    return entry if isinstance(entry, list) else [entry]

@@ -44,7 +44,7 @@ def swap_out(state: PoolState, group: int, outcome: Outcome) -> Parts:
         outcome.host_sealed += _carry_keys(part, state.device, state.host)
         yield len(part)
     yield from state.releasing([])  # the old tables; last, because a block may lose its key on release
-    _record_move(StepItem.SWAP_OUT, members, outcome)
+    yield from _recording_move(StepItem.SWAP_OUT, members, outcome)
 
 
 def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
@@ -55,15 +55,17 @@ def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
     evicted_before = len(outcome.evicted)
     tables = yield from _moving(route, members, state, lambda count: state.grant(count, outcome))
     state.host_in_flight.clear()
-    for table in tables:
-        state.release_host_after_step(reversed(table))
+    for some in parts_of(tables):
+        for table in some:
+            state.release_host_after_step(reversed(table))
+        yield len(some)
     for part in parts_of(route.to_copy.items()):
         outcome.host_to_device += _copies(part)
         for block, key in _carry_keys(part, state.host, state.device):
             outcome.sealed_blocks.append(block)
             outcome.sealed_keys.append(key)
         yield len(part)
-    _record_move(StepItem.SWAP_IN, members, outcome, evicted_before)
+    yield from _recording_move(StepItem.SWAP_IN, members, outcome, evicted_before)
 
 
 def _members(state: PoolState, group: int, *, swapped: bool) -> list[SequenceTable]:
@@ -168,11 +170,13 @@ def _carry_keys(moves: list[tuple[int, int]], source: Tier, target: Tier) -> lis
     return seals
 
 
-def _record_move(
+def _recording_move(
     item: StepItem, members: list[SequenceTable], outcome: Outcome, evicted_before: int | None = None
-) -> None:
+) -> Parts:
     evicted = [] if evicted_before is None else outcome.evicted[evicted_before:]
-    for member in members:
-        outcome.tables.append(TableChange(member.id, 0, member.table[:], member.room_tokens))
-        outcome.effects.append((item, member.id, member.group, member.table[:], evicted, None))
-        evicted = []
+    for part in parts_of(members):
+        for member in part:
+            outcome.tables.append(TableChange(member.id, 0, member.table[:], member.room_tokens))
+            outcome.effects.append((item, member.id, member.group, member.table[:], evicted, None))
+            evicted = []
+        yield len(part)

@@ -6,10 +6,15 @@ its report to the manager.
 """
 
 from collections import deque
+from collections.abc import Generator
 from dataclasses import replace
 
 import kvmanager
 from blocks import Step, StepResult
+from kvmanager.parts import complete
+
+# Units of work of a Step that are done without a pause: about half a millisecond.
+_SLICE_WORK = 1000
 
 
 class PoolDiverged(Exception):
@@ -56,17 +61,23 @@ class Replica:
             raise PoolDiverged(own)
 
     def report(self) -> kvmanager.PoolReport:
-        """Describe the pool after a disconnect, when the Steps in flight will not be answered.
+        """Describe the pool, as `reporting` does, in one piece."""
+        return complete(self.reporting())
+
+    def reporting(self) -> Generator[None, None, kvmanager.PoolReport]:
+        """Describe the pool after a disconnect, in slices, when the Steps in flight will not be answered.
 
         Frees, forks and commits in flight take effect, whether or not the manager received them. Allocations are not
         granted, and swaps do not happen, because nobody made the copies.
         """
         while self._in_flight:
             step = self._in_flight.popleft()
-            self._pool.apply(replace(step, swap_outs=(), swap_ins=(), extends=(), allocates=()))
+            yield from self._pool.applying(
+                replace(step, swap_outs=(), swap_ins=(), extends=(), allocates=()), _SLICE_WORK
+            )
         if not self._pool.last_step:
             return kvmanager.PoolReport()
-        return kvmanager.report_of(self._pool)
+        return (yield from kvmanager.reporting(self._pool))
 
 
 def _compared(result: StepResult) -> tuple[object, ...]:

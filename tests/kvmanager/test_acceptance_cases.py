@@ -81,7 +81,7 @@ def test_29_a_reset_of_idle_blocks_forgets_every_key_and_is_the_last_event():
     engine.cache(1, ids(0, 8))
     engine.accept(pins=[Reset()])
     assert engine.pool.device.counts == (10, 0, 0, 0)
-    assert engine.pool.device.keys.sealing_order() == {}
+    assert list(engine.pool.device.keys.entries()) == []
     last = engine.events()[-1]
     assert (last.item, last.ranges, last.refusal) == (StepItem.PIN, (), None)
     assert engine.accept(allocates=[allocate(2, ids(0, 8))]).hit_tokens == 0
@@ -162,7 +162,7 @@ def test_37_a_reused_prefix_is_not_recorded_as_committed_again_nor_is_an_item_wi
     engine.accept()
     (begun,) = engine.events()
     assert (begun.item, begun.cached_tokens, begun.evicted) == (StepItem.ALLOCATE, 8, ())
-    assert len(engine.pool.device.keys.sealing_order()) == 4
+    assert len(list(engine.pool.device.keys.entries())) == 4
 
 
 # Allocation and counting

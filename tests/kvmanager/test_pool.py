@@ -612,7 +612,7 @@ class TestFork:
             block_key(root_key("model", b"s"), [1, 2]), [3, 9]
         )
         small.free(1)
-        assert small.pool.groups == {7: [2]}
+        assert small.pool.groups == {7: {2: None}}
 
     def test_a_child_of_a_parent_without_keys_starts_its_chain_with_the_parents_salt(self, small):
         small.allocate(1, [1, 2], salt=b"s")

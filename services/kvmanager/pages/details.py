@@ -82,6 +82,6 @@ async def sequence_json(manager: KVManager, session: Session, number: int) -> di
         "keyed": [int(tier.key(block) is not None) for block in sequence.table],
         "committed": sequence.committed_blocks,
         "prompt": sequence.prompt_tokens,
-        "siblings": [one for one in pool.groups.get(sequence.group, []) if one != number],
+        "siblings": [one for one in sorted(pool.groups.get(sequence.group, ())) if one != number],
         "explain": explained,
     }

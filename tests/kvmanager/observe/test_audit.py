@@ -108,7 +108,7 @@ def test_damage_is_found_and_the_block_is_named(lived_in, damage):
 SUMS = {
     "saved": lambda pool: setattr(pool.device, "saved", pool.device.saved + 1),
     "shared": lambda pool: setattr(pool.device, "shared", pool.device.shared + 1),
-    "in its group": lambda pool: pool.groups[1].remove(2),
+    "in its group": lambda pool: pool.groups[1].pop(2),
     "sum to": lambda pool: setattr(pool.device.cached, "size", pool.device.cached.size + 1),
 }
 

@@ -51,10 +51,17 @@ def test_objects_made_by_a_slice_are_frozen_before_a_collection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "attached", "collected"), [(1.0, True, False), (HOUR, True, True), (1.0, False, True)]
+    ("seconds", "attached", "busy", "collected"),
+    [
+        (1.0, True, False, False),
+        (HOUR, True, False, True),
+        (HOUR, True, True, False),
+        (24 * HOUR, True, True, True),
+        (1.0, False, False, True),
+    ],
 )
-def test_cycles_are_collected_once_an_hour_and_when_the_last_engine_detaches(
-    seconds: float, attached: bool, collected: bool
+def test_cycles_are_collected_once_an_hour_between_steps_and_when_the_last_engine_detaches(
+    seconds: float, attached: bool, busy: bool, collected: bool
 ) -> None:
     manager = KVManager(epoch=1)
     session = manager.attach(PoolSpec("engine", 1, "model", 16, 8, 0))
@@ -68,6 +75,7 @@ def test_cycles_are_collected_once_an_hour_and_when_the_last_engine_detaches(
         if not attached:
             manager.detach(session)
         for _ in range(3):
+            session.totals.steps += busy
             await asyncio.sleep(0)
         task.cancel()
         return cyclic() is None

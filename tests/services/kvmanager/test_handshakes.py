@@ -165,7 +165,7 @@ async def test_a_silent_handshake_ends(registers: bool) -> None:
 
 async def test_a_handshake_that_sends_slowly_ends_too() -> None:
     async with serving(limits=HandshakeLimits(silence=10, wait=0.3)) as (_, stream):
-        slow = await stream().register()
+        slow = await stream().register(device_blocks=10_000)
         writing = asyncio.create_task(_write_slowly(slow))
         code, _ = await slow.refusal()
         assert code is grpc.StatusCode.UNAVAILABLE
