@@ -14,7 +14,7 @@ import sys
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ class Pages:
         """`behind` counts commits that changed some code since a commit, as of the commit `as_of` by default."""
         self.as_of = as_of
         self._folder = results
-        self._behind = behind or partial(commits_behind, at=as_of)
+        self._behind = cache(behind or partial(commits_behind, at=as_of))
         self._targets = targets()
         self._images = images
         self._results = {name: results_of(name, results) for name in self._targets}
@@ -125,7 +125,7 @@ class Pages:
         """Yield every target, in the order of the file."""
         for benchmark, group in self._targets.items():
             found = self._results[benchmark].items()
-            runs = {device: self._run(device, result) for device, result in found}
+            runs = {device: partial(self._run, device, result) for device, result in found}
             rows = {device: {row["metric"]: row for row in result["rows"]} for device, result in found}
             for metric, target in group.items():
                 if metric != "title":
@@ -133,16 +133,18 @@ class Pages:
                     yield _line(benchmark, target, by_device, runs)
 
     def commits(self) -> set[str]:
-        """Return the commits of all results."""
-        return {str(result["commit"]) for found in self._results.values() for result in found.values()}
+        """Return the commits of all rows."""
+        found = [result for results in self._results.values() for result in results.values()]
+        return {str(row.get("commit", result["commit"])) for result in found for row in result["rows"]}
 
-    def _run(self, device: str, result: Mapping[str, Any]) -> Run:
-        """Return what voids a file of results now; its rows measured the same code."""
+    def _run(self, device: str, result: Mapping[str, Any], row: Mapping[str, Any]) -> Run:
+        """Return what voids a row of a result now. Rows of one file may come from several commits."""
+        commit = row.get("commit", result["commit"])
         return Run(
-            result["commit"],
+            commit,
             result.get("repetitions", 1),
             result.get("foreign_cores"),
-            self._behind(result["commit"], code_of(next(iter(result["rows"]), {}))),
+            self._behind(commit, tuple(code_of(row))),
             result["hardware"].get("cpu") != self._newest_cpu(device),
         )
 
@@ -211,7 +213,8 @@ class Pages:
     def _ages(self, benchmark: str) -> Iterator[tuple[str, str]]:
         """Yield the device and the age of each result of a benchmark."""
         for device, result in results_of(benchmark, self._folder).items():
-            behind = self._run(device, result).behind
+            first: Mapping[str, Any] = next(iter(result["rows"]), {})
+            behind = self._behind(result["commit"], tuple(code_of(first)))
             age = "an unknown commit" if behind is None else f"{behind} commits behind" if behind else "up to date"
             yield device, f"{result['commit']}, {age}"
 
@@ -233,16 +236,19 @@ def _name_of(rows: Mapping[str, Any], program: str) -> str:
 
 
 def _line(
-    benchmark: str, target: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Run]
+    benchmark: str,
+    target: Mapping[str, Any],
+    rows: Mapping[str, Mapping[str, Any]],
+    runs: Mapping[str, Callable[[Mapping[str, Any]], Run]],
 ) -> Line:
-    """Make the line of a target from its rows by device."""
+    """Make the line of a target from its rows by device, and from what is known about the run of a row."""
     measured = {device: row for device, row in rows.items() if row.get("value") is not None}
     one: Mapping[str, Any] = next(iter([*measured.values(), *rows.values()]), {})
     unit, peer = one.get("unit", "ratio"), one.get("peer")
     wanted = f"{_SIDES[target['better']]} {_shown(target['target'], unit)}" + (
         f" ({peer.replace('_', ' ')})" if peer else ""
     )
-    values = tuple(_value(device, row, target, runs[device], unit) for device, row in measured.items())
+    values = tuple(_value(device, row, target, runs[device](row), unit) for device, row in measured.items())
     return Line(benchmark, target["words"], target.get("headline", ""), values, wanted)
 
 

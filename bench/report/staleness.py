@@ -1,7 +1,7 @@
 """How far results are behind the code that they measured: `python -m bench.report.staleness` prints it by benchmark."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -36,7 +36,7 @@ def has_history() -> bool:
     return output_of(["git", "rev-parse", "--is-shallow-repository"], ROOT) == "false"
 
 
-def code_of(row: dict[str, Any]) -> Sequence[str]:
+def code_of(row: Mapping[str, Any]) -> Sequence[str]:
     """Return the paths of the code that a row measured."""
     found: Sequence[str] = row.get("code") or PRODUCT
     return found

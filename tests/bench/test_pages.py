@@ -142,6 +142,19 @@ def test_a_value_that_does_not_count_is_shown_with_its_reason(
     assert (f"(amx; {state}: " in line.shown_values) == (state != "yes")
 
 
+def test_a_row_that_names_its_own_commit_is_judged_by_it(tmp_path: Path) -> None:
+    write_result(
+        tmp_path, "gpu", device="gpu", decode_of_the_read_bandwidth=0.95, ragged_decode_of_the_read_bandwidth=0.95
+    )
+    path = tmp_path / "gpu" / "gpu.json"
+    result = json.loads(path.read_text())
+    result["rows"][0]["commit"] = "0123abc-dirty"
+    path.write_text(json.dumps(result))
+    state = lines_of(tmp_path)
+    assert state["decode_of_the_read_bandwidth"] == "void"
+    assert state["ragged_decode_of_the_read_bandwidth"] == "yes"
+
+
 def test_results_of_one_class_from_two_cpus_count_only_for_the_newest(tmp_path: Path) -> None:
     write_result(tmp_path, "cpu", b1_of_its_goal=1.5)
     write_result(tmp_path, "batch", over_in_process=0.99)
