@@ -35,11 +35,11 @@ class RecordSettings:
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """An ended request. Steps are the engine's, lengths are in tokens.
+    """A sample of an ended request. Steps are the engine's, lengths are in tokens.
 
-    `number` counts requests in order of arrival. `keys` are those of the full blocks of prompt and output.
-    `prompt_tokens` counts the tokens known at arrival, `output_tokens` the generated ones, and `max_tokens` is their
-    limit.
+    `number` counts samples and `request` requests, both in order of arrival. `keys` are those of the full blocks of
+    prompt and output. `prompt_tokens` counts the tokens known at arrival, `output_tokens` the generated ones, and
+    `max_tokens` is their limit.
     """
 
     number: int
@@ -52,6 +52,7 @@ class RecordedRequest:
     decoding: str
     priority: int
     finish: str
+    request: int
 
     @property
     def is_valid(self) -> bool:
@@ -101,6 +102,7 @@ class RequestsRecord:
             decoding=_decoding(request),
             priority=request.priority,
             finish=(sequence.finish or FinishReason.FAILED).name.lower(),
+            request=sequence.group.id,
         )
 
     def _keys(self, sequence: EngineSequence) -> Iterator[int]:

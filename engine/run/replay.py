@@ -1,8 +1,9 @@
 """Replay of a record of requests: tokens generated from its keys, and a runner that computes nothing."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from engine.run.record import RecordedRequest
 from engine.schedule.step_plan import Done, Sampled, StepPlan, Work
@@ -36,6 +37,13 @@ class SyntheticTokens:
         return tokens
 
 
+class SampleTokens(NamedTuple):
+    """The tokens of a sample, prompt and output, and whether it `stops` before its limit."""
+
+    tokens: Sequence[int]
+    stops: bool
+
+
 class ReplayRunner:
     """Executes plans by looking up the next tokens; it computes nothing.
 
@@ -43,20 +51,22 @@ class ReplayRunner:
     """
 
     def __init__(self) -> None:
-        self._tokens: dict[int, tuple[Sequence[int], bool]] = {}
+        self._samples: dict[int, Sequence[SampleTokens]] = {}
 
-    def add(self, seed: int, tokens: Sequence[int], *, stops: bool) -> None:
-        """Add a request: its tokens, output included, and whether it `stops` before its limit."""
-        self._tokens[seed] = (tokens, stops)
+    def add(self, seed: int, samples: Sequence[SampleTokens]) -> None:
+        """Add a request."""
+        self._samples[seed] = samples
 
     def remove(self, seed: int) -> None:
         """Remove an ended request."""
-        del self._tokens[seed]
+        del self._samples[seed]
 
     def launch(self, plan: StepPlan) -> Done:
-        """Return the next token of each sampling work."""
-        return Done([Sampled(self._token(work)) for work in plan.work if work.samples])
+        """Return the next token of each sample."""
+        return Done([Sampled(token) for work in plan.work if work.samples for token in self._next(work)])
 
-    def _token(self, work: Work) -> int:
-        tokens, stops = self._tokens[work.sampling.seed]
-        return STOP_TOKEN if stops and work.end == len(tokens) - 1 else tokens[work.end]
+    def _next(self, work: Work) -> Iterator[int]:
+        samples = self._samples[work.sampling.seed]
+        for index in work.sample_indices:
+            tokens, stops = samples[index]
+            yield STOP_TOKEN if stops and work.end == len(tokens) - 1 else tokens[work.end]

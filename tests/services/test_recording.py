@@ -23,7 +23,7 @@ from services.engine.settings import EngineSettings
 from services.kvmanager.recorder import OperationsRecorder
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.settings import InvalidSetting
-from services.wire.records.file import RecordFile, create, length_delimited
+from services.wire.records.file import EntryEncoder, RecordFile, create
 from services.wire.records.reader import RecordReader
 from tests.load import prompt_request
 from tests.running_quire import START_SECONDS, Answer, RunningQuire, launch
@@ -48,7 +48,7 @@ def of_file(path: Path) -> tuple[RecordReader, list[records_pb2.RecordEntry]]:
         return entries_of(file)
 
 
-HEADER = records_pb2.RecordEntry(header=records_pb2.RecordHeader(format="any"))
+HEADER = records_pb2.RecordEntry(header=records_pb2.RecordHeader(format="any", version=3))
 
 
 def numbered(number: int, size: int = 0) -> records_pb2.RecordEntry:
@@ -222,7 +222,7 @@ def test_a_failed_write_stops_only_the_record(caplog: pytest.LogCaptureFixture, 
     file.write(lambda: [HEADER])
     file.write(lambda: [numbered(1 // 0)])
     file.join(SECONDS)
-    assert path.read_bytes() == length_delimited(HEADER)
+    assert path.read_bytes() == EntryEncoder().encode(HEADER)
     assert "recording stops: ZeroDivisionError" in caplog.messages[0]
 
 

@@ -35,9 +35,14 @@ class RecordEntry(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     checksum: _builtins.bytes
     """Of operations, in the last page and each Step: SHA-256 over all recorded values and their results so far. It covers
     values, not bytes; see kvmanager/history/record.py.
+    """
+    digest: _builtins.bytes
+    """From version 3 on, in every entry, and its last field: the first 16 bytes of SHA-256 over the bytes of all entries up
+    to here, without their lengths and digests.
     """
     @_builtins.property
     def header(self) -> Global___RecordHeader:
@@ -68,10 +73,11 @@ class RecordEntry(_message.Message):
         step: Global___RecordedStep | None = ...,
         request: Global___RecordedRequest | None = ...,
         checksum: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "header", b"header", "kind", b"kind", "request", b"request", "snapshot", b"snapshot", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "end", b"end", "header", b"header", "kind", b"kind", "request", b"request", "snapshot", b"snapshot", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "digest", b"digest", "end", b"end", "header", b"header", "kind", b"kind", "request", b"request", "snapshot", b"snapshot", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["header", "end", "snapshot", "step", "request"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -250,6 +256,7 @@ class RecordedRequest(_message.Message):
     DECODING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Number of the sample, in the order of its request's arrival."""
     arrival_step: _builtins.int
@@ -263,6 +270,8 @@ class RecordedRequest(_message.Message):
     priority: _builtins.int
     finish: _builtins.str
     """stop, length, cancelled, failed or pruned."""
+    request: _builtins.int
+    """Number of its request, to which all samples belong. From version 3 on."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Keys of the full blocks of prompt and output: hashes chained over a secret of the record, the salt and all tokens."""
@@ -280,10 +289,11 @@ class RecordedRequest(_message.Message):
         decoding: _builtins.str = ...,
         priority: _builtins.int = ...,
         finish: _builtins.str = ...,
+        request: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_step", b"arrival_step", "decoding", b"decoding", "end_step", b"end_step", "finish", b"finish", "keys", b"keys", "max_tokens", b"max_tokens", "number", b"number", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_step", b"arrival_step", "decoding", b"decoding", "end_step", b"end_step", "finish", b"finish", "keys", b"keys", "max_tokens", b"max_tokens", "number", b"number", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 Time is counted in steps: one for each that the scheduler plans. Where nothing is live, it jumps to the next arrival.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, quantiles
@@ -14,7 +14,7 @@ from blocks import Allocate, Step, StepResult
 from engine.errors import RequestRefused
 from engine.run.loop import Engine
 from engine.run.record import RecordedRequest, RecordSettings
-from engine.run.replay import STOP_TOKEN, ReplayRunner, SyntheticTokens
+from engine.run.replay import STOP_TOKEN, ReplayRunner, SampleTokens, SyntheticTokens
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.outputs import Finished
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
@@ -36,7 +36,8 @@ class Figures:
     """Results of a replay. Tokens are counted as by the engine's metrics, completion in steps from arrival to end.
 
     `waste` is the share of the held blocks' slots in which no token was, averaged over the steps in which blocks were
-    held. Requests are `refused` that the pool could never hold, and `left_out` when they ended without a token.
+    held. A request with several samples is one, and complete when all are. Requests are `refused` that the pool could
+    never hold, and `left_out` when they ended without a token.
     """
 
     requests: int = _figure("requests")
@@ -81,6 +82,22 @@ def _alone(allocate: Allocate, step: int) -> Allocate:
     return allocate._replace(salt=f"{allocate.sequence} {step}".encode())
 
 
+# The samples of one request, submitted together.
+_Samples = Sequence[RecordedRequest]
+
+
+def _submissions(requests: Sequence[RecordedRequest]) -> list[_Samples]:
+    """Return the samples that are submitted together, in order of arrival; those without tokens are left out.
+
+    Those of a request share its prompt. Beams, and samples that were resumed at different lengths, run alone.
+    """
+    submitted: dict[tuple[int, ...], list[RecordedRequest]] = {}
+    for one in sorted((one for one in requests if one.output_tokens), key=lambda one: one.number):
+        alone = one.number if one.decoding == "beam" else -1
+        submitted.setdefault((one.request, one.prompt_tokens, one.max_tokens, alone), []).append(one)
+    return list(submitted.values())
+
+
 class RequestsReplay:
     """One run of recorded requests; `run` it once."""
 
@@ -93,13 +110,15 @@ class RequestsReplay:
         prefix_cache: bool = True,
     ) -> None:
         """Create scheduler and pool with the settings of this run. Raises ValueError if these are inconsistent."""
-        self._arriving = deque(sorted((one for one in requests if one.output_tokens), key=lambda one: one.number))
-        self._left_out = len(requests) - len(self._arriving)
+        self._arriving = deque(_submissions(requests))
+        with_tokens = [samples[0].request for samples in self._arriving]
+        self._left_out = len({one.request for one in requests}.difference(with_tokens))
+        self._unended = Counter(with_tokens)  # submissions of each request
         self._refused = 0
         self._prefix_cache = prefix_cache
         self._tokens = SyntheticTokens(recorded_block_size)
         self._runner = ReplayRunner()
-        self._live: dict[str, RecordedRequest] = {}
+        self._live: dict[str, _Samples] = {}
         self._now = 0
         self._completions: list[int] = []
         self._waste: list[float] = []
@@ -132,18 +151,20 @@ class RequestsReplay:
         return self._figures()
 
     def _await_arrival(self) -> None:
-        self._now = max(self._now, self._arriving[0].arrival_step)
+        self._now = max(self._now, self._arriving[0][0].arrival_step)
 
     def _submit_arrived(self) -> None:
-        while self._arriving and self._arriving[0].arrival_step <= self._now:
+        while self._arriving and self._arriving[0][0].arrival_step <= self._now:
             self._submit(self._arriving.popleft())
 
-    def _submit(self, recorded: RecordedRequest) -> None:
-        tokens = self._tokens.of(recorded)
+    def _submit(self, samples: "_Samples") -> None:
+        recorded = samples[0]
+        tokens = [SampleTokens(self._tokens.of(one), one.output_tokens < one.max_tokens) for one in samples]
         name = str(recorded.number)
         request = Request(
             request_id=name,
-            prompt=tuple(tokens[: recorded.prompt_tokens]),
+            prompt=tuple(tokens[0].tokens[: recorded.prompt_tokens]),
+            samples=((),) * len(samples),
             sampling=Sampling(temperature=float(recorded.decoding != "greedy"), seed=recorded.number),
             stopping=Stopping(recorded.max_tokens, frozenset((STOP_TOKEN,))),
             salt=b"" if self._prefix_cache else name.encode(),
@@ -153,10 +174,10 @@ class RequestsReplay:
         try:
             self._scheduler.requests.submit(request)
         except RequestRefused:
-            self._refused += 1
+            self._refused += self._is_last(recorded)
             return
-        self._runner.add(recorded.number, tokens, stops=recorded.output_tokens < recorded.max_tokens)
-        self._live[name] = recorded
+        self._runner.add(recorded.number, tokens)
+        self._live[name] = samples
 
     def _turn(self) -> bool:
         """Run one turn of the engine; return True if it made progress."""
@@ -168,13 +189,19 @@ class RequestsReplay:
             self._measure()
         for output in turn.outputs:
             if isinstance(output, Finished):
-                self._end(self._live.pop(output.request_id), output)
+                self._end(self._live.pop(output.request_id)[0], output)
         return turn.progressed
 
     def _end(self, recorded: RecordedRequest, finished: Finished) -> None:
         self._runner.remove(recorded.number)
         self._output_tokens += finished.group.generated
-        self._completions.append(self._now - recorded.arrival_step)
+        if self._is_last(recorded):
+            self._completions.append(self._now - recorded.arrival_step)
+
+    def _is_last(self, recorded: RecordedRequest) -> bool:
+        """Return True for the last submission of a request that ends."""
+        self._unended[recorded.request] -= 1
+        return not self._unended[recorded.request]
 
     def _measure(self) -> None:
         pool = self._blocks.session.pool

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from quire.v1 import records_pb2 as pb
+from services.wire.records.digest import FIELD_BYTES, RunningDigest
 
 # Maximum entries queued for the disk.
 _MAX_QUEUED = 1024
 # Bytes reserved for the last entry.
 _LAST_ENTRY_BYTES = 512
 _MAX_NAMES = 1000
+# Beside an entry: its length and its digest.
+_MAX_FRAME_BYTES = 5 + FIELD_BYTES
 # Serializing a long entry holds the interpreter's lock, so the thread pauses after it.
 _LONG_ENTRY_BYTES = 4096
 _PAUSE_SECONDS = 0.0005
@@ -53,9 +56,20 @@ def create(path: Path) -> tuple[BinaryIO, Path]:
     raise FileExistsError(f"{path} exists, as do {_MAX_NAMES} files with its name and a number")
 
 
-def length_delimited(entry: pb.RecordEntry) -> bytes:
+class EntryEncoder:
+    """Makes the bytes of a file's entries in order, each with the digest of all up to it."""
+
+    def __init__(self) -> None:
+        self._digest = RunningDigest()
+
+    def encode(self, entry: pb.RecordEntry) -> bytes:
+        """Return an entry's bytes with their digest, preceded by their length."""
+        data = entry.SerializeToString()
+        return length_delimited(data + self._digest.field_after(data))
+
+
+def length_delimited(data: bytes) -> bytes:
     """Return an entry's bytes, preceded by their length."""
-    data = entry.SerializeToString()
     length, size = bytearray(), len(data)
     while size > 0x7F:
         length.append(size & 0x7F | 0x80)
@@ -75,6 +89,7 @@ class RecordFile:
         """
         self._file = file
         self._name = name
+        self._encoder = EntryEncoder()
         self._bytes_left = None if max_bytes is None else max_bytes - _LAST_ENTRY_BYTES
         self._max_queued = max_queued
         self._entries: queue.SimpleQueue[Entries | None] = queue.SimpleQueue()
@@ -125,7 +140,7 @@ class RecordFile:
                 reason = f"the file is full: its limit is {full} bytes" if full else self._reason
                 if full:
                     log.warning("%s: recording stops: %s", self._name, reason)
-                self._file.write(length_delimited(pb.RecordEntry(end=pb.RecordEnd(reason=reason))))
+                self._file.write(self._encoder.encode(pb.RecordEntry(end=pb.RecordEnd(reason=reason))))
         except Exception as error:
             log.warning("%s: recording stops: %s: %s", self._name, type(error).__name__, error)
         finally:
@@ -137,11 +152,11 @@ class RecordFile:
         written = 0
         while (make := self._entries.get()) is not None:
             for entry in make():
-                data = b"" if entry is None else length_delimited(entry)
-                written += len(data)
+                written += 0 if entry is None else _MAX_FRAME_BYTES + entry.ByteSize()
                 if self._bytes_left is not None and written > self._bytes_left:
                     self._stopped = True
                     return self._bytes_left + _LAST_ENTRY_BYTES
+                data = b"" if entry is None else self._encoder.encode(entry)
                 self._file.write(data)
                 if entry is None or len(data) > _LONG_ENTRY_BYTES:
                     time.sleep(_PAUSE_SECONDS)

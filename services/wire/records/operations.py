@@ -11,13 +11,12 @@ from quire.v1.kvmanager_pb2 import ReportPage
 from services.runtime.errors import InvalidField
 from services.wire.attach import register_message, spec_of
 from services.wire.records.file import now
-from services.wire.records.reader import InvalidRecord, RecordReader
+from services.wire.records.reader import VERSION, InvalidRecord, RecordReader
 from services.wire.report import ReportReader, pages_of
 from services.wire.step import step_of, write_step
 from services.wire.wire_fields import Message
 
 OPERATIONS_FORMAT = "quire-operations"
-OPERATIONS_VERSION = 2
 _CONTAINS = "a pool of KV blocks in report form, and every Step of block operations applied to it since"
 _SENSITIVE = "contains token ids"
 
@@ -34,7 +33,7 @@ class OperationsRecord:
         """Yield the header and the snapshot, and None at each pause."""
         header = pb.RecordHeader(
             format=OPERATIONS_FORMAT,
-            version=OPERATIONS_VERSION,
+            version=VERSION,
             contains=_CONTAINS,
             sensitive=_SENSITIVE,
             created=now(),
@@ -59,7 +58,7 @@ class OperationsRecord:
 
 def begin_replay(reader: RecordReader) -> OperationsReplay:
     """Start the replay of a record. Raises InvalidRecord."""
-    reader.check_version(OPERATIONS_VERSION)
+    reader.check_version()
     try:
         return OperationsReplay(spec_of(reader.header.pool))
     except InvalidRegistration as error:

@@ -7,10 +7,13 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from quire.v1 import records_pb2 as pb
+from services.wire.records.digest import RunningDigest
 
 # Larger than any entry: a Step on its stream has at most 8 MiB.
 MAX_ENTRY_BYTES = 1 << 26
 _MAX_LENGTH_BYTES = 5
+# Of both formats. Entries of version 2 have no digests.
+VERSION, WITHOUT_DIGESTS = 3, 2
 
 
 class InvalidRecord(Exception):
@@ -29,16 +32,18 @@ class RecordReader:
         self.entries = self.bytes_read = 0
         self.end: str | None = None
         self.within_entry = False
+        self._digest: RunningDigest | None = RunningDigest()
+        self._length_bytes = b""
         first = self._next()
         if first is None or first.WhichOneof("kind") != "header":
             raise InvalidRecord("it is not a record of Quire: it does not begin with a header")
         self.header = first.header
 
-    def check_version(self, version: int) -> None:
-        """Raise InvalidRecord unless the header has this version of its format."""
-        if self.header.version != version:
+    def check_version(self) -> None:
+        """Raise InvalidRecord unless this version reads the header's version of its format."""
+        if self.header.version not in (WITHOUT_DIGESTS, VERSION):
             named = f"format {self.header.format!r}, version {self.header.version}"
-            raise self.invalid(f"header has {named}; this version reads version {version}")
+            raise self.invalid(f"header has {named}; this version reads versions {WITHOUT_DIGESTS} and {VERSION}")
 
     @property
     def end_reason(self) -> str:
@@ -79,19 +84,27 @@ class RecordReader:
         if self.entries == 1 and size == ord("{") and data.startswith(b'"'):  # no entry of this length begins like that
             raise InvalidRecord("it is a record of version 1 (JSON Lines), which this version does not read")
         if len(data) < size:
+            if self._digest and self._is_whole(self._length_bytes + data):
+                raise self.invalid(f"it is damaged: its length is {size}")
             self.within_entry = True
             return None
         return self._parsed(data)
 
+    def _is_whole(self, rest: bytes) -> bool:
+        """Return True if the rest of the file begins with an entry behind a damaged length, of whatever size."""
+        assert self._digest is not None
+        return any(self._digest.ends_within(rest[size:]) for size in range(1, _MAX_LENGTH_BYTES + 1))
+
     def _length(self) -> int | None:
         """Read the length of the next entry."""
-        size = 0
+        size, self._length_bytes = 0, b""
         for place in range(_MAX_LENGTH_BYTES):
             if not (byte := self._file.read(1)):
                 self.within_entry = place > 0
                 return None
             self.entries += not place
             self.bytes_read += 1
+            self._length_bytes += byte
             size |= (byte[0] & 0x7F) << 7 * place
             if byte[0] < 0x80:
                 return size
@@ -104,6 +117,13 @@ class RecordReader:
             raise self.invalid("it is not an entry of a record") from error
         if unknown := _unknown_field(entry):
             raise self.invalid(f"{unknown} is unknown to this version")
+        if self.entries == 1 and entry.header.version != VERSION:
+            self._digest = None  # other versions than these two are refused by their number
+        if self._digest is None and entry.digest and (self.entries > 1 or entry.header.version == WITHOUT_DIGESTS):
+            raise self.invalid(f"it has a digest, which version {WITHOUT_DIGESTS} does not have")
+        if self._digest and not self._digest.accepts(data):
+            raise self.invalid("it is damaged: its digest is not the one of its bytes and the entries before it")
+        entry.ClearField("digest")
         return entry
 
 

@@ -6,10 +6,9 @@ from dataclasses import fields
 from engine.run.record import RecordedRequest, RecordSettings
 from quire.v1 import records_pb2 as pb
 from services.wire.records.file import now
-from services.wire.records.reader import RecordReader
+from services.wire.records.reader import VERSION, WITHOUT_DIGESTS, RecordReader
 
 REQUESTS_FORMAT = "quire-requests"
-REQUESTS_VERSION = 2
 _CONTAINS = (
     "for each request: arrival and end in engine steps, keys of the full blocks of prompt and output, their lengths in "
     "tokens, kind of decoding, priority"
@@ -21,7 +20,7 @@ def header_entry(settings: RecordSettings, engine_id: str) -> pb.RecordEntry:
     """Write the header of a record of requests."""
     header = pb.RecordHeader(
         format=REQUESTS_FORMAT,
-        version=REQUESTS_VERSION,
+        version=VERSION,
         contains=_CONTAINS,
         sensitive=_SENSITIVE,
         created=now(),
@@ -33,7 +32,7 @@ def header_entry(settings: RecordSettings, engine_id: str) -> pb.RecordEntry:
 
 def settings_of(reader: RecordReader) -> RecordSettings:
     """Read the engine's settings from the header. Raises InvalidRecord."""
-    reader.check_version(REQUESTS_VERSION)
+    reader.check_version()
     engine = reader.header.engine
     settings = RecordSettings(**{field.name: getattr(engine, field.name) for field in fields(RecordSettings)})
     if min(settings.block_size, settings.device_blocks) < 1:
@@ -53,7 +52,9 @@ def requests_of(reader: RecordReader) -> Iterator[RecordedRequest]:
             raise reader.invalid(f"{kind} is not expected here in a record of requests")
         message = entry.request
         read = {field.name: getattr(message, field.name) for field in fields(RecordedRequest)}
-        request = RecordedRequest(**read | {"keys": tuple(message.keys)})
+        # Version 2 does not say which samples are of one request.
+        number = message.number if reader.header.version == WITHOUT_DIGESTS else message.request
+        request = RecordedRequest(**read | {"keys": tuple(message.keys), "request": number})
         if not request.is_valid:
             raise reader.invalid("request has impossible lengths")
         yield request

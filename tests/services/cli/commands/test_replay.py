@@ -19,7 +19,7 @@ from services.cli.main import cli
 from services.wire.records.requests import header_entry, request_entry
 from tests.engine.fake_runner import FakeRunner
 from tests.engine_in_process import GREEDY, EngineInProcess, Sampling
-from tests.services.wire.records.recorded import a_record, content, end
+from tests.services.wire.records.recorded import a_record, content, content_without_digests, end
 
 SIZE, VOCABULARY = 4, 50
 
@@ -138,6 +138,27 @@ def test_the_figures_are_shown_as_a_table(tmp_path: Path) -> None:
     for row in ("requests", "prompt tokens", "hit rate", "preemptions", "granted slots that held no token", "median"):
         assert row in shown
     assert "16 blocks of 4 tokens" in shown
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_with_several_samples_is_one(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    engine = RecordedEngine(40, Limits(token_budget=32, max_sequences=12))
+    for _ in range(20):
+        prompt = [draw.randrange(1, VOCABULARY) for _ in range(draw.randint(3, 20))]
+        sampling = Sampling(temperature=1.0, seed=draw.randrange(100))
+        engine.submit(prompt, draw.randint(1, 12), sampling=sampling, samples=((),) * draw.randint(1, 4), stop=[7])
+        engine.run_steps(draw.choice((0, 1, 3)))
+    engine.run()
+    totals, pool = engine.scheduler.totals, engine.blocks.session.totals
+    replayed = figures(path := engine.save(tmp_path))
+    assert len(engine.entries) - 1 > len(engine.finished) == replayed["requests"] == 20
+    assert replayed["prompt_tokens"] == totals.prompt_tokens
+    assert replayed["output_tokens"] == totals.generated_tokens
+    assert replayed["steps"] == totals.steps
+    assert replayed["peak_held_blocks"] == pool.peak_held_blocks
+    path.write_bytes(content_without_digests([*engine.entries, end()]))
+    assert figures(path)["requests"] == len(engine.entries) - 1  # version 2 does not say which belong together
 
 
 def test_a_request_without_a_token_is_left_out(tmp_path: Path) -> None:
@@ -266,7 +287,7 @@ def test_a_record_is_printed_by_line_with_tokens_as_counts(tmp_path: Path) -> No
     result = replay(saved(entries, tmp_path), "--print")
     assert result.exit_code == 0
     header, *others, last = result.stdout.splitlines()
-    assert "format='quire-operations' version=2" in header
+    assert "format='quire-operations' version=3" in header
     assert len(others) + 2 == len(entries)
     assert [line.split()[:2] for line in others[-2:]] == [
         [str(len(entries) - 2), "step"],

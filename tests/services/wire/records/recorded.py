@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvmanager import Pool, PoolSpec, report_of
 from kvmanager.history.record import OperationsReplay
 from quire.v1 import records_pb2 as pb
-from services.wire.records.file import length_delimited
+from services.wire.records.file import EntryEncoder, length_delimited
 from services.wire.records.operations import OperationsRecord, begin_replay, run_replay
 from services.wire.records.reader import RecordReader
 from tests.kvmanager.test_report import random_step
@@ -34,7 +34,17 @@ def a_record(seed: int, steps_before: int = 0) -> tuple[list[pb.RecordEntry], Po
 
 
 def content(entries: Iterable[pb.RecordEntry]) -> bytes:
-    return b"".join(map(length_delimited, entries))
+    return b"".join(map(EntryEncoder().encode, entries))
+
+
+def content_without_digests(entries: Iterable[pb.RecordEntry]) -> bytes:
+    """Return a file of version 2."""
+    old = [pb.RecordEntry.FromString(one.SerializeToString()) for one in entries]
+    old[0].header.version = 2
+    for one in old:
+        if one.HasField("request"):
+            one.request.ClearField("request")
+    return b"".join(length_delimited(one.SerializeToString()) for one in old)
 
 
 def replayed(file: bytes) -> tuple[OperationsReplay, RecordReader]:

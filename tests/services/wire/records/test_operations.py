@@ -27,7 +27,7 @@ def test_a_record_is_replayed_to_its_final_pool_and_checksum(seed: int, steps_be
 
 def test_the_header_describes_the_record() -> None:
     header = a_record(1)[0][0].header
-    assert (header.format, header.version) == ("quire-operations", 2)
+    assert (header.format, header.version) == ("quire-operations", 3)
     assert header.sensitive == "contains token ids"
     assert "every Step of block operations" in header.contains
     assert spec_of(header.pool) == PoolSpec("engine", 1, "model", 4, 24, 10)
@@ -47,8 +47,8 @@ def test_a_large_snapshot_is_written_in_short_entries_with_pauses() -> None:
 
 def test_an_interrupted_record_is_replayed_to_its_last_complete_entry() -> None:
     entries, _ = a_record(1)
-    file = content(entries[:-2])
-    last = length_delimited(entries[-2])
+    file, whole = content(entries[:-2]), content(entries[:-1])
+    last = whole[len(file) :]
     for cut in (1, 2, 3, len(last) // 2, len(last) - 1):
         replay, reader = replayed(file + last[:cut])
         assert (replay.steps, reader.end) == (STEPS - 1, None)
@@ -59,10 +59,11 @@ def a_step(**fields: object) -> Entry:
     return Entry(step=records_pb2.RecordedStep(step=kvmanager_pb2.Step(step=999, **fields)))  # type: ignore[arg-type]
 
 
-def with_unknown_field(entry: Entry) -> bytes:
-    """Add field 99 to the Step of an entry, as a later version might."""
-    step = kvmanager_pb2.Step.FromString(entry.step.step.SerializeToString() + b"\x98\x06\x01")
-    return length_delimited(Entry(step=records_pb2.RecordedStep(step=step), checksum=entry.checksum))
+def with_unknown_field(entries: list[Entry]) -> bytes:
+    """Add field 99 to the last Step, as a later version might."""
+    last = entries[-2]
+    step = kvmanager_pb2.Step.FromString(last.step.step.SerializeToString() + b"\x98\x06\x01")
+    return content([*entries[:-2], Entry(step=records_pb2.RecordedStep(step=step), checksum=last.checksum)])
 
 
 def of_version(version: int) -> Callable[[list[Entry]], bytes]:
@@ -84,23 +85,26 @@ def of_version(version: int) -> Callable[[list[Entry]], bytes]:
             "version 1 (JSON Lines), which this version",
         ),
         (lambda _: b'{"contains":"a pool of KV blocks in report form"' + bytes(500), "version 1 (JSON Lines)"),
-        (of_version(1), "entry 1: header has format 'quire-operations', version 1; this version reads version 2"),
-        (of_version(3), "version 3; this version reads version 2"),
+        (
+            of_version(1),
+            "entry 1: header has format 'quire-operations', version 1; this version reads versions 2 and 3",
+        ),
+        (of_version(4), "version 4; this version reads versions 2 and 3"),
+        (of_version(2), "entry 1: it has a digest, which version 2 does not have"),
         (lambda entries: content(entries[:1]), "it ends before the snapshot of the pool is complete"),
         (lambda entries: content([entries[0], end()]), "it ends before the snapshot of the pool is complete"),
         (lambda entries: content([entries[0], *entries]), "entry 2: it is a second header"),
         (lambda entries: content([entries[0], a_step()]), "entry 2: step is not expected here"),
         (lambda entries: content([*entries[:-1], entries[1]]), "snapshot is not expected here"),
         (lambda entries: content([*entries, end()]), "it follows the end"),
-        (lambda entries: content(entries) + b"\x00", "it follows the end"),
+        (lambda entries: content(entries) + b"\x00", "it is damaged"),
         (lambda entries: content(entries) + b"\x05garbage", "it is not an entry of a record"),
-        (lambda entries: content(entries[:-1]) + b"\x00", "it is empty"),
+        (lambda entries: content([*entries[:-1], Entry()]), "it is empty"),
         (lambda entries: content(entries[:-1]) + b"\xff" * 6, "its length does not end"),
         (lambda entries: content(entries[:-1]) + b"\xff\xff\xff\xff\x0f", f"must have at most {MAX_ENTRY_BYTES} bytes"),
-        (
-            lambda entries: content(entries[:-2]) + with_unknown_field(entries[-2]),
-            "step.step.99 is unknown to this version",
-        ),
+        (with_unknown_field, "step.step.99 is unknown to this version"),
+        (lambda entries: content(entries[:-1]) + length_delimited(b""), "it is damaged: its digest is not the one"),
+        (lambda entries: content(entries[:3]) + content(entries)[len(content(entries[:4])) :], "it is damaged"),
         (lambda entries: content([*entries[:-1], a_step(pins=[kvmanager_pb2.PinChange()])]), "step.pins has an empty"),
         (
             lambda entries: content([*entries[:-1], a_step(length_sequences=[1])]),

@@ -37,10 +37,11 @@ def requests(draw: st.DrawFn) -> RecordedRequest:
         decoding=draw(WORDS),
         priority=draw(st.integers(-(1 << 31), (1 << 31) - 1)),
         finish=draw(WORDS),
+        request=draw(NUMBERS),
     )
 
 
-SOME = RecordedRequest(1, 2, 3, (4, 5), 10, 2, 20, "greedy", 0, "stop")
+SOME = RecordedRequest(1, 2, 3, (4, 5), 10, 2, 20, "greedy", 0, "stop", 6)
 HEADER = header_entry(RecordSettings(4, 64, 32, 8), "engine")
 
 
@@ -55,7 +56,7 @@ def test_settings_and_requests_round_trip(settings: RecordSettings, recorded: li
 
 def test_the_header_describes_the_record() -> None:
     header = HEADER.header
-    assert (header.format, header.version, header.engine_id) == ("quire-requests", 2, "engine")
+    assert (header.format, header.version, header.engine_id) == ("quire-requests", 3, "engine")
     assert header.sensitive.startswith("no token ids")
     assert "keys of the full blocks" in header.contains
 
@@ -79,7 +80,7 @@ def test_an_invalid_request_is_refused_with_its_entry(entry: records_pb2.RecordE
 
 
 def test_a_header_without_a_pool_is_refused() -> None:
-    header = records_pb2.RecordHeader(format="quire-requests", version=2)
+    header = records_pb2.RecordHeader(format="quire-requests", version=3)
     reader = RecordReader(io.BytesIO(content([records_pb2.RecordEntry(header=header)])))
     with pytest.raises(InvalidRecord, match=r"entry 1: header\.engine has 0 blocks of 0 tokens"):
         settings_of(reader)
