@@ -204,9 +204,9 @@ class KeyIndex:
         return faults
 
     def _is_linked(self, block: int) -> bool:
-        """Return whether a block is in a ring, next to another one with its key."""
-        before, after = self._previous[block], self._next[block]
-        return self._next[before] == block and self.by_block[block] in (self.by_block[before], self.by_block[after])
+        """Return whether a block is in a ring; `checking` finds those in the ring of another key."""
+        before = self._previous[block]
+        return bool(before) and self._next[before] == block
 
     def checking(self) -> Iterator[list[BlockFault]]:
         """Check that no block is indexed under another block's key, yielding the faults after each slice.

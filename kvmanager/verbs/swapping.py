@@ -54,10 +54,10 @@ def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
     yield from _planning(route, members, state, state.host, state.device)
     evicted_before = len(outcome.evicted)
     tables = yield from _moving(route, members, state, lambda count: state.grant(count, outcome))
-    state.host_in_flight.clear()
     for some in parts_of(tables):
         for table in some:
             state.release_host_after_step(reversed(table))
+        del state.host_in_flight[-sum(map(len, some)) :]  # the first tables are at its end
         yield len(some)
     for part in parts_of(route.to_copy.items()):
         outcome.host_to_device += _copies(part)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvmanager.tier.key_index import KeyIndex
-from kvmanager.tier.marks import BlockMarks
+from kvmanager.tier.marks import WITHHELD, BlockMarks
 
 BLOCKS = 12
 KEYS = [bytes([number]) * 32 for number in range(1, 4)]
@@ -54,3 +54,19 @@ def test_a_block_whose_key_was_damaged_leaves_the_others_of_its_key(damaged, wro
     index.seal(damaged, KEYS[2])
     assert index.blocks_of(KEYS[2]) == [damaged]
     assert index.violations() == []
+
+
+def test_a_block_behind_a_damaged_one_that_is_out_of_circulation_is_indexed():
+    marks = BlockMarks(BLOCKS)
+    index = KeyIndex(BLOCKS, marks)
+    index.grow(BLOCKS)
+    index.seal(1, KEYS[0])
+    index.by_block[1] = b"no block's"
+    index.unindex(1)
+    index.clear(1)
+    marks.set(1, WITHHELD)
+    index.seal(2, KEYS[0])
+    assert index.find(KEYS[0]) == 2
+    assert index.block_faults(2) == []
+    index.remove(2)
+    assert index.find(KEYS[0]) is None
