@@ -1,6 +1,7 @@
 """Command-line options and environment variables made from the fields of a settings dataclass."""
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,7 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from services.runtime.logs import logging_to_stderr
 from services.runtime.settings import InvalidSetting
+
+log = logging.getLogger("quire")
 
 
 class FiniteFloat(click.ParamType[float]):
@@ -87,9 +91,16 @@ def warn_of_unused_variables(*others: str) -> None:
     """Print a warning for each environment variable that looks like a setting, but that the current command ignores.
 
     Those are variables with its own prefix that no option has, and those with the prefix of `others`, which are
-    commands with options of the same names.
+    commands with options of the same names. With a log in JSON, the warnings are its first lines.
     """
-    for warning in unused_variables(click.get_current_context(), os.environ, others):
+    context = click.get_current_context()
+    found = list(unused_variables(context, os.environ, others))
+    if found and context.params.get("log_format") == "json":
+        with logging_to_stderr(str(context.info_name), "json", "warning"):
+            for warning in found:
+                log.warning(warning)
+        return
+    for warning in found:
         click.echo(f"warning: {warning}", err=True)
 
 

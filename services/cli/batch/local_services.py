@@ -20,6 +20,8 @@ from services.gateway.settings import GatewaySettings
 _SWITCH_SECONDS = 0.0005
 # The window bounds the requests, so the gateway and the engine refuse none.
 _NO_LIMIT = 2**31 - 1
+# Nor is anything of this process lost by silence: it was stopped (Ctrl-Z), or the machine is busy. Ten years in seconds.
+_NO_TIMEOUT = 10 * 365 * 86400.0
 
 Result = TypeVar("Result")
 
@@ -53,6 +55,8 @@ def _gateway_settings() -> GatewaySettings:
         failovers=0,
         max_requests=_NO_LIMIT,
         max_queued_tokens=_NO_LIMIT,
+        link_timeout_seconds=_NO_TIMEOUT,
+        slow_client_seconds=_NO_TIMEOUT,
     )
 
 

@@ -1,5 +1,6 @@
 """The command `quire` in processes: help, generate, chat, health, explain, model."""
 
+import json
 import os
 import pty
 import re
@@ -84,6 +85,14 @@ def test_a_variable_that_a_command_ignores_is_named_at_its_start(command: str, v
     environment = {variable: "1", f"{prefix}_LOG_LEVEL": "info", "PATH": "/bin", "QUIRE_CPU_CLASS": "avx2"}
     (found,) = unused_variables(context, environment, others.get(command, ()))
     assert warning in found
+
+
+def test_a_warning_is_a_line_of_a_log_in_json() -> None:
+    environment = {**os.environ, "QUIRE_ENGINE_WEIGHTS": "int8"}
+    done = quire("serve", "--log-format", "json", "--map-listen", "nowhere", env=environment)
+    line = json.loads(done.stderr.splitlines()[0])
+    assert (line["service"], line["level"]) == ("serve", "WARNING")
+    assert line["message"] == "QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads QUIRE_SERVE_WEIGHTS"
 
 
 def test_serve_warns_of_a_variable_of_the_engine_before_it_starts() -> None:
