@@ -20,7 +20,7 @@ from services.gateway.settings import GatewaySettings
 _SWITCH_SECONDS = 0.0005
 # The window bounds the requests, so the gateway and the engine refuse none.
 _NO_LIMIT = 2**31 - 1
-# Nor is anything of this process lost by silence: it was stopped (Ctrl-Z), or the machine is busy. Ten years in seconds.
+# Nor is anything of this process lost by silence: it was stopped (Ctrl-Z), or the machine is busy. Ten years.
 _NO_TIMEOUT = 10 * 365 * 86400.0
 
 Result = TypeVar("Result")

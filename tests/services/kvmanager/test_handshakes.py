@@ -8,9 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from kvmanager import KVManager
+from kvmanager import KVManager, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
+from services.engine.block_client import AttachRefused, BlockClient
 from services.kvmanager.attach_handshake import USUAL, HandshakeLimits
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.raw_request_interceptor import RawRequestInterceptor
@@ -52,8 +53,8 @@ class Attach:
 @asynccontextmanager
 async def serving(
     lease_seconds: float = 0.0, limits: HandshakeLimits = USUAL, **options: Any
-) -> AsyncIterator[tuple[KVManager, Callable[[], Attach]]]:
-    """Yield a manager, and a function that opens streams to its server."""
+) -> AsyncIterator[tuple[KVManager, Callable[[], Attach], str]]:
+    """Yield a manager, a function that opens streams to its server, and the address of this."""
     manager = KVManager(1, **options)
     server = transport.server(transport.STEP_MESSAGE_BYTES, [RawRequestInterceptor()], transport.LINK_MESSAGE_BYTES)
     servicer = KVManagerServicer(
@@ -69,7 +70,7 @@ async def serving(
     await server.start()
     async with transport.channel(address) as channel:
         stub = kvmanager_pb2_grpc.KVManagerStub(channel)
-        yield manager, lambda: Attach(stub)  # type: ignore[arg-type]
+        yield manager, lambda: Attach(stub), address  # type: ignore[arg-type]
     await server.stop(0)
 
 
@@ -80,7 +81,7 @@ async def registered(manager: KVManager, engine_id: str = "engine") -> None:
 
 
 async def test_an_older_incarnation_is_refused_while_a_newer_one_attaches() -> None:
-    async with serving() as (manager, stream):
+    async with serving() as (manager, stream, _):
         newer = await stream().register(incarnation=6)
         await registered(manager)
         code, details = await (await stream().register(incarnation=5)).refusal()
@@ -91,7 +92,7 @@ async def test_an_older_incarnation_is_refused_while_a_newer_one_attaches() -> N
 
 
 async def test_a_newer_incarnation_ends_the_handshake_of_an_older_one() -> None:
-    async with serving() as (manager, stream):
+    async with serving() as (manager, stream, _):
         older = await stream().register(incarnation=5)
         await registered(manager)
         newer = await stream().register(incarnation=6)
@@ -101,7 +102,7 @@ async def test_a_newer_incarnation_ends_the_handshake_of_an_older_one() -> None:
 
 
 async def test_after_a_newer_handshake_failed_an_older_incarnation_attaches() -> None:
-    async with serving() as (manager, stream):
+    async with serving() as (manager, stream, _):
         newer = await stream().register(incarnation=6)
         await registered(manager)
         newer.call.cancel()
@@ -111,7 +112,7 @@ async def test_after_a_newer_handshake_failed_an_older_incarnation_attaches() ->
 
 
 async def test_a_replaced_session_learns_it_before_its_next_step() -> None:
-    async with serving() as (_, stream):
+    async with serving() as (_, stream, _):
         older = await stream().register(incarnation=5)
         await older.report()
         newer = await stream().register(incarnation=6)
@@ -124,7 +125,7 @@ async def test_a_replaced_session_learns_it_before_its_next_step() -> None:
 
 
 async def test_a_lease_does_not_end_during_a_handshake_of_its_incarnation() -> None:
-    async with serving(lease_seconds=0.05) as (manager, stream):
+    async with serving(lease_seconds=0.05) as (manager, stream, _):
         first = await stream().register()
         await first.report()
         held = manager.session("engine")
@@ -140,7 +141,7 @@ async def test_a_lease_does_not_end_during_a_handshake_of_its_incarnation() -> N
 
 
 async def test_a_lease_ends_after_the_handshake_of_its_incarnation_failed() -> None:
-    async with serving(lease_seconds=0.05, limits=SHORT) as (manager, stream):
+    async with serving(lease_seconds=0.05, limits=SHORT) as (manager, stream, _):
         first = await stream().register()
         await first.report()
         silent = await stream().register()
@@ -153,7 +154,7 @@ async def test_a_lease_ends_after_the_handshake_of_its_incarnation_failed() -> N
 
 @pytest.mark.parametrize("registers", [True, False])
 async def test_a_silent_handshake_ends(registers: bool) -> None:
-    async with serving(limits=SHORT) as (manager, stream):
+    async with serving(limits=SHORT) as (manager, stream, _):
         silent = stream()
         if registers:
             await silent.register()
@@ -164,7 +165,7 @@ async def test_a_silent_handshake_ends(registers: bool) -> None:
 
 
 async def test_a_handshake_that_sends_slowly_ends_too() -> None:
-    async with serving(limits=HandshakeLimits(silence=10, wait=0.3)) as (_, stream):
+    async with serving(limits=HandshakeLimits(silence=10, wait=0.3)) as (_, stream, _):
         slow = await stream().register(device_blocks=10_000)
         writing = asyncio.create_task(_write_slowly(slow))
         code, _ = await slow.refusal()
@@ -182,7 +183,7 @@ async def _write_slowly(stream: Attach) -> None:
 
 
 async def test_silent_handshakes_leave_room_for_engines() -> None:
-    async with serving(limits=HandshakeLimits(open=3, grace=0.1)) as (_, stream):
+    async with serving(limits=HandshakeLimits(open=3, grace=0.1)) as (_, stream, _):
         silent = [await stream().register(engine_id=f"silent-{number}") for number in range(3)]
         await asyncio.sleep(0.3)
         for number in range(3):
@@ -193,7 +194,7 @@ async def test_silent_handshakes_leave_room_for_engines() -> None:
 
 
 async def test_too_many_handshakes_at_once_are_refused() -> None:
-    async with serving(limits=HandshakeLimits(open=2)) as (manager, stream):
+    async with serving(limits=HandshakeLimits(open=2)) as (manager, stream, _):
         for number in range(2):
             await stream().register(engine_id=f"engine-{number}")
             await registered(manager, f"engine-{number}")
@@ -203,7 +204,7 @@ async def test_too_many_handshakes_at_once_are_refused() -> None:
 
 
 async def test_all_pools_together_have_a_bound() -> None:
-    async with serving(max_blocks=50) as (_, stream):
+    async with serving(max_blocks=50) as (_, stream, _):
         first = await stream().register(engine_id="first", device_blocks=20, host_blocks=10)
         await first.report()
         code, details = await (await stream().register(engine_id="second", device_blocks=21)).refusal()
@@ -218,7 +219,7 @@ async def test_all_pools_together_have_a_bound() -> None:
 
 async def test_steps_are_answered_while_many_engines_attach() -> None:
     """Fifty handshakes take turns: between two answers of another engine there are few of their slices."""
-    async with serving() as (manager, stream):
+    async with serving() as (manager, stream, _):
         engine = await stream().register(engine_id="engine")
         await engine.report()
         storm = [await stream().register(engine_id=f"e{number}", device_blocks=20_000) for number in range(50)]
@@ -231,3 +232,27 @@ async def test_steps_are_answered_while_many_engines_attach() -> None:
         assert all(answer.HasField("registered") for answer in await done)
         assert len(manager.sessions()) == 51
         assert steps > 50
+
+
+async def test_an_engine_refused_once_tries_again() -> None:
+    async with serving() as (manager, stream, address):
+        newer = await stream().register(incarnation=6)
+        await registered(manager)
+        client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None)
+        running = asyncio.create_task(client.run())
+        while not client._aborted:
+            await asyncio.sleep(0.001)
+        newer.call.cancel()
+        await asyncio.wait_for(client.attached.wait(), 30)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_engine_refused_twice_ends() -> None:
+    async with serving() as (manager, stream, address):
+        newer = await stream().register(incarnation=6)
+        await registered(manager)
+        client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None)
+        with pytest.raises(AttachRefused, match="older than the attaching 6"):
+            await asyncio.wait_for(client.run(), 30)
+        newer.call.cancel()
