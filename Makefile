@@ -115,8 +115,8 @@ bench-%: .venv/installed model
 papers: .venv/installed model ## remake the papers' figures; QUICK=1: some of them, on short traces
 	$(BIN)/python -m bench.papers figures $(if $(QUICK),--quick) $(ARGS)
 
-soak: .venv/installed model ## run all services under mixed load for MINUTES, 30 unless given, and judge what grows
-	$(BIN)/python -m bench.soak $(MINUTES)
+soak: .venv/installed model ## run all services under mixed load for MINUTES, 30 unless given; fail if anything grows
+	$(BIN)/python -m bench.soak $(MINUTES) $(ARGS)
 
 readme: .venv/installed ## write the results into README.md and the pages of docs/
 	$(BIN)/python -m bench.report.readme

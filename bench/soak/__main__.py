@@ -1,15 +1,16 @@
-"""All services under mixed load for a long time: `python -m bench.soak MINUTES`.
+"""All services under mixed load for a long time: `python -m bench.soak MINUTES`. Fails if a target is missed.
 
 Rounds of load end with a rest, at which nothing may be held. In each round a client is killed, and a service is killed
 or stopped, and starts again: the second gateway, the second engine, once the KV manager. The other processes live
-through all of it; their slopes are judged.
+through all of it; their growth with each request is judged.
 """
 
+import argparse
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -18,15 +19,22 @@ from typing import Any, NamedTuple
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.report.results import Row, publish, row
+from bench.report.targets import ROOT
+from bench.soak.growth import Growth, growths_of, largest
 from bench.soak.load import Load
 from bench.soak.samples import Sampler, columns_of
-from bench.soak.services import ENGINES, GATEWAYS, MANAGER, SoakServices
-from bench.soak.slopes import AT_REST, MEMORY, Slopes, slopes_of, worst
+from bench.soak.services import ENGINES, GATEWAYS, MANAGER, NULL_ENGINE, SoakServices
+from bench.soak.slopes import AT_REST, LEAST_RESTS, MEMORY, Slopes, slopes_of, worst
+from services.models.model_store import default_cache, resolve
+from tests.running_quire import COMMAND
 
 MINUTES = 30.0
 _MODEL = "demo"
+_FOLDER = ROOT / "build" / "soak"
 _ROUNDS = 12
 _LEAST_ROUND_SECONDS = 20.0
+_NULL_ROUNDS = 24
+_LEAST_NULL_SECONDS = 6.0
 _REST_SECONDS = 60.0
 _SETTLE_SECONDS = 2.0
 _SERVICES = ("gateway", "engine", "kvmanager")
@@ -40,37 +48,56 @@ class Rest(NamedTuple):
     open_streams: int
 
 
-def main(minutes: float) -> None:
-    """Soak, and publish."""
+class Options(NamedTuple):
+    """How to soak. `modules` are those of services in place of Quire's own, by label."""
+
+    minutes: float
+    publishes: bool
+    modules: Mapping[str, str]
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the engines compute nothing."""
+        return self.modules.get("engine") == NULL_ENGINE
+
+
+def main(options: Options) -> int:
+    """Soak, write the results, and return the exit status: 1 unless every target is met."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that no process stays
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-soak-"))
-        services = SoakServices(Path(folder), _MODEL)
+        model = str(resolve(_MODEL, default_cache(), lambda *_: None)) if options.is_null else _MODEL
+        services = SoakServices(Path(folder), model, options.modules)
         stack.callback(services.close)
         services.start()
-        load = Load(services.grpc_addresses, services.http_urls)
+        load = Load(services.grpc_addresses, services.http_urls, "unconstrained" if options.is_null else "all")
         stack.callback(load.close)
         sampler = Sampler(services.incarnations)
         stack.callback(sampler.close)
-        rests = _soak(services, load, sampler, minutes)
+        rests = _soak(services, load, sampler, options)
         run_seconds = time.monotonic() - sampler.begun
-    slopes = slopes_of(sampler.samples, run_seconds)
+    slopes, growths = slopes_of(sampler.samples, run_seconds), growths_of(sampler.samples, run_seconds)
+    rows = [*_rows(slopes, growths), *_counts(services, load, rests, run_seconds)]
     publish(
         "soak",
-        [*_rows(slopes), *_counts(services, load, rests, run_seconds)],
-        1,
+        rows,
+        len(rests),
+        None if options.publishes else _FOLDER,
+        growths=[one.as_json() for one in growths],
         slopes=[one.as_json() for one in slopes],
         rests=[one._asdict() for one in rests],
         requests={kind: dict(counts) for kind, counts in load.counts.items()},
         unexpected=load.unexpected[:20],
         samples=columns_of(sampler.samples),
     )
-    _say_flat(slopes)
+    return _verdict(rows, growths, load)
 
 
-def _soak(services: SoakServices, load: Load, sampler: Sampler, minutes: float) -> list[Rest]:
+def _soak(services: SoakServices, load: Load, sampler: Sampler, options: Options) -> list[Rest]:
     """Run rounds until the time is over."""
-    round_seconds = max(_LEAST_ROUND_SECONDS, 60 * minutes / _ROUNDS)
+    minutes = options.minutes
+    rounds, least = (_NULL_ROUNDS, _LEAST_NULL_SECONDS) if options.is_null else (_ROUNDS, _LEAST_ROUND_SECONDS)
+    round_seconds = max(least, 60 * minutes / rounds)
     end = time.monotonic() + 60 * minutes
     rests: list[Rest] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[doing]}"))
@@ -127,12 +154,14 @@ def _rest(services: SoakServices, load: Load, sampler: Sampler) -> Rest:
     while (held := (services.held_blocks(), services.open_streams())) != (0, 0) and time.monotonic() < deadline:
         time.sleep(0.2)
     time.sleep(_SETTLE_SECONDS)  # closed connections leave the services
-    sampler.take(resting=True)
+    sampler.take(load.requests)
     return Rest(round(time.monotonic() - sampler.begun, 1), *held)
 
 
-def _rows(slopes: list[Slopes]) -> Iterator[Row]:
+def _rows(slopes: list[Slopes], growths: list[Growth]) -> Iterator[Row]:
     for service in _SERVICES:
+        growth = largest(growths, service)
+        yield row("soak", f"{service}_bytes_per_request", None if growth is None else round(growth, 1), "B")
         for metric in (*MEMORY, *AT_REST):
             value = worst(slopes, service, metric)
             unit = "MiB/min" if metric in MEMORY else "1/min"
@@ -151,17 +180,36 @@ def _counts(services: SoakServices, load: Load, rests: list[Rest], run_seconds: 
     yield row("soak", "stopped_services", services.terminations, "1")
 
 
-def _say_flat(slopes: list[Slopes]) -> None:
-    """Print for each judged process whether it is flat."""
-    for one in slopes:
-        if one.judged:
-            steep = ", ".join(name for name, value in one.per_minute.items() if not _is_flat(one.process, name, value))
-            print(f"{one.process}: {f'not flat: {steep}' if steep else 'flat'}")
+def _verdict(rows: list[Row], growths: list[Growth], load: Load) -> int:
+    """Print what each process grew by and which targets are missed; return the exit status."""
+    limits = {one.metric: one.target for one in rows}
+    for one in growths:
+        limit = limits[f"{one.process.partition('-')[0]}_bytes_per_request"]
+        assert limit is not None
+        print(one.words(limit))
+    for answer in load.unexpected[:5]:
+        print(f"unexpected: {answer}")
+    # Whether the tree was clean and the machine quiet is for publication.
+    missed = [one for one in rows if one.met is False]
+    for row_ in missed:
+        value = (
+            f"was not measured in this time, at least {LEAST_RESTS} rests" if row_.value is None else f"{row_.value:g}"
+        )
+        print(f"missed: {row_.metric}: {value}; at most {row_.target:g}")
+    print("failed" if missed else "passed")
+    return 1 if missed else 0
 
 
-def _is_flat(process: str, metric: str, slope: float | None) -> bool:
-    return row("soak", f"{process.partition('-')[0]}_{metric}_slope", slope, "").met is not False
+def _options() -> Options:
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("minutes", type=float, nargs="?", default=MINUTES)
+    parser.add_argument("--publish", action="store_true", help="Write bench/results; else build/soak/soak.json.")
+    parser.add_argument("--null-engines", action="store_true", help="Engines compute nothing: many more requests.")
+    parser.add_argument("--gateway-module", default=COMMAND, help="Module of the gateway's command.")
+    given = parser.parse_args()
+    engines = {"engine": NULL_ENGINE} if given.null_engines else {}
+    return Options(given.minutes, given.publish, {"gateway": given.gateway_module, **engines})
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else MINUTES)
+    sys.exit(main(_options()))

@@ -1,4 +1,4 @@
-"""A client process of a soak, which can be killed: `python -m bench.soak.client ADDRESSES URLS SEED WORKERS`.
+"""A client process of a soak, which can be killed: `python -m bench.soak.client ADDRESSES URLS MIX SEED WORKERS`.
 
 It runs mixed requests from a line `run` to a line `rest`. Then it waits for those in flight, closes its connections,
 and prints how many requests of each kind ended with each status.
@@ -15,11 +15,10 @@ from typing import Any
 import aiohttp
 import grpc
 
-from bench.soak.requests import BROKEN, GRPC_KINDS, HTTP_KINDS, grpc_status, http_status
+from bench.soak.requests import BROKEN, MIXES, Mix, grpc_status, http_status
 from quire.v1 import gateway_pb2_grpc
 from services.runtime import transport
 
-_PAUSE_SECONDS = 0.25
 _BROKEN_SECONDS = 1.0
 _HTTP_SHARE = 0.4
 
@@ -27,10 +26,10 @@ _HTTP_SHARE = 0.4
 class SoakClient:
     """Workers that each send one request after the other, to gateways at random."""
 
-    def __init__(self, addresses: list[str], urls: list[str], seed: int, workers: int) -> None:
+    def __init__(self, addresses: list[str], urls: list[str], mix: Mix, seed: int, workers: int) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.unexpected: list[str] = []
-        self._addresses, self._urls, self._workers = addresses, urls, workers
+        self._addresses, self._urls, self._mix, self._workers = addresses, urls, mix, workers
         self._draw = random.Random(seed)
 
     async def run(self, over: asyncio.Event) -> None:
@@ -48,12 +47,12 @@ class SoakClient:
             else:
                 kind, status = await self._grpc(stubs)
             self.counts[kind, status] += 1
-            pause = _BROKEN_SECONDS if status in BROKEN else 2 * _PAUSE_SECONDS * self._draw.random()
+            pause = _BROKEN_SECONDS if status in BROKEN else 2 * self._mix.pause_seconds * self._draw.random()
             with suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), pause)
 
     async def _grpc(self, stubs: list[Any]) -> tuple[str, str]:
-        kind = self._draw.choice(GRPC_KINDS)
+        kind = self._draw.choice(self._mix.grpc)
         try:
             status = await grpc_status(self._draw.choice(stubs), kind, self._draw)
         except grpc.aio.AioRpcError as error:
@@ -62,7 +61,7 @@ class SoakClient:
         return kind.name, status
 
     async def _http(self, http: aiohttp.ClientSession) -> tuple[str, str]:
-        kind = self._draw.choice(HTTP_KINDS)
+        kind = self._draw.choice(self._mix.http)
         status, text = await http_status(http, self._draw.choice(self._urls), kind, self._draw)
         self._check(kind.name, status, kind.statuses, text)
         return kind.name, status
@@ -72,9 +71,9 @@ class SoakClient:
             self.unexpected.append(f"{name}: {status}: {text[:300]}")
 
 
-async def main(addresses: str, urls: str, seed: str, workers: str) -> None:
+async def main(addresses: str, urls: str, mix: str, seed: str, workers: str) -> None:
     """Run and rest as the lines on standard input say."""
-    client = SoakClient(addresses.split(","), urls.split(","), int(seed), int(workers))
+    client = SoakClient(addresses.split(","), urls.split(","), MIXES[mix], int(seed), int(workers))
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while await lines.readline():

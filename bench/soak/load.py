@@ -12,10 +12,10 @@ _WORKERS = 4
 class Client:
     """A client process."""
 
-    def __init__(self, addresses: list[str], urls: list[str], seed: int) -> None:
+    def __init__(self, addresses: list[str], urls: list[str], mix: str, seed: int) -> None:
         command = [sys.executable, "-m", "bench.soak.client", ",".join(addresses), ",".join(urls)]
         self._process = subprocess.Popen(
-            [*command, str(seed), str(_WORKERS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, mix, str(seed), str(_WORKERS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def run(self) -> None:
@@ -42,8 +42,9 @@ class Client:
 class Load:
     """Both clients, and the counts of their requests."""
 
-    def __init__(self, addresses: list[str], urls: list[str]) -> None:
-        self._addresses, self._urls = addresses, urls
+    def __init__(self, addresses: list[str], urls: list[str], mix: str) -> None:
+        """`mix` is the name of one of `bench.soak.requests`."""
+        self._addresses, self._urls, self._mix = addresses, urls, mix
         self.started = self.killed = 0
         self.counts: dict[str, Counter[str]] = {}
         self.unexpected: list[str] = []
@@ -79,4 +80,4 @@ class Load:
 
     def _client(self) -> Client:
         self.started += 1
-        return Client(self._addresses, self._urls, self.started)
+        return Client(self._addresses, self._urls, self._mix, self.started)

@@ -20,6 +20,11 @@ _PREFIXES = [
     f"You write about {one}. " + "Short sentences, plain words, no lists, and no headings. " * 6 for one in _TOPICS
 ]
 
+# So many that prompts differ, and so few that the tokenizers' caches of words are full after a while.
+_NUMBERS = 500
+# Beyond the context of the demo model: refused by its size.
+_TOO_LARGE = "a " * 500_000
+
 Request = gateway_pb2.GenerateRequest
 
 
@@ -44,7 +49,7 @@ class HttpKind(NamedTuple):
 
 
 def _text(draw: random.Random) -> str:
-    return f"{draw.choice(_PREFIXES)} Number {draw.randrange(1 << 30)}."
+    return f"{draw.choice(_PREFIXES)} Number {draw.randrange(_NUMBERS)}."
 
 
 def _request(draw: random.Random, most_tokens: int = 24) -> Request:
@@ -58,7 +63,7 @@ def _request(draw: random.Random, most_tokens: int = 24) -> Request:
 def _chat(draw: random.Random) -> Request:
     request = _request(draw)
     request.prompt.chat.messages.add(role="system", content=draw.choice(_PREFIXES))
-    request.prompt.chat.messages.add(role="user", content=f"Tell me number {draw.randrange(1 << 30)}.")
+    request.prompt.chat.messages.add(role="user", content=f"Tell me number {draw.randrange(_NUMBERS)}.")
     return request
 
 
@@ -109,7 +114,7 @@ def _schema(draw: random.Random) -> dict[str, Any]:
 def _http_chat(draw: random.Random, *, stream: bool = False, most_tokens: int = 24) -> dict[str, Any]:
     messages = [
         {"role": "system", "content": draw.choice(_PREFIXES)},
-        {"role": "user", "content": f"Tell me number {draw.randrange(1 << 30)}."},
+        {"role": "user", "content": f"Tell me number {draw.randrange(_NUMBERS)}."},
     ]
     return {"model": "demo", "messages": messages, "max_tokens": draw.randint(4, most_tokens), "stream": stream}
 
@@ -148,8 +153,28 @@ HTTP_KINDS = (
     HttpKind("http completion", "/v1/completions", _completion),
     HttpKind("http json schema", "/v1/chat/completions", _http_schema),
     HttpKind("http cancelled", "/v1/chat/completions", _http_long, events=6),
+    HttpKind("http too large", "/v1/completions", lambda _: {"prompt": _TOO_LARGE}, BROKEN | {"400"}),
     HttpKind("http invalid", "/v1/chat/completions", lambda draw: _http_chat(draw) | {"top_p": 2}, BROKEN | {"400"}),
 )
+
+
+class Mix(NamedTuple):
+    """The kinds of requests, and the mean pause between two of a worker."""
+
+    grpc: tuple[GrpcKind, ...]
+    http: tuple[HttpKind, ...]
+    pause_seconds: float
+
+
+MIXES = {
+    "all": Mix(GRPC_KINDS, HTTP_KINDS, 0.25),
+    # For engines that compute nothing, and follow no constraint.
+    "unconstrained": Mix(
+        tuple(one for one in GRPC_KINDS if one.name not in ("grpc json schema", "grpc regex")),
+        tuple(one for one in HTTP_KINDS if one.name != "http json schema"),
+        0.01,
+    ),
+}
 
 
 async def grpc_status(stub: Any, kind: GrpcKind, draw: random.Random) -> str:

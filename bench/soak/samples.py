@@ -13,7 +13,7 @@ from tests.scrape import Scrape
 
 SECONDS = 10.0
 _MIB = 1 << 20
-_COLUMNS = ("seconds", "resting", "rss_mib", "anonymous_mib", "file_descriptors", "threads", "series")
+_COLUMNS = ("seconds", "resting", "requests", "rss_mib", "anonymous_mib", "file_descriptors", "threads", "series")
 
 
 class Incarnation(NamedTuple):
@@ -27,7 +27,7 @@ class Incarnation(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """What a process held at one moment. At rest no request runs.
+    """What a process held at one moment. At rest no request runs, and `requests` of the load have ended; else None.
 
     Anonymous memory is what it has allocated; of resident memory the kernel drops pages of files at will.
     """
@@ -41,6 +41,7 @@ class ProcessSample:
     file_descriptors: int
     threads: int
     series: int
+    requests: int | None = None
 
 
 class Sampler:
@@ -54,11 +55,11 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def take(self, *, resting: bool = False) -> None:
-        """Take a sample of each process. One that ends meanwhile has none."""
+    def take(self, requests: int | None = None) -> None:
+        """Take a sample of each process; at rest, with the number of requests. One that ends meanwhile has none."""
         for one in self._running():
             try:
-                self.samples.append(self._sample(one, resting))
+                self.samples.append(self._sample(one, requests))
             except (psutil.Error, OSError):
                 continue
 
@@ -70,25 +71,26 @@ class Sampler:
         while not self._over.wait(SECONDS):
             self.take()
 
-    def _sample(self, one: Incarnation, resting: bool) -> ProcessSample:
+    def _sample(self, one: Incarnation, requests: int | None) -> ProcessSample:
         series = len(Scrape.of(one.metrics_url).samples)
         process = psutil.Process(one.pid)
         return ProcessSample(
             one.process,
             one.number,
             round(time.monotonic() - self.begun, 2),
-            resting,
+            requests is not None,
             round(process.memory_info().rss / _MIB, 3),
             round(_anonymous_bytes(one.pid) / _MIB, 3),
             process.num_fds(),
             process.num_threads(),
             series,
+            requests,
         )
 
 
-def columns_of(samples: Iterable[ProcessSample]) -> dict[str, dict[str, list[float]]]:
+def columns_of(samples: Iterable[ProcessSample]) -> dict[str, dict[str, list[float | None]]]:
     """Return the columns of each incarnation, by process and number."""
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, list[float | None]]] = {}
     for one in samples:
         columns = found.setdefault(f"{one.process} {one.incarnation}", {})
         for name in _COLUMNS:

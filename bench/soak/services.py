@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,14 +14,28 @@ ENGINES, GATEWAYS, MANAGER = ("engine-a", "engine-b"), ("gateway-a", "gateway-b"
 # Few, so that blocks are evicted, copied to host memory, and requests preempted.
 _DEVICE_BLOCKS, _HOST_BLOCKS = 160, 48
 _GRACE_SECONDS = "5"
+# Computes nothing, so that many more requests fit into the time.
+NULL_ENGINE = "bench.loads.null_engine"
+_NULL_OPTIONS = (
+    "--context-tokens",
+    "8192",
+    "--vocabulary-size",
+    "49152",
+    "--microseconds-per-token",
+    "20",
+    "--model-name",
+    "demo",
+)
 
 
 class SoakServices:
     """Starts all services in a folder of sockets. Names and addresses stay the same after a restart."""
 
-    def __init__(self, folder: Path, model: str) -> None:
+    def __init__(self, folder: Path, model: str, modules: Mapping[str, str]) -> None:
+        """`modules` are those of a service's command, by its label, in place of Quire's own."""
         self._folder = folder
         self._model = model
+        self._modules = modules
         self._lock = threading.Lock()
         self._running: dict[str, RunningService] = {}
         self._starts: Counter[str] = Counter()
@@ -90,8 +105,9 @@ class SoakServices:
 
     def _start(self, name: str) -> None:
         label = name.partition("-")[0]
-        # The tests' launcher starts engines that slow requests of one seed down, unless a module is given.
-        one = RunningService(label, label, *self._options(name), module=COMMAND)
+        module = self._modules.get(label, COMMAND)
+        command = [label] if module != NULL_ENGINE else []
+        one = RunningService(label, *command, *self._options(name), module=module)
         if name in GATEWAYS:
             self._http[name] = one.output.wait_for("gateway listens for HTTP at ").split("http://")[1]
             one.output.wait_for("gateway is ready")
@@ -105,9 +121,11 @@ class SoakServices:
             return [*options, "--lease-seconds", "5"]
         options += ["--kvmanager", self._address(MANAGER)]
         if name in ENGINES:
-            own = ["--engine-id", name, "--model", self._model, "--dtype", "auto", "--device", "cpu"]
+            own = ["--engine-id", name, "--model", self._model, "--max-sequences", "24"]
             own += ["--device-blocks", str(_DEVICE_BLOCKS), "--host-blocks", str(_HOST_BLOCKS)]
-            return [*options, *own, "--threads", "1", "--max-sequences", "24"]
+            null = self._modules.get("engine") == NULL_ENGINE
+            kind = _NULL_OPTIONS if null else ("--dtype", "auto", "--device", "cpu", "--threads", "1")
+            return [*options, *own, *kind]
         # At a separate address, so that no other process uses the port of a stopped gateway.
         own = ["--engines", ",".join(map(self._address, ENGINES)), "--http-listen", self._http.get(name, "127.0.0.2:0")]
         return [*options, *own]

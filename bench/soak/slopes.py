@@ -1,6 +1,6 @@
 """Robust slopes of samples, and whether they are flat."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ MEMORY = ("anonymous_mib", "rss_mib")
 # Of the time of a run: the warm-up of an incarnation, and the least time after it for a verdict.
 _WARM_UP, _MAX_WARM_UP_SECONDS = 0.2, 300.0
 _JUDGED = 0.3
+LEAST_RESTS = 5
 
 
 class Slopes(NamedTuple):
@@ -57,10 +58,19 @@ def worst(slopes: Iterable[Slopes], process: str, metric: str) -> float | None:
     return max((one for one in found if one is not None), default=None)
 
 
+def warm_samples(samples: Sequence[ProcessSample], run_seconds: float) -> list[ProcessSample]:
+    """Return the samples of an incarnation after its warm-up."""
+    begin = _end_of_warm_up(samples, run_seconds)
+    return [one for one in samples if one.seconds >= begin]
+
+
+def _end_of_warm_up(samples: Sequence[ProcessSample], run_seconds: float) -> float:
+    return samples[0].seconds + min(_WARM_UP * run_seconds, _MAX_WARM_UP_SECONDS)
+
+
 def _slopes(process: str, number: int, samples: list[ProcessSample], run_seconds: float) -> Slopes:
-    begin = samples[0].seconds + min(_WARM_UP * run_seconds, _MAX_WARM_UP_SECONDS)
-    warm = [one for one in samples if one.seconds >= begin]
-    seconds = warm[-1].seconds - begin if warm else 0.0
+    warm = warm_samples(samples, run_seconds)
+    seconds = warm[-1].seconds - _end_of_warm_up(samples, run_seconds) if warm else 0.0
     at_rest = [one for one in warm if one.resting]
     per_minute = {name: _slope(warm, name) for name in MEMORY} | {name: _slope(at_rest, name) for name in AT_REST}
     return Slopes(process, number, seconds / 60, seconds >= _JUDGED * run_seconds, per_minute)

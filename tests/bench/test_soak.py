@@ -1,12 +1,17 @@
 """Slopes of a soak."""
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from bench.report.targets import targets
+from bench.soak.growth import growths_of, largest
 from bench.soak.samples import ProcessSample
 from bench.soak.slopes import slopes_of, theil_sen, worst
 
 RUN_SECONDS = 600.0
+MIB = 1 << 20
 
 
 def sample(
@@ -55,3 +60,50 @@ def test_each_target_names_a_slope_that_is_measured() -> None:
     (slopes,) = slopes_of([sample(second, 50) for second in range(0, 600, 10)], RUN_SECONDS)
     metrics = {name.partition("_")[2].removesuffix("_slope") for name in targets()["soak"] if name.endswith("_slope")}
     assert metrics <= slopes.per_minute.keys()
+
+
+def rests(per_request: float, *, noise: float = 0.2, count: int = 12, requests: int = 800) -> list[ProcessSample]:
+    """Samples at rest of a process that grows by some bytes with each request, and by noise in MiB to both sides."""
+    draw = random.Random(4)
+    grown = [70 + at * requests * per_request / MIB + draw.uniform(-noise, noise) for at in range(count)]
+    return [
+        ProcessSample("gateway-a", 1, 60.0 * at, True, 90.0, mib, 9, 9, 99, requests=at * requests)
+        for at, mib in enumerate(grown)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("per_request", "verdict"), [(0, ": flat: "), (100, ": flat: "), (700, ": grows by "), (256, ": undecided: ")]
+)
+def test_growth_is_judged_by_request_with_its_confidence(per_request: float, verdict: str) -> None:
+    (growth,) = growths_of(rests(per_request), 720.0)
+    assert growth.low < growth.bytes_per_request < growth.high
+    assert growth.bytes_per_request == pytest.approx(per_request, abs=60)
+    assert verdict in growth.words(256)
+
+
+def test_a_rest_before_memory_was_returned_moves_the_growth_little() -> None:
+    one_high = [replace(one, anonymous_mib=one.anonymous_mib + 4 * (at == 6)) for at, one in enumerate(rests(0))]
+    (growth,) = growths_of(one_high, 720.0)
+    assert ": flat: " in growth.words(256)
+
+
+def test_few_requests_leave_growth_undecided() -> None:
+    (growth,) = growths_of(rests(0, requests=20), 720.0)
+    assert ": undecided: " in growth.words(256)
+
+
+def test_a_process_with_few_rests_after_its_warm_up_is_not_judged() -> None:
+    assert growths_of(rests(5000, count=6), 360.0) == []
+    assert largest([], "gateway") is None
+
+
+def test_the_worst_process_of_a_service_counts() -> None:
+    found = growths_of(rests(10), 720.0) + [one._replace(process="gateway-b") for one in growths_of(rests(900), 720.0)]
+    assert largest(found, "gateway") == pytest.approx(900, abs=120)
+
+
+def test_growth_rises_in_the_warm_up_are_left_out() -> None:
+    warm_up = [replace(one, anonymous_mib=20.0 * at) for at, one in enumerate(rests(0)[:2])]
+    (growth,) = growths_of([*warm_up, *rests(0)[3:]], 720.0)
+    assert growth.high < 256
