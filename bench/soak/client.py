@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import grpc
 
-from bench.soak.requests import BROKEN, MIXES, Mix, grpc_status, http_status
+from bench.soak.requests import BROKEN, MIXES, RequestMix, grpc_status, http_status
 from quire.v1 import gateway_pb2_grpc
 from services.runtime import transport
 
@@ -26,7 +26,7 @@ _HTTP_SHARE = 0.4
 class SoakClient:
     """Workers that each send one request after the other, to gateways at random."""
 
-    def __init__(self, addresses: list[str], urls: list[str], mix: Mix, seed: int, workers: int) -> None:
+    def __init__(self, addresses: list[str], urls: list[str], mix: RequestMix, seed: int, workers: int) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.unexpected: list[str] = []
         self._addresses, self._urls, self._mix, self._workers = addresses, urls, mix, workers

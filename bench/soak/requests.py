@@ -158,7 +158,7 @@ HTTP_KINDS = (
 )
 
 
-class Mix(NamedTuple):
+class RequestMix(NamedTuple):
     """The kinds of requests, and the mean pause between two of a worker."""
 
     grpc: tuple[GrpcKind, ...]
@@ -167,9 +167,9 @@ class Mix(NamedTuple):
 
 
 MIXES = {
-    "all": Mix(GRPC_KINDS, HTTP_KINDS, 0.25),
+    "all": RequestMix(GRPC_KINDS, HTTP_KINDS, 0.25),
     # For engines that compute nothing, and follow no constraint.
-    "unconstrained": Mix(
+    "unconstrained": RequestMix(
         tuple(one for one in GRPC_KINDS if one.name not in ("grpc json schema", "grpc regex")),
         tuple(one for one in HTTP_KINDS if one.name != "http json schema"),
         0.01,
