@@ -152,7 +152,8 @@ class HttpConnection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. It gets the responses to its complete requests, unless it uses TLS or HTTP/1.0.
 
-        Only a write shows whether it still receives.
+        Only a write shows whether it still receives. In the middle of a response it surely does not: clients that close
+        only their side do so behind their requests, and a stream may write nothing for long.
         """
         self._ended = True
         if self.lingers or not self._answering or self.transport.get_extra_info("ssl_object"):
@@ -162,7 +163,7 @@ class HttpConnection(HttpToolsProtocol):
                 return False
             self.pipeline.popleft()
         assert self._answered is not None
-        if self._answered.scope["http_version"] == "1.0":
+        if self._answered.response_started or self._answered.scope["http_version"] == "1.0":
             return False
         self._requests.unfinished = False
         self._reading.stop()
