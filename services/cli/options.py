@@ -100,8 +100,10 @@ def warn_of_unused_variables(*others: str) -> None:
             for warning in found:
                 log.warning(warning)
         return
+    # Lines of `quire serve` begin with the name of their service.
+    label = "serve     | WARNING" if context.info_name == "serve" else "warning:"
     for warning in found:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(f"{label} {warning}", err=True)
 
 
 def unused_variables(context: click.Context, environ: Mapping[str, str], others: Iterable[str] = ()) -> Iterator[str]:

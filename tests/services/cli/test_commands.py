@@ -98,7 +98,7 @@ def test_a_warning_is_a_line_of_a_log_in_json() -> None:
 def test_serve_warns_of_a_variable_of_the_engine_before_it_starts() -> None:
     done = quire("serve", "--map-listen", "nowhere", env={**os.environ, "QUIRE_ENGINE_WEIGHTS": "int8"})
     assert done.returncode == 2
-    assert done.stderr.startswith("warning: QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads QUIRE_SERVE_WEIGHTS\n")
+    assert done.stderr.startswith("serve     | WARNING QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads")
 
 
 @pytest.fixture
