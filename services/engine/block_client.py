@@ -9,10 +9,10 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -22,6 +22,7 @@ from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport
+from services.runtime.slices import run_in_slices
 from services.runtime.tls import ClientTLS
 from services.wire.attach import register_message
 from services.wire.report import pages_of
@@ -47,8 +48,6 @@ _START_FIELD = 19  # of those behind the program's name
 log = logging.getLogger("quire.engine")
 
 _Outgoing = asyncio.Queue[pb.PoolRequest | None]
-
-_Result = TypeVar("_Result")
 
 _NO_TRACE_PARENTS: Mapping[str, str] = {}
 
@@ -223,10 +222,10 @@ class BlockClient:
         if not spec.boot_id:
             spec = replace(spec, **start_after_boot())
         yield pb.PoolRequest(register=register_message(spec))
-        report = await _in_slices(self._replica.reporting())
+        report = await run_in_slices(self._replica.reporting())
         for page in pages_of(report):
             yield pb.PoolRequest(report=page)
-        await _in_slices(report.dismantle())
+        await run_in_slices(report.dismantle())
         outgoing = self._outgoing
         while (request := await outgoing.get()) is not None:
             yield request
@@ -247,17 +246,6 @@ async def _registered(call: "grpc.aio.StreamStreamCall[pb.PoolRequest, pb.PoolRe
             response = await call.read()
         if not isinstance(response, pb.PoolResponse) or not response.HasField("attaching"):
             return response
-
-
-async def _in_slices(work: Generator[None, None, _Result]) -> _Result:
-    """Run work, letting the event loop deliver outputs after each slice; return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
-        await asyncio.sleep(0)
 
 
 def start_after_boot() -> dict[str, Any]:

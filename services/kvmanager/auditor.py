@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, closing
 
 from kvmanager import Event, KVManager, Session, Violation
-from services.kvmanager.slices import run_in_slices
+from services.runtime.slices import run_in_slices
 
 # Between two slices of a third of a millisecond each: well below one per cent of a core.
 _SLICE_PAUSE_SECONDS = 0.05

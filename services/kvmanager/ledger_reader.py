@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from kvmanager import Ledger
 from quire.v1 import kvmanager_pb2 as pb
 from services.kvmanager.renderer import summary
-from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField
+from services.runtime.slices import run_in_slices
 from services.wire.ledger import event_message
 
 # Events that are sent to a watcher before the ledger is read again.

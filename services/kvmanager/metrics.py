@@ -14,8 +14,8 @@ from blocks import StepRefusal
 from kvmanager import AppliedStep, Session, Slots, Tier
 from services.kvmanager.block_lifetime_metrics import BlockLifetimeMetrics
 from services.kvmanager.observer import POOL_LABELS, PoolObserver, pool_labels
-from services.kvmanager.slices import run_in_slices
 from services.runtime.metrics.histograms import Histogram
+from services.runtime.slices import run_in_slices
 
 _STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 

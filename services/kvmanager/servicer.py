@@ -18,8 +18,9 @@ from services.kvmanager.block_traces import BlockTraces
 from services.kvmanager.ledger_reader import LedgerReader
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recorder import OperationsRecorder
-from services.kvmanager.slices import run_in_slices, run_step_in_slices
+from services.kvmanager.slices import run_step_in_slices
 from services.runtime.errors import InvalidField, Overloaded
+from services.runtime.slices import run_in_slices
 from services.runtime.statuses import abort_on_error
 from services.runtime.tracing.spans import Tracing
 from services.wire.attach import registered_message
@@ -200,7 +201,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         if handshake.replaced is not None:
             self._release(handshake.replaced)
             if (wait := self._waits.get(handshake.replaced)) is not None:
-                wait.reschedule(asyncio.get_running_loop().time())  # its engine learns at once that it was replaced
+                wait.reschedule(asyncio.get_running_loop().time())  # its stream ends now, not at its next Step
         self._recorder.begin(session, handshake.report)
         return session
 

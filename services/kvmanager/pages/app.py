@@ -24,10 +24,10 @@ from services.kvmanager.pages.playground.sandbox import Sandbox
 from services.kvmanager.pages.playground.sandbox_view import sandbox_json
 from services.kvmanager.pages.playground.sandboxes import Sandboxes, UnknownSandbox
 from services.kvmanager.pages.static_files import static_routes
-from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
 from services.runtime.http.validation import violation
+from services.runtime.slices import run_in_slices
 from services.runtime.statuses import retry_headers, status_of
 
 _MAX_BODY_BYTES = 16 * 1024

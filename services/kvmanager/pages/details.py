@@ -4,8 +4,8 @@ from typing import Any
 
 from kvmanager import KVManager, Pool, SequenceTable, Session, UnknownRequest, entries_of, state_of
 from services.kvmanager.renderer import event_json, request_name, summary, without_tenants
-from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import InvalidField
+from services.runtime.slices import run_in_slices
 
 _MAX_EVENTS = 10
 _MAX_SEQUENCES = 500

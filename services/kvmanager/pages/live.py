@@ -16,8 +16,8 @@ from typing import Any
 
 from kvmanager import KVManager, MapChanges, PoolChange, Session, UnknownPool
 from services.kvmanager.renderer import event_json
-from services.kvmanager.slices import run_in_slices
 from services.runtime.errors import Overloaded, UnsupportedField
+from services.runtime.slices import run_in_slices
 
 # With the browser's drawing time, about the fastest rate that a person can follow.
 _TICK_SECONDS = 0.1

@@ -10,7 +10,7 @@ from services.kvmanager.pages.playground.operations import OPERATION
 from services.kvmanager.pages.playground.sandbox import Sandbox
 from services.kvmanager.pages.playground.sandbox_view import sandbox_json
 from services.kvmanager.pages.playground.sandboxes import Sandboxes, UnknownSandbox
-from services.kvmanager.slices import run_in_slices
+from services.runtime.slices import run_in_slices
 
 
 @pytest.fixture
