@@ -129,13 +129,14 @@ def write(
     repetitions: int,
     folder: Path | None = None,
     code: Sequence[str] = PRODUCT,
+    *,
+    dry: bool = False,
     **more: Any,
 ) -> None:
     """Write `<benchmark>.json` atomically. Each row has the commit and the code that it measured.
 
-    With `dry=True` among `more` it has no commit, so that no row counts.
+    The results of a `dry` run say so and have no commit, so that no row counts.
     """
-    dry = bool(more.get("dry"))
     where = _where(device_of(benchmark)) | ({"commit": None} if dry else {})
     measured = {"commit": where["commit"], "code": list(code)}
     result = {
@@ -146,6 +147,7 @@ def write(
         **where,
         "repetitions": repetitions,
         "rows": [asdict(one) | measured for one in judged(benchmark, rows, repetitions, dry=dry)],
+        **({"dry": True} if dry else {}),
         **more,
     }
     folder = folder or RESULTS / device_of(benchmark)
