@@ -1,4 +1,4 @@
-"""Copies of blocks on the CPU, compared with one large copy of as many bytes: between the tiers and in the cache.
+"""Block copies on the CPU, between the tiers and in the cache, compared with one large copy of the same size.
 
 256 random blocks of the demo model's geometry, in bfloat16, chosen anew in each repetition; all copies take turns, each
 of them twice in a repetition.

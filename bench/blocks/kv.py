@@ -287,7 +287,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _over_grpc(number: int) -> dict[str, float]:
-    """Return the figures of repetition `number`, for which the service starts anew."""
+    """Start a KV manager, and return the figures of repetition `number`."""
     service = RunningService("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0")
     try:
         return asyncio.run(_measure_wire(service.address, number))

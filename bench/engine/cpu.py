@@ -231,7 +231,7 @@ def _machine_rows(run: Timings, costs: ModelCosts, steps: Sequence[float], ours:
 
 
 def _cores_rows(cores: Mapping[str, Sequence[float | None]]) -> list[Row]:
-    """Return how many cores each program used: CPU seconds over those of the clock."""
+    """Return the cores that each program used: CPU time divided by wall time."""
     known = {label: [one for one in used if one is not None] for label, used in cores.items()}
     return [
         row("cpu", f"{LONG}_{label}_cores_used", round(median(used), 2), "cores")
@@ -241,7 +241,7 @@ def _cores_rows(cores: Mapping[str, Sequence[float | None]]) -> list[Row]:
 
 
 def work_of(vocabulary: int, lengths: tuple[int, ...], tokens: int) -> Work:
-    """Return requests with prompts of random tokens of these lengths, and so many tokens of output each."""
+    """Return requests of `tokens` output tokens, whose prompts are random tokens of these lengths."""
     draw = random.Random(1)
     return [{"prompt": [draw.randrange(10, vocabulary) for _ in range(length)], "tokens": tokens} for length in lengths]
 

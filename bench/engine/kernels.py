@@ -101,7 +101,7 @@ def over(metric: str, seconds: Mapping[str, Sequence[float]], way: str, peer: st
 
 
 def of_the_floor(seconds: Mapping[str, Sequence[float]]) -> Row:
-    """Return the row of our speed over that of the fastest read."""
+    """Return the row that compares our speed with the fastest read."""
     share = round(min(seconds["floor"]) / median(seconds["paged"]), 3)
     terms, null = {"quire": terms_of(DTYPE, _DECODING)}, null_interval(seconds["paged"], seconds["again"])
     return row("kernels", "decode_of_the_floor", share, "ratio", "memory", terms=terms, null=null, limit=True)

@@ -1,7 +1,7 @@
 """What the compiler made of the key loops of an attention kernel: pipelining, widths of loads, spilled registers.
 
-Key loops are the innermost loops with matrix products. Triton's IR tells which tiles of K and V a turn loads, and how
-many copies may be in flight when it awaits its own. PTX tells the widths of loads; the machine code, spills.
+Key loops are the innermost loops with matrix products. Triton's IR shows which tiles of K and V a turn loads, and how
+many copies may be in flight when it awaits its own. PTX shows the widths of loads; the machine code, spills.
 """
 
 import re

@@ -130,7 +130,7 @@ class HttpConnection(HttpToolsProtocol):
             self._restart_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers, and tell the application; requests that wait for their turn are dropped."""
+        """Stop the timers, and report the end to the application; requests that wait for their turn are dropped."""
         for timer in (self._reading, self._writing, self._probing):
             timer.stop()
         self.pipeline.clear()
@@ -289,7 +289,7 @@ class HttpConnection(HttpToolsProtocol):
             self._take(Fault(HTTPStatus.REQUEST_TIMEOUT, message, within=_LAST_SECONDS))
 
     def _disconnect(self) -> None:
-        """Tell the application that its client is gone."""
+        """Report to the application that its client is gone."""
         if self._answering and self._answered is not None:
             self._answered.disconnected = True
             self._answered.message_event.set()

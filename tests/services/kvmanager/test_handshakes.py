@@ -1,4 +1,4 @@
-"""Handshakes of engines: who wins, how long they may last, and what a replaced engine learns."""
+"""Handshakes of engines: which one succeeds, how long they may last, and how a replaced stream ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
