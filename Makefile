@@ -17,6 +17,8 @@ HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
 # What `make image` builds, and `make sbom` reads.
 IMAGE ?= quire
 HELM_TESTS := tests/deployment/helm
+# The checks beyond `make check` keep the commit at which they passed last, unless ARGS chooses some of their tests.
+KEEPING = $(if $(ARGS),,$(BIN)/python -m tests.last_green $@)
 # A GPU machine has a Python of its own, and perhaps a folder of carried packages in PYTHONPATH.
 ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 
@@ -24,7 +26,7 @@ ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,20 +65,23 @@ mutants: .venv/installed model ## seed faults in the product and count those tha
 fuzz-http: .venv/installed ## run schemathesis against the HTTP API for some minutes
 	QUIRE_FUZZ=1 $(BIN)/pytest tests/services/gateway/http/test_openapi.py --timeout=1200 $(ARGS)
 
-wheel: .venv/installed ## build a wheel with the CPU kernels of each class, and serve from it in an empty environment
+wheel: .venv/installed ## serve from a wheel in an empty environment after changes of packaging or dependencies
 	$(BIN)/python deploy/build_wheel.py build/wheel
-	$(BIN)/pytest tests/wheel --timeout=1800 $(ARGS)
+	$(KEEPING) $(BIN)/pytest tests/wheel --timeout=1800 $(ARGS)
 
 npm-clients: .venv/installed ## install the Node client for tests of the HTTP API
 	$(BIN)/python -m tests.services.gateway.http.clients.node_client
 
-acceptance: .venv/installed model ## run the acceptance tests, which take long; passed tests are not repeated
-	$(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
+last-green: .venv/installed ## print at which commit acceptance, wheel, and the checks of pages, alerts and the stack passed last
+	$(BIN)/python -m tests.last_green
 
-browser-check: .venv/installed ## test the pages in a real browser; needs chromium
+acceptance: .venv/installed model ## run slow scenarios after changes of the product; passed tests are not repeated
+	$(KEEPING) $(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
+
+browser-check: .venv/installed ## test the pages in a real browser after changes of pages/; needs chromium
 	command -v "$${CHROMIUM:-chromium}" >/dev/null || \
 		{ echo 'chromium is not installed: install it, or name it with make browser-check CHROMIUM=...' >&2; exit 1; }
-	$(BIN)/pytest tests/browser $(ARGS)
+	$(KEEPING) $(BIN)/pytest tests/browser $(ARGS)
 
 screenshots: .venv/installed model ## take the pictures of the pages in docs/images; needs chromium
 	$(BIN)/python -m tests.browser.take_screenshots
@@ -101,13 +106,13 @@ sbom: ## write the bill of materials of the image IMAGE to build/sbom.json
 	mkdir -p build
 	docker run --rm --entrypoint cat "$(IMAGE)" /opt/quire/sbom.json > build/sbom.json
 
-compose-check: .venv/installed ## build and run the stack of docker-compose.yml; needs a Docker daemon
+compose-check: .venv/installed ## run docker-compose.yml after changes of it, the image, metrics or dashboards; needs a Docker daemon
 	docker info >/dev/null 2>&1 || \
 		{ echo 'no Docker daemon answers: start one, or name it in DOCKER_HOST' >&2; exit 1; }
-	$(BIN)/pytest tests/deployment/compose -v $(ARGS)
+	$(KEEPING) $(BIN)/pytest tests/deployment/compose -v $(ARGS)
 
-alerts-check: .venv/installed model ## make each alert fire on running services, and write the report
-	$(BIN)/pytest tests/deployment/test_*_fire.py -v $(ARGS)
+alerts-check: .venv/installed model ## make each alert fire after changes of alerts or of their metrics, and write the report
+	$(KEEPING) $(BIN)/pytest tests/deployment/test_*_fire.py -v $(ARGS)
 
 bench-%: .venv/installed model
 	$(BIN)/python -m bench $* $(ARGS)

@@ -28,7 +28,7 @@ from quire.v1 import (
     kvmanager_pb2_grpc,
 )
 from services.runtime import transport
-from services.runtime.logs import message_of
+from services.runtime.logs.records import message_of
 from tests.scrape import Scrape
 
 # The command `quire`, and the same with engines that slow some requests down.
@@ -321,5 +321,11 @@ def launch(*arguments: str, module: str = COMMAND, **environment: str) -> subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **ANY_METRICS_PORT, **EXACT, **STACKS, "QUIRE_RUNTIME": RUNTIME_FOLDER, **environment},
+        env={**os.environ, **_own(arguments[0]), **STACKS, "QUIRE_RUNTIME": RUNTIME_FOLDER, **environment},
     )
+
+
+def _own(command: str) -> dict[str, str]:
+    """Return the variables of tests that this command reads: it warns of those of other commands."""
+    prefix = f"QUIRE_{command.upper()}_"
+    return {name: value for name, value in {**ANY_METRICS_PORT, **EXACT}.items() if name.startswith(prefix)}

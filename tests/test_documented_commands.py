@@ -64,6 +64,10 @@ READ = {
     "make gpu-check": "tests/gpu_check run it",
     "make gpu-first": "tests/gpu_check run it",
     "build/wheels": "they need a package index",
+    "build/dry-wheels": "they need a package index",
+    "git archive": "its archive is for a GPU machine",
+    "/tmp/carried": "on a GPU machine",
+    "tar -xf": "on a GPU machine",
     "quire serve": "`make serve` runs it",
     "quire bench": "tests/services/loadgen run it, for as long as a test may",
     "quire replay": "tests/services/cli/commands run it on records",
@@ -201,6 +205,9 @@ def read_kubectl(words: list[str], _shown: bool) -> None:
 
 def read_pip(words: list[str], _shown: bool) -> None:
     assert words[0] == "install"
+    if "--index-url" in words:
+        assert words[1] == "torch"
+        return
     extra = re.fullmatch(r"quire\[(\w+)\]", words[1])[1]
     assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 

@@ -53,7 +53,7 @@ def batch_of(
     block_size: int = BLOCK_SIZE,
     mixed: bool = True,
 ) -> PagedBatch:
-    """Lay out a step of sequences with these lengths in a cache, with blocks in random order or in order.
+    """Return a step of sequences with these lengths. The cache has their blocks in random order (`mixed`), or in order.
 
     Each feeds one token unless `fed` has a number for each. Raises AssertionError if the cache has too few blocks.
     """

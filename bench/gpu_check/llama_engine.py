@@ -98,7 +98,7 @@ def device_sampler(sequences: int, vocabulary: int, dtype: torch.dtype, device: 
 
 
 def runner_of(loaded: LoadedModel, made: Decoders, sequences: int) -> ModelRunner:
-    """Return the runner as the engine makes it on a GPU, for steps of at most so many sequences."""
+    """Return the runner of an engine on a GPU, for steps of at most this many sequences."""
     sampler = device_sampler(sequences, loaded.vocabulary_size, loaded.dtype, loaded.device)
     return ModelRunner(loaded, made.backend, BLOCK_SIZE, decoder=made.recorded, sampler=sampler)
 

@@ -197,7 +197,7 @@ class EmptyParts:
     scheduler: Scheduler
     runner: MeasuredRunner
     device: str = "none"
-    unrecorded: Mapping[str, str] = MappingProxyType({})
+    recording_faults: Mapping[str, str] = MappingProxyType({})
     ranks: None = None
 
 

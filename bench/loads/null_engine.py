@@ -77,7 +77,7 @@ class NullParts:
     scheduler: Scheduler
     runner: NullRunner
     device: str = "none"
-    unrecorded: Mapping[str, str] = field(default_factory=dict)
+    recording_faults: Mapping[str, str] = field(default_factory=dict)
     ranks: None = None
 
 

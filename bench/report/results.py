@@ -163,7 +163,7 @@ def _where(device: str) -> dict[str, Any]:
     return {
         "hardware": machine.hardware() | {"device": device},
         "versions": machine.versions(_PACKAGES),
-        "commit": _commit(),
+        "commit": commit_of_tree(),
     }
 
 
@@ -241,7 +241,7 @@ def _draw(benchmark: str) -> None:
         print(f"drawn: {picture.relative_to(ROOT)}")
 
 
-def _commit() -> str | None:
+def commit_of_tree() -> str | None:
     """Return the commit; for a copy of the tree without its history, that of QUIRE_COMMIT.
 
     It ends with `-dirty` if other files than results and their pictures have changed.

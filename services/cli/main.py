@@ -19,8 +19,8 @@ from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, gateway
 from services.cli.connection import address_option, connection_options, read_text
 from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together, warn_of_unused_variables
 from services.engine.settings import EngineSettings
-from services.runtime.log_relay import relay_child, service_with_json_log
-from services.runtime.logs import print_stacks_at_signal
+from services.runtime.logs.records import print_stacks_at_signal
+from services.runtime.logs.relay import relay_child, service_with_json_log
 
 if TYPE_CHECKING:
     from services.cli.connection import Connection

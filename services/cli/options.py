@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from services.runtime.logs import logging_to_stderr
+from services.runtime.logs.records import logging_to_stderr
 from services.runtime.settings import InvalidSetting
 
 log = logging.getLogger("quire")

@@ -35,7 +35,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         "1 if steps of this kind, decoding or prompts, could not be recorded on the GPU, so that each is launched anew;"
         " 0 if they are recorded.",
         ("steps",),
-        lambda stats: {(kind,): bool(reason) for kind, reason in stats.unrecorded.items()},
+        lambda stats: {(kind,): bool(reason) for kind, reason in stats.recording_faults.items()},
     ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),

@@ -102,7 +102,7 @@ class EngineService:
             self._stopped_early = True
             raise
         self._ranks = parts.ranks
-        self.readiness.notes = _notes(parts.unrecorded)
+        self.readiness.notes = _notes(parts.recording_faults)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         loaded, bounds = parts.loaded, self._settings.json_bounds()
         folder = Path(self._settings.model)
@@ -146,7 +146,7 @@ class EngineService:
                 sessions=link.sessions,
                 ranks=ranks.stats() if ranks else None,
                 formats=formats,
-                unrecorded=parts.unrecorded,
+                recording_faults=parts.recording_faults,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
@@ -236,8 +236,10 @@ class EngineService:
             os._exit(0)
 
 
-def _notes(unrecorded: Mapping[str, str]) -> list[str]:
-    return [f"steps are launched, not recorded ({kind}): {reason}" for kind, reason in unrecorded.items() if reason]
+def _notes(recording_faults: Mapping[str, str]) -> list[str]:
+    return [
+        f"steps are launched, not recorded ({kind}): {reason}" for kind, reason in recording_faults.items() if reason
+    ]
 
 
 def _formats(model: Model) -> ModelFormats:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from services.runtime.child_process import READY_DESCRIPTOR, STOP_WITH_STDIN
 from services.runtime.health import HealthServicer
-from services.runtime.logs import LogWriter, logging_to_stderr
+from services.runtime.logs.records import LogWriter, logging_to_stderr
 from services.runtime.metrics.certificates import show_certificates
 from services.runtime.metrics.page import Exposition
 from services.runtime.metrics.server import metrics_server
@@ -43,11 +43,11 @@ class LogSettings(Protocol):
 
     @property
     def log_format(self) -> str:
-        """See services.runtime.logs.FORMATS."""
+        """See services.runtime.logs.records.FORMATS."""
 
     @property
     def log_level(self) -> str:
-        """See services.runtime.logs.LEVELS."""
+        """See services.runtime.logs.records.LEVELS."""
 
 
 def run_service(

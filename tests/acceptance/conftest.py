@@ -67,7 +67,7 @@ def _case(item: pytest.Item) -> str:
 def _code(test_file: Path) -> str:
     """Hash the test, its shared modules and every source file that can change its result."""
     digest = hashlib.sha256(test_file.read_bytes())
-    helpers = [*(ROOT / "tests").glob("*.py"), *(ROOT / "tests" / "engine").glob("*.py")]
+    helpers = [one for folder in ("", "engine", "running") for one in (ROOT / "tests" / folder).glob("*.py")]
     for helper in sorted([*helpers, *Path(__file__).parent.glob("clients/*.*")]):
         digest.update(helper.name.encode() + helper.read_bytes())
     for folder in CODE:

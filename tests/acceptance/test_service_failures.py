@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from quire.v1 import gateway_pb2_grpc
-from services.runtime.logs import message_of
+from services.runtime.logs.records import message_of
 from tests.faults import Streams
 from tests.load import prompt_request
 from tests.running.engine_that_loses_its_device import LAST_STEP, MESSAGE

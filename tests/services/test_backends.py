@@ -183,7 +183,7 @@ def test_steps_are_launched_if_there_is_no_memory_to_record_them(
         f"no memory for buffers (inputs and logits of decoding steps need {needed:.2f} GiB beside their launches; "
         "1.00 of 80.00 GiB were free)"
     )
-    assert choice.unrecorded == {"decoding": reason}
+    assert choice.recording_faults == {"decoding": reason}
     (record,) = (one for one in caplog.records if "recorded" in one.message)
     assert record.levelname == "ERROR"
     assert record.message == f"decoding steps cannot be recorded, so each one is launched anew: {reason}"
@@ -195,7 +195,7 @@ def test_a_choice_says_which_steps_are_recorded(
     given = options("torch")
     choice = record_steps(given, choose_backend(given), _runs_again)
     assert isinstance(choice.decoder, RecordedDecoder)
-    assert choice.unrecorded == {"decoding": ""}
+    assert choice.recording_faults == {"decoding": ""}
 
 
 @pytest.mark.parametrize(("refused", "kind"), [(2, "decoding"), (3, "prompts")])
@@ -217,8 +217,8 @@ def test_prompts_are_launched_if_only_decoding_steps_can_be_recorded(
     given = BackendOptions("triton", loaded, capacity, None, 2, token_budget=3)
     choice = record_steps(given, BackendChoice(backend, decoder), record)
     size = {"decoding": "the size 1, number 2 of 2", "prompts": "the size 3, number 1 of 1"}[kind]
-    assert choice.unrecorded.keys() == {"decoding", kind}
-    assert choice.unrecorded[kind].startswith(f"{size}: CUDA out of memory (")
+    assert choice.recording_faults.keys() == {"decoding", kind}
+    assert choice.recording_faults[kind].startswith(f"{size}: CUDA out of memory (")
     assert isinstance(choice.decoder, LlamaDecoder if kind == "decoding" else RecordedDecoder)
     assert [one.levelname for one in caplog.records if "cannot be recorded" in one.message] == ["ERROR"]
 

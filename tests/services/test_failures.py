@@ -17,7 +17,7 @@ from services.cli.main import cli
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
 from services.models.model_store import DEMO_FOLDER
-from services.runtime.logs import message_of
+from services.runtime.logs.records import message_of
 from services.runtime.settings import InvalidSetting
 from tests.running_quire import START_SECONDS, Output, children_of, launch
 from tests.tiny_models import usual_size

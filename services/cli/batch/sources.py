@@ -10,7 +10,7 @@ from services.cli.batch.endpoints import Endpoint, HttpServer
 from services.cli.batch.run import Window
 from services.cli.local_model import engine_with_folder
 from services.engine.settings import EngineSettings
-from services.runtime.logs import logging_to_stderr
+from services.runtime.logs.records import logging_to_stderr
 
 Work = Callable[[Endpoint, Window], Awaitable[None]]
 

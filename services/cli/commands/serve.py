@@ -19,7 +19,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import ModelUnavailable
-from services.runtime.logs import LogWriter, logging_to_stderr
+from services.runtime.logs.records import LogWriter, logging_to_stderr
 from services.runtime.settings import InvalidSetting
 
 log = logging.getLogger("quire")

@@ -13,7 +13,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.child_process import READY_DESCRIPTOR, STOP_WITH_STDIN, python_command
-from services.runtime.logs import message_of
+from services.runtime.logs.records import message_of
 
 # A service that does not stop within its own grace time and this is killed.
 _SECONDS_BEYOND_GRACE = 10.0

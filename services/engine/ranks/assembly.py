@@ -39,7 +39,7 @@ class ParallelParts:
     scheduler: Scheduler
     runner: Runner
     device: str
-    unrecorded: Mapping[str, str]
+    recording_faults: Mapping[str, str]
     ranks: RankGroup
 
 
@@ -80,7 +80,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     device = f"{settings.tensor_parallel} x {device_name(loader.device, loader.kernels)}"
     log_pool(mine.capacity, mine.backend, f"each of {device}")
     log_formats(settings, loaded)
-    return ParallelParts(mine.loaded, scheduler, watched, device, mine.unrecorded, group)
+    return ParallelParts(mine.loaded, scheduler, watched, device, mine.recording_faults, group)
 
 
 def _start(settings: EngineSettings) -> tuple[Store, RankGroup]:

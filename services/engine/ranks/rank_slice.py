@@ -44,7 +44,7 @@ log = logging.getLogger("quire.engine")
 class RankSlice:
     """A rank, connected to the others, with its slice of the model and of the cache.
 
-    `capacity` is that of all ranks. With `ahead`, a step's launch returns before the step has ended. `unrecorded` is as
+    `capacity` is that of all ranks. With `ahead`, a step's launch returns before the step has ended. `recording_faults` is as
     in BackendChoice.
     """
 
@@ -54,7 +54,7 @@ class RankSlice:
     decoder: Decoder
     capacity: Capacity
     ahead: bool
-    unrecorded: Mapping[str, str]
+    recording_faults: Mapping[str, str]
 
 
 class SliceLoader:
@@ -109,13 +109,13 @@ class SliceLoader:
             backend.resize(blocks)
             capacity = replace(capacity, device_blocks=blocks)
         ahead = self.device.type == "cuda"
-        unrecorded: dict[str, str] = {}
+        recording_faults: dict[str, str] = {}
         if ahead:
             record = partial(record_decoder, decoder, options, backend, self._recorder())
-            decoder, unrecorded = recorded_or_launched(record, decoder, ranks, store)
+            decoder, recording_faults = recorded_or_launched(record, decoder, ranks, store)
         ranks.limit(settings.rank_seconds)
         log.info("rank %d of %d is loaded", ranks.rank, ranks.size)
-        return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead, unrecorded)
+        return RankSlice(ranks, mine.loaded, backend, decoder, capacity, ahead, recording_faults)
 
     def _options(self, loaded: LoadedModel, capacity: Capacity) -> BackendOptions:
         settings = self.settings

@@ -29,7 +29,7 @@ from services.engine.ranks.meeting import connect, meet
 from services.engine.ranks.placement import LOOPBACK, Placement
 from services.engine.ranks.rank_slice import SECONDS_TO_LOAD, SliceLoader
 from services.engine.settings import EngineSettings
-from services.runtime.logs import logging_to_stderr
+from services.runtime.logs.records import logging_to_stderr
 
 # What a machine has of its own; all other settings are those of rank 0.
 _OF_MACHINE = ("model", "kernels_folder", "device", "threads", "log_format", "log_level")

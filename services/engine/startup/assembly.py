@@ -49,7 +49,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     device: str
-    unrecorded: Mapping[str, str]
+    recording_faults: Mapping[str, str]
     ranks: None = None
 
 
@@ -100,7 +100,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
     log_formats(settings, loaded)
-    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name, chosen.unrecorded)
+    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name, chosen.recording_faults)
 
 
 def source_of(folder: Path) -> Path:

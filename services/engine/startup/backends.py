@@ -56,7 +56,7 @@ class NotRecorded(Exception):
 class BackendChoice(NamedTuple):
     """A backend, its decoder, and a description. With `ahead`, a step's launch returns before the step has ended.
 
-    `unrecorded` has the kinds of steps, `decoding` or `prompts`, that were to be recorded: why they could not be, empty
+    `recording_faults` has the kinds of steps, `decoding` or `prompts`, that were to be recorded: why they could not be, empty
     if they were.
     """
 
@@ -64,7 +64,7 @@ class BackendChoice(NamedTuple):
     decoder: Decoder
     description: str = "the model's modules"
     ahead: bool = False
-    unrecorded: Mapping[str, str] = MappingProxyType({})
+    recording_faults: Mapping[str, str] = MappingProxyType({})
 
 
 class BackendOptions(NamedTuple):
@@ -226,17 +226,17 @@ def record_steps(options: BackendOptions, choice: BackendChoice, recorder: "Reco
     try:
         recorded = record_decoder(launched, options, choice.backend, recorder)
     except NotRecorded as failure:
-        return choice._replace(unrecorded=_launched_anew("decoding", failure))
+        return choice._replace(recording_faults=_launched_anew("decoding", failure))
     description = f"{choice.description}, recorded for decoding"
-    choice = choice._replace(decoder=recorded, description=description, unrecorded={"decoding": ""})
+    choice = choice._replace(decoder=recorded, description=description, recording_faults={"decoding": ""})
     if not isinstance(launched, LlamaDecoder):
         return choice
     try:
         pieces = recorded_pieces(launched, recorded, options, choice.backend, recorder)
     except NotRecorded as failure:
-        return choice._replace(unrecorded={**choice.unrecorded, **_launched_anew("prompts", failure)})
+        return choice._replace(recording_faults={**choice.recording_faults, **_launched_anew("prompts", failure)})
     description = f"{description} and for prompts of up to {pieces.captured[-1]} tokens"
-    return choice._replace(decoder=pieces, description=description, unrecorded={"decoding": "", "prompts": ""})
+    return choice._replace(decoder=pieces, description=description, recording_faults={"decoding": "", "prompts": ""})
 
 
 def _launched_anew(kind: str, failure: NotRecorded) -> dict[str, str]:

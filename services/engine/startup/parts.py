@@ -76,7 +76,7 @@ class Parts(Protocol):
         """Class of the CPU's kernels, `cpu` without them, or the GPU's name."""
 
     @property
-    def unrecorded(self) -> Mapping[str, str]:
+    def recording_faults(self) -> Mapping[str, str]:
         """Kinds of steps that were to be recorded, `decoding` or `prompts`: why they are not, empty if they are."""
 
     @property

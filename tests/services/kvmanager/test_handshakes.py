@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -33,7 +33,9 @@ class Attach:
         self.call = stub.Attach()
 
     async def register(self, **fields: Any) -> "Attach":
-        await self.call.write(pb.PoolRequest(register=register(**fields)))
+        """Send it. A stream that is refused at once can end before that: see `refusal`."""
+        with suppress(grpc.aio.AioRpcError):
+            await self.call.write(pb.PoolRequest(register=register(**fields)))
         return self
 
     async def report(self) -> pb.PoolResponse:

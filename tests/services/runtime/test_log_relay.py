@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from services.runtime.log_relay import service_with_json_log
+from services.runtime.logs.relay import service_with_json_log
 from tests.running_quire import CALL_SECONDS
 
-START = "import os, sys; from services.runtime.log_relay import relay_child; relay_child('engine');"
+START = "import os, sys; from services.runtime.logs.relay import relay_child; relay_child('engine');"
 
 
 def started(code: str) -> "subprocess.Popen[str]":
@@ -52,7 +52,7 @@ def test_a_stop_signal_reaches_the_service() -> None:
 
 def test_the_stacks_of_a_blocked_service_are_logged_at_a_signal_and_it_goes_on() -> None:
     child = started(
-        "import signal; from services.runtime.logs import print_stacks_at_signal; print_stacks_at_signal();"
+        "import signal; from services.runtime.logs.records import print_stacks_at_signal; print_stacks_at_signal();"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
         "print('up', flush=True); signal.sigwait([signal.SIGTERM]); sys.exit(3)"
     )

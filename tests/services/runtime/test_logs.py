@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.models.stage_display import StageLog
-from services.runtime.logs import LogWriter, TextFormatter, json_formatter, logging_to_stderr, message_of
+from services.runtime.logs.records import LogWriter, TextFormatter, json_formatter, logging_to_stderr, message_of
 from tests.running_quire import CALL_SECONDS, launch
 
 LINES = 20_000
@@ -52,7 +52,7 @@ def overfilled() -> tuple[Pipe, LogWriter]:
 
 @pytest.fixture
 def no_close_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.runtime.logs._LAST_SECONDS", CALL_SECONDS)
+    monkeypatch.setattr("services.runtime.logs.records._LAST_SECONDS", CALL_SECONDS)
 
 
 class TestText:
@@ -165,7 +165,7 @@ def test_a_fetched_model_is_logged_once_a_stage(caplog: pytest.LogCaptureFixture
 
 UNCAUGHT = """
 import logging, sys, threading, warnings
-from services.runtime.logs import logging_to_stderr
+from services.runtime.logs.records import logging_to_stderr
 
 with logging_to_stderr("engine", "json", "info"):
     warnings.warn("a warning")

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from services.gateway.access.api_keys import make_key
-from services.runtime.logs import message_of
+from services.runtime.logs.records import message_of
 from tests.api_keys import write_keys
 from tests.certificates import Authority
 from tests.faults import wait_until

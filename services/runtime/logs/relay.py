@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from services.runtime.logs import STACKS_SIGNAL, json_formatter
+from services.runtime.logs.records import STACKS_SIGNAL, json_formatter
 
 SERVICES = ("engine", "gateway", "kvmanager", "serve")
 _STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2

@@ -1,0 +1,1 @@
+"""The log of a process, and its relay in a container."""
