@@ -40,7 +40,7 @@ def run(check: str, command: list[str], file: Path = FILE) -> int:
             return status
         counts = _counts(report)
     if not commit or commit.endswith("-dirty"):
-        print(f"{check} passed, but {file.name} keeps no commit: files differ from it", file=sys.stderr)
+        sys.stderr.write(f"{check} passed, but {file.name} keeps no commit: files differ from it\n")
         return 0
     now = datetime.now(UTC).date().isoformat()
     rows = kept(file) | {check: {"commit": commit, "date": now, **counts}}
@@ -66,4 +66,4 @@ def _printed(check: str) -> str:
 if __name__ == "__main__":
     if sys.argv[1:]:
         sys.exit(run(sys.argv[1], sys.argv[2:]))
-    print("\n".join(map(_printed, CHECKS)))
+    sys.stdout.writelines(f"{_printed(one)}\n" for one in CHECKS)

@@ -33,9 +33,9 @@ class EngineStats(NamedTuple):
     """State of an engine at the end of a turn of its loop. `sessions` counts the pool's attachments.
 
     `uncomputed_tokens` is the number of prompt tokens that live requests still have to compute. `deferred` counts the
-    waiting requests that would not start even if blocks were available. `recording_faults` has the kinds of steps that were
-    to be recorded: why they are not, empty if they are. `seconds_without_step` is the time since the last step while
-    requests are live.
+    waiting requests that would not start even if blocks were available. `recording_faults` has the kinds of steps that
+    were to be recorded: why they are not, empty if they are. `seconds_without_step` is the time since the last step
+    while requests are live.
     """
 
     running: int

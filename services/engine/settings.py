@@ -6,8 +6,9 @@ from pathlib import PurePath
 from engine.schedule.limits import MAX_PROPOSED_TOKENS, Limits, Preemption
 from kvmanager.pool_spec import MAX_NAME_LENGTH, MAX_TIER_BLOCKS
 from services.engine.guided.json_output import JsonBounds
-from services.runtime import exposure, logs
+from services.runtime import exposure
 from services.runtime.addresses import check_listen_address, check_server_address, check_url
+from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import InvalidSetting, check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
@@ -172,8 +173,8 @@ class EngineSettings:
     insecure: bool = setting(False, exposure.INSECURE.format(what="anyone who can connect can use it"))
     metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     grace_seconds: float = setting(30.0, "Seconds for running requests to finish after SIGTERM.", least=0)
-    log_format: str = logs.format_setting()
-    log_level: str = logs.level_setting()
+    log_format: str = records.format_setting()
+    log_level: str = records.level_setting()
     otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
 
     def __post_init__(self) -> None:

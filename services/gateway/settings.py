@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.routing import RoutingPolicy
-from services.runtime import exposure, logs
+from services.runtime import exposure
 from services.runtime.addresses import check_http_listen_address, check_listen_address, check_url
+from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
@@ -100,8 +101,8 @@ class GatewaySettings:
     insecure: bool = setting(False, exposure.INSECURE.format(what="no API key is needed"))
     metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
     grace_seconds: float = setting(30.0, "Seconds after SIGTERM in which requests in flight can finish.", least=0)
-    log_format: str = logs.format_setting()
-    log_level: str = logs.level_setting()
+    log_format: str = records.format_setting()
+    log_level: str = records.level_setting()
     otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
     trace_sample_ratio: float = setting(
         1.0, "Fraction of requests to trace, if the client has not decided.", least=0, most=1

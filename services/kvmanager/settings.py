@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from kvmanager import limits
-from services.runtime import exposure, logs
+from services.runtime import exposure
 from services.runtime.addresses import check_http_listen_address, check_listen_address, check_url
+from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.settings import check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
@@ -39,8 +40,8 @@ class KVManagerSettings:
         0.01, "Share of block lifetimes that the metrics sample, 0 to 1.", least=0, most=1
     )
     grace_seconds: float = setting(45.0, "Seconds that attached engines have to detach after SIGTERM.", least=0)
-    log_format: str = logs.format_setting()
-    log_level: str = logs.level_setting()
+    log_format: str = records.format_setting()
+    log_level: str = records.level_setting()
     otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
     record_folder: str = setting(
         "", "Folder for records of all operations, including token ids, one file per session. Empty: none."

@@ -34,7 +34,7 @@ def test_serve_stops_when_a_service_has_used_up_its_restarts(tiny_model: Callabl
         services = serving.children()
         os.kill(services["kvmanager"], signal.SIGKILL)
         assert serving.ended() == 1
-        assert serving.lines[-1] == "serve     | kvmanager was ended by SIGKILL (2 restarts before did not help)"
+        assert serving.lines[-1] == "serve     | ERROR kvmanager was ended by SIGKILL (2 restarts before did not help)"
         assert_nothing_is_left(serving.lines, services)
     finally:
         serving.close()

@@ -101,7 +101,7 @@ def test_serve_checks_files_and_addresses_before_it_starts_a_service(
     serve = ("serve", "--listen", "127.0.0.1:0", option, value.replace("TAKEN", taken), "--model", "/no/model")
     status, lines = result(launch(*serve))
     assert (status, len(lines)) == (1, 1)
-    assert lines[0].startswith("serve     | " + fault.replace("TAKEN", taken))
+    assert lines[0].startswith("serve     | ERROR " + fault.replace("TAKEN", taken))
 
 
 @usual_size
@@ -112,14 +112,16 @@ def test_serve_names_a_service_that_could_not_start_and_stops_the_others(
     too_small = ("--cache-mib", "1", "--block-size", "4096")
     status, lines = result(launch("serve", "--listen", "127.0.0.1:0", *model, *too_small))
     assert status == 1
-    assert lines[-1].startswith("serve     | engine ended with status 1: engine failed: cache_mib is 1, but one block")
+    assert lines[-1].startswith(
+        "serve     | ERROR engine ended with status 1: engine failed: cache_mib is 1, but one block"
+    )
     assert_folder_is_gone(lines)
 
 
 def test_serve_without_its_model_names_it_and_starts_nothing() -> None:
     status, lines = result(launch("serve", "--model", "/no/model"))
     assert status == 1
-    assert [line.startswith("serve     | /no/model is not a model: ") for line in lines] == [True]
+    assert [line.startswith("serve     | ERROR /no/model is not a model: ") for line in lines] == [True]
 
 
 def test_serve_ends_when_a_service_is_killed_while_the_others_still_start(
@@ -132,7 +134,7 @@ def test_serve_ends_when_a_service_is_killed_while_the_others_still_start(
     os.kill(services["gateway"], signal.SIGKILL)
     assert process.wait(START_SECONDS) == 1
     output.finish()
-    assert output.lines[-1] == "serve     | gateway was ended by SIGKILL"
+    assert output.lines[-1] == "serve     | ERROR gateway was ended by SIGKILL"
     assert_nothing_is_left(output.lines, services)
 
 

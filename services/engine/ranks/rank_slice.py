@@ -44,8 +44,8 @@ log = logging.getLogger("quire.engine")
 class RankSlice:
     """A rank, connected to the others, with its slice of the model and of the cache.
 
-    `capacity` is that of all ranks. With `ahead`, a step's launch returns before the step has ended. `recording_faults` is as
-    in BackendChoice.
+    `capacity` is that of all ranks. With `ahead`, a step's launch returns before the step has ended. `recording_faults`
+    is as in BackendChoice.
     """
 
     ranks: TorchRanks

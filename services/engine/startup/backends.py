@@ -56,8 +56,8 @@ class NotRecorded(Exception):
 class BackendChoice(NamedTuple):
     """A backend, its decoder, and a description. With `ahead`, a step's launch returns before the step has ended.
 
-    `recording_faults` has the kinds of steps, `decoding` or `prompts`, that were to be recorded: why they could not be, empty
-    if they were.
+    `recording_faults` has the kinds of steps, `decoding` or `prompts`, that were to be recorded: why they could not be,
+    empty if they were.
     """
 
     backend: Backend
