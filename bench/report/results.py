@@ -1,6 +1,6 @@
 """Results of a benchmark: its rows with the machine, the versions and the commit.
 
-Needs the standard library only, so that it runs on a GPU machine with few packages. Without rich the table is plain
+Needs the standard library only, so that it runs on a GPU machine with few packages. Without rich, and in a file, the table is plain
 text; without matplotlib no picture is drawn.
 """
 

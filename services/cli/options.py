@@ -71,7 +71,7 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: Any) -> Callable[[Command], Command]:
     """Add an option for each field: `--block-size` for `block_size`, `--insecure` and `--no-insecure` for a bool.
 
-    `defaults` replaces those of the fields.
+    `defaults` has defaults by field, in place of the fields' own.
     """
     left_out = set(leave_out)
     fields = [field for field in dataclasses.fields(settings_type) if field.name not in left_out]

@@ -79,11 +79,9 @@ def _containers(text: str) -> int:
 
 
 def _depth(text: str, most: int) -> int:
-    """Return the levels of a text, or a number above `most` if it has more; 0 if it has few brackets.
+    """Return how deep arrays and objects are nested; 0 if there are at most `most`. Counting stops above `most`.
 
-    Only those of the first MAX_CONTAINERS arrays and objects are counted.
-
-    They are counted before parsing, because the parser recurses at each level.
+    It also stops after MAX_CONTAINERS arrays and objects. It comes before parsing, because the parser recurses.
     """
     if _containers(text) <= most:
         return 0
