@@ -7,6 +7,7 @@ text; without matplotlib no picture is drawn.
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -207,7 +208,7 @@ def print_rows(benchmark: str, rows: Sequence[Row]) -> None:
 
 def _print_table(benchmark: str, rows: Sequence[Row]) -> None:
     cells = [[_shown(getattr(one, column)) for column in _COLUMNS] for one in rows]
-    if importlib.util.find_spec("rich") is None:
+    if importlib.util.find_spec("rich") is None or not sys.stdout.isatty():  # a file has no width to fit
         print(plain_table(benchmark, cells))
         return
     from rich.console import Console

@@ -10,6 +10,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ log = logging.getLogger("quire.engine")
 
 _Outgoing = asyncio.Queue[pb.PoolRequest | None]
 
+Connect = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
+
 _NO_TRACE_PARENTS: Mapping[str, str] = {}
 
 
@@ -81,14 +84,15 @@ class BlockClient:
         wake: Callable[[], None],
         tls: ClientTLS | None = None,
         trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS,
+        connect: Connect | None = None,
     ) -> None:
         """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
         With `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
-        thread changes it.
+        thread changes it. `connect` opens a channel in place of gRPC's.
         """
         self._address = address
-        self._tls = tls
+        self._connect = connect or (lambda: transport.channel(address, tls=tls))
         self._replica = Replica(spec)
         self._wake = wake
         self._trace_parents = trace_parents
@@ -163,7 +167,7 @@ class BlockClient:
         """Keep one stream open until it ends; return True if it was attached."""
         self._outgoing = asyncio.Queue()
         try:
-            async with transport.channel(self._address, tls=self._tls) as channel:
+            async with self._connect() as channel:
                 await self._exchange(pb_grpc.KVManagerStub(channel))
         except grpc.aio.AioRpcError as error:
             # An attached stream is aborted when another one replaces it. If that is a newer incarnation, the next

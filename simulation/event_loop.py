@@ -1,0 +1,148 @@
+"""The event loop of a simulated process: the simulator runs its callbacks one at a time."""
+
+import asyncio
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from itertools import count
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """The part of an event loop that the services use. It has no files, no threads and no time of its own.
+
+    Callbacks run in the order of their calls, as in every loop of asyncio; the simulator decides when. The work of
+    `run_in_executor` is one callback more. `failures` has the exceptions that nobody retrieved.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns virtual seconds."""
+        self._clock = clock
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.failures: list[str] = []
+        self.dead = False
+        self.callbacks = 0  # that have run
+
+    def has_ready(self) -> bool:
+        """Return whether a callback can run now."""
+        now = self._clock()
+        while self._timers and (self._timers[0][0] <= now or self._timers[0][2].cancelled()):
+            timer = heapq.heappop(self._timers)[2]
+            if not timer.cancelled():
+                self._ready.append(timer)
+        while self._ready and self._ready[0].cancelled():
+            self._ready.popleft()
+        return bool(self._ready)
+
+    def next_timer(self) -> float | None:
+        """Return the time of the next timer, if any."""
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def run_one(self) -> None:
+        """Run the next callback."""
+        handle = self._ready.popleft()
+        if not handle.cancelled():
+            self.callbacks += 1
+            self.run(handle._run)  # noqa: SLF001 - what every event loop does
+
+    def run(self, function: Callable[[], _Result]) -> _Result:
+        """Call a function with this loop as the running one."""
+        asyncio._set_running_loop(self)
+        try:
+            return function()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def kill(self) -> None:
+        """Drop all callbacks, timers and tasks: the process is dead, and nothing is ever called again.
+
+        Python still runs the `finally` blocks of dropped coroutines. They reach only objects of the dead process; the
+        network refuses what a dead process sends.
+        """
+        self.dead = True
+        self._ready.clear()
+        self._timers.clear()
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+        self._tasks.clear()
+
+    def time(self) -> float:
+        return self._clock()
+
+    def call_soon(
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self.dead:
+            self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._clock() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if not self.dead:
+            heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Do nothing: a cancelled timer leaves when it is due."""
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, _Result] | Generator[Any, None, _Result],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> "asyncio.Task[_Result]":
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., _Result], *args: Any
+    ) -> "asyncio.Future[_Result]":
+        future: asyncio.Future[_Result] = self.create_future()
+
+        def run() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_soon(run)
+        return future
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.dead:
+            self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")
