@@ -343,5 +343,6 @@ class KVManager:
 def _check_not_older(spec: PoolSpec, other: PoolSpec, state: str) -> None:
     if spec.precedes(other):
         raise StaleIncarnation(
-            f"engine {spec.engine_id}: incarnation {spec.incarnation} is older than the {state} {other.incarnation}"
+            f"engine {spec.engine_id}: incarnation {spec.incarnation} is older than the {state} {other.incarnation}; "
+            "each engine needs an id of its own"
         )

@@ -1,7 +1,7 @@
-"""Block copies on the CPU, between the tiers and in the cache, compared with one large copy of the same size.
+"""Block copies on the CPU, between the tiers and in the cache, beside one large copy of the same size.
 
-256 random blocks of the demo model's geometry, in bfloat16, chosen anew in each repetition; all copies take turns, each
-of them twice in a repetition.
+Each repetition draws 256 random blocks of the demo model's shape in bfloat16. All kinds of copies take turns, and each
+runs twice in a repetition.
 """
 
 import os

@@ -124,7 +124,7 @@ class MeasuredRunner:
         return self._runner.launch(plan)
 
     def now(self) -> float:
-        """Return the CPU seconds of this process, without those of the pace, which is no work of an engine."""
+        """Return the CPU seconds of this process, without the time spent waiting to keep the pace."""
         return time.process_time() - self._pacing
 
 

@@ -1,7 +1,7 @@
 """Results of a benchmark: its rows with the machine, the versions and the commit.
 
-Needs the standard library only, so that it runs on a GPU machine with few packages. Without rich the table is plain
-text; without matplotlib no picture is drawn.
+Needs the standard library only, so that it runs on a GPU machine with few packages. The table is plain text without
+rich, and in a file; without matplotlib no picture is drawn.
 """
 
 import importlib.util

@@ -62,6 +62,8 @@ def variables(folder: Path) -> Iterator[str]:
 
 def main() -> None:
     """Write the folders, and print what is left to do."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m bench.weights.peer_models FOLDER")
     folder = Path(sys.argv[1]).expanduser().resolve()
     source = resolve("demo", default_cache(), lambda *_: None)
     for name, dtype in TYPES.items():

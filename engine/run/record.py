@@ -35,10 +35,10 @@ class RecordSettings:
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """A sample of an ended request. Steps are the engine's, lengths are in tokens.
+    """One sample of an ended request. Steps are counted by the engine, lengths are in tokens.
 
-    `number` counts samples and `request` requests, both in order of arrival. `keys` are those of the full blocks of
-    prompt and output. `prompt_tokens` counts the tokens known at arrival, `output_tokens` the generated ones, and
+    `number` counts samples and `request` requests, both in order of arrival. `keys` are the keys of the full blocks
+    of prompt and output. `prompt_tokens` counts the tokens known at arrival, `output_tokens` the generated ones, and
     `max_tokens` is their limit.
     """
 

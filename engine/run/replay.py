@@ -20,7 +20,7 @@ class SyntheticTokens:
     """
 
     def __init__(self, block_size: int) -> None:
-        """`block_size` is that of the record, in tokens."""
+        """`block_size` is the block size in the record, in tokens."""
         self._block_size = block_size
         self._numbers: dict[int, int] = {}
         self._next = count(STOP_TOKEN + 1)

@@ -105,7 +105,7 @@ def _planning(route: _Route, members: list[SequenceTable], state: PoolState, sou
 def _moving(
     route: _Route, members: list[SequenceTable], state: PoolState, grant: Callable[[int], list[int]]
 ) -> Generator[int, None, list[list[int]]]:
-    """Replace the members' tables by those of the target tier; return the old tables, whose blocks are in flight."""
+    """Give the members tables in the target tier. Return their old tables, whose blocks are in flight."""
     swapped = members[0].swapped
     target = state.device if swapped else state.host
     source_in_flight, target_in_flight = state.host_in_flight, state.in_flight

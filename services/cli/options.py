@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -71,7 +71,7 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: Any) -> Callable[[Command], Command]:
     """Add an option for each field: `--block-size` for `block_size`, `--insecure` and `--no-insecure` for a bool.
 
-    `defaults` replaces those of the fields.
+    `defaults` has defaults by field, in place of the fields' own.
     """
     left_out = set(leave_out)
     fields = [field for field in dataclasses.fields(settings_type) if field.name not in left_out]
@@ -87,14 +87,15 @@ def settings_from(settings_type: type[Settings], values: dict[str, Any]) -> Sett
         raise click.UsageError(str(error)) from error
 
 
-def warn_of_unused_variables(*others: str) -> None:
+def warn_of_unused_variables(*others: str, starts: Collection[str] = ()) -> None:
     """Print a warning for each environment variable that looks like a setting, but that the current command ignores.
 
-    Those are variables with its own prefix that no option has, and those with the prefix of `others`, which are
-    commands with options of the same names. With a log in JSON, the warnings are its first lines.
+    Those are variables with its own prefix that no option has, those with the prefix of `others`, which are commands
+    with options of the same names, and all with the prefix of commands that it `starts` with its own settings. With a
+    log in JSON, the warnings are its first lines.
     """
     context = click.get_current_context()
-    found = list(unused_variables(context, os.environ, others))
+    found = list(unused_variables(context, os.environ, others, starts))
     if found and context.params.get("log_format") == "json":
         with logging_to_stderr(str(context.info_name), "json", "warning"):
             for warning in found:
@@ -106,7 +107,9 @@ def warn_of_unused_variables(*others: str) -> None:
         click.echo(f"{label} {warning}", err=True)
 
 
-def unused_variables(context: click.Context, environ: Mapping[str, str], others: Iterable[str] = ()) -> Iterator[str]:
+def unused_variables(
+    context: click.Context, environ: Mapping[str, str], others: Iterable[str] = (), starts: Collection[str] = ()
+) -> Iterator[str]:
     """Yield a sentence for each variable that `warn_of_unused_variables` reports."""
     prefix = f"{context.auto_envvar_prefix}_"
     named = [option.envvar for option in context.command.params if isinstance(option.envvar, str)]
@@ -114,10 +117,14 @@ def unused_variables(context: click.Context, environ: Mapping[str, str], others:
     for name in sorted(environ):
         if name.startswith(prefix) and name not in read:
             yield f"{name} is ignored: `{context.command_path}` has no such option"
-        for other in others:
+        for other in (*others, *starts):
             foreign = f"QUIRE_{other.upper()}_"
-            if name.startswith(foreign) and (right := prefix + name.removeprefix(foreign)) in read:
+            if not name.startswith(foreign):
+                continue
+            if (right := prefix + name.removeprefix(foreign)) in read:
                 yield f"{name} is ignored: `{context.command_path}` reads {right}"
+            elif other in starts:
+                yield f"{name} is ignored: `{context.command_path}` has no such option; run `quire {other}` by itself"
 
 
 def arguments_of(settings: Any) -> list[str]:

@@ -30,7 +30,7 @@ class LedgerReader:
             recorded.set()
 
     async def watch(self, from_event: int) -> AsyncGenerator[pb.WatchEventsResponse, None]:
-        """Yield the kept events from a number on (0 for the oldest), then new ones, with a message for each gap.
+        """Yield the kept events, beginning with this number (0: the oldest), then new ones. Each gap is a message.
 
         Raises InvalidField if the number is higher than that of the next event.
         """

@@ -206,7 +206,7 @@ class KVManagerMetrics(PoolObserver, Collector):
         self.registry.register(self)
 
     def on_attach(self, session: Session) -> None:
-        """Add a pool's series, replacing those of the engine's older pool."""
+        """Add the series of a pool, and remove the series of the engine's older pool."""
         for counter in (self._attaches, self._broken_streams, self._expired_leases):
             counter.labels(session.pool.spec.model)
         self._attaches.labels(session.pool.spec.model).inc()

@@ -14,7 +14,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
-from services.runtime import log_relay
+from services.runtime.logs import relay
 from tests.deployment.prometheus import CONFIGURATION
 
 ROOT = Path(__file__).parents[2]
@@ -244,4 +244,4 @@ def test_the_image_has_the_version_of_the_project() -> None:
 def test_the_image_has_a_health_check_and_logs_json() -> None:
     assert re.search(r'^HEALTHCHECK .* CMD \["quire-healthcheck"\]$', DOCKERFILE, re.M)
     formats = re.findall(r"QUIRE_([A-Z]+)_LOG_FORMAT=json", DOCKERFILE)
-    assert sorted(formats) == sorted(one.upper() for one in log_relay.SERVICES)
+    assert sorted(formats) == sorted(one.upper() for one in relay.SERVICES)

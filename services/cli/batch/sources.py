@@ -46,7 +46,7 @@ class OwnEngine:
     """An engine of this process."""
 
     def __init__(self, settings: EngineSettings, window: Callable[[int], int]) -> None:
-        """`window` returns the maximum sequences in flight for those of the engine, which its device decides."""
+        """`window` returns how many sequences may be in flight, given the maximum number in one step."""
         self._settings = settings
         self._window = window
         self.ledger = Ledger()  # of its blocks

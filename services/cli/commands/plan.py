@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.options import FiniteFloat
+from services.cli.options import FiniteFloat, warn_of_unused_variables
 from services.engine.settings import (
     CPU_CACHE_MIB,
     CPU_MAX_SEQUENCES,
@@ -155,6 +155,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     --device-blocks and --requests give the memory that is needed. Without any of them the plan is that of `quire serve`
     with its defaults on this machine. No weights are read, and no GPU is needed.
     """
+    warn_of_unused_variables("engine", "serve")
     goal = _goal(values)
     on_gpu = goal == "gpu_memory" or (goal != "memory" and values["device"] != "cpu")
     type_name = _type_name(dtype, values["weights"], on_gpu=on_gpu)

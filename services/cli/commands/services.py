@@ -91,7 +91,7 @@ def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
     from services.cli.local.engines import split_engine
     from services.cli.local.supervisor import metrics_addresses
 
-    warn_of_unused_variables("engine", "gateway", "kvmanager")
+    warn_of_unused_variables(starts=("engine", "gateway", "kvmanager"))
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise click.UsageError(
             "WORLD_SIZE is given, but quire serve starts its ranks itself: torchrun starts quire engine"

@@ -84,11 +84,18 @@ class ServiceProcess:
         if self._echo is not None:
             await self._echo
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended because somebody asked it to."""
+        return self._process is not None and self._process.returncode == 0
+
     def exit_summary(self) -> str:
         """Return the exit status and the last line of output in one line."""
         status = self._process.returncode if self._process else None
         if status is not None and status < 0:
             return f"{self.label} was ended by {signal.Signals(-status).name}"
+        if status == 0:
+            return f"{self.label} was stopped"
         return f"{self.label} ended with status {status}: {self._last_line}"
 
     async def _spawn(self, is_ready: int) -> asyncio.subprocess.Process:

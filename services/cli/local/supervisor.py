@@ -141,7 +141,7 @@ class Supervisor:
                 raise ServiceFailed(_given_up(service, restarts))
             number = f"restart {restarts.count} of at most {restarts.most}"
             summary = f"{service.exit_summary()}: starting it again in {delay:g} s, {number}"
-            self._show(_SERVE, summary, logging.ERROR)
+            self._show(_SERVE, summary, logging.WARNING if service.was_stopped else logging.ERROR)
             await asyncio.sleep(delay)
             await service.start()
 

@@ -70,6 +70,7 @@ class _Schedule:
         self._end_some()
         self._disturb()
         self.engine.turn()
+        self.scheduler.idle_reason(connected=self.engine.blocks.ready)  # checked after turns with progress too
 
     def _end_some(self) -> None:
         draw = self.draw

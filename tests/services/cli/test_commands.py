@@ -67,6 +67,8 @@ def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: s
         ("serve", "QUIRE_ENGINE_WEIGHTS", "QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads QUIRE_SERVE_WEIGHTS"),
         ("serve", "QUIRE_GATEWAY_MAX_REQUESTS", "`quire serve` reads QUIRE_SERVE_MAX_REQUESTS"),
         ("serve", "QUIRE_SERVE_WIEGHTS", "QUIRE_SERVE_WIEGHTS is ignored: `quire serve` has no such option"),
+        ("serve", "QUIRE_KVMANAGER_LEASE_SECONDS", "`quire serve` has no such option; run `quire kvmanager` by itself"),
+        ("plan", "QUIRE_PLAN_MODLE", "QUIRE_PLAN_MODLE is ignored: `quire plan` has no such option"),
         ("engine", "QUIRE_ENGINE_WIEGHTS", "QUIRE_ENGINE_WIEGHTS is ignored: `quire engine` has no such option"),
         ("gateway", "QUIRE_GATEWAY_ENGINE", "QUIRE_GATEWAY_ENGINE is ignored: `quire gateway` has no such option"),
         ("kvmanager", "QUIRE_KVMANAGER_LEASE", "QUIRE_KVMANAGER_LEASE is ignored: `quire kvmanager` has no"),
@@ -75,15 +77,13 @@ def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: s
     ],
 )
 def test_a_variable_that_a_command_ignores_is_named_at_its_start(command: str, variable: str, warning: str) -> None:
-    others = {
-        "serve": ("engine", "gateway", "kvmanager"),
-        "run-batch": ("engine", "serve"),
-        "demo": ("engine", "serve"),
-    }
+    others = {"run-batch": ("engine", "serve"), "demo": ("engine", "serve"), "plan": ("engine", "serve")}
+    starts = ("engine", "gateway", "kvmanager") if command == "serve" else ()
     prefix = f"QUIRE_{command.replace('-', '_').upper()}"
     context = click.Context(cli.commands[command], info_name=f"quire {command}", auto_envvar_prefix=prefix)
-    environment = {variable: "1", f"{prefix}_LOG_LEVEL": "info", "PATH": "/bin", "QUIRE_CPU_CLASS": "avx2"}
-    (found,) = unused_variables(context, environment, others.get(command, ()))
+    read = f"{prefix}_MODEL" if command == "plan" else f"{prefix}_LOG_LEVEL"
+    environment = {variable: "1", read: "info", "PATH": "/bin", "QUIRE_CPU_CLASS": "avx2"}
+    (found,) = unused_variables(context, environment, others.get(command, ()), starts)
     assert warning in found
 
 

@@ -428,5 +428,5 @@ def test_an_older_incarnation_is_refused_during_the_lease_of_a_newer_one(
     older.send(register=register(incarnation=7))
     assert older.refusal()[:2] == (
         grpc.StatusCode.ABORTED,
-        "engine engine: incarnation 7 is older than the attached 8",
+        "engine engine: incarnation 7 is older than the attached 8; each engine needs an id of its own",
     )

@@ -86,7 +86,8 @@ def test_a_killed_gateway_is_restarted_at_its_address(two_engines: RunningQuire)
 def test_a_terminated_service_is_restarted(two_engines: RunningQuire) -> None:
     line = len(two_engines.lines)
     processes(two_engines)["gateway"].terminate()
-    assert "gateway ended with status 0: " in two_engines.output.wait_for("starting it again", after=line)
+    restart = two_engines.output.wait_for("starting it again", after=line)
+    assert restart.startswith("serve     | WARNING gateway was stopped: starting it again in ")
     two_engines.output.wait_for("gateway is ready", after=line)
 
 
