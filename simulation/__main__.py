@@ -1,80 +1,67 @@
-"""Simulates seed after seed: `python -m simulation --seconds 60`. At a violation, prints its story and exits with 1."""
+"""Simulate seed after seed; at a violation, print its story: `python -m simulation --seconds 60`."""
 
-import argparse
-import gc
-import logging
 import secrets
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from simulation.scenario import Scenario, drawn
+import click
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from simulation.campaign import Campaign
+from simulation.scenario import drawn
 from simulation.shrinking import shrunk
-from simulation.simulation import Simulation, Violation
-from tests.tiny_models import write_tokenizer
+from simulation.story import story_of
+from simulation.tokenizer import write_tokenizer
 
-_STORY_LINES = 60
+_STORY_LINES = 80
 
 
-def main() -> int:
-    """Simulate; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first scenario; a random one unless given")
-    parser.add_argument("--count", type=int, default=sys.maxsize, help="of seeds, at most")
-    options = parser.parse_args()
-    seed = secrets.randbits(40) if options.seed is None else options.seed
-    logging.disable(logging.CRITICAL)
-    sys.unraisablehook = lambda _: None  # coroutines of killed processes
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="Time to simulate for.")
+@click.option("--seed", type=int, help="Seed of the first scenario; a random one unless given.")
+@click.option("--count", default=sys.maxsize, help="Most scenarios to simulate.")
+def main(seconds: float, seed: int | None, count: int) -> None:
+    """Simulate scenarios of consecutive seeds; exit with 1 at the first violation."""
+    first = secrets.randbits(40) if seed is None else seed
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"first seed: {first}")
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
-        return _simulate(Path(folder), seed, options.seconds, options.count)
+        campaign = Campaign(Path(folder))
+        failed = _simulate(campaign, first, seconds, count)
+        console.print(campaign.summary())
+        if failed is not None:
+            _tell(console, Path(folder), failed)
+            sys.exit(1)
 
 
-def _simulate(folder: Path, seed: int, seconds: float, count: int) -> int:
-    begun, events, kills, done = time.monotonic(), 0, 0, 0
-    while done < count and time.monotonic() - begun < seconds:
-        scenario = drawn(seed + done)
-        simulation = Simulation(scenario, folder)
-        try:
-            simulation.run()
-        except Violation as violation:
-            print(f"seed {seed + done}: {violation}")
-            _tell(folder, scenario)
-            return 1
-        events += simulation.universe.events
-        kills += sum(one.kind.startswith("kill") for one in scenario.faults)
-        done += 1
-        del simulation
-        gc.unfreeze()
-        gc.collect()
-    minutes = (time.monotonic() - begun) / 60
-    print(f"seeds {seed} to {seed + done - 1}: no violation in {events} events ({events / minutes:.0f} a minute), ")
-    print(f"{kills} kills ({kills / minutes:.0f} a minute)")
-    return 0
+def _simulate(campaign: Campaign, first: int, seconds: float, count: int) -> int | None:
+    """Simulate until the time or the seeds end; return the seed of a violation."""
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    end = time.monotonic() + seconds
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("")
+        while time.monotonic() < end and campaign.done < count:
+            seed = first + campaign.done
+            if campaign.run(drawn(seed)) is not None:
+                return seed
+            progress.update(task, description=f"{campaign.done} seeds, {campaign.events:,} events")
+    return None
 
 
-def _tell(folder: Path, scenario: Scenario) -> None:
+def _tell(console: Console, folder: Path, seed: int) -> None:
     """Print the story of the smallest scenario that fails."""
-
-    def fails(smaller: Scenario) -> bool:
-        try:
-            Simulation(smaller, folder).run()
-        except Violation:
-            return True
-        return False
-
-    smallest = shrunk(scenario, fails)
-    simulation = Simulation(smallest, folder)
-    try:
-        simulation.run()
-    except Violation as violation:
-        print(f"the shortest scenario: {smallest}")
-        for event in simulation.universe.story[-_STORY_LINES:]:
-            print(f"{event.at - simulation.begun:10.6f}  {event.process:10}  {event.words}")
-        print(f"violation: {violation}")
+    console.print(f"seed {seed} fails; making the scenario small ...")
+    smallest = shrunk(drawn(seed), lambda one: Campaign(folder).run(one) is not None)
+    story = story_of(smallest, folder)
+    console.print(f"{len(smallest.requests)} requests, {len(smallest.faults)} faults: {smallest}\n")
+    for line in story[-_STORY_LINES:]:
+        console.print(line)
+    console.print(f"repeat with: make simulate SEED={seed}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,6 +5,7 @@ import contextvars
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
@@ -24,10 +25,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = count()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order of their creation
         self.failures: list[str] = []
         self.dead = False
-        self.callbacks = 0  # that have run
 
     def has_ready(self) -> bool:
         """Return whether a callback can run now."""
@@ -46,32 +46,38 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
-    def run_one(self) -> None:
-        """Run the next callback."""
+    def run_one(self) -> bool:
+        """Run the next callback; return whether it was one, and not a timer."""
         handle = self._ready.popleft()
         if not handle.cancelled():
-            self.callbacks += 1
             self.run(handle._run)  # noqa: SLF001 - what every event loop does
+        return not isinstance(handle, asyncio.TimerHandle)
 
     def run(self, function: Callable[[], _Result]) -> _Result:
         """Call a function with this loop as the running one."""
+        before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             return function()
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(before)
 
     def kill(self) -> None:
-        """Drop all callbacks, timers and tasks: the process is dead, and nothing is ever called again.
+        """Drop all callbacks and timers: the process is dead, and nothing is ever called again.
 
-        Python still runs the `finally` blocks of dropped coroutines. They reach only objects of the dead process; the
-        network refuses what a dead process sends.
+        Its tasks are kept until `close_coroutines`, because Python runs the `finally` blocks of dropped coroutines.
         """
         self.dead = True
         self._ready.clear()
         self._timers.clear()
+
+    def close_coroutines(self) -> None:
+        """Close the coroutines of all tasks. Their `finally` blocks run now, without a running loop."""
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            if (coroutine := task.get_coro()) is not None:
+                with suppress(Exception):  # a block may need the loop that no longer runs
+                    coroutine.close()
         self._tasks.clear()
 
     def time(self) -> float:
@@ -114,9 +120,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> "asyncio.Task[_Result]":
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.pop(task, None)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., _Result], *args: Any

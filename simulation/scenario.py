@@ -1,20 +1,28 @@
 """A random scenario: sizes of everything, requests, and faults, all drawn from a seed before it begins."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
 from engine.schedule.limits import Limits, Preemption
-from simulation.network import Latency
-from simulation.processes import PoolSize
+from simulation.network.connections import Latency
+from simulation.processes.engine import EngineSize
+from simulation.processes.gateway import GatewayLimits
+from simulation.processes.manager import ManagerLimits
+from simulation.tokenizer import LETTERS
 
-SECONDS = 30.0  # of load and faults
+SECONDS = 10.0  # of load and faults
+SALTS = ("", "salt")
+
 _BLOCK_SIZES = (1, 2, 3, 4)
+_MOST_REQUESTS = 60
+# Of a fault, on average, behind a request's arrival: about as long as a request lives.
+_FAULT_DELAY_SECONDS = 0.02
 
 
 class PlannedRequest(NamedTuple):
-    """A request: when, at which gateway, what; `cancel_after` seconds the client leaves."""
+    """A request: when, at which gateway, what; `timeout` is its own, and the client leaves after `cancel_after`."""
 
     at: float
     gateway: int
@@ -23,6 +31,9 @@ class PlannedRequest(NamedTuple):
     max_tokens: int
     samples: int
     seed: int
+    stop: str
+    salt: str
+    priority: int
     timeout: float | None
     cancel_after: float | None
 
@@ -47,8 +58,11 @@ FAULTS = (
     "cut an engine",
     "cut a gateway",
     "silence an engine",
-    "a second engine",
-    "a second manager",
+    "silence a gateway",
+    "start a second engine",
+    "start a second manager",
+    "fail a step",
+    "withhold a block",
     "step the wall clock",
 )
 
@@ -58,13 +72,12 @@ class Scenario:
     """What happens from outside, in the order of time, and the sizes. `order` seeds the order of events."""
 
     order: int
-    engines: int
-    gateways: int
-    sizes: tuple[PoolSize, ...]
-    lease_seconds: float
+    engines: tuple[EngineSize, ...]
+    gateways: tuple[GatewayLimits, ...]
+    manager: ManagerLimits
     latency: Latency
-    requests: tuple[PlannedRequest, ...]
-    faults: tuple[PlannedFault, ...] = field(default=())
+    requests: tuple[PlannedRequest, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
 
     def without(self, requests: Sequence[PlannedRequest] = (), faults: Sequence[PlannedFault] = ()) -> "Scenario":
         """Return it without these."""
@@ -78,62 +91,93 @@ class Scenario:
 def drawn(seed: int) -> Scenario:
     """Draw a scenario."""
     random = Random(seed)
-    engines, gateways = random.choice((1, 1, 2, 2, 3)), random.choice((1, 1, 2))
-    sizes = tuple(_size(random) for _ in range(engines))
-    latency = Latency(random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0, 0.02)))
-    requests = tuple(_requests(random, gateways))
-    faults = tuple(_faults(random, random.choice((0, 2, 8, 30))))
+    gateways = tuple(_gateway(random) for _ in range(random.choice((1, 1, 2))))
+    engines = tuple(_size(random) for _ in range(random.choice((1, 1, 2, 2, 3))))
+    requests = tuple(_requests(random, engines, len(gateways)))
     return Scenario(
-        random.getrandbits(32), engines, gateways, sizes, random.choice((1.0, 3.0, 10.0)), latency, requests, faults
+        order=random.getrandbits(32),
+        engines=engines,
+        gateways=gateways,
+        manager=ManagerLimits(random.choice((1.0, 3.0, 10.0)), random.choice((1, 4, 1000))),
+        latency=Latency(
+            random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02))
+        ),
+        requests=requests,
+        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 4, 15, 40)))),
     )
 
 
-def _size(random: Random) -> PoolSize:
+def _gateway(random: Random) -> GatewayLimits:
+    return GatewayLimits(requests=random.choice((3, 1000, 1000)))
+
+
+def _size(random: Random) -> EngineSize:
     block_size = random.choice(_BLOCK_SIZES)
     blocks = random.randint(2, 14)
     sequences = random.randint(1, 6)
     limits = Limits(
         token_budget=max(sequences, random.choice((2, 8, 24))),
         max_sequences=sequences,
+        max_waiting=random.choice((2, 1000, 1000)),
         preemption=random.choice(tuple(Preemption)),
         admission_watermark=random.choice((0.0, 0.1, 0.5)),
         priority_aging=random.choice((0.0, 2.0)),
         proposed_tokens=random.choice((0, 0, 3)),
     )
-    return PoolSize(block_size, blocks, random.randint(0, blocks), limits)
+    return EngineSize(block_size, blocks, random.randint(0, blocks), limits, ahead=random.random() < 0.3)
 
 
-def _requests(random: Random, gateways: int) -> list[PlannedRequest]:
+def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> list[PlannedRequest]:
+    """Draw requests, most of which fit into each engine's pool."""
     rate = random.choice((1.0, 5.0, 20.0))
-    shared = tuple(random.randint(1, 7) for _ in range(12))
-    made, at = [], 0.0
-    while (at := at + random.expovariate(rate)) < SECONDS and len(made) < 200:
-        own = tuple(random.randint(1, 7) for _ in range(random.randint(1, 4)))
+    shared = tuple(random.randint(1, len(LETTERS)) for _ in range(12))
+    salts = random.choice((SALTS[:1], SALTS))
+    tokens = min(one.block_size * one.device_blocks for one in engines)
+    most_samples = min(one.limits.max_sequences for one in engines)
+    made: list[PlannedRequest] = []
+    at = 0.0
+    while (at := at + random.expovariate(rate)) < SECONDS and len(made) < _MOST_REQUESTS:
+        fits = random.random() < 0.95
+        samples = random.choice((1, 1, 1, 2, 4))
+        samples = min(samples, most_samples) if fits else samples
+        room = max(2, tokens // samples) if fits else 30
+        own = tuple(random.randint(1, len(LETTERS)) for _ in range(random.randint(1, min(4, room - 1))))
+        prompt = (*shared[: random.randint(0, min(12, room - len(own) - 1))], *own)
         made.append(
             PlannedRequest(
-                at,
-                random.randrange(gateways),
-                f"r{len(made)}",
-                (*shared[: random.randint(0, 12)], *own),
-                random.randint(1, 10),
-                random.choice((1, 1, 1, 2, 4)),
-                random.getrandbits(16),
-                random.choice((None, None, 0.5, 5.0)),
-                random.expovariate(1) if random.random() < 0.15 else None,
+                at=at,
+                gateway=random.randrange(gateways),
+                name=f"r{len(made)}",
+                prompt=prompt,
+                max_tokens=random.randint(1, min(10, max(1, room - len(prompt)))),
+                samples=samples,
+                seed=random.getrandbits(16),
+                stop=random.choice(("", "", "", random.choice(LETTERS))),
+                salt=random.choice(salts),
+                priority=random.choice((0, 0, 0, -1, 3)),
+                timeout=random.choice((None, None, None, 0.5, 5.0)),
+                cancel_after=random.expovariate(10) if random.random() < 0.15 else None,
             )
         )
     return made
 
 
-def _faults(random: Random, count: int) -> list[PlannedFault]:
+def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
+    """Draw faults, most of them soon after the arrival of a request, while it is served."""
     kinds = random.sample(FAULTS, random.randint(1, len(FAULTS)))
     made = [
         PlannedFault(
-            random.random() * SECONDS,
-            random.choice(kinds),
-            random.randrange(6),
-            random.choice((0.02, 0.5, 4.0, 12.0, -5.0)),
+            at=_fault_time(random, arrivals),
+            kind=random.choice(kinds),
+            number=random.randrange(6),
+            seconds=random.choice((0.02, 0.5, 4.0, 12.0, -5.0)),
         )
         for _ in range(count)
     ]
     return sorted(made)
+
+
+def _fault_time(random: Random, arrivals: Sequence[float]) -> float:
+    if arrivals and random.random() < 0.9:
+        return min(SECONDS, random.choice(arrivals) + random.expovariate(1 / _FAULT_DELAY_SECONDS))
+    return random.random() * SECONDS

@@ -1,17 +1,21 @@
 """All processes of a simulation, and the order of what happens: one event at a time, chosen by a seed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from simulation.network import Latency, Network
-from simulation.processes import EngineProcess, GatewayProcess, ManagerProcess, PoolSize, Process
+from simulation.network.connections import Latency, Network
+from simulation.processes.engine import EngineProcess, EngineSize, Incarnation
+from simulation.processes.gateway import GatewayLimits, GatewayProcess
+from simulation.processes.manager import ManagerLimits, ManagerProcess
+from simulation.processes.process import Process
 
 _Process = TypeVar("_Process", bound=Process)
 
 # The time that passes with each event, at most.
 _EVENT_SECONDS = 20e-6
+_BEGIN = 1000.0
 
 
 class Event(NamedTuple):
@@ -22,19 +26,34 @@ class Event(NamedTuple):
     words: str
 
 
-class Universe:
-    """Runs events one at a time. `random` chooses among what can happen now; time passes where nothing can."""
+class Check(Protocol):
+    """Checks what must be true."""
 
-    def __init__(self, random: Random, folder: Path, latency: Latency = Latency()) -> None:  # noqa: B008
+    def after_event(self, process: Process | None) -> None:
+        """Check after an event of a process; None: after a delivery."""
+
+    def at_rest(self) -> None:
+        """Check where no process can run before time passes."""
+
+
+class Universe:
+    """Runs events one at a time. `random` chooses among what can happen now; time passes where nothing can.
+
+    `events` counts delivered messages, turns of engines and callbacks of loops, but no timers: a universe in which
+    nothing is done has none.
+    """
+
+    def __init__(self, random: Random, folder: Path, latency: Latency) -> None:
+        """Start without processes. `folder` has the tokenizer of the engines' model."""
         self.random = random
-        self.now = 1000.0
+        self.now = _BEGIN
         self.events = 0
         self.story: list[Event] = []
         self.network = Network(self.clock, random, latency)
-        self._folder = folder
         self.processes: list[Process] = []
+        self._dead: list[Process] = []
         self.wall_offset = 0.0  # of the machine's wall clock, from which incarnations come
-        self._last_incarnation = 0
+        self._folder = folder
 
     def clock(self) -> float:
         """Return the virtual time in seconds."""
@@ -42,26 +61,25 @@ class Universe:
 
     def note(self, process: str, words: str) -> None:
         """Add a line to the story."""
-        self.story.append(Event(self.now, process, words))
+        self.story.append(Event(self.now - _BEGIN, process, words))
 
     # Processes.
 
-    def start_manager(self, lease_seconds: float = 10.0) -> ManagerProcess:
+    def start_manager(self, limits: ManagerLimits) -> ManagerProcess:
         """Start a KV manager in place of an earlier one."""
         self.note("kvmanager", "starts")
-        return self._add(ManagerProcess(self.network, self.clock, self.random.getrandbits(32), lease_seconds))
+        return self._add(ManagerProcess(self.network, self.clock, self.random.getrandbits(32), limits))
 
-    def start_engine(self, engine_id: str, size: PoolSize) -> EngineProcess:
+    def start_engine(self, engine_id: str, size: EngineSize) -> EngineProcess:
         """Start an engine in place of an earlier one."""
-        incarnation = int((self.now + self.wall_offset) * 1e9)
-        self.note(engine_id, f"starts as incarnation {incarnation}")
+        incarnation = Incarnation(int((self.now + self.wall_offset) * 1e9), int(self.now * 1e9))
+        self.note(engine_id, f"starts as incarnation {incarnation.number}")
         return self._add(EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder))
 
-    def start_gateway(self, name: str, engines: Iterable[str]) -> GatewayProcess:
+    def start_gateway(self, name: str, engines: Iterable[str], limits: GatewayLimits) -> GatewayProcess:
         """Start a gateway of these engines."""
         self.note(name, "starts")
-        addresses = ",".join(f"{one}:1" for one in engines)
-        return self._add(GatewayProcess(self.network, self.clock, name, addresses))
+        return self._add(GatewayProcess(self.network, self.clock, name, engines, limits))
 
     def _add(self, process: _Process) -> _Process:
         self.processes.append(process)
@@ -75,13 +93,21 @@ class Universe:
         connections = list(self.network.open_connections(process.loop))
         process.loop.kill()
         self.processes.remove(process)
+        self._dead.append(process)
         for connection in connections:
             connection.cut()
 
+    def close(self) -> None:
+        """End all processes."""
+        for process in (*self.processes, *self._dead):
+            process.loop.kill()
+            process.loop.close_coroutines()
+
     def stop(self, process: Process, seconds: float) -> None:
-        """Stop a process for a time."""
+        """Stop a process for a time, as SIGSTOP and SIGCONT do."""
         self.note(process.name, f"is stopped for {seconds:.3f} s")
-        process.stopped = True
+        process.stopped, process.continues_at = True, self.now + seconds
+        process.stopped_seconds += seconds
 
         def revive() -> None:
             self.note(process.name, "continues")
@@ -93,48 +119,58 @@ class Universe:
         """Break one connection of a process."""
         connections = list(self.network.open_connections(process.loop))
         if connections:
-            connection = self.random.choice(connections)
             self.note(process.name, "loses a connection")
-            connection.cut()
+            self.random.choice(connections).cut()
+
+    def silence(self, process: Process, seconds: float) -> None:
+        """Lose what one connection of a process carries from now on; it breaks after this time."""
+        connections = list(self.network.open_connections(process.loop))
+        if connections:
+            connection = self.random.choice(connections)
+            self.note(process.name, f"has a connection that carries nothing, and breaks after {seconds:.1f} s")
+            connection.silent = True
+            self.network.deliver_in(seconds, connection.cut)
 
     # Events.
 
-    def step(self, until: float) -> bool:
-        """Run one event, letting time pass until one can. Return False if there is none before `until`."""
+    def run(self, until: float, check: "Check") -> None:
+        """Run events until a time, checking after each, and whenever nothing can run."""
         while True:
-            able = [one for one in self.processes if not one.stopped and (one.loop.has_ready() or one.can_run(self.now))]
+            able = [
+                one
+                for one in self.processes
+                if not one.stopped and (one.loop.has_ready() or one.thread_can_run(self.now))
+            ]
             delivery = self.network.next_delivery()
             due = delivery is not None and delivery <= self.now
             if able or due:
-                self._run_one(able, due)
-                return True
+                check.after_event(self._run_one(able, due))
+                continue
+            check.at_rest()
             if not self._pass_time(until):
-                return False
+                return
 
-    def run(self, until: float, after: Callable[[], None]) -> None:
-        """Run events until a time; call `after` behind each."""
-        while self.step(until):
-            after()
-
-    def _run_one(self, able: list[Process], due: bool) -> None:
-        self.events += 1
+    def _run_one(self, able: list[Process], due: bool) -> Process | None:
         self.now += self.random.random() * _EVENT_SECONDS
         chosen = self.random.randrange(len(able) + due)
         if chosen == len(able):
+            self.events += 1
             self.network.deliver_one()
-            return
+            return None
         process = able[chosen]
-        ready, can_run = process.loop.has_ready(), process.can_run(self.now)
-        if ready and not (can_run and self.random.random() < 0.5):
-            process.loop.run_one()
+        if process.loop.has_ready() and not (process.thread_can_run(self.now) and self.random.random() < 0.5):
+            self.events += process.loop.run_one()
         else:
-            process.run()
+            self.events += 1
+            process.run_thread()
+        return process
 
     def _pass_time(self, until: float) -> bool:
+        """Let time pass until something can happen; return whether that is before `until`."""
         times = [self.network.next_delivery()]
         for process in self.processes:
             if not process.stopped:
-                times += [process.loop.next_timer(), process.next_wake()]
+                times += [process.loop.next_timer(), process.thread_wakes_at()]
         soonest = min((one for one in times if one is not None), default=until)
         if soonest >= until:
             self.now = until

@@ -46,7 +46,7 @@ def make_tiny_model(family: str, folder: Path) -> Path:
     model.generation_config.eos_token_id = 0
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
-    write_tokenizer(folder)
+    _write_tokenizer(folder)
     return folder
 
 
@@ -128,7 +128,7 @@ def _opt() -> OPTForCausalLM:
 _MODELS = {"llama": _llama, "gpt2": _gpt2, "opt": _opt, "long-llama": _long_llama}
 
 
-def write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

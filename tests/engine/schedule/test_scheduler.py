@@ -11,7 +11,7 @@ from engine.schedule.limits import Limits, Preemption
 from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Copies, Sampled
-from tests.engine.fake_runner import FakeRunner, expected_tokens
+from simulation.runner import DigestRunner, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
 
@@ -26,7 +26,7 @@ class Rig(EngineInProcess):
     def __init__(self, device_blocks: int = 8, limits: Limits | None = None, host_blocks: int = 0) -> None:
         capacity = Capacity(CONTEXT, VOCABULARY, BLOCK, device_blocks, host_blocks)
         self.watched = WatchedScheduler(capacity, limits or Limits(16, 4, 6))
-        self.runner = FakeRunner(BLOCK, VOCABULARY)
+        self.runner = DigestRunner(capacity)
         self.steps: list[Step] = []
         super().__init__(self.runner, capacity, observe=lambda step, _: self.steps.append(step), scheduler=self.watched)
         self.watched.pool = lambda: self.blocks.pool

@@ -1,0 +1,181 @@
+"""The simulated engine: the product's services, scheduler and loop over a model of digests."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from engine.run.loop import Engine
+from engine.schedule.limits import Limits
+from engine.schedule.request import Capacity
+from engine.schedule.scheduler import Scheduler
+from kvmanager import PoolSpec
+from quire.v1 import engine_pb2, engine_pb2_grpc
+from services.engine.block_client import AttachRefused, BlockClient
+from services.engine.driver import EngineDriver, Pause
+from services.engine.guided.constraints import Constraints
+from services.engine.observer import EngineObserver
+from services.engine.recording import RequestsRecorder
+from services.engine.request_reports import RequestReports
+from services.engine.servicer import EngineServicer
+from services.engine.startup.tokenizer_files import TokenizerFiles
+from services.runtime.tracing.spans import Tracing
+from services.wire.features import FEATURES
+from simulation.network.channel import SimulatedChannel
+from simulation.network.connections import Network
+from simulation.network.server import SimulatedServer
+from simulation.processes.manager import ADDRESS
+from simulation.processes.process import Process
+from simulation.runner import DigestRunner
+
+MODEL = "m"
+VOCABULARY = 8
+STOP = frozenset({0})
+
+FINGERPRINT = "f"
+_BOOT = "simulated"
+_SECONDS_WITHOUT_MANAGER = 10.0
+_HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    """The size of an engine's pool, and how it schedules."""
+
+    block_size: int = 2
+    device_blocks: int = 12
+    host_blocks: int = 4
+    limits: Limits = field(default_factory=lambda: Limits(token_budget=16, max_sequences=6))
+    context_tokens: int = 64
+    ahead: bool = False
+
+    def capacity(self) -> Capacity:
+        """Return it as the scheduler's capacity."""
+        return Capacity(self.context_tokens, VOCABULARY, self.block_size, self.device_blocks, self.host_blocks)
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """A start of an engine: its number, from the machine's wall clock, and the nanoseconds since the boot."""
+
+    number: int
+    started_after_boot: int
+
+
+class EngineProcess(Process):
+    """An engine whose model computes tokens from the contents of its blocks. Its thread runs turn by turn."""
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Callable[[], float],
+        engine_id: str,
+        incarnation: Incarnation,
+        size: EngineSize,
+        folder: Path,
+    ) -> None:
+        """Start an engine, whose tokenizer is in `folder`."""
+        super().__init__(engine_id, clock)
+        self.incarnation = incarnation
+        self.size = size
+        self._clock = clock
+        self._network = network
+        self.pause: Pause | None = None  # of the thread, which sleeps
+        self._until: float | None = None
+        self.runner = DigestRunner(size.capacity())
+        self.scheduler = Scheduler(size.capacity(), size.limits, ahead=size.ahead and not size.limits.proposed_tokens)
+        self.loop.run(partial(self._open, folder))
+
+    def thread_can_run(self, now: float) -> bool:
+        """Return whether the engine's thread can begin a turn."""
+        if self.pause is None or self.driver.has_commands:
+            return True
+        return self._until is not None and self._until <= now
+
+    def thread_wakes_at(self) -> float | None:
+        """Return the time at which the thread's pause ends."""
+        return self._until if self.pause is not None else None
+
+    def run_thread(self) -> None:
+        """Run a turn."""
+        self.pause = self.driver.turn()
+        if self.pause is not None:
+            seconds = self.pause.seconds
+            self._until = None if seconds is None else self._clock() + seconds
+
+    def _open(self, folder: Path) -> None:
+        reports = RequestReports(MODEL, self.name, Tracing())
+        self.link = self._block_client(reports)
+        engine = Engine(self.scheduler, self.runner, self.link, self._clock)
+        recorder = RequestsRecorder("")
+        recorder.begin(self.scheduler, self.name)
+        self.driver = EngineDriver(
+            engine,
+            STOP,
+            _SECONDS_WITHOUT_MANAGER,
+            EngineObserver(),
+            recorder,
+            reports,
+            clock=self._clock,
+            wait=_already_sent,
+        )
+        self._serve(folder)
+        self.start(self._attach())
+
+    def _block_client(self, reports: RequestReports) -> BlockClient:
+        spec = PoolSpec(
+            engine_id=self.name,
+            incarnation=self.incarnation.number,
+            model_fingerprint=FINGERPRINT,
+            block_size=self.size.block_size,
+            device_blocks=self.size.device_blocks,
+            host_blocks=self.size.host_blocks,
+            model=MODEL,
+            boot_id=_BOOT,
+            started_after_boot=self.incarnation.started_after_boot,
+        )
+        return BlockClient(
+            ADDRESS,
+            spec,
+            lambda: self.driver.wake(),
+            trace_parents=reports.trace_parents,
+            connect=lambda: SimulatedChannel(self._network, self.loop, ADDRESS),  # type: ignore[arg-type,return-value]
+        )
+
+    def _serve(self, folder: Path) -> None:
+        tokenizer = TokenizerFiles(folder)
+        description = engine_pb2.GetEngineResponse(
+            model=MODEL,
+            engine_id=self.name,
+            model_fingerprint=FINGERPRINT,
+            context_tokens=self.size.context_tokens,
+            vocabulary_size=VOCABULARY,
+            block_size=self.size.block_size,
+            device_blocks=self.size.device_blocks,
+            tokenizer_digest=tokenizer.digest(),
+            max_sequences=self.size.limits.max_sequences,
+            features=FEATURES,
+        )
+        servicer = EngineServicer(heartbeat_seconds=_HEARTBEAT_SECONDS)
+        servicer.begin(self.driver, Constraints(folder, VOCABULARY, STOP), description, tokenizer)
+        server = SimulatedServer(self.loop)
+        engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[arg-type]
+        self._network.listen(address_of(self.name), server)
+
+    async def _attach(self) -> None:
+        try:
+            await self.link.run()
+        except AttachRefused as refused:
+            self.exit = str(refused)
+
+
+def address_of(engine_id: str) -> str:
+    """Return the address of an engine."""
+    return f"{engine_id}:1"
+
+
+def _already_sent(sent: threading.Event, seconds: float) -> bool:
+    """Return at once: the engine's thread cannot wait for its own loop in one thread."""
+    del sent, seconds
+    return True
