@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from simulation.campaign import Campaign
+from simulation.invariants.violation import Violation
 from simulation.scenario import drawn
 from simulation.shrinking import shrunk
 from simulation.story import story_of
@@ -23,7 +24,8 @@ _STORY_LINES = 80
 @click.option("--seconds", default=60.0, show_default=True, help="Time to simulate for.")
 @click.option("--seed", type=int, help="Seed of the first scenario; a random one unless given.")
 @click.option("--count", default=sys.maxsize, help="Most scenarios to simulate.")
-def main(seconds: float, seed: int | None, count: int) -> None:
+@click.option("--story/--no-story", default=True, help="Whether to make a failing scenario small and tell its story.")
+def main(seconds: float, seed: int | None, count: int, story: bool) -> None:  # noqa: FBT001 - click's
     """Simulate scenarios of consecutive seeds; exit with 1 at the first violation."""
     first = secrets.randbits(40) if seed is None else seed
     console = Console(highlight=False, soft_wrap=True)
@@ -31,30 +33,31 @@ def main(seconds: float, seed: int | None, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
         campaign = Campaign(Path(folder))
-        failed = _simulate(campaign, first, seconds, count)
+        violation = _simulate(campaign, first, seconds, count)
         console.print(campaign.summary())
-        if failed is not None:
-            _tell(console, Path(folder), failed)
+        if violation is not None:
+            seed = first + campaign.done - 1
+            console.print(f"seed {seed} violates: {violation}")
+            if story:
+                _tell(console, Path(folder), seed)
             sys.exit(1)
 
 
-def _simulate(campaign: Campaign, first: int, seconds: float, count: int) -> int | None:
-    """Simulate until the time or the seeds end; return the seed of a violation."""
+def _simulate(campaign: Campaign, first: int, seconds: float, count: int) -> Violation | None:
+    """Simulate until the time or the seeds end, or until a violation; return it."""
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     end = time.monotonic() + seconds
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("")
         while time.monotonic() < end and campaign.done < count:
-            seed = first + campaign.done
-            if campaign.run(drawn(seed)) is not None:
-                return seed
+            if (violation := campaign.run(drawn(first + campaign.done))) is not None:
+                return violation
             progress.update(task, description=f"{campaign.done} seeds, {campaign.events:,} events")
     return None
 
 
 def _tell(console: Console, folder: Path, seed: int) -> None:
     """Print the story of the smallest scenario that fails."""
-    console.print(f"seed {seed} fails; making the scenario small ...")
     smallest = shrunk(drawn(seed), lambda one: Campaign(folder).run(one) is not None)
     story = story_of(smallest, folder)
     console.print(f"{len(smallest.requests)} requests, {len(smallest.faults)} faults: {smallest}\n")

@@ -1,11 +1,7 @@
 """Many simulations, one after the other, with counts of what happened."""
 
 import gc
-import sys
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from simulation.invariants.violation import Violation
@@ -28,14 +24,9 @@ class Campaign:
 
     def run(self, scenario: Scenario) -> Violation | None:
         """Run a scenario; return its violation, if any."""
-        with _quiet():
-            found = self._run(scenario)
-            if self.done % _COLLECT_EVERY == 0:
-                gc.unfreeze()  # the product freezes what it builds while an engine attaches
-                gc.collect()
-        return found
-
-    def _run(self, scenario: Scenario) -> Violation | None:
+        if self.done % _COLLECT_EVERY == 0:
+            gc.unfreeze()  # the product freezes what it builds while an engine attaches
+            gc.collect()
         simulation = Simulation(scenario, self._folder)
         try:
             simulation.run()
@@ -54,19 +45,3 @@ class Campaign:
             f"{self.done} scenarios, {self.events:,} events ({self.events / minutes:,.0f} a minute), "
             f"{self.kills:,} kills ({self.kills / minutes:,.0f} a minute)"
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Let no garbage collection end a coroutine while a loop runs, and print nothing about coroutines that ended."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            yield
-    finally:
-        sys.unraisablehook = hook
-        if collects:
-            gc.enable()

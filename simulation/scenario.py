@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from engine.schedule.limits import Limits, Preemption
 from simulation.network.connections import Latency
-from simulation.processes.engine import EngineSize
+from simulation.processes.attached import EngineSize
 from simulation.processes.gateway import GatewayLimits
 from simulation.processes.manager import ManagerLimits
+from simulation.processes.steps import StepsPlan
 from simulation.tokenizer import LETTERS
 
 SECONDS = 10.0  # of load and faults
@@ -17,6 +18,7 @@ SALTS = ("", "salt")
 
 _BLOCK_SIZES = (1, 2, 3, 4)
 _MOST_REQUESTS = 60
+_MOST_STEPS = 200
 # Of a fault, on average, behind a request's arrival: about as long as a request lives.
 _FAULT_DELAY_SECONDS = 0.02
 
@@ -67,12 +69,16 @@ FAULTS = (
 )
 
 
+_KILLS = FAULTS[:3]
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What happens from outside, in the order of time, and the sizes. `order` seeds the order of events."""
 
     order: int
     engines: tuple[EngineSize, ...]
+    steps: tuple[tuple[EngineSize, StepsPlan], ...]  # of the clients of the manager that send random Steps
     gateways: tuple[GatewayLimits, ...]
     manager: ManagerLimits
     latency: Latency
@@ -97,18 +103,23 @@ def drawn(seed: int) -> Scenario:
     return Scenario(
         order=random.getrandbits(32),
         engines=engines,
+        steps=tuple(_steps(random) for _ in range(random.choice((0, 1)))),
         gateways=gateways,
-        manager=ManagerLimits(random.choice((1.0, 3.0, 10.0)), random.choice((1, 4, 1000))),
+        manager=ManagerLimits(random.choice((0.3, 1.0, 3.0, 10.0)), random.choice((1, 4, 1000))),
         latency=Latency(
-            random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02))
+            random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02, 0.2))
         ),
         requests=requests,
-        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 4, 15, 40)))),
+        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60)))),
     )
 
 
 def _gateway(random: Random) -> GatewayLimits:
     return GatewayLimits(requests=random.choice((3, 1000, 1000)))
+
+
+def _steps(random: Random) -> tuple[EngineSize, StepsPlan]:
+    return _size(random), StepsPlan(random.getrandbits(32), random.randint(20, _MOST_STEPS))
 
 
 def _size(random: Random) -> EngineSize:
@@ -149,7 +160,7 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
                 gateway=random.randrange(gateways),
                 name=f"r{len(made)}",
                 prompt=prompt,
-                max_tokens=random.randint(1, min(10, max(1, room - len(prompt)))),
+                max_tokens=_max_tokens(random, room - len(prompt)),
                 samples=samples,
                 seed=random.getrandbits(16),
                 stop=random.choice(("", "", "", random.choice(LETTERS))),
@@ -162,9 +173,15 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
     return made
 
 
+def _max_tokens(random: Random, room: int) -> int:
+    """Draw the tokens to generate: often as many as there is room for."""
+    most = min(10, max(1, room))
+    return random.choice((most, random.randint(1, most)))
+
+
 def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
     """Draw faults, most of them soon after the arrival of a request, while it is served."""
-    kinds = random.sample(FAULTS, random.randint(1, len(FAULTS)))
+    kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), random.choice(_KILLS)]
     made = [
         PlannedFault(
             at=_fault_time(random, arrivals),

@@ -5,18 +5,23 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from blocks import root_key
 from kvmanager import Session
 from quire.v1 import gateway_pb2
 from services.runtime.errors import ServiceError
-from simulation.invariants.engines import content_faults, sleep_faults
+from simulation.invariants.engines import sleep_faults
 from simulation.invariants.errors_logged import ErrorsLogged
 from simulation.invariants.expected_contents import ExpectedContents
+from simulation.invariants.marks import mark_faults
 from simulation.invariants.requests import Outcome, texts_of
 from simulation.invariants.violation import Violation
-from simulation.processes.engine import FINGERPRINT, EngineProcess
+from simulation.processes.attached import FINGERPRINT, AttachedProcess
+from simulation.processes.engine import EngineProcess
 from simulation.processes.gateway import GatewayProcess
 from simulation.processes.manager import ManagerProcess
 from simulation.processes.process import Process
+from simulation.processes.steps import StepsProcess
+from simulation.quiet import quiet
 from simulation.scenario import SALTS, SECONDS, PlannedFault, PlannedRequest, Scenario
 from simulation.universe import Universe
 
@@ -37,12 +42,13 @@ class Simulation:
         self.begun = self.universe.now + _START_SECONDS
         self.kills = 0
         self._outcomes: list[Outcome] = []
-        self._expected = ExpectedContents(FINGERPRINT, [salt.encode() for salt in SALTS])
-        self._checked_steps: dict[EngineProcess, int] = {}
+        self._expected = ExpectedContents([root_key(FINGERPRINT, salt.encode()) for salt in SALTS])
+        self._checked_steps: dict[AttachedProcess, int] = {}
         self._checked_pools: dict[Session, int] = {}  # their last Steps
         self._errors = ErrorsLogged()
         self._manager = self.universe.start_manager(scenario.manager)
         self._engines = [self._start_engine(number) for number in range(len(scenario.engines))]
+        self._steps = [self._start_steps(number) for number in range(len(scenario.steps))]
         self._gateways = [self._start_gateway(number) for number in range(len(scenario.gateways))]
         self._planned = sorted(
             [(one.at, partial(self._submit, one)) for one in scenario.requests]
@@ -52,7 +58,7 @@ class Simulation:
 
     def run(self) -> None:
         """Run the scenario to its end. Raises Violation."""
-        with self._errors:
+        with quiet(), self._errors:
             try:
                 self._run()
             finally:
@@ -74,6 +80,9 @@ class Simulation:
 
     def _start_engine(self, number: int) -> EngineProcess:
         return self.universe.start_engine(f"e{number}", self.scenario.engines[number])
+
+    def _start_steps(self, number: int) -> StepsProcess:
+        return self.universe.start_steps(f"s{number}", *self.scenario.steps[number])
 
     def _start_gateway(self, number: int) -> GatewayProcess:
         engines = [f"e{one}" for one in range(len(self.scenario.engines))]
@@ -141,6 +150,9 @@ class Simulation:
         elif isinstance(process, EngineProcess):
             number = int(process.name[1:])
             self._engines[number] = self._start_engine(number)
+        elif isinstance(process, StepsProcess):
+            number = int(process.name[1:])
+            self._steps[number] = self._start_steps(number)
         else:
             number = int(process.name[1:])
             self._gateways[number] = self._start_gateway(number)
@@ -154,7 +166,7 @@ class Simulation:
         sessions = [one for one in self._manager.manager.sessions() if not one.stepping]
         if sessions:
             pool = sessions[number % len(sessions)].pool
-            if pool.device.counts.withheld < pool.device.total // 2:
+            if sum(map(bool, pool.device.marks.by_block)) < pool.device.total // 2:
                 block = self.universe.random.randint(1, pool.device.total)
                 if not pool.device.marks.is_withheld_or_marked(block):
                     self.universe.note("kvmanager", f"withholds block {block} of {pool.spec.engine_id}")
@@ -162,7 +174,8 @@ class Simulation:
 
     def _named(self, what: str, number: int) -> Process:
         if "engine" in what:
-            return self._engines[number % len(self._engines)]
+            owners = [*self._engines, *self._steps]
+            return owners[number % len(owners)]
         return self._gateways[number % len(self._gateways)] if "gateway" in what else self._manager
 
     # What must be true.
@@ -177,8 +190,10 @@ class Simulation:
             raise Violation(f"{process.name} logs an error: {self._errors.found[0]}")
         if isinstance(process, ManagerProcess):
             self._check_pools(process)
-        elif isinstance(process, EngineProcess) and process.exit and process in self._engines:
-            raise Violation(f"{process.name} ends, although no newer process has its id: {process.exit}")
+        elif isinstance(process, AttachedProcess) and process.exit:
+            if process in self._engines or process in self._steps:
+                raise Violation(f"{process.name} ends, although no newer process has its id: {process.exit}")
+            self.universe.kill(process, f"ends: {process.exit}")
 
     def _check_pools(self, process: ManagerProcess) -> None:
         """Check the pools that have changed."""
@@ -186,7 +201,7 @@ class Simulation:
             pool = session.pool
             if pool.state.stepping or self._checked_pools.get(session) != pool.last_step:
                 self._checked_pools[session] = pool.last_step
-                if faults := pool.violations():
+                if faults := [*pool.violations(), *mark_faults(pool.device), *mark_faults(pool.host)]:
                     raise Violation(f"pool of {pool.spec.engine_id}: {faults[0]}")
 
     def at_rest(self) -> None:
@@ -199,6 +214,9 @@ class Simulation:
                 faults = sleep_faults(process)
                 if process.scheduler.empty and not process.link.replica.steps_in_flight:
                     faults += self._content_faults(process)
+            elif isinstance(process, StepsProcess):
+                if process.at_rest:
+                    faults = self._steps_faults(process)
             elif isinstance(process, ManagerProcess):
                 process.manager.check_handshakes()
                 faults = process.loop.failures
@@ -206,16 +224,23 @@ class Simulation:
                 raise Violation(faults[0])
 
     def _content_faults(self, engine: EngineProcess) -> list[str]:
-        steps = engine.scheduler.totals.steps
-        if self._checked_steps.get(engine) == steps:
+        if self._checked_steps.get(engine) == (steps := engine.scheduler.totals.steps):
             return []
         self._checked_steps[engine] = steps
-        return content_faults(engine, self._expected)
+        found = self._expected.pool_faults(engine.link.replica.pool, engine.memory)
+        return [f"{engine.name}: {fault}" for fault in found]
+
+    def _steps_faults(self, process: StepsProcess) -> list[str]:
+        pool = process.link.replica.pool
+        if self._checked_steps.get(process) == pool.last_step:
+            return []
+        self._checked_steps[process] = pool.last_step
+        return [*process.table_faults(), *process.expected.pool_faults(pool, process.memory)]
 
     def _has_ended(self) -> bool:
         return all(outcome.end is not None for outcome in self._outcomes) and all(
             engine.scheduler.empty for engine in self._engines
-        )
+        ) and all(process.done for process in self._steps)
 
     def _check_end(self) -> None:
         for outcome in self._outcomes:
@@ -224,6 +249,9 @@ class Simulation:
         for engine in self._engines:
             if not engine.scheduler.empty:
                 raise Violation(f"{engine.name} still has requests")
+        for process in self._steps:
+            if not process.done:
+                raise Violation(f"{process.name} still has blocks, or Steps to send")
         for session in self._manager.manager.sessions():
             if held := session.pool.device.counts.held + session.pool.host.counts.held:
                 raise Violation(f"{held} blocks of {session.pool.spec.engine_id} are held after all requests")

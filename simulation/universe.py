@@ -6,10 +6,12 @@ from random import Random
 from typing import NamedTuple, Protocol, TypeVar
 
 from simulation.network.connections import Latency, Network
-from simulation.processes.engine import EngineProcess, EngineSize, Incarnation
+from simulation.processes.attached import EngineSize, Incarnation
+from simulation.processes.engine import EngineProcess
 from simulation.processes.gateway import GatewayLimits, GatewayProcess
 from simulation.processes.manager import ManagerLimits, ManagerProcess
 from simulation.processes.process import Process
+from simulation.processes.steps import StepsPlan, StepsProcess
 
 _Process = TypeVar("_Process", bound=Process)
 
@@ -72,9 +74,18 @@ class Universe:
 
     def start_engine(self, engine_id: str, size: EngineSize) -> EngineProcess:
         """Start an engine in place of an earlier one."""
+        incarnation = self._next_incarnation(engine_id)
+        return self._add(EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder))
+
+    def start_steps(self, engine_id: str, size: EngineSize, plan: StepsPlan) -> StepsProcess:
+        """Start a client of the manager that sends random Steps, in place of an earlier one."""
+        incarnation = self._next_incarnation(engine_id)
+        return self._add(StepsProcess(self.network, self.clock, engine_id, incarnation, size, plan))
+
+    def _next_incarnation(self, engine_id: str) -> Incarnation:
         incarnation = Incarnation(int((self.now + self.wall_offset) * 1e9), int(self.now * 1e9))
         self.note(engine_id, f"starts as incarnation {incarnation.number}")
-        return self._add(EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder))
+        return incarnation
 
     def start_gateway(self, name: str, engines: Iterable[str], limits: GatewayLimits) -> GatewayProcess:
         """Start a gateway of these engines."""
@@ -87,9 +98,9 @@ class Universe:
 
     # Faults.
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: Process, words: str = "is killed") -> None:
         """Kill a process: nothing of it runs again, and its connections break."""
-        self.note(process.name, "is killed")
+        self.note(process.name, words)
         connections = list(self.network.open_connections(process.loop))
         process.loop.kill()
         self.processes.remove(process)

@@ -1,7 +1,6 @@
-"""What must be true of an engine: no sleep with work, and the contents of its blocks."""
+"""What must be true of an engine: it never sleeps with work."""
 
 from engine.schedule.scheduler import IdleReason
-from simulation.invariants.expected_contents import ExpectedContents
 from simulation.processes.engine import EngineProcess
 
 
@@ -16,11 +15,3 @@ def sleep_faults(engine: EngineProcess) -> list[str]:
     if reason is IdleReason.ANSWER and link.ready and not link.replica.steps_in_flight:
         return [f"{engine.name} waits for an answer to a Step that is not in flight"]
     return []
-
-
-def content_faults(engine: EngineProcess, expected: ExpectedContents) -> list[str]:
-    """Return the cached blocks with wrong contents. Call it where no Step and no copy is under way."""
-    pool = engine.link.replica.pool
-    found = expected.faults(pool.device, engine.runner.memory, host=False)
-    found += expected.faults(pool.host, engine.runner.memory, host=True)
-    return [f"{engine.name}: {fault}" for fault in found]

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from blocks import block_keys, root_key
+import torch
+
+from blocks import block_keys
+from kvmanager import Pool
 from kvmanager.tier.tier import Tier
 from simulation.runner import DigestMemory, chain
 
@@ -10,10 +13,11 @@ Digests = tuple[int, ...]
 
 
 class ExpectedContents:
-    """The digests of each block of each known text, by key."""
+    """The digests of each block of each known text, by key; a text is a list of tokens."""
 
-    def __init__(self, model_fingerprint: str, salts: Sequence[bytes]) -> None:
-        self._roots = [root_key(model_fingerprint, salt) for salt in salts]
+    def __init__(self, roots: Sequence[bytes]) -> None:
+        """`roots` are the parents of first keys, for each salt."""
+        self._roots = roots
         self._by_key: dict[int, dict[bytes, Digests]] = {}  # by block size
         self._texts: list[Sequence[int]] = []
 
@@ -23,9 +27,11 @@ class ExpectedContents:
         for block_size, by_key in self._by_key.items():
             by_key.update(self._blocks_of(text, block_size))
 
-    def faults(self, tier: Tier, memory: DigestMemory, *, host: bool) -> list[str]:
-        """Return a message for each keyed block whose contents are not those of its key."""
-        contents = memory.host if host else memory.device
+    def pool_faults(self, pool: Pool, memory: DigestMemory) -> list[str]:
+        """Return a message for each keyed block of either tier whose contents are not those of its key."""
+        return [*self._faults(pool.device, memory.device, "block"), *self._faults(pool.host, memory.host, "host block")]
+
+    def _faults(self, tier: Tier, contents: torch.Tensor, name: str) -> list[str]:
         found = []
         block_size = contents.shape[1]
         by_key = self._of(block_size)
@@ -35,7 +41,6 @@ class ExpectedContents:
                 continue
             held, expected = tuple(contents[block].tolist()), by_key.get(key)
             if held != expected:
-                name = "host block" if host else "block"
                 found.append(f"{name} {block} is found by a key, but contains {held} in place of {expected}")
         return found
 

@@ -1,12 +1,13 @@
 """The KV manager's core, and what must be true of the order of its calls."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from blocks import Step
 from kvmanager import KVManager, Pool, PoolSpec, Session
 from kvmanager.applied import AppliedStep
 from kvmanager.manager import Registration
+from kvmanager.tier.tier import Tier
 
 # Of a handshake with a silent engine, and the time in which what was received is adopted.
 _LONGEST_HANDSHAKE_SECONDS = 60.0 + 15.0
@@ -26,6 +27,7 @@ class WatchedManager(KVManager):
     * A pool is dropped only at the end of its lease or stream, and while no registration of its incarnation is open.
     * A handshake ends, also if its engine is silent.
     * Only the live session's Steps are applied, with rising numbers.
+    * A copy of a block to which no key may lead is marked too.
     """
 
     def __init__(self, epoch: int, clock: Callable[[], float], lease_seconds: float, faults: list[str]) -> None:
@@ -72,8 +74,12 @@ class WatchedManager(KVManager):
 
     def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, AppliedStep]:
         """Apply a Step."""
+        marked = set(_marked(session.pool.device))
         applied = yield from super().applying(session, step, budget)
         engine_id = session.pool.spec.engine_id
+        for source, copy in applied.result.device_to_host if marked else ():
+            if source in marked and not session.pool.host.marks.by_block[copy]:
+                self._faults.append(f"{engine_id}: host block {copy} is a copy of block {source}, but is not marked as it")
         if self._live.get(engine_id) is not session:
             self._faults.append(f"step {step.step} of the replaced session {session.number} of {engine_id} was applied")
         if step.step <= self._last_steps[session.number]:
@@ -111,3 +117,9 @@ class WatchedManager(KVManager):
             self._faults.append(f"the pool of {spec.engine_id} is dropped {self._clock() - since:.3f} s after its stream")
         elif since is None:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attached")
+
+
+def _marked(tier: Tier) -> Iterator[int]:
+    """Yield the blocks to which no key may lead."""
+    if tier.marks.marked_count:
+        yield from (block for block in range(1, tier.total + 1) if tier.marks.by_block[block])

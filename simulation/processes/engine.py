@@ -2,17 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from engine.run.loop import Engine
-from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
-from kvmanager import PoolSpec
 from quire.v1 import engine_pb2, engine_pb2_grpc
-from services.engine.block_client import AttachRefused, BlockClient
 from services.engine.driver import EngineDriver, Pause
 from services.engine.guided.constraints import Constraints
 from services.engine.observer import EngineObserver
@@ -22,48 +17,18 @@ from services.engine.servicer import EngineServicer
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime.tracing.spans import Tracing
 from services.wire.features import FEATURES
-from simulation.network.channel import SimulatedChannel
 from simulation.network.connections import Network
 from simulation.network.server import SimulatedServer
-from simulation.processes.manager import ADDRESS
-from simulation.processes.process import Process
+from simulation.processes.attached import FINGERPRINT, MODEL, VOCABULARY, AttachedProcess, EngineSize, Incarnation
 from simulation.runner import DigestRunner
 
-MODEL = "m"
-VOCABULARY = 8
 STOP = frozenset({0})
 
-FINGERPRINT = "f"
-_BOOT = "simulated"
 _SECONDS_WITHOUT_MANAGER = 10.0
 _HEARTBEAT_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class EngineSize:
-    """The size of an engine's pool, and how it schedules."""
-
-    block_size: int = 2
-    device_blocks: int = 12
-    host_blocks: int = 4
-    limits: Limits = field(default_factory=lambda: Limits(token_budget=16, max_sequences=6))
-    context_tokens: int = 64
-    ahead: bool = False
-
-    def capacity(self) -> Capacity:
-        """Return it as the scheduler's capacity."""
-        return Capacity(self.context_tokens, VOCABULARY, self.block_size, self.device_blocks, self.host_blocks)
-
-
-@dataclass(frozen=True)
-class Incarnation:
-    """A start of an engine: its number, from the machine's wall clock, and the nanoseconds since the boot."""
-
-    number: int
-    started_after_boot: int
-
-
-class EngineProcess(Process):
+class EngineProcess(AttachedProcess):
     """An engine whose model computes tokens from the contents of its blocks. Its thread runs turn by turn."""
 
     def __init__(
@@ -76,14 +41,11 @@ class EngineProcess(Process):
         folder: Path,
     ) -> None:
         """Start an engine, whose tokenizer is in `folder`."""
-        super().__init__(engine_id, clock)
-        self.incarnation = incarnation
-        self.size = size
-        self._clock = clock
-        self._network = network
+        super().__init__(network, clock, engine_id, incarnation, size)
         self.pause: Pause | None = None  # of the thread, which sleeps
         self._until: float | None = None
         self.runner = DigestRunner(size.capacity())
+        self.memory = self.runner.memory
         self.scheduler = Scheduler(size.capacity(), size.limits, ahead=size.ahead and not size.limits.proposed_tokens)
         self.loop.run(partial(self._open, folder))
 
@@ -106,7 +68,7 @@ class EngineProcess(Process):
 
     def _open(self, folder: Path) -> None:
         reports = RequestReports(MODEL, self.name, Tracing())
-        self.link = self._block_client(reports)
+        self._attach(lambda: self.driver.wake(), reports.trace_parents)
         engine = Engine(self.scheduler, self.runner, self.link, self._clock)
         recorder = RequestsRecorder("")
         recorder.begin(self.scheduler, self.name)
@@ -121,27 +83,6 @@ class EngineProcess(Process):
             wait=_already_sent,
         )
         self._serve(folder)
-        self.start(self._attach())
-
-    def _block_client(self, reports: RequestReports) -> BlockClient:
-        spec = PoolSpec(
-            engine_id=self.name,
-            incarnation=self.incarnation.number,
-            model_fingerprint=FINGERPRINT,
-            block_size=self.size.block_size,
-            device_blocks=self.size.device_blocks,
-            host_blocks=self.size.host_blocks,
-            model=MODEL,
-            boot_id=_BOOT,
-            started_after_boot=self.incarnation.started_after_boot,
-        )
-        return BlockClient(
-            ADDRESS,
-            spec,
-            lambda: self.driver.wake(),
-            trace_parents=reports.trace_parents,
-            connect=lambda: SimulatedChannel(self._network, self.loop, ADDRESS),  # type: ignore[arg-type,return-value]
-        )
 
     def _serve(self, folder: Path) -> None:
         tokenizer = TokenizerFiles(folder)
@@ -162,12 +103,6 @@ class EngineProcess(Process):
         server = SimulatedServer(self.loop)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[arg-type]
         self._network.listen(address_of(self.name), server)
-
-    async def _attach(self) -> None:
-        try:
-            await self.link.run()
-        except AttachRefused as refused:
-            self.exit = str(refused)
 
 
 def address_of(engine_id: str) -> str:

@@ -635,3 +635,14 @@ def test_every_end_frees_its_blocks_with_its_reason(rig: Rig) -> None:
         rig.run()
     assert [free.reason.name for free in rig.frees()] == list(ends)
     assert {reason.name for reason in FreeReason} == {*ends, "PREEMPTED", "PRUNED"}
+
+
+def test_a_request_is_served_after_one_that_a_withheld_block_left_no_room_for() -> None:
+    rig = Rig(device_blocks=4)
+    rig.blocks.pool.withhold([2], [])
+    whole_pool = rig.submit((1,) * 13, 3)
+    rig.turn_until(lambda: whole_pool in rig.finished)
+    assert rig.finished[whole_pool].failure is Failure.BLOCK_MANAGER
+    fits = rig.submit((1, 2, 3), 2)
+    rig.run()
+    assert rig.tokens[fits] == expected_tokens((1, 2, 3), 0, 2, frozenset(), VOCABULARY)
