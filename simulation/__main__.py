@@ -17,7 +17,7 @@ from simulation.shrinking import shrunk
 from simulation.story import story_of
 from simulation.tokenizer import write_tokenizer
 
-_STORY_LINES = 80
+_STORY_LINES = 150
 
 
 @click.command()
@@ -25,7 +25,7 @@ _STORY_LINES = 80
 @click.option("--seed", type=int, help="Seed of the first scenario; a random one unless given.")
 @click.option("--count", default=sys.maxsize, help="Most scenarios to simulate.")
 @click.option("--story/--no-story", default=True, help="Whether to make a failing scenario small and tell its story.")
-def main(seconds: float, seed: int | None, count: int, story: bool) -> None:  # noqa: FBT001 - click's
+def main(seconds: float, seed: int | None, count: int, story: bool) -> None:
     """Simulate scenarios of consecutive seeds; exit with 1 at the first violation."""
     first = secrets.randbits(40) if seed is None else seed
     console = Console(highlight=False, soft_wrap=True)

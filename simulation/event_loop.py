@@ -19,8 +19,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     `run_in_executor` is one callback more. `failures` has the exceptions that nobody retrieved.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` returns virtual seconds."""
+    def __init__(self, clock: Callable[[], float], name: str) -> None:
+        """`clock` returns virtual seconds; `name` is that of the process."""
+        self.name = name
         self._clock = clock
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -50,7 +51,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Run the next callback; return whether it was one, and not a timer."""
         handle = self._ready.popleft()
         if not handle.cancelled():
-            self.run(handle._run)  # noqa: SLF001 - what every event loop does
+            self.run(handle._run)
         return not isinstance(handle, asyncio.TimerHandle)
 
     def run(self, function: Callable[[], _Result]) -> _Result:
@@ -74,33 +75,37 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def close_coroutines(self) -> None:
         """Close the coroutines of all tasks. Their `finally` blocks run now, without a running loop."""
         for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
             if (coroutine := task.get_coro()) is not None:
                 with suppress(Exception):  # a block may need the loop that no longer runs
                     coroutine.close()
         self._tasks.clear()
 
     def time(self) -> float:
+        """Return the virtual time in seconds."""
         return self._clock()
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
+        """Run a callback behind those that are ready; in a dead process, never."""
         handle = asyncio.Handle(callback, args, self, context)
         if not self.dead:
             self._ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
+        """Run a callback after `delay` seconds."""
         return self.call_at(self._clock() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
+        """Run a callback at a time; in a dead process, never."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.dead:
             heapq.heappush(self._timers, (when, next(self._numbers), timer))
@@ -110,15 +115,17 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Do nothing: a cancelled timer leaves when it is due."""
 
     def create_future(self) -> "asyncio.Future[Any]":
+        """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
-    def create_task(  # type: ignore[override]
+    def create_task(
         self,
         coro: Coroutine[Any, Any, _Result] | Generator[Any, None, _Result],
         *,
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> "asyncio.Task[_Result]":
+        """Run a coroutine as a task of this process."""
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._forget)
@@ -130,6 +137,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., _Result], *args: Any
     ) -> "asyncio.Future[_Result]":
+        """Call a function as one callback: threads of a pool have no order of their own here."""
+        del executor
         future: asyncio.Future[_Result] = self.create_future()
 
         def run() -> None:
@@ -144,14 +153,18 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return future
 
     def get_debug(self) -> bool:
+        """Return False."""
         return False
 
     def is_running(self) -> bool:
+        """Return True: callbacks run whenever the simulator chooses them."""
         return True
 
     def is_closed(self) -> bool:
+        """Return False."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Record an exception that nobody retrieved."""
         if not self.dead:
             self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")

@@ -44,9 +44,11 @@ class FailedLater:
     failure: Exception
 
     def result(self) -> list[Sampled]:
+        """Raise the failure."""
         raise self.failure
 
     def sample_seconds(self) -> float:
+        """Return 0: nothing was sampled."""
         return 0.0
 
 

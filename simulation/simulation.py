@@ -238,9 +238,11 @@ class Simulation:
         return [*process.table_faults(), *process.expected.pool_faults(pool, process.memory)]
 
     def _has_ended(self) -> bool:
-        return all(outcome.end is not None for outcome in self._outcomes) and all(
-            engine.scheduler.empty for engine in self._engines
-        ) and all(process.done for process in self._steps)
+        return (
+            all(outcome.end is not None for outcome in self._outcomes)
+            and all(engine.scheduler.empty for engine in self._engines)
+            and all(process.done for process in self._steps)
+        )
 
     def _check_end(self) -> None:
         for outcome in self._outcomes:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from quire.v1 import gateway_pb2
 from services.runtime.errors import DeadlineExceeded, Unavailable
-from simulation.processes.engine import STOP, VOCABULARY
+from simulation.processes.attached import VOCABULARY
+from simulation.processes.engine import STOP
 from simulation.runner import expected_tokens
 from simulation.scenario import PlannedRequest
 from simulation.tokenizer import text_of

@@ -79,7 +79,9 @@ class WatchedManager(KVManager):
         engine_id = session.pool.spec.engine_id
         for source, copy in applied.result.device_to_host if marked else ():
             if source in marked and not session.pool.host.marks.by_block[copy]:
-                self._faults.append(f"{engine_id}: host block {copy} is a copy of block {source}, but is not marked as it")
+                self._faults.append(
+                    f"{engine_id}: host block {copy} is a copy of block {source}, but is not marked as it"
+                )
         if self._live.get(engine_id) is not session:
             self._faults.append(f"step {step.step} of the replaced session {session.number} of {engine_id} was applied")
         if step.step <= self._last_steps[session.number]:
@@ -94,7 +96,9 @@ class WatchedManager(KVManager):
                 self._faults.append(f"the handshake of {one.registration.spec.engine_id} does not end")
 
     def _check_newest(self, spec: PoolSpec, verb: str) -> None:
-        newer = [one.registration.spec for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id]
+        newer = [
+            one.registration.spec for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id
+        ]
         if (live := self._live.get(spec.engine_id)) is not None:
             newer.append(live.pool.spec)
         for other in newer:
@@ -114,7 +118,9 @@ class WatchedManager(KVManager):
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attaching again")
         since = self._disconnected_at.get(session.number)
         if since is not None and self._clock() - since < self._lease_seconds:
-            self._faults.append(f"the pool of {spec.engine_id} is dropped {self._clock() - since:.3f} s after its stream")
+            self._faults.append(
+                f"the pool of {spec.engine_id} is dropped {self._clock() - since:.3f} s after its stream"
+            )
         elif since is None:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attached")
 

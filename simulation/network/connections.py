@@ -18,7 +18,7 @@ _CANCEL_SECONDS = 0.04
 
 
 class Latency(NamedTuple):
-    """How long messages travel, in seconds: usually `usual` on average, and `late` at most for the share `late_share`."""
+    """How long messages travel, in seconds: `usual` on average, but up to `late` for the share `late_share` of them."""
 
     usual: float = 0.0005
     late: float = 0.5
@@ -45,8 +45,21 @@ class Server(Protocol):
         """Run the handler of a call."""
 
 
+class Arrival(NamedTuple):
+    """A message that arrives: bytes, a status, or None as the end of the requests. `path` is that of the method."""
+
+    sender: str
+    receiver: str
+    path: str
+    is_response: bool
+    message: bytes | Status | None
+
+
 class Network:
-    """All connections, and the deliveries under way. The simulator runs deliveries one at a time."""
+    """All connections, and the deliveries under way. The simulator runs deliveries one at a time.
+
+    `on_arrival` receives each message that arrives, for the story.
+    """
 
     def __init__(self, clock: Callable[[], float], random: Random, latency: Latency) -> None:
         self._clock = clock
@@ -56,6 +69,7 @@ class Network:
         self._numbers = count()
         self._servers: dict[str, Server] = {}
         self._connections: list[Connection] = []
+        self.on_arrival: Callable[[Arrival], None] | None = None
 
     def listen(self, address: str, server: Server) -> None:
         """Serve calls to this address from now on, in place of an earlier server."""
@@ -133,16 +147,20 @@ class Connection:
 
 
 class Pipe:
-    """The messages of one direction of a call, in order; None ends them. Its reader is on `loop`."""
+    """The messages of one direction of a call, in order; None ends them."""
 
-    def __init__(self, connection: Connection, loop: SimulatedLoop) -> None:
+    def __init__(self, connection: Connection, path: str, *, responses: bool) -> None:
         self._connection = connection
-        self._loop = loop
+        self._path = path
+        self._responses = responses
+        self._sender, self._receiver = connection.client, connection.server
+        if responses:
+            self._sender, self._receiver = self._receiver, self._sender
         self._arrived: deque[Any] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._last = 0.0
 
-    def send(self, message: Any) -> None:
+    def send(self, message: bytes | None) -> None:
         """Send a message. It is lost if the connection breaks before it arrives."""
         self.send_action(lambda: self.put(message))
 
@@ -150,12 +168,12 @@ class Pipe:
         """Run an action behind the messages sent so far, unless the connection breaks."""
         connection = self._connection
         if connection.carries:
-            self._last = connection.network.deliver_after(
-                self._last, lambda: action() if connection.carries else None
-            )
+            self._last = connection.network.deliver_after(self._last, lambda: action() if connection.carries else None)
 
-    def put(self, message: Any) -> None:
+    def put(self, message: bytes | Status | None) -> None:
         """Let a message arrive now."""
+        if (on_arrival := self._connection.network.on_arrival) is not None:
+            on_arrival(Arrival(self._sender.name, self._receiver.name, self._path, self._responses, message))
         self._arrived.append(message)
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
@@ -164,7 +182,7 @@ class Pipe:
     async def get(self) -> Any:
         """Wait for the next message."""
         while not self._arrived:
-            self._reader = self._loop.create_future()
+            self._reader = self._receiver.create_future()
             await self._reader
         return self._arrived.popleft()
 
@@ -174,8 +192,8 @@ class Call:
 
     def __init__(self, connection: Connection, path: str) -> None:
         self.connection = connection
-        self.requests = Pipe(connection, connection.server)
-        self.responses = Pipe(connection, connection.client)
+        self.requests = Pipe(connection, path, responses=False)
+        self.responses = Pipe(connection, path, responses=True)
         self._handling: asyncio.Task[None] | None = None
         self._ended = False  # at the client
         connection.calls.append(self)

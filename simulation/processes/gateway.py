@@ -70,4 +70,4 @@ class GatewayProcess(Process):
     @asynccontextmanager
     async def _connect(self, address: str) -> AsyncIterator["engine_pb2_grpc.EngineAsyncStub"]:
         async with SimulatedChannel(self._network, self.loop, address) as channel:
-            yield engine_pb2_grpc.EngineStub(channel)  # type: ignore[arg-type,misc]
+            yield engine_pb2_grpc.EngineStub(channel)  # type: ignore[call-overload]

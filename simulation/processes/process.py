@@ -12,7 +12,8 @@ class Process:
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.name = name
-        self.loop = SimulatedLoop(clock)
+        # What it lacks is for files, sockets and processes.
+        self.loop = SimulatedLoop(clock, name)  # type: ignore[abstract]
         self.stopped = False
         self.continues_at = 0.0  # of the latest stop
         self.stopped_seconds = 0.0  # in total

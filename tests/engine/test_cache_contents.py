@@ -9,8 +9,8 @@ import torch
 
 from engine.attention import PagedBatch, TorchBackend
 from engine.schedule.request import FinishReason
-from tests.cache_contents import CommittedChains, check_cached_blocks
 from simulation.runner import MadeToFail
+from tests.cache_contents import CommittedChains, check_cached_blocks
 from tests.engine_in_process import ModelEngine
 
 FAMILIES = ("llama", "gpt2", "opt")
