@@ -145,9 +145,17 @@ def expected_tokens(
 
 
 def expected_answers(
-    prompt: Sequence[int], search: BeamSearch, max_tokens: int, stop: frozenset[int], vocabulary: int
+    prompt: Sequence[int],
+    search: BeamSearch,
+    max_tokens: int,
+    stop: frozenset[int],
+    vocabulary: int,
+    searched: list[list[int]] | None = None,
 ) -> list[tuple[list[int], float]]:
-    """Return the answers of a beam search, best first, with scores, computed without incremental state."""
+    """Return the answers of a beam search, best first, with scores, computed without incremental state.
+
+    The beams of all lengths are added to `searched`.
+    """
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     answers: list[tuple[float, list[int]]] = []
     for length in range(1, max_tokens + 1):
@@ -162,6 +170,8 @@ def expected_answers(
         answers = sorted(answers, key=lambda one: -one[0])[: search.width]
         kept = grown[: max(2, 1 + len(stop)) * search.width]
         beams = [one for one in kept if one[1][-1] not in stop][: search.width]
+        if searched is not None:
+            searched += [text for _, text in beams]
         full = len(answers) == search.width
         if not beams or (
             full and (search.early_stopping or beams[0][0] / length**search.length_penalty <= answers[-1][0])

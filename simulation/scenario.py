@@ -24,7 +24,10 @@ _FAULT_DELAY_SECONDS = 0.02
 
 
 class PlannedRequest(NamedTuple):
-    """A request: when, at which gateway, what; `timeout` is its own, and the client leaves after `cancel_after`."""
+    """A request: when, at which gateway, what; `timeout` is its own, and the client leaves after `cancel_after`.
+
+    With `beams` it is a search of that width, and has as many samples; 0: its samples are drawn.
+    """
 
     at: float
     gateway: int
@@ -32,6 +35,7 @@ class PlannedRequest(NamedTuple):
     prompt: tuple[int, ...]
     max_tokens: int
     samples: int
+    beams: int
     seed: int
     stop: str
     salt: str
@@ -154,6 +158,7 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
         room = max(2, tokens // samples) if fits else 30
         own = tuple(random.randint(1, len(LETTERS)) for _ in range(random.randint(1, min(4, room - 1))))
         prompt = (*shared[: random.randint(0, min(12, room - len(own) - 1))], *own)
+        beams = samples if random.random() < 0.1 else 0
         made.append(
             PlannedRequest(
                 at=at,
@@ -162,8 +167,9 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
                 prompt=prompt,
                 max_tokens=_max_tokens(random, room - len(prompt)),
                 samples=samples,
+                beams=beams,
                 seed=random.getrandbits(16),
-                stop=random.choice(("", "", "", random.choice(LETTERS))),
+                stop="" if beams else random.choice(("", "", "", random.choice(LETTERS))),
                 salt=random.choice(salts),
                 priority=random.choice((0, 0, 0, -1, 3)),
                 timeout=random.choice((None, None, None, 0.5, 5.0)),

@@ -13,7 +13,7 @@ from simulation.invariants.engines import sleep_faults
 from simulation.invariants.errors_logged import ErrorsLogged
 from simulation.invariants.expected_contents import ExpectedContents
 from simulation.invariants.marks import mark_faults
-from simulation.invariants.requests import Outcome, texts_of
+from simulation.invariants.requests import Outcome, computed_texts
 from simulation.invariants.violation import Violation
 from simulation.processes.attached import FINGERPRINT, AttachedProcess
 from simulation.processes.engine import EngineProcess
@@ -92,7 +92,7 @@ class Simulation:
         gateway = self._gateways[request.gateway]
         outcome = Outcome(request, max(self.universe.now, gateway.continues_at), gateway.stopped_seconds)
         self._outcomes.append(outcome)
-        for text in texts_of(request):
+        for text in computed_texts(request):
             self._expected.add([*request.prompt, *text])
         self.universe.note(gateway.name, f"receives {request.name}: {len(request.prompt)} tokens")
         gateway.start(self._client(gateway, outcome))
@@ -238,25 +238,23 @@ class Simulation:
         return [*process.table_faults(), *process.expected.pool_faults(pool, process.memory)]
 
     def _has_ended(self) -> bool:
-        return (
-            all(outcome.end is not None for outcome in self._outcomes)
-            and all(engine.scheduler.empty for engine in self._engines)
-            and all(process.done for process in self._steps)
-        )
+        return all(outcome.end is not None for outcome in self._outcomes) and not self._left_over()
 
     def _check_end(self) -> None:
         for outcome in self._outcomes:
             if faults := outcome.faults():
                 raise Violation(faults[0])
-        for engine in self._engines:
-            if not engine.scheduler.empty:
-                raise Violation(f"{engine.name} still has requests")
-        for process in self._steps:
-            if not process.done:
-                raise Violation(f"{process.name} still has blocks, or Steps to send")
+        if left := self._left_over():
+            raise Violation(left[0])
+
+    def _left_over(self) -> list[str]:
+        """Return what is left of requests and Steps. A lost stream's pool keeps its blocks until its lease ends."""
+        found = [f"{engine.name} still has requests" for engine in self._engines if not engine.scheduler.empty]
+        found += [f"{one.name} still has blocks, or Steps to send" for one in self._steps if not one.done]
         for session in self._manager.manager.sessions():
             if held := session.pool.device.counts.held + session.pool.host.counts.held:
-                raise Violation(f"{held} blocks of {session.pool.spec.engine_id} are held after all requests")
+                found.append(f"{held} blocks of {session.pool.spec.engine_id} are held after all requests")
+        return found
 
 
 def _message(request: PlannedRequest) -> gateway_pb2.GenerateRequest:
@@ -265,9 +263,12 @@ def _message(request: PlannedRequest) -> gateway_pb2.GenerateRequest:
     message.stopping.max_tokens = request.max_tokens
     if request.stop:
         message.stopping.stop_strings.append(request.stop)
-    message.sampling.seed = request.seed
     message.sampling.sample_count = request.samples
-    message.sampling.temperature = 1.0
+    if request.beams:
+        message.beam_search.width = request.beams
+    else:
+        message.sampling.seed = request.seed
+        message.sampling.temperature = 1.0
     message.cache.salt = request.salt
     if request.timeout is not None:
         message.timeout.FromNanoseconds(int(request.timeout * 1e9))

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.schedule.request import BeamSearch
 from quire.v1 import gateway_pb2
 from services.runtime.errors import DeadlineExceeded, Unavailable
 from simulation.processes.attached import VOCABULARY
 from simulation.processes.engine import STOP
-from simulation.runner import expected_tokens
+from simulation.runner import expected_answers, expected_tokens
 from simulation.scenario import PlannedRequest
 from simulation.tokenizer import text_of
 
@@ -69,8 +70,23 @@ class Outcome:
 
 
 def texts_of(request: PlannedRequest) -> list[Sequence[int]]:
-    """Return the tokens of each sample in an undisturbed run, where no stop string ends them."""
+    """Return the tokens of each sample or answer in an undisturbed run, where no stop string ends them."""
+    if request.beams:
+        return [text for text, _ in _answers(request, [])]
     return [
         expected_tokens(request.prompt, request.seed, request.max_tokens, STOP, VOCABULARY, sample)
         for sample in range(request.samples)
     ]
+
+
+def computed_texts(request: PlannedRequest) -> list[Sequence[int]]:
+    """Return all texts that an engine computes for a request, without the prompt."""
+    searched: list[list[int]] = []
+    if request.beams:
+        _answers(request, searched)
+    return [*texts_of(request), *searched]
+
+
+def _answers(request: PlannedRequest, searched: list[list[int]]) -> list[tuple[list[int], float]]:
+    search = BeamSearch(request.beams)
+    return expected_answers(request.prompt, search, request.max_tokens, STOP, VOCABULARY, searched)

@@ -17,6 +17,7 @@ def request(at: float, name: str, prompt: tuple[int, ...], max_tokens: int) -> P
         prompt=prompt,
         max_tokens=max_tokens,
         samples=1,
+        beams=0,
         seed=7,
         stop="",
         salt="",
