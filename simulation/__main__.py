@@ -10,8 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from simulation.campaign import Campaign
-from simulation.invariants.violation import Violation
+from simulation.campaign import Campaign, fails
 from simulation.scenario import drawn
 from simulation.shrinking import shrunk
 from simulation.story import story_of
@@ -32,33 +31,30 @@ def main(seconds: float, seed: int | None, count: int, story: bool) -> None:
     console.print(f"first seed: {first}")
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
-        campaign = Campaign(Path(folder))
-        violation = _simulate(campaign, first, seconds, count)
+        campaign = Campaign(Path(folder), first)
+        _simulate(campaign, seconds, count)
         console.print(campaign.summary())
-        if violation is not None:
-            seed = first + campaign.done - 1
-            console.print(f"seed {seed} violates: {violation}")
+        if campaign.violation is not None:
+            console.print(f"seed {campaign.seed} violates: {campaign.violation}")
             if story:
-                _tell(console, Path(folder), seed)
+                _tell(console, Path(folder), campaign.seed)
             sys.exit(1)
 
 
-def _simulate(campaign: Campaign, first: int, seconds: float, count: int) -> Violation | None:
-    """Simulate until the time or the seeds end, or until a violation; return it."""
+def _simulate(campaign: Campaign, seconds: float, count: int) -> None:
+    """Simulate until the time or the seeds end, or until a violation."""
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     end = time.monotonic() + seconds
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("")
-        while time.monotonic() < end and campaign.done < count:
-            if (violation := campaign.run(drawn(first + campaign.done))) is not None:
-                return violation
+        while time.monotonic() < end and campaign.done < count and campaign.violation is None:
+            campaign.run_next()
             progress.update(task, description=f"{campaign.done} seeds, {campaign.events:,} events")
-    return None
 
 
 def _tell(console: Console, folder: Path, seed: int) -> None:
     """Print the story of the smallest scenario that fails."""
-    smallest = shrunk(drawn(seed), lambda one: Campaign(folder).run(one) is not None)
+    smallest = shrunk(drawn(seed), lambda scenario: fails(scenario, folder))
     story = story_of(smallest, folder)
     console.print(f"{len(smallest.requests)} requests, {len(smallest.faults)} faults: {smallest}\n")
     for line in story[-_STORY_LINES:]:

@@ -26,7 +26,9 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def __init__(self, heartbeat_seconds: float) -> None:
         self._heartbeat_seconds = heartbeat_seconds
-        self._links: dict[GatewayLink, None] = {}  # an ordered set, so that links are woken in the same order in each run
+        self._links: dict[
+            GatewayLink, None
+        ] = {}  # an ordered set, so that links are woken in the same order in each run
         self._no_links = asyncio.Event()
         self._draining = False
         self._engine: tuple[EngineDriver, Constraints] | None = None

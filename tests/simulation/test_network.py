@@ -24,7 +24,9 @@ class _Servicer(pb_grpc.KVManagerServicer):
     def __init__(self) -> None:
         self.ends: list[str] = []
 
-    async def Attach(self, requests: AsyncIterator[pb.PoolRequest], context: Any) -> AsyncIterator[pb.PoolResponse]:
+    async def Attach(  # noqa: N802
+        self, requests: AsyncIterator[pb.PoolRequest], context: Any
+    ) -> AsyncIterator[pb.PoolResponse]:
         try:
             async for request in requests:
                 if request.step.step == 99:
@@ -36,7 +38,7 @@ class _Servicer(pb_grpc.KVManagerServicer):
             self.ends.append("cancelled")
             raise
 
-    async def GetPool(self, request: pb.GetPoolRequest, _context: Any) -> pb.GetPoolResponse:
+    async def GetPool(self, request: pb.GetPoolRequest, _context: Any) -> pb.GetPoolResponse:  # noqa: N802
         response = pb.GetPoolResponse()
         response.pool.engine_id = request.engine_id
         return response

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from kvmanager import KVManager
-from simulation.campaign import Campaign
+from simulation.campaign import fails
 from simulation.scenario import PlannedFault, Scenario, drawn
 from simulation.shrinking import shrunk
 from simulation.story import story_of
@@ -33,7 +33,7 @@ def test_new_seeds_violate_no_invariant() -> None:
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_the_simulator_found_stays_mended(name: str, folder: Path) -> None:
-    assert Campaign(folder).run(FOUND[name]) is None
+    assert not fails(FOUND[name], folder)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -55,11 +55,8 @@ def test_a_violation_is_made_small_and_told_as_a_story(folder: Path, monkeypatch
     needed = (PlannedFault(1.0, "start a second engine", 0, 1.0), PlannedFault(2.0, "cut an engine", 0, 1.0))
     failing = replace(FOUND[next(iter(FOUND))], faults=needed)
 
-    def fails(scenario: Scenario) -> bool:
-        return Campaign(folder).run(scenario) is not None
-
-    assert fails(failing)
-    smallest = shrunk(failing, fails)
+    assert fails(failing, folder)
+    smallest = shrunk(failing, lambda scenario: fails(scenario, folder))
     assert smallest.requests == ()
     story = story_of(smallest, folder)
     assert story[-1].startswith("violation: kvmanager: e0: incarnation")
@@ -72,10 +69,10 @@ def test_a_scenario_is_made_small_without_what_does_not_matter() -> None:
     random = Random(4)
     needed = (random.choice(scenario.requests), random.choice(scenario.faults))
 
-    def fails(smaller: Scenario) -> bool:
+    def needs_both(smaller: Scenario) -> bool:
         return needed[0] in smaller.requests and needed[1] in smaller.faults
 
-    smallest = shrunk(scenario, fails)
+    smallest = shrunk(scenario, needs_both)
     assert (smallest.requests, smallest.faults) == ((needed[0],), (needed[1],))
 
 
