@@ -57,6 +57,8 @@ FAULTS = (
     "kill the manager",
     "kill an engine",
     "kill a gateway",
+    "end an engine",
+    "end a gateway",
     "stop the manager",
     "stop an engine",
     "stop a gateway",

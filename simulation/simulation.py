@@ -115,9 +115,22 @@ class Simulation:
     def _fault(self, fault: PlannedFault) -> None:
         verb, _, what = fault.kind.partition(" ")
         process, seconds = self._named(what, fault.number), abs(fault.seconds)
+        if verb in ("kill", "end", "stop", "cut", "silence", "start"):
+            self._disturb(verb, process, seconds)
+        elif verb == "fail":
+            self._fail_step(self._engines[fault.number % len(self._engines)])
+        elif verb == "withhold":
+            self._withhold(fault.number)
+        else:
+            self.universe.wall_offset += fault.seconds
+            self.universe.note("clock", f"the wall clock steps by {fault.seconds} s")
+
+    def _disturb(self, verb: str, process: Process, seconds: float) -> None:
         match verb:
             case "kill":
                 self._kill(process)
+            case "end":
+                self._end(process, seconds)
             case "stop":
                 if not process.stopped:
                     self.universe.stop(process, seconds)
@@ -127,13 +140,6 @@ class Simulation:
                 self.universe.silence(process, _SILENT_SECONDS + seconds)
             case "start":  # beside its predecessor, which lives on without an address
                 self._start_again(process)
-            case "fail":
-                self._fail_step(self._engines[fault.number % len(self._engines)])
-            case "withhold":
-                self._withhold(fault.number)
-            case "step":
-                self.universe.wall_offset += fault.seconds
-                self.universe.note("clock", f"the wall clock steps by {fault.seconds} s")
 
     def _kill(self, process: Process) -> None:
         self.kills += 1
@@ -143,6 +149,17 @@ class Simulation:
                 if outcome.end is None and self._gateways[outcome.request.gateway] is process:
                     outcome.end = "the gateway was killed"
         self._start_again(process)
+
+    def _end(self, process: Process, seconds: float) -> None:
+        if process.ending:
+            return
+        if isinstance(process, EngineProcess):
+            self.universe.note(process.name, f"is to end within {seconds:.2f} s")
+            self.universe.ending.add(process.incarnation.started_after_boot)
+            process.end(seconds)
+        elif isinstance(process, GatewayProcess):
+            self.universe.note(process.name, "is to end")
+            process.end()
 
     def _start_again(self, process: Process) -> None:
         if isinstance(process, ManagerProcess):
@@ -190,10 +207,16 @@ class Simulation:
             raise Violation(f"{process.name} logs an error: {self._errors.found[0]}")
         if isinstance(process, ManagerProcess):
             self._check_pools(process)
-        elif isinstance(process, AttachedProcess) and process.exit:
-            if process in self._engines or process in self._steps:
-                raise Violation(f"{process.name} ends, although no newer process has its id: {process.exit}")
-            self.universe.kill(process, f"ends: {process.exit}")
+        if process.exit:
+            self._on_exit(process)
+
+    def _on_exit(self, process: Process) -> None:
+        latest = process in (*self._engines, *self._steps, *self._gateways)
+        if latest and not process.ending:
+            raise Violation(f"{process.name} ends, although no newer process has its id: {process.exit}")
+        self.universe.kill(process, f"ends: {process.exit}")
+        if latest:
+            self._start_again(process)
 
     def _check_pools(self, process: ManagerProcess) -> None:
         """Check the pools that have changed."""
@@ -210,7 +233,7 @@ class Simulation:
             if process.stopped:
                 continue
             faults: list[str] = []
-            if isinstance(process, EngineProcess):
+            if isinstance(process, EngineProcess) and not process.ending:
                 faults = sleep_faults(process)
                 if process.scheduler.empty and not process.link.replica.steps_in_flight:
                     faults += self._content_faults(process)

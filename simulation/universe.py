@@ -53,6 +53,7 @@ class Universe:
         self.story: list[Event] = []
         self.network = Network(self.clock, random, latency)
         self.processes: list[Process] = []
+        self.ending: set[int] = set()  # starts of the engines that were asked to end, in nanoseconds since the boot
         self._dead: list[Process] = []
         self.wall_offset = 0.0  # of the machine's wall clock, from which incarnations come
         self._folder = folder
@@ -70,7 +71,7 @@ class Universe:
     def start_manager(self, limits: ManagerLimits) -> ManagerProcess:
         """Start a KV manager in place of an earlier one."""
         self.note("kvmanager", "starts")
-        return self._add(ManagerProcess(self.network, self.clock, self.random.getrandbits(32), limits))
+        return self._add(ManagerProcess(self.network, self.clock, self.random.getrandbits(32), limits, self.ending))
 
     def start_engine(self, engine_id: str, size: EngineSize) -> EngineProcess:
         """Start an engine in place of an earlier one."""

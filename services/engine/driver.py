@@ -103,7 +103,7 @@ class EngineDriver:
         self._stats = self._count()
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._stopping = self._abandoned = False
+        self.stopping = self._abandoned = False
         self._waited = 0.0  # seconds spent waiting for the KV manager since the last step
         self._steps = StepMonitor()
         self._empty = asyncio.Event()
@@ -186,10 +186,16 @@ class EngineDriver:
     def run(self) -> None:
         """Run the engine's turns until stopped; sleep after a turn that gives a reason."""
         try:
-            while not self._stopping:
+            while not self.stopping:
                 if (pause := self.turn()) is not None:
                     self._sleep(pause)
-            if not self._abandoned:
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the live requests of an engine that was stopped, and let `stop` and `abandon` return."""
+        try:
+            if self.stopping and not self._abandoned:
                 self._scheduler.requests.cancel_all()
                 self._requests.deliver(self._scheduler.take_outputs())
         finally:
@@ -261,7 +267,7 @@ class EngineDriver:
             self._scheduler.requests.fail_all(Failure.BLOCK_MANAGER, detail)
 
     def _stop(self, *, abandoned: bool) -> None:
-        self._stopping, self._abandoned = True, abandoned or self._abandoned
+        self.stopping, self._abandoned = True, abandoned or self._abandoned
 
     def _call(self, callback: Callable[[], None]) -> None:
         """Call on the event loop, unless that is closed."""

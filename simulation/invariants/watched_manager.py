@@ -1,6 +1,6 @@
 """The KV manager's core, and what must be true of the order of its calls."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Set
 from typing import NamedTuple
 
 from blocks import Step
@@ -30,8 +30,12 @@ class WatchedManager(KVManager):
     * A copy of a block to which no key may lead is marked too.
     """
 
-    def __init__(self, epoch: int, clock: Callable[[], float], lease_seconds: float, faults: list[str]) -> None:
+    def __init__(
+        self, epoch: int, clock: Callable[[], float], lease_seconds: float, faults: list[str], ending: Set[int]
+    ) -> None:
+        """`ending` has the starts, in nanoseconds since the boot, of engines that were asked to end."""
         super().__init__(epoch)
+        self._ending = ending
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._faults = faults
@@ -121,7 +125,7 @@ class WatchedManager(KVManager):
             self._faults.append(
                 f"the pool of {spec.engine_id} is dropped {self._clock() - since:.3f} s after its stream"
             )
-        elif since is None:
+        elif since is None and spec.started_after_boot not in self._ending:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attached")
 
 

@@ -13,6 +13,7 @@ from services.engine.guided.constraints import Constraints
 from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
+from services.engine.server import finish
 from services.engine.servicer import EngineServicer
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime.tracing.spans import Tracing
@@ -44,6 +45,7 @@ class EngineProcess(AttachedProcess):
         super().__init__(network, clock, engine_id, incarnation, size)
         self.pause: Pause | None = None  # of the thread, which sleeps
         self._until: float | None = None
+        self._thread_ended = False
         self.runner = DigestRunner(size.capacity())
         self.memory = self.runner.memory
         self.scheduler = Scheduler(size.capacity(), size.limits, ahead=size.ahead and not size.limits.proposed_tokens)
@@ -51,20 +53,36 @@ class EngineProcess(AttachedProcess):
 
     def thread_can_run(self, now: float) -> bool:
         """Return whether the engine's thread can begin a turn."""
+        if self._thread_ended:
+            return False
         if self.pause is None or self.driver.has_commands:
             return True
         return self._until is not None and self._until <= now
 
     def thread_wakes_at(self) -> float | None:
         """Return the time at which the thread's pause ends."""
-        return self._until if self.pause is not None else None
+        return self._until if self.pause is not None and not self._thread_ended else None
 
     def run_thread(self) -> None:
-        """Run a turn."""
+        """Run a turn, or end the thread."""
+        if self.driver.stopping:
+            self._thread_ended = True
+            self.driver.end()
+            return
         self.pause = self.driver.turn()
         if self.pause is not None:
             seconds = self.pause.seconds
             self._until = None if seconds is None else self._clock() + seconds
+
+    def end(self, grace_seconds: float) -> None:
+        """End the process as SIGTERM does, after its requests or this time."""
+        self.ending = True
+        self._servicer.retire()
+        self.start(self._end(grace_seconds))
+
+    async def _end(self, grace_seconds: float) -> None:
+        await finish(self.driver, self._servicer, self.link, grace_seconds)
+        self.exit = "it was ended"
 
     def _open(self, folder: Path) -> None:
         reports = RequestReports(MODEL, self.name, Tracing())
@@ -98,7 +116,7 @@ class EngineProcess(AttachedProcess):
             max_sequences=self.size.limits.max_sequences,
             features=FEATURES,
         )
-        servicer = EngineServicer(heartbeat_seconds=_HEARTBEAT_SECONDS)
+        self._servicer = servicer = EngineServicer(heartbeat_seconds=_HEARTBEAT_SECONDS)
         servicer.begin(self.driver, Constraints(folder, VOCABULARY, STOP), description, tokenizer)
         server = SimulatedServer(self.loop)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[arg-type]

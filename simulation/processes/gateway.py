@@ -51,6 +51,15 @@ class GatewayProcess(Process):
         self._limits = limits
         self.loop.run(partial(self._open, clock, ",".join(map(address_of, engines))))
 
+    def end(self) -> None:
+        """End the process as SIGTERM does, after its requests."""
+        self.ending = True
+        self.start(self._end())
+
+    async def _end(self) -> None:
+        await self.handler.drain()
+        self.exit = "it was ended"
+
     def _open(self, clock: Callable[[], float], engines: str) -> None:
         observer = GatewayObserver()
         links = replace(_LINKS, connect=self._connect)

@@ -1,6 +1,6 @@
 """The simulated KV manager."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from quire.v1 import kvmanager_pb2_grpc
@@ -27,9 +27,11 @@ class ManagerLimits:
 class ManagerProcess(Process):
     """A KV manager, which takes the manager's address."""
 
-    def __init__(self, network: Network, clock: Callable[[], float], epoch: int, limits: ManagerLimits) -> None:
+    def __init__(
+        self, network: Network, clock: Callable[[], float], epoch: int, limits: ManagerLimits, ending: Set[int]
+    ) -> None:
         super().__init__("kvmanager", clock)
-        self.manager = WatchedManager(epoch, clock, limits.lease_seconds, self.loop.failures)
+        self.manager = WatchedManager(epoch, clock, limits.lease_seconds, self.loop.failures, ending)
         server = SimulatedServer(self.loop, (RawRequestInterceptor(),))
         self._recorder = OperationsRecorder("", 0)
         servicer = self.loop.run(

@@ -17,7 +17,8 @@ class Process:
         self.stopped = False
         self.continues_at = 0.0  # of the latest stop
         self.stopped_seconds = 0.0  # in total
-        self.exit: str | None = None  # why it has ended by itself
+        self.ending = False  # asked to
+        self.exit: str | None = None  # why it has ended
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work on the loop; an exception of it is a failure of the process."""
