@@ -219,7 +219,8 @@ class EngineDriver:
             self._call(self._empty.set)
         live = self._scheduler.running + self._scheduler.waiting > 0
         if self._steps.record(turn, self.clock(), live=live):
-            return self._pause_after(turn.idle)
+            without_manager = self._manager.waiting or (self._manager.lost and not self._scheduler.empty)
+            return _pause_after(turn.idle, without_manager=without_manager)
         return None
 
     def _execute_commands(self) -> bool:
@@ -256,11 +257,6 @@ class EngineDriver:
             self._waited += self.clock() - started if any_live else 0.0
         command()
 
-    def _pause_after(self, reason: IdleReason | None) -> Pause:
-        if self._manager.waiting or (self._manager.lost and not self._scheduler.empty):
-            return Pause(_POLL_SECONDS_WITHOUT_KVMANAGER)
-        return Pause(None if reason is IdleReason.EMPTY else _MOST_IDLE_SECONDS)
-
     def _watch_manager(self) -> None:
         if self._manager.record(self._engine.blocks.ready, self.clock()):
             detail = f"the engine has been without its KV manager for more than {self._manager.timeout_seconds:g} s"
@@ -275,3 +271,9 @@ class EngineDriver:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             log.debug("the event loop is closed")
+
+
+def _pause_after(reason: IdleReason | None, *, without_manager: bool) -> Pause:
+    if without_manager:
+        return Pause(_POLL_SECONDS_WITHOUT_KVMANAGER)
+    return Pause(None if reason is IdleReason.EMPTY else _MOST_IDLE_SECONDS)
