@@ -71,6 +71,8 @@ class Simulation:
             universe.run(self.begun + at, self)
             act()
         universe.run(self.begun + SECONDS + _LONGEST_STOP_SECONDS, self)
+        for process in self._steps:
+            process.finish()
         end = universe.now + _REST_SECONDS
         while universe.now < end and not self._has_ended():
             universe.run(universe.now + 1.0, self)

@@ -123,6 +123,10 @@ class StepsProcess(AttachedProcess):
         if self._may_send and self._next_at <= self._clock():
             self._send()
 
+    def finish(self) -> None:
+        """Send no more random Steps; free everything."""
+        self._steps_left = 0
+
     def table_faults(self) -> list[str]:
         """Return a message for each sequence whose blocks do not contain its tokens. Call it at rest."""
         found = []
