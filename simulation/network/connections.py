@@ -4,6 +4,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
+from enum import Enum
 from itertools import count
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -55,6 +56,31 @@ class Arrival(NamedTuple):
     message: bytes | Status | None
 
 
+class DeliveryKind(Enum):
+    """What is delivered. Of one connection, those of different kinds arrive in any order."""
+
+    REQUESTS = "requests"
+    RESPONSES = "responses"
+    LOST = "the error of the connection"
+    HANDLER_LOST = "the end of the requests, at the server"
+    HANDLER_CANCELLED = "the cancellation, at the server"
+
+    __hash__ = object.__hash__  # in C
+
+    @property
+    def is_lost_with_connection(self) -> bool:
+        """Whether what is under way is lost if the connection breaks."""
+        return self in (DeliveryKind.REQUESTS, DeliveryKind.RESPONSES)
+
+
+class Delivery(NamedTuple):
+    """What an action delivers. `contents` is a message or status, or the kind in words."""
+
+    connection: "Connection"
+    kind: DeliveryKind
+    contents: "bytes | Status | str | None"
+
+
 class Network:
     """All connections, and the deliveries under way. The simulator runs deliveries one at a time.
 
@@ -84,8 +110,14 @@ class Network:
         self._connections.append(connection)
         return connection
 
-    def deliver_after(self, earliest: float, action: Callable[[], None], most: float | None = None) -> float:
-        """Run an action after a random delay, of `most` seconds at most, not before `earliest`; return its time."""
+    def deliver_after(
+        self, earliest: float, delivery: Delivery, action: Callable[[], None], most: float | None = None
+    ) -> float:
+        """Run an action after a random delay, of `most` seconds at most, not before `earliest`; return its time.
+
+        `delivery` is what the action delivers, for networks in which the order is a choice.
+        """
+        del delivery
         delay = self._delay() if most is None else self._random.random() * most
         at = max(earliest, self._clock() + delay)
         heapq.heappush(self._deliveries, (at, next(self._numbers), action))
@@ -162,13 +194,17 @@ class Pipe:
 
     def send(self, message: bytes | None) -> None:
         """Send a message. It is lost if the connection breaks before it arrives."""
-        self.send_action(lambda: self.put(message))
+        self.send_action(message, lambda: self.put(message))
 
-    def send_action(self, action: Callable[[], None]) -> None:
-        """Run an action behind the messages sent so far, unless the connection breaks."""
+    def send_action(self, contents: bytes | Status | None, action: Callable[[], None]) -> None:
+        """Run the action that delivers `contents` behind the messages sent so far, unless the connection breaks."""
         connection = self._connection
         if connection.carries:
-            self._last = connection.network.deliver_after(self._last, lambda: action() if connection.carries else None)
+            kind = DeliveryKind.RESPONSES if self._responses else DeliveryKind.REQUESTS
+            delivery = Delivery(connection, kind, contents)
+            self._last = connection.network.deliver_after(
+                self._last, delivery, lambda: action() if connection.carries else None
+            )
 
     def put(self, message: bytes | Status | None) -> None:
         """Let a message arrive now."""
@@ -197,25 +233,25 @@ class Call:
         self._handling: asyncio.Task[None] | None = None
         self._ended = False  # at the client
         connection.calls.append(self)
-        connection.network.deliver_after(0, lambda: self._begin(path))
+        begin = Delivery(connection, DeliveryKind.REQUESTS, "the call")
+        connection.network.deliver_after(0, begin, lambda: self._begin(path))
 
     def cancel(self, status: Status = _CANCELLED) -> None:
         """End the call at the client; the server's handler is cancelled when the message arrives."""
         if not self._ended and not self.connection.client.dead:
             self._end(status)
             if not self.connection.broken:
-                self.connection.network.deliver_after(0, self._end_handler)
+                self._deliver(DeliveryKind.HANDLER_LOST, self._end_handler)
 
     def send_status(self, status: Status) -> None:
         """Send the status from the server, behind its responses."""
         if not self.connection.server.dead:
-            self.responses.send_action(lambda: self._end(status))
+            self.responses.send_action(status, lambda: self._end(status))
 
     def on_cut(self) -> None:
         """Let both sides receive that the connection is broken."""
-        network = self.connection.network
-        network.deliver_after(0, lambda: self._end(Status(grpc.StatusCode.UNAVAILABLE, _BROKEN)))
-        network.deliver_after(0, self._end_handler)
+        self._deliver(DeliveryKind.LOST, lambda: self._end(Status(grpc.StatusCode.UNAVAILABLE, _BROKEN)))
+        self._deliver(DeliveryKind.HANDLER_LOST, self._end_handler)
 
     def _begin(self, path: str) -> None:
         connection = self.connection
@@ -235,7 +271,11 @@ class Call:
         if task is None or task.done() or self.connection.server.dead:
             return
         self.requests.put(None)
-        self.connection.network.deliver_after(0, lambda: _cancel(task), most=_CANCEL_SECONDS)
+        self._deliver(DeliveryKind.HANDLER_CANCELLED, lambda: _cancel(task), most=_CANCEL_SECONDS)
+
+    def _deliver(self, kind: DeliveryKind, action: Callable[[], None], most: float | None = None) -> None:
+        delivery = Delivery(self.connection, kind, kind.value)
+        self.connection.network.deliver_after(0, delivery, action, most)
 
 
 def _cancel(task: "asyncio.Task[None]") -> None:
