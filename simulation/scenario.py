@@ -19,6 +19,7 @@ SALTS = ("", "salt")
 _BLOCK_SIZES = (1, 2, 3, 4)
 _MOST_REQUESTS = 60
 _MOST_STEPS = 200
+_LONGEST_PROMPT = 40
 # Of a fault, on average, behind a request's arrival: about as long as a request lives.
 _FAULT_DELAY_SECONDS = 0.02
 
@@ -147,7 +148,7 @@ def _size(random: Random) -> EngineSize:
 def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> list[PlannedRequest]:
     """Draw requests, most of which fit into each engine's pool."""
     rate = random.choice((1.0, 5.0, 20.0))
-    shared = tuple(random.randint(1, len(LETTERS)) for _ in range(12))
+    shared = tuple(random.randint(1, len(LETTERS)) for _ in range(_LONGEST_PROMPT))
     salts = random.choice((SALTS[:1], SALTS))
     tokens = min(one.block_size * one.device_blocks for one in engines)
     most_samples = min(one.limits.max_sequences for one in engines)
@@ -158,8 +159,7 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
         samples = random.choice((1, 1, 1, 2, 4))
         samples = min(samples, most_samples) if fits else samples
         room = max(2, tokens // samples) if fits else 30
-        own = tuple(random.randint(1, len(LETTERS)) for _ in range(random.randint(1, min(4, room - 1))))
-        prompt = (*shared[: random.randint(0, min(12, room - len(own) - 1))], *own)
+        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared)
         beams = samples if random.random() < 0.1 else 0
         made.append(
             PlannedRequest(
@@ -167,7 +167,7 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
                 gateway=random.randrange(gateways),
                 name=f"r{len(made)}",
                 prompt=prompt,
-                max_tokens=_max_tokens(random, room - len(prompt)),
+                max_tokens=max_tokens,
                 samples=samples,
                 beams=beams,
                 seed=random.getrandbits(16),
@@ -181,10 +181,13 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
     return made
 
 
-def _max_tokens(random: Random, room: int) -> int:
-    """Draw the tokens to generate: often as many as there is room for."""
-    most = min(10, max(1, room))
-    return random.choice((most, random.randint(1, most)))
+def _max_tokens_and_prompt(random: Random, room: int, shared: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Draw a request with room for `room` tokens: often one that fills it, and mostly one that begins as others do."""
+    max_tokens = random.randint(1, min(10, room - 1))
+    most = min(_LONGEST_PROMPT, room - max_tokens)
+    length = most if random.random() < 0.3 else random.randint(1, most)
+    own = min(length, random.randint(1, 4))
+    return max_tokens, (*shared[: length - own], *(random.randint(1, len(LETTERS)) for _ in range(own)))
 
 
 def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
