@@ -174,7 +174,7 @@ class Universe:
             self.events += process.loop.run_one()
         else:
             self.events += 1
-            process.run_thread()
+            _run_thread(process)
         return process
 
     def _pass_time(self, until: float) -> bool:
@@ -189,3 +189,11 @@ class Universe:
             return False
         self.now = max(self.now, soonest)
         return True
+
+
+def _run_thread(process: Process) -> None:
+    """Run the thread of a process; an exception of it ends the process."""
+    try:
+        process.run_thread()
+    except Exception as error:
+        process.loop.failures.append(f"its thread ends: {error!r}")
