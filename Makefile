@@ -26,7 +26,7 @@ ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers simulate simulate-all soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -119,6 +119,13 @@ bench-%: .venv/installed model
 
 papers: .venv/installed model ## remake the papers' figures; QUICK=1: some of them, on short traces
 	$(BIN)/python -m bench.papers figures $(if $(QUICK),--quick) $(ARGS)
+
+simulate: .venv/installed ## simulate all services on virtual time for SECONDS, 60 unless given, from SEED on
+	PYTHONHASHSEED=0 $(BIN)/python -m simulation $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate-all: .venv/installed ## search all orders of a small universe, without faults and with one
+	$(BIN)/python -m simulation.exhaustive $(ARGS)
+	$(BIN)/python -m simulation.exhaustive --faults 1 --depth 18 $(ARGS)
 
 soak: .venv/installed model ## run all services under mixed load for MINUTES, 30 unless given; fail if anything grows
 	$(BIN)/python -m bench.soak $(MINUTES) $(ARGS)

@@ -1,6 +1,7 @@
 """Shared fixtures: the demo model, tiny models, and a running Quire."""
 
 import os
+import secrets
 import signal
 import threading
 
@@ -45,6 +46,9 @@ hypothesis.settings.load_profile("quire")
 if TYPE_CHECKING:  # tests of the core run without the packages of servers
     from tests.running_quire import RunningQuire
 
+_SIMULATION_SEED = "QUIRE_SIMULATION_SEED"
+os.environ.setdefault(_SIMULATION_SEED, str(secrets.randbits(40)))
+
 # The rooms with the longest tests.
 _FIRST = ("deployment", "services")
 
@@ -53,6 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run long tests first, so that the workers of pytest-xdist end at the same time."""
     here = Path(__file__).parent
     items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _FIRST)
+
+
+def pytest_report_header() -> str:
+    """Print the seed of the simulated scenarios, which every worker uses."""
+    return f"seed of new simulated scenarios: {os.environ[_SIMULATION_SEED]}"
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,11 @@ from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Runner, Sampled
 from services.engine.replica import Replica
+from simulation.runner import MadeToFail
 from tests.in_process import InProcessBlocks, adopted
 
 GREEDY = Sampling(temperature=0.0)
 _MOST_TURNS = 5000
-
-
-class MadeToFail(Exception):
-    """An injected failure; any other failure of a step is raised to the caller of the turn."""
 
 
 Observer = Callable[[Step, kvmanager.AppliedStep], None]

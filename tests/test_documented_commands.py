@@ -61,6 +61,7 @@ READ = {
     "make serve": "`serving` runs it, without arguments",
     "make test": "this is it",
     "pytest": "this is it",
+    "make simulate": "tests/simulation run it",
     "make gpu-check": "tests/gpu_check run it",
     "make gpu-first": "tests/gpu_check run it",
     "build/wheels": "they need a package index",

@@ -17,7 +17,7 @@ FORBIDDEN = {
     "kvmanager": ("engine", "services", "torch", *NETWORK),
     "engine": ("kvmanager", "services", *NETWORK),
     "services.kvmanager": ("services.engine", "services.gateway"),
-    "services.engine": ("services.kvmanager", "services.gateway"),
+    "services.engine": ("services.kvmanager", "services.gateway", "simulation"),
     "services.gateway": ("services.kvmanager", "services.engine"),
     # Every other service, including later ones.
     "services.loadgen": (
@@ -48,7 +48,7 @@ def check(folder: Path) -> "subprocess.CompletedProcess[str]":
 def test_the_contracts_are_kept() -> None:
     done = check(ROOT)
     assert done.returncode == 0, done.stdout
-    assert "15 kept, 0 broken" in done.stdout
+    assert "16 kept, 0 broken" in done.stdout
 
 
 @pytest.fixture(scope="module")

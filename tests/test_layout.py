@@ -10,7 +10,7 @@ from statistics import median, quantiles
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm")
+PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm", "simulation")
 MAX_FILES, MAX_LINES, MAX_METHODS = 16, 400, 25
 MAX_MEDIAN, MAX_P90 = 7, 16
 

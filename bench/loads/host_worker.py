@@ -176,7 +176,7 @@ async def in_process(work: Work) -> float:
         driver.submit(link, Arrival(one, time.monotonic()))
     sending = asyncio.create_task(_send(link))
     while runner.used is None:
-        driver._turn()
+        driver.turn()
         await asyncio.sleep(0)  # the output enters the link,
         await asyncio.sleep(0)  # and is sent
     sending.cancel()

@@ -10,6 +10,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ log = logging.getLogger("quire.engine")
 
 _Outgoing = asyncio.Queue[pb.PoolRequest | None]
 
+Connect = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
+
 _NO_TRACE_PARENTS: Mapping[str, str] = {}
 
 
@@ -81,15 +84,16 @@ class BlockClient:
         wake: Callable[[], None],
         tls: ClientTLS | None = None,
         trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS,
+        connect: Connect | None = None,
     ) -> None:
         """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
         With `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
-        thread changes it.
+        thread changes it. `connect` opens a channel in place of gRPC's.
         """
         self._address = address
-        self._tls = tls
-        self._replica = Replica(spec)
+        self._connect = connect or (lambda: transport.channel(address, tls=tls))
+        self.replica = Replica(spec)
         self._wake = wake
         self._trace_parents = trace_parents
         self._loop = asyncio.get_running_loop()
@@ -114,6 +118,11 @@ class BlockClient:
     def ready(self) -> bool:
         """Return True if a Step can be sent now."""
         return self._sending is not None
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether `receive` has something to return or to raise."""
+        return bool(self._incoming)
 
     def send(self, step: Step) -> None:
         """Send a Step; a disconnect loses its answer."""
@@ -163,7 +172,7 @@ class BlockClient:
         """Keep one stream open until it ends; return True if it was attached."""
         self._outgoing = asyncio.Queue()
         try:
-            async with transport.channel(self._address, tls=self._tls) as channel:
+            async with self._connect() as channel:
                 await self._exchange(pb_grpc.KVManagerStub(channel))
         except grpc.aio.AioRpcError as error:
             # An attached stream is aborted when another one replaces it. If that is a newer incarnation, the next
@@ -191,11 +200,11 @@ class BlockClient:
         if not isinstance(first, pb.PoolResponse):
             await call.code()
             return
-        session = {"session": first.registered.session, "engine": self._replica.spec.engine_id}
+        session = {"session": first.registered.session, "engine": self.replica.spec.engine_id}
         log.info("attached to the KV manager at %s", self._address, extra=session)
         self.detached.clear()
         self.attached.set()
-        replica = self._replica
+        replica = self.replica
         reattached = Reattached(replica.available_blocks, replica.available_host_blocks, replica.pins)
         self._put(_NewStream(self._outgoing, reattached if self._sessions else None))
         self._sessions += 1
@@ -206,7 +215,7 @@ class BlockClient:
     def _receive_result(self, result: StepResult) -> bool:
         """Queue an answer; return True if the manager's pool matches the replica."""
         try:
-            self._replica.apply_result(result)
+            self.replica.apply_result(result)
         except PoolDiverged as diverged:
             self._divergences += 1
             if self._divergences > _MAX_DIVERGENCES:
@@ -218,11 +227,11 @@ class BlockClient:
         return True
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:
-        spec = self._replica.spec
+        spec = self.replica.spec
         if not spec.boot_id:
             spec = replace(spec, **start_after_boot())
         yield pb.PoolRequest(register=register_message(spec))
-        report = await run_in_slices(self._replica.reporting())
+        report = await run_in_slices(self.replica.reporting())
         for page in pages_of(report):
             yield pb.PoolRequest(report=page)
         await run_in_slices(report.dismantle())
@@ -231,7 +240,7 @@ class BlockClient:
             yield request
 
     def _post(self, outgoing: _Outgoing, step: Step, message: pb.PoolRequest) -> None:
-        self._replica.add_in_flight(step)
+        self.replica.add_in_flight(step)
         outgoing.put_nowait(message)
 
     def _put(self, incoming: StepResult | _NewStream | _Disconnect) -> None:

@@ -6,8 +6,10 @@ Only this thread touches the engine. Other threads queue commands for it; it pos
 import asyncio
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from engine.run.loop import Engine, StepTimes, Turn
 from engine.schedule.request import Failure
@@ -16,7 +18,7 @@ from engine.schedule.stats import SchedulerTotals
 from quire.v1 import engine_pb2
 from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
-from services.engine.gateway_requests import Arrival, GatewayRequests
+from services.engine.gateway_requests import Arrival, EventLoopLink, GatewayRequests
 from services.engine.manager_monitor import ManagerMonitor
 from services.engine.observer import EngineObserver, EngineStats, StepStats
 from services.engine.recording import RequestsRecorder
@@ -30,6 +32,12 @@ _STALLED_SECONDS = 30.0
 _REPEATED = 2
 
 log = logging.getLogger("quire.engine")
+
+
+class Pause(NamedTuple):
+    """How long the engine's thread may sleep, in seconds; None: until a command arrives."""
+
+    seconds: float | None
 
 
 class StepMonitor:
@@ -68,7 +76,7 @@ class StepMonitor:
 
 
 class EngineDriver:
-    """Owns an engine. `run` is the thread's body; all other public methods may be called from the event loop."""
+    """Owns an engine. `run` is the thread's body, and calls `turn`; other public methods are for the event loop."""
 
     def __init__(
         self,
@@ -78,18 +86,24 @@ class EngineDriver:
         observer: EngineObserver,
         recorder: RequestsRecorder,
         reports: RequestReports,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
+        """`clock` is in seconds. `wait` waits on the engine's thread for an event, at most for so many seconds."""
         self.reports = reports
+        self.clock = clock
         self._engine = engine
         self._scheduler = engine.scheduler
         self._administration = Administration(engine.scheduler)
-        self._requests = GatewayRequests(engine.scheduler, eos_token_ids, recorder, reports, self._call)
-        self._manager = ManagerMonitor(seconds_without_kvmanager, time.monotonic())
+        self._requests = GatewayRequests(
+            engine.scheduler, eos_token_ids, recorder, reports, EventLoopLink(self._call, wait, clock)
+        )
+        self._manager = ManagerMonitor(seconds_without_kvmanager, clock())
         self._observer = observer
         self._stats = self._count()
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._stopping = self._abandoned = False
+        self.stopping = self._abandoned = False
         self._waited = 0.0  # seconds spent waiting for the KV manager since the last step
         self._steps = StepMonitor()
         self._empty = asyncio.Event()
@@ -98,6 +112,11 @@ class EngineDriver:
     def on_manager_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` on the event loop whenever `without_kvmanager` has changed."""
         self._manager.on_change(lambda: self._call(changed))
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether a command waits for the next turn."""
+        return not self._commands.empty()
 
     @property
     def without_kvmanager(self) -> bool:
@@ -115,7 +134,7 @@ class EngineDriver:
         stats = self._stats
         if not (stats.running or stats.waiting):
             return stats
-        return stats._replace(seconds_without_step=self._steps.seconds_without_step(time.monotonic()))
+        return stats._replace(seconds_without_step=self._steps.seconds_without_step(self.clock()))
 
     @property
     def request_blocks(self) -> int:
@@ -125,7 +144,7 @@ class EngineDriver:
     async def administer(self, request: engine_pb2.EngineAdminRequest) -> engine_pb2.EngineAdminResponse:
         """Execute an admin request, and return the pins after it. Raises ServiceError."""
         answer: asyncio.Future[engine_pb2.EngineAdminResponse] = self._loop.create_future()
-        self._commands.put(lambda: self._administration.submit(request, answer, time.monotonic()))
+        self._commands.put(lambda: self._administration.submit(request, answer, self.clock()))
         return await answer
 
     def submit(self, link: GatewayLink, arrival: Arrival) -> None:
@@ -162,37 +181,47 @@ class EngineDriver:
         self._commands.put(lambda: self._stop(abandoned=True))
         await self._ended.wait()
 
+    # On the engine's thread.
+
     def run(self) -> None:
         """Run the engine's turns until stopped; sleep after a turn that gives a reason."""
         try:
-            while not self._stopping:
-                self._turn()
-            if not self._abandoned:
+            while not self.stopping:
+                if (pause := self.turn()) is not None:
+                    self._sleep(pause)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the live requests of an engine that was stopped, and let `stop` and `abandon` return."""
+        try:
+            if self.stopping and not self._abandoned:
                 self._scheduler.requests.cancel_all()
                 self._requests.deliver(self._scheduler.take_outputs())
         finally:
             self._call(self._ended.set)
 
-    # On the engine's thread.
-
-    def _turn(self) -> None:
+    def turn(self) -> Pause | None:
+        """Execute the queued commands and one turn of the engine. Return how long nothing can be done, if so."""
         if self._execute_commands():
             self._stats = self._count()
         turn = self._engine.turn()
-        turned, computed = time.monotonic(), self._stats.totals.computed_tokens
+        turned, computed = self.clock(), self._stats.totals.computed_tokens
         self._watch_manager()  # after the turn, which has received the manager's last answers
         if (failure := self._engine.take_failure()) is not None:
             log.error("a step failed", exc_info=failure)
         self._stats = self._count()  # before the outputs are sent, so that both agree
         self._requests.deliver([*turn.outputs, *self._scheduler.take_outputs()])
         if turn.step is not None:
-            self._observe(turn.step, self._stats.totals.computed_tokens - computed, time.monotonic() - turned)
+            self._observe(turn.step, self._stats.totals.computed_tokens - computed, self.clock() - turned)
         self._administration.poll()
         if self._scheduler.requests.draining and self._scheduler.empty:
             self._call(self._empty.set)
         live = self._scheduler.running + self._scheduler.waiting > 0
-        if self._steps.record(turn, time.monotonic(), live=live):
-            self._sleep(turn.idle)
+        if self._steps.record(turn, self.clock(), live=live):
+            without_manager = self._manager.waiting or (self._manager.lost and not self._scheduler.empty)
+            return _pause_after(turn.idle, without_manager=without_manager)
+        return None
 
     def _execute_commands(self) -> bool:
         """Execute the queued commands; return True if there were any."""
@@ -218,29 +247,23 @@ class EngineDriver:
         publish = times.publish + delivering
         self._observer.on_step(StepStats(tokens, times.ran, times.plan, waited, times.forward, times.sample, publish))
 
-    def _sleep(self, reason: IdleReason | None) -> None:
-        started, any_live = time.monotonic(), self._scheduler.running or self._scheduler.waiting
+    def _sleep(self, pause: Pause) -> None:
+        started, any_live = self.clock(), self._scheduler.running or self._scheduler.waiting
         try:
-            command = self._commands.get(timeout=self._idle_seconds(reason))
+            command = self._commands.get(timeout=pause.seconds)
         except queue.Empty:
             return
         finally:
-            self._waited += time.monotonic() - started if any_live else 0.0
+            self._waited += self.clock() - started if any_live else 0.0
         command()
 
-    def _idle_seconds(self, reason: IdleReason | None) -> float | None:
-        """Return the longest time to sleep; None: until a command arrives."""
-        if self._manager.waiting or (self._manager.lost and not self._scheduler.empty):
-            return _POLL_SECONDS_WITHOUT_KVMANAGER
-        return None if reason is IdleReason.EMPTY else _MOST_IDLE_SECONDS
-
     def _watch_manager(self) -> None:
-        if self._manager.record(self._engine.blocks.ready, time.monotonic()):
+        if self._manager.record(self._engine.blocks.ready, self.clock()):
             detail = f"the engine has been without its KV manager for more than {self._manager.timeout_seconds:g} s"
             self._scheduler.requests.fail_all(Failure.BLOCK_MANAGER, detail)
 
     def _stop(self, *, abandoned: bool) -> None:
-        self._stopping, self._abandoned = True, abandoned or self._abandoned
+        self.stopping, self._abandoned = True, abandoned or self._abandoned
 
     def _call(self, callback: Callable[[], None]) -> None:
         """Call on the event loop, unless that is closed."""
@@ -248,3 +271,9 @@ class EngineDriver:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             log.debug("the event loop is closed")
+
+
+def _pause_after(reason: IdleReason | None, *, without_manager: bool) -> Pause:
+    if without_manager:
+        return Pause(_POLL_SECONDS_WITHOUT_KVMANAGER)
+    return Pause(None if reason is IdleReason.EMPTY else _MOST_IDLE_SECONDS)

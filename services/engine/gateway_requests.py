@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,11 +27,20 @@ log = logging.getLogger("quire.engine")
 
 @dataclass(frozen=True)
 class Arrival:
-    """A submission, its arrival time by `time.monotonic`, and its compiled constraint."""
+    """A submission, its arrival time by the engine's clock, and its compiled constraint."""
 
     submission: engine_pb2.Submission
     at: float
     constraint: Constraint | None = None
+
+
+@dataclass(frozen=True)
+class EventLoopLink:
+    """The engine's thread's link to the event loop: calls there, waits for it, and the clock of both, in seconds."""
+
+    call: Callable[[Callable[[], None]], None]
+    wait: Callable[[threading.Event, float], bool]
+    clock: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -62,14 +70,14 @@ class GatewayRequests:
         eos_token_ids: frozenset[int],
         recorder: RequestsRecorder,
         reports: RequestReports,
-        on_event_loop: Callable[[Callable[[], None]], None],
+        loop: EventLoopLink,
     ) -> None:
-        """Start without requests. `on_event_loop` runs a callback on the loop that owns the links."""
+        """Start without requests. The links belong to `loop`."""
         self._scheduler = scheduler
         self._eos_token_ids = eos_token_ids
         self._recorder = recorder
         self._reports = reports
-        self._on_event_loop = on_event_loop
+        self._loop = loop
         self._owners: dict[str, _Owner] = {}
         self._unwritten: dict[str, str] = {}  # requests whose outputs could not be written, with the reason
         self._to_send: dict[GatewayLink, engine_pb2.StepOutput] = {}
@@ -113,7 +121,7 @@ class GatewayRequests:
         to_send, self._to_send = self._to_send, {}
         for link, message in to_send.items():
             message.step = self._scheduler.totals.steps
-            self._on_event_loop(partial(link.put, message))
+            self._loop.call(partial(link.put, message))
             if message.started and any(started.isolated for started in message.started):
                 self._wait_until_sent(link)
 
@@ -123,8 +131,8 @@ class GatewayRequests:
         If the stream is blocked, the request is computed anyway after a time limit.
         """
         sent = threading.Event()
-        self._on_event_loop(partial(link.on_sent, sent.set))
-        if not sent.wait(_MAX_SEND_SECONDS):
+        self._loop.call(partial(link.on_sent, sent.set))
+        if not self._loop.wait(sent, _MAX_SEND_SECONDS):
             log.warning("a gateway did not receive in time which request runs isolated")
 
     def _refuse(self, link: GatewayLink, arrival: Arrival, refused: RequestRefused) -> None:
@@ -188,4 +196,4 @@ class GatewayRequests:
     def _finished_message(self, group: Group, owner: _Owner) -> engine_pb2.RequestFinished:
         if (detail := self._unwritten.pop(group.request.request_id, None)) is not None:
             return failed_message(group, owner.attempt, detail)
-        return finished_message(group, owner.attempt, owner.submitted_at, time.monotonic())
+        return finished_message(group, owner.attempt, owner.submitted_at, self._loop.clock())

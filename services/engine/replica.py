@@ -31,23 +31,28 @@ class Replica:
     def __init__(self, spec: kvmanager.PoolSpec) -> None:
         """Start with an empty pool."""
         self.spec = spec
-        self._pool = kvmanager.Pool(spec)
+        self.pool = kvmanager.Pool(spec)
         self._in_flight: deque[Step] = deque()
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Number of Steps that were sent and not answered."""
+        return len(self._in_flight)
 
     @property
     def available_blocks(self) -> int:
         """Number of available device blocks."""
-        return self._pool.device.available
+        return self.pool.device.available
 
     @property
     def available_host_blocks(self) -> int:
         """Number of available host blocks."""
-        return self._pool.host.available
+        return self.pool.host.available
 
     @property
     def pins(self) -> frozenset[str]:
         """Pins that hold blocks."""
-        return frozenset(self._pool.state.pins)
+        return frozenset(self.pool.state.pins)
 
     def add_in_flight(self, step: Step) -> None:
         """Record a Step that was sent."""
@@ -55,8 +60,8 @@ class Replica:
 
     def apply_result(self, result: StepResult) -> None:
         """Apply the oldest Step in flight. Raises PoolDiverged if the result differs from the KV manager's."""
-        self._pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
-        own = self._pool.apply(self._in_flight.popleft()).result
+        self.pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
+        own = self.pool.apply(self._in_flight.popleft()).result
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
 
@@ -72,12 +77,12 @@ class Replica:
         """
         while self._in_flight:
             step = self._in_flight.popleft()
-            yield from self._pool.applying(
+            yield from self.pool.applying(
                 replace(step, swap_outs=(), swap_ins=(), extends=(), allocates=()), _SLICE_WORK
             )
-        if not self._pool.last_step:
+        if not self.pool.last_step:
             return kvmanager.PoolReport()
-        return (yield from kvmanager.reporting(self._pool))
+        return (yield from kvmanager.reporting(self.pool))
 
 
 def _compared(result: StepResult) -> tuple[object, ...]:

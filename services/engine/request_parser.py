@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 from engine.errors import RequestExists, RequestRefused, SubmissionFailed
 from engine.schedule.request import FinishReason
@@ -29,7 +28,7 @@ class RequestParser:
 
     def submit(self, submission: engine_pb2.Submission) -> None:
         """Queue a request, or refuse it on the link."""
-        arrival = Arrival(submission, time.monotonic())
+        arrival = Arrival(submission, self._driver.clock())
         try:
             check(submission)
         except RequestRefused as refused:
@@ -86,7 +85,7 @@ class RequestParser:
 
     def _end_early(self, arrival: Arrival, reason: FinishReason) -> None:
         """Send the end of a request that was cancelled or late while its constraint was compiled."""
-        message = early_end_message(arrival.submission, reason, time.monotonic() - arrival.at)
+        message = early_end_message(arrival.submission, reason, self._driver.clock() - arrival.at)
         if reason is FinishReason.FAILED:
             message.failure = engine_pb2.FAILURE_REASON_DEADLINE_QUEUED
             message.detail = "the deadline passed while the constraint was compiled"

@@ -193,29 +193,12 @@ class EngineService:
             self.readiness.set(False)
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait for running ones until the grace time is over."""
+        """Refuse new requests, wait for running ones until the grace time is over, and detach the pool."""
         self.readiness.retire()
         self._servicer.retire()
-        if self._driver:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._driver.drain(), self._settings.grace_seconds)
-        await self._leave()
-
-    async def _leave(self) -> None:
-        """Stop the engine's thread, and detach the pool while the stream to the KV manager is open.
-
-        Live requests end before the streams of their gateways do, so that gateways fail over at once.
-        """
-        driver, self._driver = self._driver, None
-        if not (driver and self._link):
-            return
-        with suppress(TimeoutError):  # a step may take long
-            await asyncio.wait_for(driver.stop(), _LAST_SECONDS)
-        await self._servicer.finish(_LAST_SECONDS)
-        self._link.close()
-        if self._link.attached.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._link.detached.wait(), _LAST_SECONDS)
+        if self._driver and self._link:
+            await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds)
+            self._driver = None  # nothing is left to abandon
 
     async def stop(self) -> None:
         """Close the server and the record. If the engine was not drained, it has failed: its links break."""
@@ -234,6 +217,23 @@ class EngineService:
             await asyncio.sleep(_FLUSH_SECONDS)
             # Its thread may wait for other ranks for half an hour. The ranks that it has started end with it.
             os._exit(0)
+
+
+async def finish(driver: EngineDriver, servicer: EngineServicer, link: BlockLink, grace_seconds: float) -> None:
+    """Wait for running requests until the grace time is over, stop the engine's thread, and detach the pool.
+
+    Live requests end before the streams of their gateways do, so that gateways fail over at once. The pool is detached
+    while the stream to the KV manager is open.
+    """
+    with suppress(TimeoutError):
+        await asyncio.wait_for(driver.drain(), grace_seconds)
+    with suppress(TimeoutError):  # a step may take long
+        await asyncio.wait_for(driver.stop(), _LAST_SECONDS)
+    await servicer.finish(_LAST_SECONDS)
+    link.close()
+    if link.attached.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(link.detached.wait(), _LAST_SECONDS)
 
 
 def _notes(recording_faults: Mapping[str, str]) -> list[str]:

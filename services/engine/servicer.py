@@ -26,7 +26,9 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def __init__(self, heartbeat_seconds: float) -> None:
         self._heartbeat_seconds = heartbeat_seconds
-        self._links: set[GatewayLink] = set()
+        self._links: dict[
+            GatewayLink, None
+        ] = {}  # an ordered set, so that links are woken in the same order in each run
         self._no_links = asyncio.Event()
         self._draining = False
         self._engine: tuple[EngineDriver, Constraints] | None = None
@@ -107,11 +109,11 @@ class EngineServicer(pb_grpc.EngineServicer):
             return await driver.administer(request)
 
     def _add(self, link: GatewayLink) -> None:
-        self._links.add(link)
+        self._links[link] = None
         self._no_links.clear()
 
     def _remove(self, link: GatewayLink) -> None:
-        self._links.discard(link)
+        self._links.pop(link, None)
         if not self._links:
             self._no_links.set()
 

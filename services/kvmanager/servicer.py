@@ -58,12 +58,17 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         recorder: OperationsRecorder,
         tracing: Tracing | None = None,
         handshake_limits: HandshakeLimits = USUAL,
+        step_work: int = _STEP_WORK,
     ) -> None:
-        """Serve `manager`. `clock` is in seconds. Without `tracing`, Steps are not checked for traces."""
+        """Serve `manager`. `clock` is in seconds. Without `tracing`, Steps are not checked for traces.
+
+        A Step is applied in slices of `step_work` units of work.
+        """
         self._manager = manager
         self._recorder = recorder
         self._traces = BlockTraces(tracing) if tracing else None
         self._lease_seconds = lease_seconds
+        self._step_work = step_work
         self._streams = 0
         self._handshakes = Handshakes(manager, handshake_limits)
         self._waits: dict[Session, asyncio.Timeout] = {}  # of sessions that wait for a Step
@@ -272,7 +277,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         begun = self._clock()
         step, trace_parents = await run_step_in_slices(read_step(request))
         del request
-        work = self._manager.applying(session, step, _STEP_WORK)
+        work = self._manager.applying(session, step, self._step_work)
         try:
             next(work)
         except StopIteration as end:

@@ -70,7 +70,7 @@ def _code(test_file: Path) -> str:
     helpers = [one for folder in ("", "engine", "running") for one in (ROOT / "tests" / folder).glob("*.py")]
     for helper in sorted([*helpers, *Path(__file__).parent.glob("clients/*.*")]):
         digest.update(helper.name.encode() + helper.read_bytes())
-    for folder in CODE:
+    for folder in (*CODE, "simulation") if "simulation" in test_file.stem else CODE:
         for file in sorted((ROOT / folder).rglob("*.py")):
             digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return digest.hexdigest()[:16]

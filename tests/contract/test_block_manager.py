@@ -26,6 +26,7 @@ from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Tokens
 from engine.schedule.request import Capacity, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
+from simulation.runner import DigestRunner, expected_tokens
 from tests.contract.block_managers import (
     Link,
     Manager,
@@ -36,7 +37,6 @@ from tests.contract.block_managers import (
     next_answer,
     wait_until_disconnected,
 )
-from tests.engine.fake_runner import FakeRunner, expected_tokens
 
 BLOCK = 2
 BLOCKS = 6
@@ -276,7 +276,7 @@ def test_random_steps_have_the_same_answers_in_process_and_over_grpc(make_manage
 def test_an_engine_generates_the_same_tokens_with_either_manager(manager: Manager, link: Link, restart: bool) -> None:
     capacity = Capacity(40, 50, BLOCK, BLOCKS)
     scheduler = Scheduler(capacity, Limits(8, 4, 20))
-    engine = Engine(scheduler, FakeRunner(BLOCK, 50), link.blocks, lambda: 0.0)
+    engine = Engine(scheduler, DigestRunner(capacity), link.blocks, lambda: 0.0)
     prompts = [tuple(range(length)) for length in range(1, 7)]
     for number, prompt in enumerate(prompts):
         scheduler.requests.submit(Request(f"{number}", prompt, Sampling(seed=number), Stopping(6)))

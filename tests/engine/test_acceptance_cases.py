@@ -4,7 +4,7 @@ import kvmanager
 from blocks import Allocate, Step, StepItem, StepRefusal
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
-from tests.engine.fake_runner import FakeRunner, expected_tokens
+from simulation.runner import DigestRunner, expected_tokens
 from tests.engine_in_process import EngineInProcess
 
 VOCABULARY = 50
@@ -15,9 +15,10 @@ class Rig(EngineInProcess):
 
     def __init__(self, device_blocks: int, block_size: int) -> None:
         self.steps: list[tuple[Step, kvmanager.AppliedStep]] = []
+        capacity = Capacity(32, VOCABULARY, block_size, device_blocks)
         super().__init__(
-            FakeRunner(block_size, VOCABULARY),
-            Capacity(32, VOCABULARY, block_size, device_blocks),
+            DigestRunner(capacity),
+            capacity,
             Limits(16, 4, 6),
             observe=lambda *step: self.steps.append(step),
         )

@@ -9,8 +9,9 @@ import torch
 
 from engine.attention import PagedBatch, TorchBackend
 from engine.schedule.request import FinishReason
+from simulation.runner import MadeToFail
 from tests.cache_contents import CommittedChains, check_cached_blocks
-from tests.engine_in_process import MadeToFail, ModelEngine
+from tests.engine_in_process import ModelEngine
 
 FAMILIES = ("llama", "gpt2", "opt")
 BLOCK_SIZES = (1, 8, 16)

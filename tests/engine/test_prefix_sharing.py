@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_in_process import MadeToFail, ModelEngine
+from simulation.runner import MadeToFail
+from tests.engine_in_process import ModelEngine
 from tests.reference import near_ties
 
 BLOCK = 8

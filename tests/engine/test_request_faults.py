@@ -14,7 +14,8 @@ from engine.run.runner import outcomes
 from engine.schedule import beams, sequence_group, step_work
 from engine.schedule.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, PromptPart, RowRules, Sampled, StepPlan, Work
-from tests.engine_in_process import GREEDY, MadeToFail, ModelEngine
+from simulation.runner import MadeToFail
+from tests.engine_in_process import GREEDY, ModelEngine
 
 BLOCK = 4
 GUILTY = 379  # a token that only the guilty request's fields have

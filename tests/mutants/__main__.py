@@ -22,6 +22,7 @@ from rich.progress import Progress
 from tests.mutants.coverage_plugin import SECONDS_FILE
 from tests.mutants.faults import Fault, faults_of
 from tests.mutants.selection import TestMap, branch_share
+from tests.mutants.simulated import simulated
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("blocks", "kvmanager", "engine", "services")
@@ -193,6 +194,9 @@ def _show(drawn: list[Mutant], results: dict[str, str]) -> None:
     counts = Counter(results[mutant.name] for mutant in drawn)
     found = counts["found"] + counts["timeout"]
     _console.print(f"{found} of {len(drawn)} faults found ({found / len(drawn):.1%}): {dict(counts)}")
+
+
+main.add_command(simulated)
 
 
 if __name__ == "__main__":

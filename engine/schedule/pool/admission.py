@@ -18,6 +18,13 @@ class Admitted(NamedTuple):
     cached_tokens: int | None
 
 
+class _Refused(NamedTuple):
+    """A group that was refused, and the available blocks at that time: with as few it would be refused again."""
+
+    group: Group
+    available_blocks: int
+
+
 class Admissions:
     """Requests blocks for waiting groups, smallest first.
 
@@ -29,7 +36,7 @@ class Admissions:
         self._queue = queue
         self._view = view
         self._releases = releases
-        self._available_at_refusal: int | None = None  # available blocks at the latest refusal
+        self._refused: _Refused | None = None  # the latest, unless there is a reason to ask again
 
     # Results.
 
@@ -37,8 +44,8 @@ class Admissions:
         self, asked: Step, refused: Collection[tuple[StepItem, int]], cached: Mapping[int, int]
     ) -> list[Admitted]:
         """Return the admitted groups; refused groups wait again."""
-        if asked.commits or self._view.available != self._available_at_refusal:
-            self._available_at_refusal = None
+        if asked.commits or (self._refused is not None and self._view.available != self._refused.available_blocks):
+            self._refused = None
         admitted = []
         for item, position, number, tokens in _group_items(asked, cached):
             group = self._queue.finish_admission(number)
@@ -52,11 +59,11 @@ class Admissions:
         """Return all groups of the Step in flight to the waiting list."""
         for number in list(self._queue.admitting):
             self._requeue(self._queue.finish_admission(number))
-        self._available_at_refusal = None
+        self._refused = None
 
     def _requeue(self, group: Group) -> None:
         self._view.claims.release_all(group)
-        self._available_at_refusal = self._view.available
+        self._refused = _Refused(group, self._view.available)
         if group.ended:
             self._releases.release(group.members, FreeReason.CANCELLED)
         else:
@@ -70,7 +77,8 @@ class Admissions:
         self.deferred = 0
         if not queue.waiting or preempted:
             return
-        if self._available_at_refusal is not None and view.available <= self._available_at_refusal:
+        refused = self._refused
+        if refused is not None and not refused.group.ended and view.available <= refused.available_blocks:
             return
         budget = limits.token_budget
         places = limits.max_sequences - queue.running_sequences

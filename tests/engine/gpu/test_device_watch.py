@@ -13,7 +13,7 @@ from engine.schedule.outputs import Finished, Output
 from engine.schedule.request import Capacity, Failure, Request, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan
-from tests.engine.fake_runner import FailedLater
+from simulation.runner import FailedLater
 from tests.engine_in_process import GREEDY
 from tests.in_process import InProcessBlocks
 

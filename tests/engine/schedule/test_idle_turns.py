@@ -11,7 +11,7 @@ import pytest
 from engine.schedule.limits import Limits
 from engine.schedule.request import BeamSearch, Capacity, Sampling
 from engine.schedule.scheduler import IdleReason
-from tests.engine.fake_runner import FakeRunner
+from simulation.runner import DigestRunner
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
 
@@ -31,7 +31,7 @@ class _Schedule:
         capacity = Capacity(CONTEXT, VOCABULARY, size, 6 * CONTEXT // size, self.draw.choice([0, 16]))
         ahead = self.draw.random() < 0.3
         self.scheduler = WatchedScheduler(capacity, Limits(self.draw.choice([8, 64]), 8), ahead=ahead)
-        self.engine = EngineInProcess(FakeRunner(size, VOCABULARY), capacity, scheduler=self.scheduler)
+        self.engine = EngineInProcess(DigestRunner(capacity), capacity, scheduler=self.scheduler)
         self.engine.turn_seconds = TURN_SECONDS
         self.scheduler.pool = lambda: self.engine.blocks.pool
         self.samples: dict[str, int] = {}

@@ -8,7 +8,7 @@ from engine.schedule.limits import Limits
 from engine.schedule.outputs import Started
 from engine.schedule.request import BeamSearch, Capacity, Sampling
 from engine.schedule.step_plan import StepPlan
-from tests.engine.fake_runner import FakeRunner, expected_answers, expected_tokens
+from simulation.runner import DigestRunner, expected_answers, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
 
@@ -24,7 +24,7 @@ class Rig(EngineInProcess):
         capacity = Capacity(64, VOCABULARY, 4, device_blocks)
         limits = Limits(BUDGET, 8, isolation_seconds=isolation_turns)
         self.watched = WatchedScheduler(capacity, limits, ahead=ahead)
-        self.runner = FakeRunner(4, VOCABULARY)
+        self.runner = DigestRunner(capacity)
         super().__init__(self.runner, capacity, scheduler=self.watched)
         self.watched.pool = lambda: self.blocks.pool
 

@@ -11,7 +11,7 @@ from engine.schedule.limits import Limits, Preemption
 from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Copies, Sampled
-from tests.engine.fake_runner import FakeRunner, expected_tokens
+from simulation.runner import DigestRunner, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
 
@@ -26,7 +26,7 @@ class Rig(EngineInProcess):
     def __init__(self, device_blocks: int = 8, limits: Limits | None = None, host_blocks: int = 0) -> None:
         capacity = Capacity(CONTEXT, VOCABULARY, BLOCK, device_blocks, host_blocks)
         self.watched = WatchedScheduler(capacity, limits or Limits(16, 4, 6))
-        self.runner = FakeRunner(BLOCK, VOCABULARY)
+        self.runner = DigestRunner(capacity)
         self.steps: list[Step] = []
         super().__init__(self.runner, capacity, observe=lambda step, _: self.steps.append(step), scheduler=self.watched)
         self.watched.pool = lambda: self.blocks.pool
@@ -635,3 +635,14 @@ def test_every_end_frees_its_blocks_with_its_reason(rig: Rig) -> None:
         rig.run()
     assert [free.reason.name for free in rig.frees()] == list(ends)
     assert {reason.name for reason in FreeReason} == {*ends, "PREEMPTED", "PRUNED"}
+
+
+def test_a_request_is_served_after_one_that_a_withheld_block_left_no_room_for() -> None:
+    rig = Rig(device_blocks=4)
+    rig.blocks.pool.withhold([2], [])
+    whole_pool = rig.submit((1,) * 13, 3)
+    rig.turn_until(lambda: whole_pool in rig.finished)
+    assert rig.finished[whole_pool].failure is Failure.BLOCK_MANAGER
+    fits = rig.submit((1, 2, 3), 2)
+    rig.run()
+    assert rig.tokens[fits] == expected_tokens((1, 2, 3), 0, 2, frozenset(), VOCABULARY)

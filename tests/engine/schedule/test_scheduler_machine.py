@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine.errors import InvalidPin, InvalidRequest, PinExists, PinTooLarge, UnknownPin
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.request import BeamSearch, Capacity, Failure, FinishReason, Sampling
-from tests.engine.fake_runner import FakeRunner, expected_answers, expected_scores, expected_tokens
+from simulation.runner import DigestRunner, expected_answers, expected_scores, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
 
@@ -59,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ahead, proposed = mode
         limits = Limits(sizes[0], min(sizes), 1024, preemption, watermark, aging, isolation, proposed)
         self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
-        self.runner = FakeRunner(self.block_size, VOCABULARY)
+        self.runner = DigestRunner(capacity)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
         self.engine.turn_seconds = turn_seconds
         self.scheduler.pool = lambda: self.engine.blocks.pool

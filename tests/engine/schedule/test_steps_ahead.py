@@ -14,11 +14,12 @@ from engine.bad_words import BadWords
 from engine.schedule.limits import Preemption
 from engine.schedule.request import BeamSearch, Capacity, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, Launched, Sampled, StepPlan
-from tests.engine.fake_runner import FakeRunner, expected_tokens
+from simulation.runner import DigestRunner, expected_tokens
 from tests.engine_in_process import GREEDY, EngineInProcess, ModelEngine
 
 PROMPT = (0, 1, 1, 0, 1)
 VOCABULARY = 50
+CAPACITY = Capacity(64, VOCABULARY, 4, 40)
 Tiny = Callable[[str], Path]
 
 
@@ -44,7 +45,7 @@ class AnyToken:
 class RecordingRunner:
     """Records the calls of a runner: ("launch", step), ("result", step)."""
 
-    runner: FakeRunner
+    runner: DigestRunner
     entries: list[tuple[str, int]] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
 
@@ -73,12 +74,12 @@ class _RecordedLaunch:
 
 @pytest.fixture
 def recorder() -> RecordingRunner:
-    return RecordingRunner(FakeRunner(4, VOCABULARY))
+    return RecordingRunner(DigestRunner(CAPACITY))
 
 
 @pytest.fixture
 def engine(recorder: RecordingRunner) -> EngineInProcess:
-    return EngineInProcess(recorder, Capacity(64, VOCABULARY, 4, 40), ahead=True)
+    return EngineInProcess(recorder, CAPACITY, ahead=True)
 
 
 def test_a_decoding_step_is_launched_before_the_tokens_of_the_previous_one_are_read(

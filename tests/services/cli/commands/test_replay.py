@@ -17,7 +17,7 @@ from engine.schedule.request import Capacity
 from quire.v1 import records_pb2
 from services.cli.main import cli
 from services.wire.records.requests import header_entry, request_entry
-from tests.engine.fake_runner import FakeRunner
+from simulation.runner import DigestRunner
 from tests.engine_in_process import GREEDY, EngineInProcess, Sampling
 from tests.services.wire.records.recorded import a_record, content, content_without_digests, end
 
@@ -29,7 +29,7 @@ class RecordedEngine(EngineInProcess):
 
     def __init__(self, device_blocks: int, limits: Limits) -> None:
         capacity = Capacity(10_000, VOCABULARY, SIZE, device_blocks)
-        super().__init__(FakeRunner(SIZE, VOCABULARY), capacity, limits)
+        super().__init__(DigestRunner(capacity), capacity, limits)
         self._record = RequestsRecord(self.scheduler, b"secret")
         self._arrivals: dict[str, int] = {}
         self.entries = [header_entry(self._record.settings, "engine")]

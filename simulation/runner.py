@@ -1,15 +1,40 @@
-"""A model without tensors: its next token is a function of the contents of the blocks."""
+"""A model without weights: its next token is a function of the contents of the blocks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from blocks import Copy
-from engine.schedule.request import BeamSearch
-from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
-from tests.engine_in_process import MadeToFail
+import torch
 
-_NOTHING = -1
+from blocks import Copy
+from engine.attention.backend import Direction
+from engine.attention.cache import copy_blocks, swap_blocks
+from engine.gpu.copy_stream import InlineCopyStream
+from engine.run.block_copies import BlockCopies
+from engine.schedule.request import BeamSearch, Capacity
+from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
+
+NOTHING = -1
 _SCORES = 10**6
+
+
+class MadeToFail(Exception):
+    """An injected failure of a step."""
+
+
+class DigestMemory:
+    """The memory of both tiers: `[blocks + 1, block_size]` int64 digests, one for each slot; block 0 is never used."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.device = torch.full((capacity.device_blocks + 1, capacity.block_size), NOTHING)
+        self.host = torch.full((capacity.host_blocks + 1, capacity.block_size), NOTHING)
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks within the device."""
+        copy_blocks(self.device, copies)
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy blocks to the other tier."""
+        swap_blocks(self.device, self.host, copies, to_host=direction is Direction.DEVICE_TO_HOST)
 
 
 @dataclass(frozen=True)
@@ -19,13 +44,15 @@ class FailedLater:
     failure: Exception
 
     def result(self) -> list[Sampled]:
+        """Raise the failure."""
         raise self.failure
 
     def sample_seconds(self) -> float:
+        """Return 0: nothing was sampled."""
         return 0.0
 
 
-class FakeRunner:
+class DigestRunner:
     """Keeps a digest for each slot, of its own token and all earlier ones, like K and V.
 
     A token is drawn from the digests of all slots of its sequence and from the request's seed. So a block that is
@@ -33,14 +60,14 @@ class FakeRunner:
     by the digest of the preceding token.
     """
 
-    def __init__(self, block_size: int, vocabulary: int) -> None:
+    def __init__(self, capacity: Capacity) -> None:
         self.fail_next = False
         self.plans: list[StepPlan] = []
+        self.memory = DigestMemory(capacity)
         self._drawn: dict[int, int] = {}  # by the latest step, by sequence
-        self._block_size = block_size
-        self._vocabulary = vocabulary
-        self._slots: dict[int, int] = {}
-        self._host_slots: dict[int, int] = {}
+        self._block_size = capacity.block_size
+        self._vocabulary = capacity.vocabulary_size
+        self._copies = BlockCopies(self.memory, InlineCopyStream(), self._block_size)  # type: ignore[arg-type]
 
     def launch(self, plan: StepPlan) -> Launched:
         """Compute the step at once; its result raises a failure, as on a device."""
@@ -59,38 +86,30 @@ class FakeRunner:
         return work._replace(token_ids=(self._drawn[work.sequence],)) if work.token_ids == (PENDING,) else work
 
     def _execute(self, plan: StepPlan) -> list[Sampled]:
-        for copies in plan.copies:
-            self._copy(copies.device_to_host, self._slots, self._host_slots)
-            self._copy(copies.host_to_device, self._host_slots, self._slots)
-            self._copy(copies.device_to_device, self._slots, self._slots)
+        self._copies.make(plan.copies)
         written = [self._digests(work) for work in plan.work]
         for work, digests in zip(plan.work, written, strict=True):
             # A failed step may have written anything to its slots.
-            self._write(work, [_NOTHING] * len(digests) if self.fail_next else digests)
+            self._write(work, [NOTHING] * len(digests) if self.fail_next else digests)
         if self.fail_next:
             self.fail_next = False
             raise MadeToFail
         self.plans.append(plan)
         return [sampled for work in plan.work for sampled in self._results(work)]
 
-    def _copy(self, copies: Sequence[Copy], sources: dict[int, int], destinations: dict[int, int]) -> None:
-        for source, destination in copies:
-            for offset in range(self._block_size):
-                digest = sources.get(source * self._block_size + offset, _NOTHING)
-                destinations[destination * self._block_size + offset] = digest
-
     def _digests(self, work: Work) -> list[int]:
-        before = self._slots.get(self._slot(work, work.start - 1), _NOTHING) if work.start else 0
-        return list(_chain(before, work.token_ids))
+        before = self._slot(work, work.start - 1) if work.start else 0
+        return list(chain(before, work.token_ids))
 
     def _write(self, work: Work, digests: list[int]) -> None:
         for position, digest in enumerate(digests, work.start):
-            self._slots[self._slot(work, position)] = digest
+            block, offset = divmod(position, self._block_size)
+            self.memory.device[work.block_table[block], offset] = digest
 
     def _results(self, work: Work) -> Iterator[Sampled]:
         if part := work.to_score:
             for position, token in enumerate(part.token_ids, part.position):
-                held = self._slots.get(self._slot(work, position - 1), _NOTHING)
+                held = self._slot(work, position - 1)
                 yield Sampled(token, float(_choice([held], (0, token), _SCORES)))
         if work.samples and work.candidates:
             top = _continuations(self._held(work), work.candidates, self._vocabulary)
@@ -104,35 +123,46 @@ class FakeRunner:
         return _choice(self._held(work)[:end], (work.sampling.seed, sample), self._vocabulary)
 
     def _held(self, work: Work) -> list[int]:
-        return [self._slots.get(self._slot(work, position), _NOTHING) for position in range(work.end)]
+        blocks = -(-work.end // self._block_size)
+        held: list[int] = self.memory.device[list(work.block_table[:blocks])].flatten()[: work.end].tolist()
+        return held
 
     def _slot(self, work: Work, position: int) -> int:
-        return work.block_table[position // self._block_size] * self._block_size + position % self._block_size
+        block, offset = divmod(position, self._block_size)
+        return int(self.memory.device[work.block_table[block], offset])
 
 
 def expected_tokens(
     prompt: Sequence[int], seed: int, max_tokens: int, stop: frozenset[int], vocabulary: int, sample: int = 0
 ) -> list[int]:
     """Return the tokens of a request, independent of other requests."""
-    digests = list(_chain(0, prompt))
+    digests = list(chain(0, prompt))
     tokens: list[int] = []
     while len(tokens) < max_tokens and not (tokens and tokens[-1] in stop):
         tokens.append(_choice(digests, (seed, sample), vocabulary))
-        digests += _chain(digests[-1], tokens[-1:])
+        digests += chain(digests[-1], tokens[-1:])
     return tokens
 
 
 def expected_answers(
-    prompt: Sequence[int], search: BeamSearch, max_tokens: int, stop: frozenset[int], vocabulary: int
+    prompt: Sequence[int],
+    search: BeamSearch,
+    max_tokens: int,
+    stop: frozenset[int],
+    vocabulary: int,
+    searched: list[list[int]] | None = None,
 ) -> list[tuple[list[int], float]]:
-    """Return the answers of a beam search, best first, with scores, computed without incremental state."""
+    """Return the answers of a beam search, best first, with scores, computed without incremental state.
+
+    The beams of all lengths are added to `searched`.
+    """
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     answers: list[tuple[float, list[int]]] = []
     for length in range(1, max_tokens + 1):
         grown = [
             (logprob + more, [*text, token])
             for logprob, text in beams
-            for token, more in _continuations([*_chain(0, [*prompt, *text])], vocabulary, vocabulary)
+            for token, more in _continuations([*chain(0, [*prompt, *text])], vocabulary, vocabulary)
         ]
         grown.sort(key=lambda one: -one[0])
         ended = [one for one in grown[: search.width] if one[1][-1] in stop or length == max_tokens]
@@ -140,6 +170,8 @@ def expected_answers(
         answers = sorted(answers, key=lambda one: -one[0])[: search.width]
         kept = grown[: max(2, 1 + len(stop)) * search.width]
         beams = [one for one in kept if one[1][-1] not in stop][: search.width]
+        if searched is not None:
+            searched += [text for _, text in beams]
         full = len(answers) == search.width
         if not beams or (
             full and (search.early_stopping or beams[0][0] / length**search.length_penalty <= answers[-1][0])
@@ -150,11 +182,12 @@ def expected_answers(
 
 def expected_scores(prompt: Sequence[int]) -> list[float]:
     """Return the expected scores of a prompt's tokens after the first, without log-probabilities."""
-    digests = list(_chain(0, prompt))
+    digests = list(chain(0, prompt))
     return [float(_choice([digest], (0, token), _SCORES)) for digest, token in zip(digests, prompt[1:], strict=False)]
 
 
-def _chain(before: int, token_ids: Sequence[int]) -> Iterator[int]:
+def chain(before: int, token_ids: Sequence[int]) -> Iterator[int]:
+    """Yield the digest of each token and all before it; `before` is the digest of the earlier ones, 0 without any."""
     for token in token_ids:
         before = hash((before, token))
         yield before

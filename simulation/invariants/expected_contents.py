@@ -1,0 +1,58 @@
+"""What cached blocks must contain: the digests of their keys' tokens, from the requests alone."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from blocks import block_keys
+from kvmanager import Pool
+from kvmanager.tier.tier import Tier
+from simulation.runner import DigestMemory, chain
+
+Digests = tuple[int, ...]
+
+
+class ExpectedContents:
+    """The digests of each block of each known text, by key; a text is a list of tokens."""
+
+    def __init__(self, roots: Sequence[bytes]) -> None:
+        """`roots` are the parents of first keys, for each salt."""
+        self._roots = roots
+        self._by_key: dict[int, dict[bytes, Digests]] = {}  # by block size
+        self._texts: list[Sequence[int]] = []
+
+    def add(self, text: Sequence[int]) -> None:
+        """Add a text that an engine may compute."""
+        self._texts.append(text)
+        for block_size, by_key in self._by_key.items():
+            by_key.update(self._blocks_of(text, block_size))
+
+    def pool_faults(self, pool: Pool, memory: DigestMemory) -> list[str]:
+        """Return a message for each keyed block of either tier whose contents are not those of its key."""
+        return [*self._faults(pool.device, memory.device, "block"), *self._faults(pool.host, memory.host, "host block")]
+
+    def _faults(self, tier: Tier, contents: torch.Tensor, name: str) -> list[str]:
+        found = []
+        block_size = contents.shape[1]
+        by_key = self._of(block_size)
+        for block in range(1, tier.total + 1):
+            key = tier.key(block)
+            if key is None:
+                continue
+            held, expected = tuple(contents[block].tolist()), by_key.get(key)
+            if held != expected:
+                found.append(f"{name} {block} is found by a key, but contains {held} in place of {expected}")
+        return found
+
+    def _of(self, block_size: int) -> dict[bytes, Digests]:
+        if block_size not in self._by_key:
+            by_key = self._by_key[block_size] = {}
+            for text in self._texts:
+                by_key.update(self._blocks_of(text, block_size))
+        return self._by_key[block_size]
+
+    def _blocks_of(self, text: Sequence[int], block_size: int) -> Iterable[tuple[bytes, Digests]]:
+        digests = list(chain(0, text))
+        for root in self._roots:
+            for number, key in enumerate(block_keys(root, text, block_size)):
+                yield key, tuple(digests[number * block_size : (number + 1) * block_size])

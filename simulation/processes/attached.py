@@ -1,0 +1,92 @@
+"""A process that owns a pool: it keeps a stream to the KV manager, through the product's own client."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.schedule.limits import Limits
+from engine.schedule.request import Capacity
+from kvmanager import PoolSpec
+from services.engine.block_client import AttachRefused, BlockClient
+from simulation.network.channel import SimulatedChannel
+from simulation.network.connections import Network
+from simulation.processes.manager import ADDRESS
+from simulation.processes.process import Process
+from simulation.runner import DigestMemory
+
+MODEL = "m"
+FINGERPRINT = "f"
+VOCABULARY = 8
+_BOOT = "simulated"
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    """The size of an engine's pool, and how it schedules."""
+
+    block_size: int = 2
+    device_blocks: int = 12
+    host_blocks: int = 4
+    limits: Limits = field(default_factory=lambda: Limits(token_budget=16, max_sequences=6))
+    context_tokens: int = 64
+    ahead: bool = False
+
+    def capacity(self) -> Capacity:
+        """Return it as the scheduler's capacity."""
+        return Capacity(self.context_tokens, VOCABULARY, self.block_size, self.device_blocks, self.host_blocks)
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """A start of an engine: its number, from the machine's wall clock, and the nanoseconds since the boot."""
+
+    number: int
+    started_after_boot: int
+
+
+_NO_TRACE_PARENTS: Mapping[str, str] = {}
+
+
+class AttachedProcess(Process):
+    """Owns a pool of a KV manager, and the memory of its blocks."""
+
+    link: BlockClient
+    memory: DigestMemory
+
+    def __init__(
+        self, network: Network, clock: Callable[[], float], engine_id: str, incarnation: Incarnation, size: EngineSize
+    ) -> None:
+        super().__init__(engine_id, clock)
+        self.incarnation = incarnation
+        self.size = size
+        self._clock = clock
+        self._network = network
+
+    def _attach(self, wake: Callable[[], None], trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS) -> None:
+        """Keep the pool attached. Call it on the process's loop."""
+        self.link = BlockClient(
+            ADDRESS,
+            self._spec(),
+            wake,
+            trace_parents=trace_parents,
+            connect=lambda: SimulatedChannel(self._network, self.loop, ADDRESS),  # type: ignore[arg-type,return-value]
+        )
+        self.start(self._stay_attached())
+
+    def _spec(self) -> PoolSpec:
+        return PoolSpec(
+            engine_id=self.name,
+            incarnation=self.incarnation.number,
+            model_fingerprint=FINGERPRINT,
+            block_size=self.size.block_size,
+            device_blocks=self.size.device_blocks,
+            host_blocks=self.size.host_blocks,
+            model=MODEL,
+            boot_id=_BOOT,
+            started_after_boot=self.incarnation.started_after_boot,
+        )
+
+    async def _stay_attached(self) -> None:
+        try:
+            await self.link.run()
+        except AttachRefused as refused:
+            self.exit = str(refused)

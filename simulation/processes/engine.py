@@ -1,0 +1,134 @@
+"""The simulated engine: the product's services, scheduler and loop over a model of digests."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from engine.run.loop import Engine
+from engine.schedule.scheduler import Scheduler
+from quire.v1 import engine_pb2, engine_pb2_grpc
+from services.engine.driver import EngineDriver, Pause
+from services.engine.guided.constraints import Constraints
+from services.engine.observer import EngineObserver
+from services.engine.recording import RequestsRecorder
+from services.engine.request_reports import RequestReports
+from services.engine.server import finish
+from services.engine.servicer import EngineServicer
+from services.engine.startup.tokenizer_files import TokenizerFiles
+from services.runtime.tracing.spans import Tracing
+from services.wire.features import FEATURES
+from simulation.network.connections import Network
+from simulation.network.server import SimulatedServer
+from simulation.processes.attached import FINGERPRINT, MODEL, VOCABULARY, AttachedProcess, EngineSize, Incarnation
+from simulation.runner import DigestRunner
+
+STOP = frozenset({0})
+
+_SECONDS_WITHOUT_MANAGER = 10.0
+_HEARTBEAT_SECONDS = 1.0
+
+
+class EngineProcess(AttachedProcess):
+    """An engine whose model computes tokens from the contents of its blocks. Its thread runs turn by turn."""
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Callable[[], float],
+        engine_id: str,
+        incarnation: Incarnation,
+        size: EngineSize,
+        folder: Path,
+    ) -> None:
+        """Start an engine, whose tokenizer is in `folder`."""
+        super().__init__(network, clock, engine_id, incarnation, size)
+        self.pause: Pause | None = None  # of the thread, which sleeps
+        self._until: float | None = None
+        self._thread_ended = False
+        self.runner = DigestRunner(size.capacity())
+        self.memory = self.runner.memory
+        self.scheduler = Scheduler(size.capacity(), size.limits, ahead=size.ahead and not size.limits.proposed_tokens)
+        self.loop.run(partial(self._open, folder))
+
+    def thread_can_run(self, now: float) -> bool:
+        """Return whether the engine's thread can begin a turn."""
+        if self._thread_ended:
+            return False
+        if self.pause is None or self.driver.has_commands:
+            return True
+        return self._until is not None and self._until <= now
+
+    def thread_wakes_at(self) -> float | None:
+        """Return the time at which the thread's pause ends."""
+        return self._until if self.pause is not None and not self._thread_ended else None
+
+    def run_thread(self) -> None:
+        """Run a turn, or end the thread."""
+        if self.driver.stopping:
+            self._thread_ended = True
+            self.driver.end()
+            return
+        self.pause = self.driver.turn()
+        if self.pause is not None:
+            seconds = self.pause.seconds
+            self._until = None if seconds is None else self._clock() + seconds
+
+    def end(self, grace_seconds: float) -> None:
+        """End the process as SIGTERM does, after its requests or this time."""
+        self.ending = True
+        self._servicer.retire()
+        self.start(self._end(grace_seconds))
+
+    async def _end(self, grace_seconds: float) -> None:
+        await finish(self.driver, self._servicer, self.link, grace_seconds)
+        self.exit = "it was ended"
+
+    def _open(self, folder: Path) -> None:
+        reports = RequestReports(MODEL, self.name, Tracing())
+        self._attach(lambda: self.driver.wake(), reports.trace_parents)
+        engine = Engine(self.scheduler, self.runner, self.link, self._clock)
+        recorder = RequestsRecorder("")
+        recorder.begin(self.scheduler, self.name)
+        self.driver = EngineDriver(
+            engine,
+            STOP,
+            _SECONDS_WITHOUT_MANAGER,
+            EngineObserver(),
+            recorder,
+            reports,
+            clock=self._clock,
+            wait=_already_sent,
+        )
+        self._serve(folder)
+
+    def _serve(self, folder: Path) -> None:
+        tokenizer = TokenizerFiles(folder)
+        description = engine_pb2.GetEngineResponse(
+            model=MODEL,
+            engine_id=self.name,
+            model_fingerprint=FINGERPRINT,
+            context_tokens=self.size.context_tokens,
+            vocabulary_size=VOCABULARY,
+            block_size=self.size.block_size,
+            device_blocks=self.size.device_blocks,
+            tokenizer_digest=tokenizer.digest(),
+            max_sequences=self.size.limits.max_sequences,
+            features=FEATURES,
+        )
+        self._servicer = servicer = EngineServicer(heartbeat_seconds=_HEARTBEAT_SECONDS)
+        servicer.begin(self.driver, Constraints(folder, VOCABULARY, STOP), description, tokenizer)
+        server = SimulatedServer(self.loop)
+        engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[arg-type]
+        self._network.listen(address_of(self.name), server)
+
+
+def address_of(engine_id: str) -> str:
+    """Return the address of an engine."""
+    return f"{engine_id}:1"
+
+
+def _already_sent(sent: threading.Event, seconds: float) -> bool:
+    """Return at once: the engine's thread cannot wait for its own loop in one thread."""
+    del sent, seconds
+    return True

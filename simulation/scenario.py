@@ -1,0 +1,211 @@
+"""A random scenario: sizes of everything, requests, and faults, all drawn from a seed before it begins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import NamedTuple
+
+from engine.schedule.limits import Limits, Preemption
+from simulation.network.connections import Latency
+from simulation.processes.attached import EngineSize
+from simulation.processes.gateway import GatewayLimits
+from simulation.processes.manager import ManagerLimits
+from simulation.processes.steps import StepsPlan
+from simulation.tokenizer import LETTERS
+
+SECONDS = 10.0  # of load and faults
+SALTS = ("", "salt")
+
+_BLOCK_SIZES = (1, 2, 3, 4)
+_MOST_REQUESTS = 60
+_MOST_STEPS = 200
+_LONGEST_PROMPT = 40
+# Of a fault, on average, behind a request's arrival: about as long as a request lives.
+_FAULT_DELAY_SECONDS = 0.02
+
+
+class PlannedRequest(NamedTuple):
+    """A request: when, at which gateway, what; `timeout` is its own, and the client leaves after `cancel_after`.
+
+    With `beams` it is a search of that width, and has as many samples; 0: its samples are drawn.
+    """
+
+    at: float
+    gateway: int
+    name: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    samples: int
+    beams: int
+    seed: int
+    stop: str
+    salt: str
+    priority: int
+    timeout: float | None
+    cancel_after: float | None
+
+
+class PlannedFault(NamedTuple):
+    """A fault: when, which kind, of the process with this number among its kind, for so many seconds."""
+
+    at: float
+    kind: str
+    number: int
+    seconds: float
+
+
+FAULTS = (
+    "kill the manager",
+    "kill an engine",
+    "kill a gateway",
+    "end an engine",
+    "end a gateway",
+    "stop the manager",
+    "stop an engine",
+    "stop a gateway",
+    "cut the manager",
+    "cut an engine",
+    "cut a gateway",
+    "silence an engine",
+    "silence a gateway",
+    "start a second engine",
+    "start a second manager",
+    "fail a step",
+    "withhold a block",
+    "step the wall clock",
+)
+
+
+_KILLS = FAULTS[:3]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens from outside, in the order of time, and the sizes. `order` seeds the order of events."""
+
+    order: int
+    engines: tuple[EngineSize, ...]
+    steps: tuple[tuple[EngineSize, StepsPlan], ...]  # of the clients of the manager that send random Steps
+    gateways: tuple[GatewayLimits, ...]
+    manager: ManagerLimits
+    latency: Latency
+    requests: tuple[PlannedRequest, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
+
+    def without(self, requests: Sequence[PlannedRequest] = (), faults: Sequence[PlannedFault] = ()) -> "Scenario":
+        """Return it without these."""
+        return replace(
+            self,
+            requests=tuple(one for one in self.requests if one not in requests),
+            faults=tuple(one for one in self.faults if one not in faults),
+        )
+
+
+def drawn(seed: int) -> Scenario:
+    """Draw a scenario."""
+    random = Random(seed)
+    gateways = tuple(_gateway(random) for _ in range(random.choice((1, 1, 2))))
+    engines = tuple(_size(random) for _ in range(random.choice((1, 1, 2, 2, 3))))
+    requests = tuple(_requests(random, engines, len(gateways)))
+    return Scenario(
+        order=random.getrandbits(32),
+        engines=engines,
+        steps=tuple(_steps(random) for _ in range(random.choice((0, 1)))),
+        gateways=gateways,
+        manager=ManagerLimits(random.choice((0.3, 1.0, 3.0, 10.0)), random.choice((1, 4, 1000))),
+        latency=Latency(
+            random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02, 0.2))
+        ),
+        requests=requests,
+        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60)))),
+    )
+
+
+def _gateway(random: Random) -> GatewayLimits:
+    return GatewayLimits(requests=random.choice((3, 1000, 1000)))
+
+
+def _steps(random: Random) -> tuple[EngineSize, StepsPlan]:
+    return _size(random), StepsPlan(random.getrandbits(32), random.randint(20, _MOST_STEPS))
+
+
+def _size(random: Random) -> EngineSize:
+    block_size = random.choice(_BLOCK_SIZES)
+    blocks = random.randint(2, 14)
+    sequences = random.randint(1, 6)
+    limits = Limits(
+        token_budget=max(sequences, random.choice((2, 8, 24))),
+        max_sequences=sequences,
+        max_waiting=random.choice((2, 1000, 1000)),
+        preemption=random.choice(tuple(Preemption)),
+        admission_watermark=random.choice((0.0, 0.1, 0.5)),
+        priority_aging=random.choice((0.0, 2.0)),
+        proposed_tokens=random.choice((0, 0, 3)),
+    )
+    return EngineSize(block_size, blocks, random.randint(0, blocks), limits, ahead=random.random() < 0.3)
+
+
+def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> list[PlannedRequest]:
+    """Draw requests, most of which fit into each engine's pool."""
+    rate = random.choice((1.0, 5.0, 20.0))
+    shared = tuple(random.randint(1, len(LETTERS)) for _ in range(_LONGEST_PROMPT))
+    salts = random.choice((SALTS[:1], SALTS))
+    tokens = min(one.block_size * one.device_blocks for one in engines)
+    most_samples = min(one.limits.max_sequences for one in engines)
+    made: list[PlannedRequest] = []
+    at = 0.0
+    while (at := at + random.expovariate(rate)) < SECONDS and len(made) < _MOST_REQUESTS:
+        fits = random.random() < 0.95
+        samples = random.choice((1, 1, 1, 2, 4))
+        samples = min(samples, most_samples) if fits else samples
+        room = max(2, tokens // samples) if fits else 30
+        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared)
+        beams = samples if random.random() < 0.1 else 0
+        made.append(
+            PlannedRequest(
+                at=at,
+                gateway=random.randrange(gateways),
+                name=f"r{len(made)}",
+                prompt=prompt,
+                max_tokens=max_tokens,
+                samples=samples,
+                beams=beams,
+                seed=random.getrandbits(16),
+                stop="" if beams else random.choice(("", "", "", random.choice(LETTERS))),
+                salt=random.choice(salts),
+                priority=random.choice((0, 0, 0, -1, 3)),
+                timeout=random.choice((None, None, None, 0.5, 5.0)),
+                cancel_after=random.expovariate(10) if random.random() < 0.15 else None,
+            )
+        )
+    return made
+
+
+def _max_tokens_and_prompt(random: Random, room: int, shared: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Draw a request with room for `room` tokens: often one that fills it, and mostly one that begins as others do."""
+    max_tokens = random.randint(1, min(10, room - 1))
+    most = min(_LONGEST_PROMPT, room - max_tokens)
+    length = most if random.random() < 0.3 else random.randint(1, most)
+    own = min(length, random.randint(1, 4))
+    return max_tokens, (*shared[: length - own], *(random.randint(1, len(LETTERS)) for _ in range(own)))
+
+
+def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
+    """Draw faults, most of them soon after the arrival of a request, while it is served."""
+    kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), random.choice(_KILLS)]
+    made = [
+        PlannedFault(
+            at=_fault_time(random, arrivals),
+            kind=random.choice(kinds),
+            number=random.randrange(6),
+            seconds=random.choice((0.02, 0.5, 4.0, 12.0, -5.0)),
+        )
+        for _ in range(count)
+    ]
+    return sorted(made)
+
+
+def _fault_time(random: Random, arrivals: Sequence[float]) -> float:
+    if arrivals and random.random() < 0.9:
+        return min(SECONDS, random.choice(arrivals) + random.expovariate(1 / _FAULT_DELAY_SECONDS))
+    return random.random() * SECONDS

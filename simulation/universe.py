@@ -1,0 +1,199 @@
+"""All processes of a simulation, and the order of what happens: one event at a time, chosen by a seed."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, Protocol, TypeVar
+
+from simulation.network.connections import Latency, Network
+from simulation.processes.attached import EngineSize, Incarnation
+from simulation.processes.engine import EngineProcess
+from simulation.processes.gateway import GatewayLimits, GatewayProcess
+from simulation.processes.manager import ManagerLimits, ManagerProcess
+from simulation.processes.process import Process
+from simulation.processes.steps import StepsPlan, StepsProcess
+
+_Process = TypeVar("_Process", bound=Process)
+
+# The time that passes with each event, at most.
+_EVENT_SECONDS = 20e-6
+_BEGIN = 1000.0
+
+
+class Event(NamedTuple):
+    """Something that happened, for the story."""
+
+    at: float
+    process: str
+    words: str
+
+
+class Check(Protocol):
+    """Checks what must be true."""
+
+    def after_event(self, process: Process | None) -> None:
+        """Check after an event of a process; None: after a delivery."""
+
+    def at_rest(self) -> None:
+        """Check where no process can run before time passes."""
+
+
+class Universe:
+    """Runs events one at a time. `random` chooses among what can happen now; time passes where nothing can.
+
+    `events` counts delivered messages, turns of engines and callbacks of loops, but no timers: a universe in which
+    nothing is done has none.
+    """
+
+    def __init__(self, random: Random, folder: Path, latency: Latency) -> None:
+        """Start without processes. `folder` has the tokenizer of the engines' model."""
+        self.random = random
+        self.now = _BEGIN
+        self.events = 0
+        self.story: list[Event] = []
+        self.network = Network(self.clock, random, latency)
+        self.processes: list[Process] = []
+        self.ending: set[int] = set()  # starts of the engines that were asked to end, in nanoseconds since the boot
+        self._dead: list[Process] = []
+        self.wall_offset = 0.0  # of the machine's wall clock, from which incarnations come
+        self._folder = folder
+
+    def clock(self) -> float:
+        """Return the virtual time in seconds."""
+        return self.now
+
+    def note(self, process: str, words: str) -> None:
+        """Add a line to the story."""
+        self.story.append(Event(self.now - _BEGIN, process, words))
+
+    # Processes.
+
+    def start_manager(self, limits: ManagerLimits) -> ManagerProcess:
+        """Start a KV manager in place of an earlier one."""
+        self.note("kvmanager", "starts")
+        return self._add(ManagerProcess(self.network, self.clock, self.random.getrandbits(32), limits, self.ending))
+
+    def start_engine(self, engine_id: str, size: EngineSize) -> EngineProcess:
+        """Start an engine in place of an earlier one."""
+        incarnation = self._next_incarnation(engine_id)
+        return self._add(EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder))
+
+    def start_steps(self, engine_id: str, size: EngineSize, plan: StepsPlan) -> StepsProcess:
+        """Start a client of the manager that sends random Steps, in place of an earlier one."""
+        incarnation = self._next_incarnation(engine_id)
+        return self._add(StepsProcess(self.network, self.clock, engine_id, incarnation, size, plan))
+
+    def _next_incarnation(self, engine_id: str) -> Incarnation:
+        incarnation = Incarnation(int((self.now + self.wall_offset) * 1e9), int(self.now * 1e9))
+        self.note(engine_id, f"starts as incarnation {incarnation.number}")
+        return incarnation
+
+    def start_gateway(self, name: str, engines: Iterable[str], limits: GatewayLimits) -> GatewayProcess:
+        """Start a gateway of these engines."""
+        self.note(name, "starts")
+        return self._add(GatewayProcess(self.network, self.clock, name, engines, limits))
+
+    def _add(self, process: _Process) -> _Process:
+        self.processes.append(process)
+        return process
+
+    # Faults.
+
+    def kill(self, process: Process, words: str = "is killed") -> None:
+        """Kill a process: nothing of it runs again, and its connections break."""
+        self.note(process.name, words)
+        connections = list(self.network.open_connections(process.loop))
+        process.loop.kill()
+        self.processes.remove(process)
+        self._dead.append(process)
+        for connection in connections:
+            connection.cut()
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in (*self.processes, *self._dead):
+            process.loop.kill()
+            process.loop.close_coroutines()
+
+    def stop(self, process: Process, seconds: float) -> None:
+        """Stop a process for a time, as SIGSTOP and SIGCONT do."""
+        self.note(process.name, f"is stopped for {seconds:.3f} s")
+        process.stopped, process.continues_at = True, self.now + seconds
+        process.stopped_seconds += seconds
+
+        def revive() -> None:
+            self.note(process.name, "continues")
+            process.stopped = False
+
+        self.network.deliver_in(seconds, revive)
+
+    def cut(self, process: Process) -> None:
+        """Break one connection of a process."""
+        connections = list(self.network.open_connections(process.loop))
+        if connections:
+            self.note(process.name, "loses a connection")
+            self.random.choice(connections).cut()
+
+    def silence(self, process: Process, seconds: float) -> None:
+        """Lose what one connection of a process carries from now on; it breaks after this time."""
+        connections = list(self.network.open_connections(process.loop))
+        if connections:
+            connection = self.random.choice(connections)
+            self.note(process.name, f"has a connection that carries nothing, and breaks after {seconds:.1f} s")
+            connection.silent = True
+            self.network.deliver_in(seconds, connection.cut)
+
+    # Events.
+
+    def run(self, until: float, check: "Check") -> None:
+        """Run events until a time, checking after each, and whenever nothing can run."""
+        while True:
+            able = [
+                one
+                for one in self.processes
+                if not one.stopped and (one.loop.has_ready() or one.thread_can_run(self.now))
+            ]
+            delivery = self.network.next_delivery()
+            due = delivery is not None and delivery <= self.now
+            if able or due:
+                check.after_event(self._run_one(able, due))
+                continue
+            check.at_rest()
+            if not self._pass_time(until):
+                return
+
+    def _run_one(self, able: list[Process], due: bool) -> Process | None:
+        self.now += self.random.random() * _EVENT_SECONDS
+        chosen = self.random.randrange(len(able) + due)
+        if chosen == len(able):
+            self.events += 1
+            self.network.deliver_one()
+            return None
+        process = able[chosen]
+        if process.loop.has_ready() and not (process.thread_can_run(self.now) and self.random.random() < 0.5):
+            self.events += process.loop.run_one()
+        else:
+            self.events += 1
+            _run_thread(process)
+        return process
+
+    def _pass_time(self, until: float) -> bool:
+        """Let time pass until something can happen; return whether that is before `until`."""
+        times = [self.network.next_delivery()]
+        for process in self.processes:
+            if not process.stopped:
+                times += [process.loop.next_timer(), process.thread_wakes_at()]
+        soonest = min((one for one in times if one is not None), default=until)
+        if soonest >= until:
+            self.now = until
+            return False
+        self.now = max(self.now, soonest)
+        return True
+
+
+def _run_thread(process: Process) -> None:
+    """Run the thread of a process; an exception of it ends the process."""
+    try:
+        process.run_thread()
+    except Exception as error:
+        process.loop.failures.append(f"its thread ends: {error!r}")

@@ -1,0 +1,151 @@
+"""Faults of the parts that the simulator runs: which of them the nearest tests find, and which the simulator."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from tests.mutants.faults import Fault, faults_of
+from tests.simulation.planted_faults import ROOT, copied_tree, violation_in
+
+FILES = (
+    "kvmanager/**/*.py",
+    "services/engine/block_client.py",
+    "services/engine/replica.py",
+    "engine/schedule/step_planner.py",
+    "services/gateway/attempts.py",
+)
+# Where the nearest tests of a part are, those named like the module first.
+TESTS = {
+    "kvmanager": ("tests/kvmanager", "tests/contract"),
+    "services/engine": ("tests/contract", "tests/services/engine"),
+    "engine/schedule": ("tests/engine/schedule",),
+    "services/gateway": ("tests/services/gateway",),
+}
+RESULTS = ROOT / "build" / "mutants" / "simulated"
+# Columns of the table: who finds a fault.
+TESTED, SIMULATED = "tests", "simulator"
+_GRACE_SECONDS = 20.0
+
+
+def drawn(seed: int, count: int) -> list[tuple[str, Fault]]:
+    """Draw faults of the simulated parts, each with its file."""
+    files = sorted({file for pattern in FILES for file in ROOT.glob(pattern)})
+    every = [(str(file.relative_to(ROOT)), fault) for file in files for fault in faults_of(file.read_text())]
+    return random.Random(seed).sample(every, count)
+
+
+def nearest_tests(path: str) -> list[str]:
+    """Return the test files and folders of a module, the nearest first."""
+    folders = next(folders for part, folders in TESTS.items() if path.startswith(part))
+    named = [file for folder in folders for file in sorted((ROOT / folder).rglob(f"test_*{Path(path).stem}*.py"))]
+    return [*(str(file.relative_to(ROOT)) for file in named), *folders]
+
+
+def _name(path: str, fault: Fault) -> str:
+    return f"{path}:{fault.line}:{fault.start}:{fault.kind}"
+
+
+def _tests_find(tree: Path, path: str, seconds: float) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *nearest_tests(path)]
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'protos'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return process.wait(seconds) != 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class _Tries:
+    """Tries faults in copies of the tree, one for each of `jobs`."""
+
+    def __init__(self, folder: Path, jobs: int, seconds: float) -> None:
+        self._seconds = seconds
+        self._trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(jobs):
+            tree = copied_tree(folder / f"tree{number}")
+            for name in ("tests", "bench", "deploy"):
+                shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+            shutil.copy2(ROOT / "pyproject.toml", tree)
+            self._trees.put(tree)
+
+    def attempt(self, path: str, fault: Fault) -> dict[str, Any]:
+        """Return who finds a fault."""
+        tree = self._trees.get()
+        source = (ROOT / path).read_text()
+        try:
+            (tree / path).write_text(fault.applied(source))
+            violation = violation_in(tree, self._seconds, seed=0)
+            tested = _tests_find(tree, path, self._seconds + _GRACE_SECONDS)
+            return {"fault": _name(path, fault), TESTED: tested, SIMULATED: violation}
+        finally:
+            (tree / path).write_text(source)
+            self._trees.put(tree)
+
+
+def _tried(faults: list[tuple[str, Fault]], jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        tries = _Tries(Path(folder), jobs, seconds)
+        for done in as_completed([pool.submit(tries.attempt, *fault) for fault in faults]):
+            yield done.result()
+
+
+@click.command()
+@click.option("--seed", default=1, show_default=True)
+@click.option("--count", default=200, show_default=True, help="Faults to try.")
+@click.option("--seconds", default=30.0, show_default=True, help="For the tests and for the simulator, each.")
+@click.option("--jobs", default=2, show_default=True, help="Faults tried at the same time.")
+def simulated(seed: int, count: int, seconds: float, jobs: int) -> None:
+    """Try faults of the simulated parts; what was tried is not tried again."""
+    faults = drawn(seed, count)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    results = RESULTS / f"{seed}.jsonl"
+    known = {row["fault"]: row for row in _read(results)}
+    missing = [fault for fault in faults if _name(*fault) not in known]
+    with Progress(console=Console(stderr=True)) as progress, results.open("a") as lines:
+        task = progress.add_task("faults", total=count, completed=count - len(missing))
+        for row in _tried(missing, jobs, seconds):
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            progress.advance(task)
+    _show({_name(*fault): fault for fault in faults}, _read(results))
+
+
+def _read(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def _show(faults: dict[str, tuple[str, Fault]], rows: list[dict[str, Any]]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    rows = [row for row in rows if row["fault"] in faults]
+    for row in rows:
+        if not (row[TESTED] or row[SIMULATED]):
+            console.print(f"found by none: {row['fault']}: {faults[row['fault']][1].replacement}", markup=False)
+    for finder in (TESTED, SIMULATED):
+        console.print(f"found by the {finder}: {sum(bool(row[finder]) for row in rows)} of {len(rows)}")
+    only = sum(bool(row[SIMULATED]) and not row[TESTED] for row in rows)
+    console.print(f"found by the simulator only: {only}")

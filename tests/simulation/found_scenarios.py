@@ -1,0 +1,53 @@
+"""Scenarios, made small, that once violated an invariant; each by the fault that it found in the product."""
+
+from engine.schedule.limits import Limits
+from simulation.network.connections import Latency
+from simulation.processes.attached import EngineSize
+from simulation.processes.gateway import GatewayLimits
+from simulation.processes.manager import ManagerLimits
+from simulation.scenario import PlannedFault, PlannedRequest, Scenario
+
+
+def request(at: float, name: str, prompt: tuple[int, ...], max_tokens: int) -> PlannedRequest:
+    """Return a request of one sample, without bounds."""
+    return PlannedRequest(
+        at=at,
+        gateway=0,
+        name=name,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        samples=1,
+        beams=0,
+        seed=7,
+        stop="",
+        salt="",
+        priority=0,
+        timeout=None,
+        cancel_after=None,
+    )
+
+
+def scenario(size: EngineSize, requests: tuple[PlannedRequest, ...], faults: tuple[PlannedFault, ...]) -> Scenario:
+    """Return a scenario of one engine and one gateway on a fast network."""
+    return Scenario(
+        order=1,
+        engines=(size,),
+        steps=(),
+        gateways=(GatewayLimits(),),
+        manager=ManagerLimits(),
+        latency=Latency(0.0002, 0.05, 0.0),
+        requests=requests,
+        faults=faults,
+    )
+
+
+FOUND = {
+    "a request that a withheld block left no room for stopped all later ones": scenario(
+        EngineSize(3, 4, 0, Limits(token_budget=24, max_sequences=3)),
+        (
+            request(1.0, "whole-pool", (7, 5, 6, 2, 6, 1, 3, 6, 2, 5), 1),
+            request(2.0, "fits", (7, 5, 6), 3),
+        ),
+        (PlannedFault(0.5, "withhold a block", 0, 1.0),),
+    ),
+}
