@@ -56,7 +56,7 @@ def violations(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the report on a copy in which each package makes its forbidden imports."""
     copy = tmp_path_factory.mktemp("copy")
     shutil.copy(ROOT / "pyproject.toml", copy)
-    for package in ("blocks", "kvmanager", "engine", "services"):
+    for package in ("blocks", "kvmanager", "engine", "services", "simulation"):
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     for package, modules in FORBIDDEN.items():
         violation = copy / package.replace(".", "/") / "violation.py"
