@@ -15,6 +15,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # other workers use the other cores
 # A background process may ignore SIGINT, and its children inherit that; tests interrupt theirs.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup ignores SIGHUP, which some tests send to processes that they start.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tests use torch's deterministic mode, which fills new memory; on a GPU it needs this setting.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
