@@ -6,7 +6,6 @@ contents than the tokens of its tables and keys.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
@@ -17,8 +16,8 @@ from blocks import (
     Fork,
     Free,
     FreeReason,
+    Length,
     Pin,
-    PinChange,
     Reattached,
     Reset,
     Step,
@@ -28,6 +27,7 @@ from blocks import (
 )
 from engine.gpu.copy_stream import InlineCopyStream
 from engine.run.block_copies import BlockCopies
+from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.step_plan import Copies
 from kvmanager import Pool
 from kvmanager.pool_state import SequenceTable
@@ -51,21 +51,6 @@ class StepsPlan(NamedTuple):
 
     seed: int
     steps: int
-
-
-@dataclass
-class _Items:
-    """The items of a Step."""
-
-    commits: list[Commit] = field(default_factory=list)
-    pins: list[PinChange] = field(default_factory=list)
-    forks: list[Fork] = field(default_factory=list)
-    frees: list[Free] = field(default_factory=list)
-    swap_outs: list[int] = field(default_factory=list)
-    swap_ins: list[int] = field(default_factory=list)
-    extends: list[Extend] = field(default_factory=list)
-    allocates: list[Allocate] = field(default_factory=list)
-    lengths: list[tuple[int, int]] = field(default_factory=list)
 
 
 class StepsProcess(AttachedProcess):
@@ -189,17 +174,17 @@ class StepsProcess(AttachedProcess):
         items = self._random_items() if self._steps_left else self._last_items()
         self._steps_left = max(0, self._steps_left - 1)
         self._last_step += 1
-        self._asked = Step(self._last_step, **vars(items))
+        self._asked = items.build(self._last_step) or Step(self._last_step)
         self.link.send(self._asked)
 
-    def _last_items(self) -> _Items:
-        return _Items(
+    def _last_items(self) -> StepBuilder:
+        return StepBuilder(
             pins=[Unpin(pin) for pin in self._pool.state.pins],
             frees=[Free(number, FreeReason.FINISHED) for number in self._pool.sequences],
         )
 
-    def _random_items(self) -> _Items:
-        items, random = _Items(), self._random
+    def _random_items(self) -> StepBuilder:
+        items, random = StepBuilder(), self._random
         for sequence in self._pool.sequences.values():
             self._commit(items, sequence)
             add = random.choice((self._extend, self._extend, self._fork, self._free, self._leave, self._leave))
@@ -214,7 +199,7 @@ class StepsProcess(AttachedProcess):
             self._allocate(items)
         return items
 
-    def _commit(self, items: _Items, sequence: SequenceTable) -> None:
+    def _commit(self, items: StepBuilder, sequence: SequenceTable) -> None:
         size, tokens = self.size.block_size, self._tokens[sequence.id]
         first, whole = sequence.committed_blocks, len(tokens) // self.size.block_size
         if sequence.swapped or whole <= first or self._random.random() < 0.5:
@@ -223,24 +208,24 @@ class StepsProcess(AttachedProcess):
         self.expected.add(tokens)
         items.commits.append(Commit(sequence.id, first, tokens[first * size : end * size]))
 
-    def _extend(self, items: _Items, sequence: SequenceTable) -> None:
+    def _extend(self, items: StepBuilder, sequence: SequenceTable) -> None:
         room = sequence.room_tokens + self._random.randint(1, _LONGEST_EXTENSION)
         items.extends.append(Extend(sequence.group, [(sequence.id, room)]))
 
-    def _fork(self, items: _Items, sequence: SequenceTable) -> None:
+    def _fork(self, items: StepBuilder, sequence: SequenceTable) -> None:
         if len(self._pool.sequences) + len(items.forks) >= _MOST_SEQUENCES:
             return
         for _ in range(self._random.choice((1, 1, 6))):
             length = self._random.choice((sequence.room_tokens, self._random.randint(1, sequence.room_tokens)))
             items.forks.append(Fork(sequence.id, self._new_id(), length))
 
-    def _free(self, items: _Items, sequence: SequenceTable) -> None:
+    def _free(self, items: StepBuilder, sequence: SequenceTable) -> None:
         items.frees.append(Free(sequence.id, FreeReason.FINISHED))
 
-    def _leave(self, items: _Items, sequence: SequenceTable) -> None:
-        items.lengths.append((sequence.id, len(self._tokens[sequence.id])))
+    def _leave(self, items: StepBuilder, sequence: SequenceTable) -> None:
+        items.lengths.append(Length(sequence.id, len(self._tokens[sequence.id])))
 
-    def _change_pins(self, items: _Items) -> None:
+    def _change_pins(self, items: StepBuilder) -> None:
         random, pins = self._random, self._pool.state.pins
         committed = [one for one in self._pool.sequences.values() if one.committed_blocks and not one.swapped]
         if pins and random.random() < 0.2:
@@ -252,7 +237,7 @@ class StepsProcess(AttachedProcess):
             self._resets += 1
             items.pins.append(Reset())
 
-    def _allocate(self, items: _Items) -> None:
+    def _allocate(self, items: StepBuilder) -> None:
         random, number = self._random, self._new_id()
         prompt = [self._token() for _ in range(random.randint(1, _LONGEST_PROMPT))]
         compute = random.choice((len(prompt), random.randint(1, _LONGEST_PROMPT)))
