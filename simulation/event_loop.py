@@ -20,7 +20,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, clock: Callable[[], float], name: str) -> None:
-        """`clock` returns virtual seconds; `name` is that of the process."""
+        """`clock` returns virtual seconds. `name` is the name of the process."""
         self.name = name
         self._clock = clock
         self._ready: deque[asyncio.Handle] = deque()

@@ -46,7 +46,7 @@ class PlannedRequest(NamedTuple):
 
 
 class PlannedFault(NamedTuple):
-    """A fault: when, which kind, of the process with this number among its kind, for so many seconds."""
+    """A fault: its time and kind, the number of the process among those of its kind, and its duration in seconds."""
 
     at: float
     kind: str

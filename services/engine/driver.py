@@ -89,7 +89,7 @@ class EngineDriver:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
-        """`clock` is in seconds. `wait` waits on the engine's thread for an event, at most for so many seconds."""
+        """`clock` returns seconds. `wait` blocks the engine's thread until an event is set or the seconds have passed."""
         self.reports = reports
         self.clock = clock
         self._engine = engine

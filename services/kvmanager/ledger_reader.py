@@ -30,7 +30,7 @@ class LedgerReader:
             recorded.set()
 
     async def watch(self, from_event: int) -> AsyncGenerator[pb.WatchEventsResponse, None]:
-        """Yield the kept events, beginning with this number (0: the oldest), then new ones. Each gap is a message.
+        """Yield kept events from number `from_event` on (0: the oldest), then new ones. A message reports each gap.
 
         Raises InvalidField if the number is higher than that of the next event.
         """

@@ -47,7 +47,7 @@ class Server(Protocol):
 
 
 class Arrival(NamedTuple):
-    """A message that arrives: bytes, a status, or None as the end of the requests. `path` is that of the method."""
+    """An arriving message: bytes, a status, or None at the end of the requests. `path` names the gRPC method."""
 
     sender: str
     receiver: str
