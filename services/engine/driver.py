@@ -89,7 +89,7 @@ class EngineDriver:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
-        """`clock` returns seconds. `wait` blocks the engine's thread until an event is set, or for that many seconds."""
+        """`clock` returns seconds. `wait` blocks the engine's thread until an event, for at most some seconds."""
         self.reports = reports
         self.clock = clock
         self._engine = engine
