@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -60,8 +60,8 @@ def _name(path: str, fault: Fault) -> str:
     return f"{path}:{fault.line}:{fault.start}:{fault.kind}"
 
 
-def _tests_find(tree: Path, path: str, seconds: float) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *nearest_tests(path)]
+def _tests_find(tree: Path, tests: Sequence[str], seconds: float) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'protos'}", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -93,6 +93,14 @@ class _Tries:
             shutil.copy2(ROOT / "pyproject.toml", tree)
             self._trees.put(tree)
 
+    def red_unchanged(self, tests: Sequence[str]) -> bool:
+        """Report whether tests fail without a fault: they would then count as finding each."""
+        tree = self._trees.get()
+        try:
+            return _tests_find(tree, tests, self._seconds + _GRACE_SECONDS)
+        finally:
+            self._trees.put(tree)
+
     def attempt(self, path: str, fault: Fault) -> dict[str, Any]:
         """Return who finds a fault."""
         tree = self._trees.get()
@@ -100,16 +108,37 @@ class _Tries:
         try:
             (tree / path).write_text(fault.applied(source))
             violation = violation_in(tree, self._seconds, seed=0)
-            tested = _tests_find(tree, path, self._seconds + _GRACE_SECONDS)
+            tested = _tests_find(tree, nearest_tests(path), self._seconds + _GRACE_SECONDS)
             return {"fault": _name(path, fault), TESTED: tested, SIMULATED: violation}
         finally:
             (tree / path).write_text(source)
             self._trees.put(tree)
 
 
-def _tried(faults: list[tuple[str, Fault]], jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
+@contextmanager
+def _tries(jobs: int, seconds: float) -> "Iterator[tuple[_Tries, ThreadPoolExecutor]]":
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        tries = _Tries(Path(folder), jobs, seconds)
+        yield _Tries(Path(folder), jobs, seconds), pool
+
+
+def _require_green(lists: Iterable[tuple[str, ...]], jobs: int, seconds: float, progress: Progress) -> None:
+    """Run each list of nearest tests once without a fault.
+
+    Raises:
+        ClickException: tests fail in an unchanged copy.
+    """
+    distinct = sorted(set(lists))
+    task = progress.add_task("no fault", total=len(distinct))
+    with _tries(jobs, seconds) as (tries, pool):
+        running = {pool.submit(tries.red_unchanged, tests): tests for tests in distinct}
+        for done in as_completed(running):
+            if done.result():
+                raise click.ClickException(f"fails without a fault: pytest {' '.join(running[done])}")
+            progress.advance(task)
+
+
+def _tried(faults: list[tuple[str, Fault]], jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
+    with _tries(jobs, seconds) as (tries, pool):
         for done in as_completed([pool.submit(tries.attempt, *fault) for fault in faults]):
             yield done.result()
 
@@ -127,6 +156,8 @@ def simulated(seed: int, count: int, seconds: float, jobs: int) -> None:
     known = {row["fault"]: row for row in _read(results)}
     missing = [fault for fault in faults if _name(*fault) not in known]
     with Progress(console=Console(stderr=True)) as progress, results.open("a") as lines:
+        if missing:
+            _require_green((tuple(nearest_tests(path)) for path, _ in missing), jobs, seconds, progress)
         task = progress.add_task("faults", total=count, completed=count - len(missing))
         for row in _tried(missing, jobs, seconds):
             lines.write(json.dumps(row) + "\n")
