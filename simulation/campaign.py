@@ -1,12 +1,14 @@
 """Simulations of consecutive seeds, with counts of what happened."""
 
 import gc
+import tempfile
 import time
 from pathlib import Path
 
 from simulation.invariants.violation import Violation
 from simulation.scenario import Scenario, drawn
 from simulation.simulation import Simulation
+from simulation.tokenizer import write_tokenizer
 
 # A full collection takes as long as a scenario.
 _COLLECT_EVERY = 50
@@ -47,6 +49,13 @@ class Campaign:
             f"{self.done} scenarios, {self.events:,} events ({self.events / minutes:,.0f} a minute), "
             f"{self.kills:,} kills ({self.kills / minutes:,.0f} a minute)"
         )
+
+
+def simulate(scenario: Scenario) -> None:
+    """Simulate a scenario, for a debugger. Raises Violation."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder))
+        Simulation(scenario, Path(folder)).run()
 
 
 def violation_of(simulation: Simulation) -> Violation | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 
@@ -22,19 +23,26 @@ class MadeToFail(Exception):
 
 
 class DigestMemory:
-    """The memory of both tiers: `[blocks + 1, block_size]` int64 digests, one for each slot; block 0 is never used."""
+    """The memory of both tiers: `[blocks + 1, block_size]` int64 digests, one for each slot; block 0 is never used.
+
+    The copies of a list run one after the other in random order: a device runs them at the same time, so the block
+    manager promises that each order has the same result.
+    """
 
     def __init__(self, capacity: Capacity) -> None:
+        self._random = Random(capacity.device_blocks)
         self.device = torch.full((capacity.device_blocks + 1, capacity.block_size), NOTHING)
         self.host = torch.full((capacity.host_blocks + 1, capacity.block_size), NOTHING)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the device."""
-        copy_blocks(self.device, copies)
+        for copy in self._random.sample(copies, len(copies)):
+            copy_blocks(self.device, [copy])
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         """Copy blocks to the other tier."""
-        swap_blocks(self.device, self.host, copies, to_host=direction is Direction.DEVICE_TO_HOST)
+        for copy in self._random.sample(copies, len(copies)):
+            swap_blocks(self.device, self.host, [copy], to_host=direction is Direction.DEVICE_TO_HOST)
 
 
 @dataclass(frozen=True)

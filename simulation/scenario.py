@@ -46,12 +46,16 @@ class PlannedRequest(NamedTuple):
 
 
 class PlannedFault(NamedTuple):
-    """A fault: its time and kind, the number of the process among those of its kind, and its duration in seconds."""
+    """A fault: its time and kind, the number of the process among those of its kind, and its duration in seconds.
+
+    Numbers are taken modulo the number of processes: of engines first, then of clients that send random Steps. Kinds
+    that happen at once have no duration; the wall clock steps by it.
+    """
 
     at: float
     kind: str
-    number: int
-    seconds: float
+    number: int = 0
+    seconds: float = 0.0
 
 
 FAULTS = (
@@ -77,6 +81,7 @@ FAULTS = (
 
 
 _KILLS = FAULTS[:3]
+_LASTING = ("end ", "stop ", "silence ", "step ")
 
 
 @dataclass(frozen=True)
@@ -193,16 +198,19 @@ def _max_tokens_and_prompt(random: Random, room: int, shared: tuple[int, ...]) -
 def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
     """Draw faults, most of them soon after the arrival of a request, while it is served."""
     kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), random.choice(_KILLS)]
-    made = [
-        PlannedFault(
-            at=_fault_time(random, arrivals),
-            kind=random.choice(kinds),
-            number=random.randrange(6),
-            seconds=random.choice((0.02, 0.5, 4.0, 12.0, -5.0)),
-        )
-        for _ in range(count)
-    ]
-    return sorted(made)
+    return sorted(_planned_fault(random, arrivals, random.choice(kinds)) for _ in range(count))
+
+
+def _planned_fault(random: Random, arrivals: Sequence[float], kind: str) -> PlannedFault:
+    number, seconds = random.randrange(6), random.choice((0.02, 0.5, 4.0, 12.0))
+    if "step the" in kind:
+        seconds = random.choice((seconds, -5.0))
+    return PlannedFault(
+        at=_fault_time(random, arrivals),
+        kind=kind,
+        number=0 if "manager" in kind or "clock" in kind else number,
+        seconds=seconds if kind.startswith(_LASTING) else 0.0,
+    )
 
 
 def _fault_time(random: Random, arrivals: Sequence[float]) -> float:

@@ -25,8 +25,7 @@ from simulation.quiet import quiet
 from simulation.scenario import SALTS, SECONDS, PlannedFault, PlannedRequest, Scenario
 from simulation.universe import Universe
 
-# Virtual time before the load, after the last fault, and in which everything must have ended then.
-_START_SECONDS = 3.0
+# Virtual time after the last fault, and in which everything must have ended then.
 _LONGEST_STOP_SECONDS = 12.0
 _REST_SECONDS = 120.0
 # A gateway's or engine's own timeouts end a silent connection at the latest after this time.
@@ -39,7 +38,6 @@ class Simulation:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.scenario = scenario
         self.universe = Universe(Random(scenario.order), folder, scenario.latency)
-        self.begun = self.universe.now + _START_SECONDS
         self.kills = 0
         self._outcomes: list[Outcome] = []
         self._expected = ExpectedContents([root_key(FINGERPRINT, salt.encode()) for salt in SALTS])
@@ -66,11 +64,11 @@ class Simulation:
 
     def _run(self) -> None:
         universe = self.universe
-        universe.run(self.begun, self)
+        universe.run(universe.begun, self)
         for at, act in self._planned:
-            universe.run(self.begun + at, self)
+            universe.run(universe.begun + at, self)
             act()
-        universe.run(self.begun + SECONDS + _LONGEST_STOP_SECONDS, self)
+        universe.run(universe.begun + SECONDS + _LONGEST_STOP_SECONDS, self)
         for process in self._steps:
             process.finish()
         end = universe.now + _REST_SECONDS
@@ -289,10 +287,10 @@ def _message(request: PlannedRequest) -> gateway_pb2.GenerateRequest:
     if request.stop:
         message.stopping.stop_strings.append(request.stop)
     message.sampling.sample_count = request.samples
+    message.sampling.seed = request.seed  # also of a search, for which the gateway would draw one
     if request.beams:
         message.beam_search.width = request.beams
     else:
-        message.sampling.seed = request.seed
         message.sampling.temperature = 1.0
     message.cache.salt = request.salt
     if request.timeout is not None:

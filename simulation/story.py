@@ -1,5 +1,6 @@
 """The story of a scenario: what happened in the order of time, for people."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,47 +8,59 @@ from typing import Any
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import Message
 
-from simulation.invariants.violation import Violation
+from simulation.campaign import violation_of
 from simulation.network.connections import Arrival, Status
 from simulation.scenario import Scenario
 from simulation.simulation import Simulation
 from simulation.universe import Universe
 
-_LONGEST_MESSAGE = 110
+_LONGEST_MESSAGE = 300
 # Messages that come again and again, or at each start.
 _BESIDE_THE_STORY = ("Serve: heartbeat", "GetEngine", "GetTokenizer")
+# A field of numbers that is repeated, and bytes.
+_REPEATED = re.compile(r"\b(\w+: )(-?\d+)((?: \1-?\d+)+)")
+_BYTES = re.compile(r'"(?:[^"\\]|\\.){17,}"')
 
 
-def story_of(scenario: Scenario, folder: Path) -> list[str]:
-    """Run a scenario again, and return its events as lines; the last one is its violation, if any."""
+def story_of(scenario: Scenario, folder: Path, *, whole: bool = False) -> list[str]:
+    """Run a scenario again, and return its events as lines; the last one is its violation, if any.
+
+    `whole`: messages are not shortened.
+    """
     simulation = Simulation(scenario, folder)
     universe = simulation.universe
-    universe.network.on_arrival = lambda arrival: _note(universe, arrival)
-    violation = None
-    try:
-        simulation.run()
-    except Violation as found:
-        violation = found
-    lines = [f"{event.at:10.6f}  {event.process:10}  {event.words}" for event in universe.story]
-    return [*lines, f"violation: {violation}"] if violation else lines
+    universe.network.on_arrival = lambda arrival: _note(universe, arrival, whole=whole)
+    violation = violation_of(simulation)
+    if violation is not None:
+        universe.note("violation", str(violation))
+    return [f"{event.at:10.6f}  {event.process:10}  {event.words}" for event in universe.story]
 
 
-def _note(universe: Universe, arrival: Arrival) -> None:
-    words = words_of(arrival)
+def _note(universe: Universe, arrival: Arrival, *, whole: bool) -> None:
+    words = words_of(arrival, whole=whole)
     if not any(one in words for one in _BESIDE_THE_STORY):
         universe.note(arrival.receiver, words)
 
 
-def words_of(arrival: Arrival) -> str:
-    """Describe a message that arrives, in at most 110 characters beside its sender and method."""
+def words_of(arrival: Arrival, *, whole: bool = False) -> str:
+    """Describe a message that arrives or is lost, with at most 300 characters of it unless `whole`."""
     message, method = arrival.message, arrival.path.rpartition("/")[2]
+    begin = f"<- {arrival.sender}  {'lost: ' if arrival.lost else ''}{method}"
     if isinstance(message, Status):
-        return f"<- {arrival.sender}  {method} ends: {message.code.name} {message.details}"
+        return f"{begin} ends: {message.code.name} {message.details}"
     if message is None:
-        return f"<- {arrival.sender}  {method}: half-closed"
+        return f"{begin}: half-closed"
     text = _text(_message_class(arrival.path, is_response=arrival.is_response).FromString(message))
-    shortened = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
-    return f"<- {arrival.sender}  {method}: {shortened}"
+    if not whole:
+        text = shortened(text)
+    return f"{begin}: {text}"
+
+
+def shortened(text: str) -> str:
+    """Return a message without the names of repeated numbers, without the middle of long bytes, and without its end."""
+    text = _REPEATED.sub(lambda found: f"{found[1]}{found[2]}{found[3].replace(' ' + found[1], ' ')}", text)
+    text = _BYTES.sub(lambda found: f'{found[0][:9]}.."', text)
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
 
 
 def _text(message: Message) -> str:

@@ -18,10 +18,12 @@ _Process = TypeVar("_Process", bound=Process)
 # The time that passes with each event, at most.
 _EVENT_SECONDS = 20e-6
 _BEGIN = 1000.0
+# Virtual time before the load: the story and the scenario count from there.
+START_SECONDS = 3.0
 
 
 class Event(NamedTuple):
-    """Something that happened, for the story."""
+    """Something that happened, for the story. `at` is in seconds since the load began."""
 
     at: float
     process: str
@@ -49,6 +51,7 @@ class Universe:
         """Start without processes. `folder` has the tokenizer of the engines' model."""
         self.random = random
         self.now = _BEGIN
+        self.begun = _BEGIN + START_SECONDS
         self.events = 0
         self.story: list[Event] = []
         self.network = Network(self.clock, random, latency)
@@ -64,7 +67,7 @@ class Universe:
 
     def note(self, process: str, words: str) -> None:
         """Add a line to the story."""
-        self.story.append(Event(self.now - _BEGIN, process, words))
+        self.story.append(Event(self.now - self.begun, process, words))
 
     # Processes.
 

@@ -14,10 +14,10 @@ from simulation.invariants.violation import Violation
 
 
 @click.command()
-@click.option("--depth", default=1000, show_default=True, help="Most choices on a path.")
-@click.option("--faults", default=0, show_default=True, help="Most faults on a path.")
-@click.option("--timers", default=4, show_default=True, help="How often time passes on a path, at most.")
-@click.option("--tokens", default=1, show_default=True, help="Tokens that each request generates.")
+@click.option("--depth", type=click.IntRange(1), default=1000, show_default=True, help="Most choices on a path.")
+@click.option("--faults", type=click.IntRange(0), default=0, show_default=True, help="Most faults on a path.")
+@click.option("--timers", type=click.IntRange(0), default=4, show_default=True, help="Most timers that end on a path.")
+@click.option("--tokens", type=click.IntRange(1), default=1, show_default=True, help="Tokens of each answer.")
 @click.option("--incarnations", type=click.IntRange(1, 2), default=2, show_default=True, help="Starts of the engine.")
 def main(depth: int, faults: int, timers: int, tokens: int, incarnations: int) -> None:
     """Find all states; exit with 1 at the first violation, and print the shortest path to it."""
@@ -33,6 +33,10 @@ def main(depth: int, faults: int, timers: int, tokens: int, incarnations: int) -
         violation = _violation(search, depth)
     if violation is not None:
         console.print(str(violation))
+    elif search.counts.unexpanded:
+        console.print(f"not complete: {search.counts.unexpanded:,} states at depth {depth} lead to more")
+    else:
+        console.print("complete: all orders within the bounds")
     console.print(", ".join(f"{name} {round(value, 1):,}" for name, value in asdict(search.counts).items()))
     sys.exit(violation is not None)
 

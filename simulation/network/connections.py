@@ -47,13 +47,17 @@ class Server(Protocol):
 
 
 class Arrival(NamedTuple):
-    """An arriving message: bytes, a status, or None at the end of the requests. `path` names the gRPC method."""
+    """An arriving message: bytes, a status, or None at the end of the requests. `path` names the gRPC method.
+
+    `lost`: it does not arrive, because its connection is broken or silent.
+    """
 
     sender: str
     receiver: str
     path: str
     is_response: bool
     message: bytes | Status | None
+    lost: bool = False
 
 
 class DeliveryKind(Enum):
@@ -84,7 +88,7 @@ class Delivery(NamedTuple):
 class Network:
     """All connections, and the deliveries under way. The simulator runs deliveries one at a time.
 
-    `on_arrival` receives each message that arrives, for the story.
+    `on_arrival` receives each message that arrives or is lost, for the story.
     """
 
     def __init__(self, clock: Callable[[], float], random: Random, latency: Latency) -> None:
@@ -203,13 +207,18 @@ class Pipe:
             kind = DeliveryKind.RESPONSES if self._responses else DeliveryKind.REQUESTS
             delivery = Delivery(connection, kind, contents)
             self._last = connection.network.deliver_after(
-                self._last, delivery, lambda: action() if connection.carries else None
+                self._last, delivery, lambda: action() if connection.carries else self._note(contents, lost=True)
             )
+        else:
+            self._note(contents, lost=True)
+
+    def _note(self, message: bytes | Status | None, *, lost: bool = False) -> None:
+        if (on_arrival := self._connection.network.on_arrival) is not None:
+            on_arrival(Arrival(self._sender.name, self._receiver.name, self._path, self._responses, message, lost))
 
     def put(self, message: bytes | Status | None) -> None:
         """Let a message arrive now."""
-        if (on_arrival := self._connection.network.on_arrival) is not None:
-            on_arrival(Arrival(self._sender.name, self._receiver.name, self._path, self._responses, message))
+        self._note(message)
         self._arrived.append(message)
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():

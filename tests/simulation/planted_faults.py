@@ -89,6 +89,13 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
             "if sequence.table:",
         ),
     ),
+    "the source of a copy is granted before the copy has run": (
+        Edit(
+            "kvmanager/verbs/growth.py",
+            "        state.release_after_step((source,))\n",
+            "        state.device.release((source,))\n",
+        ),
+    ),
     "requests wait behind one that a withheld block ended": (
         Edit("engine/schedule/pool/admission.py", "not refused.group.ended and ", ""),
     ),

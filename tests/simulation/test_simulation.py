@@ -8,12 +8,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from click.testing import CliRunner
 
+from engine.schedule import limits as limits_module
 from kvmanager import KVManager
-from simulation.campaign import fails
+from simulation import scenario as scenario_module
+from simulation.__main__ import main
+from simulation.campaign import fails, violation_of
 from simulation.scenario import PlannedFault, Scenario, drawn
 from simulation.shrinking import shrunk
-from simulation.story import story_of
+from simulation.simulation import Simulation
+from simulation.source import source_of
+from simulation.story import shortened, story_of
 from tests.simulation.found_scenarios import FOUND
 from tests.simulation.planted_faults import PLANTED, ROOT
 
@@ -33,7 +39,7 @@ def test_new_seeds_violate_no_invariant() -> None:
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_the_simulator_found_stays_mended(name: str, folder: Path) -> None:
-    assert not fails(FOUND[name], folder)
+    assert violation_of(Simulation(FOUND[name], folder)) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -59,9 +65,33 @@ def test_a_violation_is_made_small_and_told_as_a_story(folder: Path, monkeypatch
     smallest = shrunk(failing, lambda scenario: fails(scenario, folder))
     assert smallest.requests == ()
     story = story_of(smallest, folder)
-    assert story[-1].startswith("violation: kvmanager: e0: incarnation")
+    assert "violation   kvmanager: e0: incarnation" in story[-1]
     assert "which is newer" in story[-1]
     assert any("Attach: register" in line for line in story)
+
+
+def test_a_story_has_the_messages_that_are_lost(folder: Path) -> None:
+    stories = [story_of(drawn(seed), folder) for seed in range(3)]
+    assert any("lost: " in line for story in stories for line in story)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_scenario_is_printed_as_source_that_makes_it_again(seed: int) -> None:
+    names = {**vars(scenario_module), **vars(limits_module)}
+    assert eval(source_of(drawn(seed)), names) == drawn(seed)
+
+
+def test_a_message_is_shortened_without_the_names_of_its_verbs() -> None:
+    repeated, salt = " ".join(f"token_ids: {token}" for token in (1, 2, 3)), '"aaaaaaaaaaaaaaaaaaaa"'
+    text = f"step {{ allocates {{ {repeated} salt: {salt} }} frees {{ sequence: 4 }} }}"
+    assert shortened(text) == 'step { allocates { token_ids: 1 2 3 salt: "aaaaaaaa.." } frees { sequence: 4 } }'
+
+
+@pytest.mark.parametrize("options", [["--seconds", "0"], ["--seconds", "-5"], ["--count", "0"], ["--seed", "-1"]])
+def test_options_that_would_simulate_nothing_are_refused(options: list[str]) -> None:
+    refused = CliRunner().invoke(main, options)
+    assert refused.exit_code == 2
+    assert options[0] in refused.output
 
 
 def test_a_scenario_is_made_small_without_what_does_not_matter() -> None:
@@ -70,10 +100,12 @@ def test_a_scenario_is_made_small_without_what_does_not_matter() -> None:
     needed = (random.choice(scenario.requests), random.choice(scenario.faults))
 
     def needs_both(smaller: Scenario) -> bool:
-        return needed[0] in smaller.requests and needed[1] in smaller.faults
+        names = [one.name for one in smaller.requests]
+        return needed[0].name in names and needed[1] in smaller.faults
 
     smallest = shrunk(scenario, needs_both)
-    assert (smallest.requests, smallest.faults) == ((needed[0],), (needed[1],))
+    assert (smallest.requests, smallest.faults) == ((needed[0]._replace(gateway=0),), (needed[1],))
+    assert (smallest.steps, len(smallest.engines), len(smallest.gateways)) == ((), 1, 1)
 
 
 @pytest.mark.parametrize("name", PLANTED)
