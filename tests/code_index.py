@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 import yaml
 
+import simulation.__main__
+import simulation.exhaustive.__main__
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2, kvmanager_pb2, records_pb2
 from services.cli.main import cli
 from services.engine.metrics import EngineMetrics
@@ -21,7 +23,7 @@ from tests.services.test_metrics import OF_EVERY_SERVICE, OF_TLS
 
 ROOT = Path(__file__).parents[1]
 TOP_FILES = (".dockerignore", ".env", "Dockerfile", "Makefile", "docker-compose.yml", "pyproject.toml")
-PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm")
+PRODUCT = ("blocks", "engine", "kvmanager", "services", "simulation", "bench", "deploy", "helm")
 CHART = ROOT / "helm" / "quire"
 FAMILIES = "tests/engine/families.py"  # which docs/models.md lists
 PROTOS = (decoding_pb2, engine_pb2, gateway_pb2, kvmanager_pb2, records_pb2)
@@ -230,7 +232,7 @@ def commands() -> dict[str, click.Command]:
 @cache
 def options() -> dict[str, list[click.Parameter]]:
     found: dict[str, list[click.Parameter]] = defaultdict(list)
-    for command in commands().values():
+    for command in (*commands().values(), simulation.__main__.main, simulation.exhaustive.__main__.main):
         for option in command.params:
             for flag in (*option.opts, *option.secondary_opts):
                 found[flag].append(option)
