@@ -7,7 +7,7 @@ from pathlib import Path
 
 from simulation.invariants.violation import Violation
 from simulation.scenario import Scenario, drawn
-from simulation.simulation import Simulation
+from simulation.simulation import Simulation, violation_of
 from simulation.tokenizer import write_tokenizer
 
 # A full collection takes as long as a scenario.
@@ -56,15 +56,6 @@ def simulate(scenario: Scenario) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
         Simulation(scenario, Path(folder)).run()
-
-
-def violation_of(simulation: Simulation) -> Violation | None:
-    """Run a simulation; return its violation, if any."""
-    try:
-        simulation.run()
-    except Violation as violation:
-        return violation
-    return None
 
 
 def fails(scenario: Scenario, folder: Path) -> bool:

@@ -280,6 +280,15 @@ class Simulation:
         return found
 
 
+def violation_of(simulation: Simulation) -> Violation | None:
+    """Run a simulation; return its violation, if any."""
+    try:
+        simulation.run()
+    except Violation as violation:
+        return violation
+    return None
+
+
 def _message(request: PlannedRequest) -> gateway_pb2.GenerateRequest:
     message = gateway_pb2.GenerateRequest(request_id=request.name, priority=request.priority)
     message.prompt.token_ids.ids.extend(request.prompt)

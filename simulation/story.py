@@ -8,10 +8,9 @@ from typing import Any
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import Message
 
-from simulation.campaign import violation_of
 from simulation.network.connections import Arrival, Status
 from simulation.scenario import Scenario
-from simulation.simulation import Simulation
+from simulation.simulation import Simulation, violation_of
 from simulation.universe import Universe
 
 _LONGEST_MESSAGE = 300

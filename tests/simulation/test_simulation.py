@@ -14,10 +14,10 @@ from engine.schedule import limits as limits_module
 from kvmanager import KVManager
 from simulation import scenario as scenario_module
 from simulation.__main__ import main
-from simulation.campaign import fails, violation_of
+from simulation.campaign import fails
 from simulation.scenario import PlannedFault, Scenario, drawn
 from simulation.shrinking import shrunk
-from simulation.simulation import Simulation
+from simulation.simulation import Simulation, violation_of
 from simulation.source import source_of
 from simulation.story import shortened, story_of
 from tests.simulation.found_scenarios import FOUND
