@@ -27,15 +27,20 @@ def request(at: float, name: str, prompt: tuple[int, ...], max_tokens: int) -> P
     )
 
 
-def scenario(size: EngineSize, requests: tuple[PlannedRequest, ...], faults: tuple[PlannedFault, ...]) -> Scenario:
-    """Return a scenario of one engine and one gateway on a fast network."""
+def scenario(
+    size: EngineSize,
+    requests: tuple[PlannedRequest, ...],
+    faults: tuple[PlannedFault, ...],
+    latency: Latency = Latency(0.0002, 0.05, 0.0),
+) -> Scenario:
+    """Return a scenario of one engine and one gateway, on a fast network unless given."""
     return Scenario(
         order=1,
         engines=(size,),
         steps=(),
         gateways=(GatewayLimits(),),
         manager=ManagerLimits(),
-        latency=Latency(0.0002, 0.05, 0.0),
+        latency=latency,
         requests=requests,
         faults=faults,
     )
@@ -49,5 +54,14 @@ FOUND = {
             request(2.0, "fits", (7, 5, 6), 3),
         ),
         (PlannedFault(0.5, "withhold a block", 0, 1.0),),
+    ),
+    "a request that a withheld block left no room for stopped one that was refused with it": scenario(
+        EngineSize(4, 2, 0, Limits(token_budget=8, max_sequences=6)),
+        (
+            request(2.0, "whole-pool", (5, 7, 6, 5, 4, 5, 1), 1),
+            request(2.0001, "refused-with-it", (4,), 3),
+        ),
+        (PlannedFault(1.9, "withhold a block", 0, 0.5),),
+        Latency(0.02, 0.05, 0.0),
     ),
 }

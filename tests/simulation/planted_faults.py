@@ -97,7 +97,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "requests wait behind one that a withheld block ended": (
-        Edit("engine/schedule/pool/admission.py", "not refused.group.ended and ", ""),
+        Edit("engine/schedule/pool/admission.py", "refused.group is group and ", ""),
     ),
 }
 

@@ -19,7 +19,7 @@ class Admitted(NamedTuple):
 
 
 class _Refused(NamedTuple):
-    """A group that was refused, and the available blocks at that time: with as few it would be refused again."""
+    """The first refused group, and the available blocks at that time: with as few it would be refused again."""
 
     group: Group
     available_blocks: int
@@ -63,11 +63,13 @@ class Admissions:
 
     def _requeue(self, group: Group) -> None:
         self._view.claims.release_all(group)
-        self._refused = _Refused(group, self._view.available)
         if group.ended:
             self._releases.release(group.members, FreeReason.CANCELLED)
-        else:
-            self._queue.add_waiting(group)
+            return
+        self._queue.add_waiting(group)
+        before = self._refused
+        if before is None or before.group.ended or group.key < before.group.key:
+            self._refused = _Refused(group, self._view.available)
 
     # Steps.
 
@@ -77,8 +79,7 @@ class Admissions:
         self.deferred = 0
         if not queue.waiting or preempted:
             return
-        refused = self._refused
-        if refused is not None and not refused.group.ended and view.available <= refused.available_blocks:
+        if self._would_be_refused(queue.waiting[0]):
             return
         budget = limits.token_budget
         places = limits.max_sequences - queue.running_sequences
@@ -86,7 +87,7 @@ class Admissions:
         spare = self._spare_blocks()
         watermark = limits.watermark(view.capacity.device_blocks)
         for group in list(queue.waiting):
-            if budget <= 0 or group.width > places:
+            if budget <= 0 or group.width > places or self._would_be_refused(group):
                 break
             # Running groups can grow into the watermark before they preempt. An empty pool needs no watermark.
             reserve = watermark if queue.running or queue.admitting else 0
@@ -113,6 +114,11 @@ class Admissions:
             granted = view.blocks_for(min(group.common, limits.token_budget))
             view.reserve(granted)
             spare += group.width + needed - granted
+
+    def _would_be_refused(self, group: Group) -> bool:
+        """Return whether a group was refused, and no more blocks are available now. Later groups wait behind it."""
+        refused = self._refused
+        return refused is not None and refused.group is group and self._view.available <= refused.available_blocks
 
     def _spare_blocks(self) -> int:
         """Return the blocks that running groups need soon: the rest of their prompts, and one for each sequence."""
