@@ -88,9 +88,10 @@ class _Tries:
         self._trees: SimpleQueue[Path] = SimpleQueue()
         for number in range(jobs):
             tree = copied_tree(folder / f"tree{number}")
-            for name in ("tests", "bench", "deploy"):
+            for name in ("tests", "bench", "deploy", "docs", "helm"):
                 shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
-            shutil.copy2(ROOT / "pyproject.toml", tree)
+            for file in ("pyproject.toml", "README.md", "Makefile", "docker-compose.yml"):
+                shutil.copy2(ROOT / file, tree)
             self._trees.put(tree)
 
     def red_unchanged(self, tests: Sequence[str]) -> bool:
@@ -101,15 +102,18 @@ class _Tries:
         finally:
             self._trees.put(tree)
 
-    def attempt(self, path: str, fault: Fault) -> dict[str, Any]:
-        """Return who finds a fault."""
+    def attempt(self, finder: str, path: str, fault: Fault) -> dict[str, Any]:
+        """Return whether `finder` finds a fault, and the violation if the simulator does."""
         tree = self._trees.get()
         source = (ROOT / path).read_text()
+        found: bool | str | None
         try:
             (tree / path).write_text(fault.applied(source))
-            violation = violation_in(tree, self._seconds, seed=0)
-            tested = _tests_find(tree, nearest_tests(path), self._seconds + _GRACE_SECONDS)
-            return {"fault": _name(path, fault), TESTED: tested, SIMULATED: violation}
+            if finder == TESTED:
+                found = _tests_find(tree, nearest_tests(path), self._seconds + _GRACE_SECONDS)
+            else:
+                found = violation_in(tree, self._seconds, seed=0)
+            return {"fault": _name(path, fault), finder: found}
         finally:
             (tree / path).write_text(source)
             self._trees.put(tree)
@@ -137,7 +141,8 @@ def _require_green(lists: Iterable[tuple[str, ...]], jobs: int, seconds: float, 
             progress.advance(task)
 
 
-def _tried(faults: list[tuple[str, Fault]], jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
+def _tried(faults: list[tuple[str, str, Fault]], jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield the results of faults, each with its finder."""
     with _tries(jobs, seconds) as (tries, pool):
         for done in as_completed([pool.submit(tries.attempt, *fault) for fault in faults]):
             yield done.result()
@@ -148,17 +153,19 @@ def _tried(faults: list[tuple[str, Fault]], jobs: int, seconds: float) -> Iterat
 @click.option("--count", default=200, show_default=True, help="Faults to try.")
 @click.option("--seconds", default=30.0, show_default=True, help="For the tests and for the simulator, each.")
 @click.option("--jobs", default=2, show_default=True, help="Faults tried at the same time.")
-def simulated(seed: int, count: int, seconds: float, jobs: int) -> None:
+@click.option("--finder", type=click.Choice(["both", TESTED, SIMULATED]), default="both", show_default=True)
+def simulated(seed: int, count: int, seconds: float, jobs: int, finder: str) -> None:
     """Try faults of the simulated parts; what was tried is not tried again."""
     faults = drawn(seed, count)
     RESULTS.mkdir(parents=True, exist_ok=True)
     results = RESULTS / f"{seed}.jsonl"
-    known = {row["fault"]: row for row in _read(results)}
-    missing = [fault for fault in faults if _name(*fault) not in known]
+    known = _read(results)
+    finders = (TESTED, SIMULATED) if finder == "both" else (finder,)
+    missing = [(one, *fault) for one in finders for fault in faults if one not in known.get(_name(*fault), {})]
     with Progress(console=Console(stderr=True)) as progress, results.open("a") as lines:
-        if missing:
-            _require_green((tuple(nearest_tests(path)) for path, _ in missing), jobs, seconds, progress)
-        task = progress.add_task("faults", total=count, completed=count - len(missing))
+        tested = [tuple(nearest_tests(path)) for one, path, _ in missing if one == TESTED]
+        _require_green(tested, jobs, seconds, progress)
+        task = progress.add_task("faults", total=len(missing))
         for row in _tried(missing, jobs, seconds):
             lines.write(json.dumps(row) + "\n")
             lines.flush()
@@ -166,17 +173,23 @@ def simulated(seed: int, count: int, seconds: float, jobs: int) -> None:
     _show({_name(*fault): fault for fault in faults}, _read(results))
 
 
-def _read(results: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+def _read(results: Path) -> dict[str, dict[str, Any]]:
+    """Return what is known of each fault, by finder."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in results.read_text().splitlines() if results.exists() else []:
+        row = json.loads(line)
+        found.setdefault(row.pop("fault"), {}).update(row)
+    return found
 
 
-def _show(faults: dict[str, tuple[str, Fault]], rows: list[dict[str, Any]]) -> None:
+def _show(faults: dict[str, tuple[str, Fault]], known: dict[str, dict[str, Any]]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    rows = [row for row in rows if row["fault"] in faults]
-    for row in rows:
-        if not (row[TESTED] or row[SIMULATED]):
-            console.print(f"found by none: {row['fault']}: {faults[row['fault']][1].replacement}", markup=False)
+    rows = {name: row for name, row in known.items() if name in faults}
+    for name, row in rows.items():
+        if not (row.get(TESTED, True) or row.get(SIMULATED, True)):
+            console.print(f"found by none: {name}: {faults[name][1].replacement}", markup=False)
     for finder in (TESTED, SIMULATED):
-        console.print(f"found by the {finder}: {sum(bool(row[finder]) for row in rows)} of {len(rows)}")
-    only = sum(bool(row[SIMULATED]) and not row[TESTED] for row in rows)
+        tried = [row[finder] for row in rows.values() if finder in row]
+        console.print(f"found by the {finder}: {sum(map(bool, tried))} of {len(tried)}")
+    only = sum(bool(row.get(SIMULATED)) and not row.get(TESTED, True) for row in rows.values())
     console.print(f"found by the simulator only: {only}")

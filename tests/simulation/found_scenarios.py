@@ -7,6 +7,8 @@ from simulation.processes.gateway import GatewayLimits
 from simulation.processes.manager import ManagerLimits
 from simulation.scenario import PlannedFault, PlannedRequest, Scenario
 
+FAST = Latency(0.0002, 0.05, 0.0)
+
 
 def request(at: float, name: str, prompt: tuple[int, ...], max_tokens: int) -> PlannedRequest:
     """Return a request of one sample, without bounds."""
@@ -31,7 +33,7 @@ def scenario(
     size: EngineSize,
     requests: tuple[PlannedRequest, ...],
     faults: tuple[PlannedFault, ...],
-    latency: Latency = Latency(0.0002, 0.05, 0.0),
+    latency: Latency = FAST,
 ) -> Scenario:
     """Return a scenario of one engine and one gateway, on a fast network unless given."""
     return Scenario(
