@@ -125,8 +125,8 @@ def _tries(jobs: int, seconds: float) -> "Iterator[tuple[_Tries, ThreadPoolExecu
         yield _Tries(Path(folder), jobs, seconds), pool
 
 
-def _require_green(lists: Iterable[tuple[str, ...]], jobs: int, seconds: float, progress: Progress) -> None:
-    """Run each list of nearest tests once without a fault.
+def _green(lists: Iterable[str], jobs: int, seconds: float, progress: Progress) -> Iterator[str]:
+    """Run each list of nearest tests once without a fault; yield those that pass.
 
     Raises:
         ClickException: tests fail in an unchanged copy.
@@ -134,10 +134,11 @@ def _require_green(lists: Iterable[tuple[str, ...]], jobs: int, seconds: float, 
     distinct = sorted(set(lists))
     task = progress.add_task("no fault", total=len(distinct))
     with _tries(jobs, seconds) as (tries, pool):
-        running = {pool.submit(tries.red_unchanged, tests): tests for tests in distinct}
+        running = {pool.submit(tries.red_unchanged, tests.split()): tests for tests in distinct}
         for done in as_completed(running):
             if done.result():
-                raise click.ClickException(f"fails without a fault: pytest {' '.join(running[done])}")
+                raise click.ClickException(f"fails without a fault: pytest {running[done]}")
+            yield running[done]
             progress.advance(task)
 
 
@@ -163,8 +164,10 @@ def simulated(seed: int, count: int, seconds: float, jobs: int, finder: str) -> 
     finders = (TESTED, SIMULATED) if finder == "both" else (finder,)
     missing = [(one, *fault) for one in finders for fault in faults if one not in known.get(_name(*fault), {})]
     with Progress(console=Console(stderr=True)) as progress, results.open("a") as lines:
-        tested = [tuple(nearest_tests(path)) for one, path, _ in missing if one == TESTED]
-        _require_green(tested, jobs, seconds, progress)
+        tested = [" ".join(nearest_tests(path)) for one, path, _ in missing if one == TESTED]
+        for green in _green([one for one in tested if one not in known], jobs, seconds, progress):
+            lines.write(json.dumps({"fault": green, TESTED: False}) + "\n")
+            lines.flush()
         task = progress.add_task("faults", total=len(missing))
         for row in _tried(missing, jobs, seconds):
             lines.write(json.dumps(row) + "\n")
