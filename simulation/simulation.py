@@ -22,7 +22,7 @@ from simulation.processes.manager import ManagerProcess
 from simulation.processes.process import Process
 from simulation.processes.steps import StepsProcess
 from simulation.quiet import quiet
-from simulation.scenario import SALTS, SECONDS, PlannedFault, PlannedRequest, Scenario
+from simulation.scenario import SECONDS, PlannedFault, PlannedRequest, Scenario
 from simulation.universe import Universe
 
 # Virtual time after the last fault, and in which everything must have ended then.
@@ -40,7 +40,7 @@ class Simulation:
         self.universe = Universe(Random(scenario.order), folder, scenario.latency)
         self.kills = 0
         self._outcomes: list[Outcome] = []
-        self._expected = ExpectedContents([root_key(FINGERPRINT, salt.encode()) for salt in SALTS])
+        self._expected = ExpectedContents()
         self._checked_steps: dict[AttachedProcess, int] = {}
         self._checked_pools: dict[Session, int] = {}  # their last Steps
         self._errors = ErrorsLogged()
@@ -69,8 +69,9 @@ class Simulation:
             universe.run(universe.begun + at, self)
             act()
         universe.run(universe.begun + SECONDS + _LONGEST_STOP_SECONDS, self)
-        for process in self._steps:
-            process.finish()
+        for process in universe.processes:
+            if isinstance(process, StepsProcess):  # also one beside which a second one was started
+                process.finish()
         end = universe.now + _REST_SECONDS
         while universe.now < end and not self._has_ended():
             universe.run(universe.now + 1.0, self)
@@ -92,8 +93,9 @@ class Simulation:
         gateway = self._gateways[request.gateway]
         outcome = Outcome(request, max(self.universe.now, gateway.continues_at), gateway.stopped_seconds)
         self._outcomes.append(outcome)
+        root = root_key(FINGERPRINT, request.salt.encode())
         for text in computed_texts(request):
-            self._expected.add([*request.prompt, *text])
+            self._expected.add(root, [*request.prompt, *text])
         self.universe.note(gateway.name, f"receives {request.name}: {len(request.prompt)} tokens")
         gateway.start(self._client(gateway, outcome))
 
@@ -183,11 +185,13 @@ class Simulation:
         sessions = [one for one in self._manager.manager.sessions() if not one.stepping]
         if sessions:
             pool = sessions[number % len(sessions)].pool
-            if sum(map(bool, pool.device.marks.by_block)) < pool.device.total // 2:
-                block = self.universe.random.randint(1, pool.device.total)
-                if not pool.device.marks.is_withheld_or_marked(block):
-                    self.universe.note("kvmanager", f"withholds block {block} of {pool.spec.engine_id}")
-                    pool.withhold([block], [])
+            of_host = pool.host.total > 0 and self.universe.random.random() < 0.3
+            tier, name = (pool.host, "host block") if of_host else (pool.device, "block")
+            if sum(map(bool, tier.marks.by_block)) < tier.total // 2:
+                block = self.universe.random.randint(1, tier.total)
+                if not tier.marks.is_withheld_or_marked(block):
+                    self.universe.note("kvmanager", f"withholds {name} {block} of {pool.spec.engine_id}")
+                    pool.withhold(*(([], [block]) if of_host else ([block], [])))
 
     def _named(self, what: str, number: int) -> Process:
         if "engine" in what:
