@@ -49,7 +49,8 @@ class Witness:
             lost_engines=gateway.lost_engines[request.name] - outcome.lost_engines,
             gateway_ends=gateway.ending,
             withheld=self.withheld,
-            fits=all(_surely_fits(request, size) for size in scenario.engines),
+            # A withheld block makes a pool smaller.
+            fits=not self.withheld and all(_surely_fits(request, size) for size in scenario.engines),
             has_bounds=min(bounds) < len(scenario.requests),
             able=[one.name for one in engines if self._is_able(gateway, one)],
         )
