@@ -85,6 +85,7 @@ FAULTS = (
 
 
 _KILLS = FAULTS[:3]
+_RECONNECTIONS = tuple(kind for kind in FAULTS if kind.startswith("reconnect"))
 _LASTING = ("end ", "stop ", "silence ", "reconnect ", "step ")
 _DURATIONS = (0.02, 0.5, 4.0, 12.0)
 # Longer than all timeouts of handshakes, links and clients.
@@ -129,7 +130,7 @@ def drawn(seed: int) -> Scenario:
             random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02, 0.2))
         ),
         requests=requests,
-        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60)))),
+        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60, 100)))),
     )
 
 
@@ -214,8 +215,11 @@ def _max_tokens_and_prompt(
 
 def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
     """Draw faults, most of them soon after the arrival of a request, while it is served."""
-    kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), random.choice(_KILLS)]
-    durations = _DURATIONS if random.random() < 0.9 else (*_DURATIONS, _LONG_SECONDS)
+    kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), *random.choices(_KILLS, k=3)]
+    durations = _DURATIONS
+    if random.random() < 0.15:
+        durations += (_LONG_SECONDS, _LONG_SECONDS)
+        kinds += _RECONNECTIONS * 2
     return sorted(_planned_fault(random, arrivals, random.choice(kinds), durations) for _ in range(count))
 
 

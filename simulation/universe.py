@@ -19,6 +19,8 @@ _Process = TypeVar("_Process", bound=Process)
 # The time that passes with each event, at most.
 _EVENT_SECONDS = 20e-6
 _BEGIN = 1000.0
+# Of a connection that is to be silent: it ends in a handshake of an engine, or of a gateway.
+_FIRST_MESSAGES = (1, 1, 2, 3, 8)
 # Virtual time before the load: the story and the scenario count from there.
 START_SECONDS = 3.0
 
@@ -153,11 +155,13 @@ class Universe:
 
     def silence_next(self, process: Process, seconds: float) -> None:
         """Break the connections that a process has made; the next one soon carries nothing, and breaks later."""
-        self.note(process.name, f"loses its connections; the next one soon carries nothing for {seconds:.1f} s")
+        messages = self.random.choice(_FIRST_MESSAGES)
+        words = f"the next one carries {messages} messages, then nothing, and breaks after {seconds:.1f} s"
+        self.note(process.name, f"loses its connections; {words}")
         for connection in list(self.network.open_connections(process.loop)):
             if connection.client is process.loop:
                 self._cut(connection)
-        self.network.silence_next(process.loop, seconds)
+        self.network.silence_next(process.loop, messages, seconds)
         self.disturbances.add_client(process.loop, self.now + seconds)
 
     def _cut(self, connection: Connection) -> None:

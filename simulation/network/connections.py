@@ -16,8 +16,6 @@ from simulation.event_loop import SimulatedLoop
 _BROKEN = "the connection was closed"
 # A handler is cancelled within this time after it has read the end of the requests of a broken connection.
 _CANCEL_SECONDS = 0.04
-# The usual delays that a connection lives, on average, if it is to be silent soon: as long as a handshake.
-_FIRST_DELAYS = 3.0
 
 
 class Latency(NamedTuple):
@@ -101,7 +99,7 @@ class Network:
         self._numbers = count()
         self._servers: dict[str, Server] = {}
         self._connections: list[Connection] = []
-        self._soon_silent: dict[SimulatedLoop, float] = {}
+        self._soon_silent: dict[SimulatedLoop, tuple[int, float]] = {}
         self.on_arrival: Callable[[Arrival], None] | None = None
 
     def listen(self, address: str, server: Server) -> None:
@@ -115,14 +113,14 @@ class Network:
             return None
         connection = Connection(self, client, server)
         self._connections.append(connection)
-        if (seconds := self._soon_silent.pop(client, None)) is not None:
-            self.deliver_in(self._random.expovariate(1 / (_FIRST_DELAYS * self._latency.usual)), connection.silence)
+        if client in self._soon_silent:
+            connection.messages_left, seconds = self._soon_silent.pop(client)
             self.deliver_in(seconds, connection.cut)
         return connection
 
-    def silence_next(self, client: SimulatedLoop, seconds: float) -> None:
-        """Let the next connection of a client carry nothing soon after its begin; it breaks after this time."""
-        self._soon_silent[client] = seconds
+    def silence_next(self, client: SimulatedLoop, messages: int, seconds: float) -> None:
+        """Let the next connection of a client carry so many messages, then nothing; it breaks after this time."""
+        self._soon_silent[client] = messages, seconds
 
     def deliver_after(
         self, earliest: float, delivery: Delivery, action: Callable[[], None], most: float | None = None
@@ -171,6 +169,7 @@ class Connection:
         self.broken = False
         self.is_cut = False  # broken, and the server knows
         self.silent_since: float | None = None  # what is sent is lost, and neither side receives an error
+        self.messages_left: int | None = None  # of both directions, before it is silent
         self.calls: list[Call] = []
         self._ended_unheard: list[Call] = []  # by the client, while the connection was silent
 
@@ -178,6 +177,14 @@ class Connection:
     def carries(self) -> bool:
         """Whether a message sent or delivered now arrives."""
         return not self.broken and self.silent_since is None
+
+    def arrives(self) -> bool:
+        """Return whether a message that is due arrives."""
+        if self.messages_left == 0:
+            self.silence()
+        elif self.messages_left is not None:
+            self.messages_left -= 1
+        return self.carries
 
     def silence(self) -> None:
         """Lose what is sent from now on, and what is under way."""
@@ -233,7 +240,7 @@ class Pipe:
             kind = DeliveryKind.RESPONSES if self._responses else DeliveryKind.REQUESTS
             delivery = Delivery(connection, kind, contents)
             self._last = connection.network.deliver_after(
-                self._last, delivery, lambda: action() if connection.carries else self._note(contents, lost=True)
+                self._last, delivery, lambda: action() if connection.arrives() else self._note(contents, lost=True)
             )
         else:
             self._note(contents, lost=True)

@@ -173,10 +173,22 @@ def test_a_connection_that_is_silent_before_a_cancellation_arrives_loses_it(worl
     assert world.servicer.ends == ["half-closed", "cancelled"]
 
 
-def test_the_next_connection_of_a_client_can_be_silent_soon(world: _World) -> None:
-    world.network.silence_next(world.client, 50.0)
-    task = world.run(_held_open, until=2.0)
-    assert [one.carries for one in world.network.open_connections()] == [False]
+async def _one_by_one(stub: Any, seen: list[int]) -> None:
+    async def requests() -> AsyncIterator[pb.PoolRequest]:
+        for number in range(1, 9):
+            yield pb.PoolRequest(step=pb.Step(step=number))
+            await asyncio.sleep(2.0)
+        await asyncio.Event().wait()
+
+    async for response in stub.Attach(requests()):
+        seen.append(response.result.step)
+
+
+def test_the_next_connection_of_a_client_can_be_silent_after_some_messages(world: _World) -> None:
+    seen: list[int] = []
+    world.network.silence_next(world.client, 5, 50.0)
+    task = world.run(lambda stub: _one_by_one(stub, seen), until=40.0)
+    assert seen == [1, 2]
     assert not task.done()
     world.pass_time(60.0)
     assert isinstance(task.exception(), grpc.aio.AioRpcError)
