@@ -26,7 +26,8 @@ class WatchedManager(KVManager):
     """Reports violations to a list. They are found from calls alone, by other means than the core's own checks.
 
     * An engine's incarnation never decreases while a newer lease or registration is open.
-    * A pool is dropped only at the end of its lease or stream, and while no registration of its incarnation is open.
+    * A pool is dropped only at the end of its lease or stream, and not while the latest registration of its engine is
+      open and of its incarnation.
     * A pool is dropped within its lease, or a moment after the handshake in which the lease ended.
     * A handshake ends, also if its engine is silent.
     * Only the live session's Steps are applied, with rising numbers.
@@ -131,11 +132,9 @@ class WatchedManager(KVManager):
 
     def _check_drop(self, session: Session) -> None:
         spec = session.pool.spec
-        if any(
-            one.registration.spec.engine_id == spec.engine_id
-            and one.registration.spec.started_after_boot == spec.started_after_boot
-            for one in self._open.values()
-        ):
+        attaching = [one.registration for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id]
+        latest = max(attaching, key=lambda one: one.number, default=None)  # earlier ones do not succeed any more
+        if latest is not None and latest.spec.started_after_boot == spec.started_after_boot:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attaching again")
         since = self._disconnected_at.get(session.number)
         if since is not None and self._clock() - since < self._lease_seconds:
