@@ -216,16 +216,14 @@ def _max_tokens_and_prompt(
 def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
     """Draw faults, most of them soon after the arrival of a request, while it is served."""
     kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), *random.choices(_KILLS, k=3)]
-    durations = _DURATIONS
+    durations: tuple[float, ...] = _DURATIONS
     if random.random() < 0.15:
         durations += (_LONG_SECONDS, _LONG_SECONDS)
         kinds += _RECONNECTIONS * 2
     return sorted(_planned_fault(random, arrivals, random.choice(kinds), durations) for _ in range(count))
 
 
-def _planned_fault(
-    random: Random, arrivals: Sequence[float], kind: str, durations: Sequence[float]
-) -> PlannedFault:
+def _planned_fault(random: Random, arrivals: Sequence[float], kind: str, durations: Sequence[float]) -> PlannedFault:
     number, seconds = random.randrange(6), random.choice(durations)
     if "step the" in kind:
         seconds = random.choice((seconds, -5.0))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from services.engine.block_client import _REGISTER_SECONDS
 from simulation.network.connections import Latency
 from simulation.processes.attached import AttachedProcess
 from simulation.processes.engine import EngineProcess
@@ -12,6 +11,8 @@ from simulation.universe import Universe
 # How often bounds are checked, and how much later than promised something may happen, beside late messages.
 _EVERY_SECONDS = 0.1
 _LATE_SECONDS = 0.5
+# An engine gives up a handshake after this time without a message.
+_REGISTER_SECONDS = 10.0
 # Before its stream a link asks for the engine and its tokenizer.
 _LONGEST_LINK_SECONDS = LINK_SECONDS + 10.0
 # A cancellation is behind a submission and the end of an attempt, each of which may be late.

@@ -132,7 +132,9 @@ class WatchedManager(KVManager):
 
     def _check_drop(self, session: Session) -> None:
         spec = session.pool.spec
-        attaching = [one.registration for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id]
+        attaching = [
+            one.registration for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id
+        ]
         latest = max(attaching, key=lambda one: one.number, default=None)  # earlier ones do not succeed any more
         if latest is not None and latest.spec.started_after_boot == spec.started_after_boot:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attaching again")
