@@ -1,5 +1,6 @@
 """The simulated engine: the product's services, scheduler and loop over a model of digests."""
 
+import math
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
@@ -46,7 +47,7 @@ class EngineProcess(AttachedProcess):
         super().__init__(network, clock, engine_id, incarnation, size)
         self.pause: Pause | None = None  # of the thread, which sleeps
         self._until: float | None = None
-        self._computes_until = 0.0
+        self._computes_until = -math.inf
         self._thread_ended = False
         self.runner = DigestRunner(size.capacity())
         self.memory = self.runner.memory
