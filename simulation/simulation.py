@@ -271,25 +271,14 @@ class Simulation:
         if self._checked_steps.get(engine) == (steps := engine.scheduler.totals.steps):
             return []
         self._checked_steps[engine] = steps
-        return self._pool_faults(engine, self._expected)
+        return _pool_faults(self.universe, engine, self._expected)
 
     def _steps_faults(self, process: StepsProcess) -> list[str]:
         pool = process.link.replica.pool
         if self._checked_steps.get(process) == pool.last_step:
             return []
         self._checked_steps[process] = pool.last_step
-        return [*process.table_faults(), *self._pool_faults(process, process.expected)]
-
-    def _pool_faults(self, process: AttachedProcess, expected: ExpectedContents) -> list[str]:
-        """Return what is wrong with the cached blocks of a pool, by its owner's replica and by its managers."""
-        replica = process.link.replica.pool
-        pools = [replica]
-        for manager in self.universe.processes:
-            if isinstance(manager, ManagerProcess) and (session := manager.manager.find_session(process.name)):
-                pool = session.pool
-                if pool.spec == replica.spec and pool.last_step == replica.last_step and not session.stepping:
-                    pools.append(pool)
-        return [f"{process.name}: {fault}" for pool in pools for fault in expected.pool_faults(pool, process.memory)]
+        return [*process.table_faults(), *_pool_faults(self.universe, process, process.expected)]
 
     def _has_ended(self) -> bool:
         return all(outcome.end is not None for outcome in self._outcomes) and not self._left_over()
@@ -310,6 +299,18 @@ class Simulation:
             if held := session.pool.device.counts.held + session.pool.host.counts.held:
                 found.append(f"{held} blocks of {session.pool.spec.engine_id} are held after all requests")
         return found
+
+
+def _pool_faults(universe: Universe, process: AttachedProcess, expected: ExpectedContents) -> list[str]:
+    """Return what is wrong with the cached blocks of a pool, by its owner's replica and by its managers."""
+    replica = process.link.replica.pool
+    pools = [replica]
+    for manager in universe.processes:
+        if isinstance(manager, ManagerProcess) and (session := manager.manager.find_session(process.name)):
+            pool = session.pool
+            if pool.spec == replica.spec and pool.last_step == replica.last_step and not session.stepping:
+                pools.append(pool)
+    return [f"{process.name}: {fault}" for pool in pools for fault in expected.pool_faults(pool, process.memory)]
 
 
 def violation_of(simulation: Simulation) -> Violation | None:

@@ -105,7 +105,7 @@ class StepsProcess(AttachedProcess):
                 self._apply(result)
         except Reattached:
             if self._asked is not None:
-                self._count_resets(self._asked)
+                self._resets += _resets_of(self._asked)
             self._follow_pool()  # of the Step in flight, grants and moves are undone
         if self._may_send and self._next_at <= self._clock():
             self._send()
@@ -138,7 +138,7 @@ class StepsProcess(AttachedProcess):
     def _apply(self, result: StepResult) -> None:
         asked = self._asked
         assert asked is not None, "only a Step in flight is answered"
-        self._count_resets(asked)  # which come before allocates
+        self._resets += _resets_of(asked)  # which come before allocates
         self._copies.make((Copies(result.device_to_host, result.host_to_device, result.copies),))
         cached = {change.sequence: change.cached_tokens for change in result.tables}
         for allocate in asked.allocates:
@@ -150,9 +150,6 @@ class StepsProcess(AttachedProcess):
         for number in cached.keys() & self._pool.sequences.keys():
             if not self._pool.sequences[number].swapped:
                 self._write(number, prompts.get(number, ()))
-
-    def _count_resets(self, asked: Step) -> None:
-        self._resets += sum(isinstance(change, Reset) for change in asked.pins)
 
     def _follow_pool(self) -> None:
         """Follow the forks and frees of the Step in flight, which has ended."""
@@ -256,3 +253,7 @@ class StepsProcess(AttachedProcess):
     def _new_id(self) -> int:
         self._last_id += 1
         return self._last_id
+
+
+def _resets_of(step: Step) -> int:
+    return sum(isinstance(change, Reset) for change in step.pins)
