@@ -13,8 +13,8 @@ _EVERY_SECONDS = 0.1
 _LATE_SECONDS = 0.5
 # An engine gives up a handshake after this time without a message.
 _REGISTER_SECONDS = 10.0
-# Before its stream a link asks for the engine and its tokenizer.
-_LONGEST_LINK_SECONDS = LINK_SECONDS + 10.0
+# A gateway gives up its calls to an engine after this time without a message.
+_CALL_SECONDS = {"GetEngine": 5.0, "GetTokenizer": 60.0, "Serve": LINK_SECONDS}
 # A cancellation is behind a submission and the end of an attempt, each of which may be late.
 _LATE_MESSAGES = 3
 
@@ -59,7 +59,10 @@ class Bounds:
             if connection.silent_since is None or client is None:
                 continue
             seconds = universe.now - max(connection.silent_since, universe.disturbances.of(client))
-            if isinstance(client, GatewayProcess) and seconds > _LONGEST_LINK_SECONDS:
+            methods = [call.path.rpartition("/")[2] for call in connection.calls]
+            if isinstance(client, GatewayProcess) and any(
+                seconds > _CALL_SECONDS[one] + _LATE_SECONDS for one in methods
+            ):
                 yield f"{client.name} keeps a link that carries nothing"
             elif (
                 isinstance(client, AttachedProcess)

@@ -270,6 +270,7 @@ class Call:
 
     def __init__(self, connection: Connection, path: str) -> None:
         self.connection = connection
+        self.path = path
         self.requests = Pipe(connection, path, responses=False)
         self.responses = Pipe(connection, path, responses=True)
         self._handling: asyncio.Task[None] | None = None
