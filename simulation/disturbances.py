@@ -12,6 +12,7 @@ class Disturbances:
         self.last = 0.0
         self._processes: dict[Process, float] = {}
         self._clients: dict[SimulatedLoop, float] = {}
+        self._next: dict[SimulatedLoop, float] = {}  # of clients, to a server that they choose
         self._connections: dict[tuple[SimulatedLoop, SimulatedLoop], float] = {}  # from a client to a server
 
     def add(self, process: Process, until: float) -> None:
@@ -23,10 +24,14 @@ class Disturbances:
         """Record that a connection does not carry, or breaks, until a time."""
         ends = connection.client, connection.server
         self._connections[ends] = max(until, self._connections.get(ends, 0.0))
-        self.add_client(connection.client, until)
+        self._add_client(connection.client, until)
 
-    def add_client(self, client: SimulatedLoop, until: float) -> None:
-        """Record that some connection of a client does not carry, or breaks, until a time."""
+    def add_next(self, client: SimulatedLoop, until: float) -> None:
+        """Record that the next connection of a client, to any server, does not carry until a time."""
+        self._next[client] = max(until, self._next.get(client, 0.0))
+        self._add_client(client, until)
+
+    def _add_client(self, client: SimulatedLoop, until: float) -> None:
         self._clients[client] = max(until, self._clients.get(client, 0.0))
         self.last = max(self.last, until)
 
@@ -39,5 +44,5 @@ class Disturbances:
         return self._clients.get(client.loop, 0.0)
 
     def between(self, client: Process, server: Process) -> float:
-        """Return until when the connections of a client to a server were disturbed."""
-        return self._connections.get((client.loop, server.loop), 0.0)
+        """Return until when the connections of a client to a server were, or may have been, disturbed."""
+        return max(self._connections.get((client.loop, server.loop), 0.0), self._next.get(client.loop, 0.0))

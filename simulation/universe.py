@@ -162,7 +162,7 @@ class Universe:
             if connection.client is process.loop:
                 self._cut(connection)
         self.network.silence_next(process.loop, messages, seconds)
-        self.disturbances.add_client(process.loop, self.now + seconds)
+        self.disturbances.add_next(process.loop, self.now + seconds)
 
     def _cut(self, connection: Connection) -> None:
         self.disturbances.add_connection(connection, self.now)
