@@ -70,6 +70,7 @@ class DigestRunner:
 
     def __init__(self, capacity: Capacity) -> None:
         self.fail_next = False
+        self.failed_steps = 0
         self.plans: list[StepPlan] = []
         self.memory = DigestMemory(capacity)
         self._drawn: dict[int, int] = {}  # by the latest step, by sequence
@@ -101,6 +102,7 @@ class DigestRunner:
             self._write(work, [NOTHING] * len(digests) if self.fail_next else digests)
         if self.fail_next:
             self.fail_next = False
+            self.failed_steps += 1
             raise MadeToFail
         self.plans.append(plan)
         return [sampled for work in plan.work for sampled in self._results(work)]

@@ -20,6 +20,7 @@ _BLOCK_SIZES = (1, 2, 3, 4)
 _MOST_REQUESTS = 60
 _MOST_STEPS = 200
 _LONGEST_PROMPT = 40
+_LONGEST_OUTPUT = 40
 # Of a fault, on average, behind a request's arrival: about as long as a request lives.
 _FAULT_DELAY_SECONDS = 0.02
 
@@ -49,7 +50,8 @@ class PlannedFault(NamedTuple):
     """A fault: its time and kind, the number of the process among those of its kind, and its duration in seconds.
 
     Numbers are taken modulo the number of processes: of engines first, then of clients that send random Steps. Kinds
-    that happen at once have no duration; the wall clock steps by it.
+    that happen at once have no duration; the wall clock steps by it. A process that is to `reconnect` loses its
+    connections, and the next one that it makes soon carries nothing.
     """
 
     at: float
@@ -72,6 +74,8 @@ FAULTS = (
     "cut a gateway",
     "silence an engine",
     "silence a gateway",
+    "reconnect an engine",
+    "reconnect a gateway",
     "start a second engine",
     "start a second manager",
     "fail a step",
@@ -81,7 +85,11 @@ FAULTS = (
 
 
 _KILLS = FAULTS[:3]
-_LASTING = ("end ", "stop ", "silence ", "step ")
+_RECONNECTIONS = tuple(kind for kind in FAULTS if kind.startswith("reconnect"))
+_LASTING = ("end ", "stop ", "silence ", "reconnect ", "step ")
+_DURATIONS = (0.02, 0.5, 4.0, 12.0)
+# Longer than all timeouts of handshakes, links and clients.
+_LONG_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def drawn(seed: int) -> Scenario:
             random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02, 0.2))
         ),
         requests=requests,
-        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60)))),
+        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60, 100)))),
     )
 
 
@@ -147,7 +155,14 @@ def _size(random: Random) -> EngineSize:
         priority_aging=random.choice((0.0, 2.0)),
         proposed_tokens=random.choice((0, 0, 3)),
     )
-    return EngineSize(block_size, blocks, random.randint(0, blocks), limits, ahead=random.random() < 0.3)
+    return EngineSize(
+        block_size,
+        blocks,
+        random.randint(0, blocks),
+        limits,
+        ahead=random.random() < 0.3,
+        step_seconds=random.choice((0.0, 0.0, 0.0, 0.005, 0.05)),
+    )
 
 
 def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> list[PlannedRequest]:
@@ -157,6 +172,7 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
     salts = random.choice((SALTS[:1], SALTS))
     tokens = min(one.block_size * one.device_blocks for one in engines)
     most_samples = min(one.limits.max_sequences for one in engines)
+    most_tokens = random.choice((10, 10, 10, _LONGEST_OUTPUT))
     made: list[PlannedRequest] = []
     at = 0.0
     while (at := at + random.expovariate(rate)) < SECONDS and len(made) < _MOST_REQUESTS:
@@ -164,7 +180,7 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
         samples = random.choice((1, 1, 1, 2, 4))
         samples = min(samples, most_samples) if fits else samples
         room = max(2, tokens // samples) if fits else 30
-        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared)
+        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared, most_tokens)
         beams = samples if random.random() < 0.1 else 0
         made.append(
             PlannedRequest(
@@ -186,9 +202,11 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
     return made
 
 
-def _max_tokens_and_prompt(random: Random, room: int, shared: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+def _max_tokens_and_prompt(
+    random: Random, room: int, shared: tuple[int, ...], most_tokens: int
+) -> tuple[int, tuple[int, ...]]:
     """Draw a request with room for `room` tokens: often one that fills it, and mostly one that begins as others do."""
-    max_tokens = random.randint(1, min(10, room - 1))
+    max_tokens = random.randint(1, min(most_tokens, room - 1))
     most = min(_LONGEST_PROMPT, room - max_tokens)
     length = most if random.random() < 0.3 else random.randint(1, most)
     own = min(length, random.randint(1, 4))
@@ -197,12 +215,16 @@ def _max_tokens_and_prompt(random: Random, room: int, shared: tuple[int, ...]) -
 
 def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
     """Draw faults, most of them soon after the arrival of a request, while it is served."""
-    kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), random.choice(_KILLS)]
-    return sorted(_planned_fault(random, arrivals, random.choice(kinds)) for _ in range(count))
+    kinds = [*random.sample(FAULTS, random.randint(1, len(FAULTS))), *random.choices(_KILLS, k=3)]
+    durations: tuple[float, ...] = _DURATIONS
+    if random.random() < 0.15:
+        durations += (_LONG_SECONDS, _LONG_SECONDS)
+        kinds += _RECONNECTIONS * 2
+    return sorted(_planned_fault(random, arrivals, random.choice(kinds), durations) for _ in range(count))
 
 
-def _planned_fault(random: Random, arrivals: Sequence[float], kind: str) -> PlannedFault:
-    number, seconds = random.randrange(6), random.choice((0.02, 0.5, 4.0, 12.0))
+def _planned_fault(random: Random, arrivals: Sequence[float], kind: str, durations: Sequence[float]) -> PlannedFault:
+    number, seconds = random.randrange(6), random.choice(durations)
     if "step the" in kind:
         seconds = random.choice((seconds, -5.0))
     return PlannedFault(

@@ -9,6 +9,8 @@ from blocks import root_key
 from kvmanager import Session
 from quire.v1 import gateway_pb2
 from services.runtime.errors import ServiceError
+from simulation.circumstances import Witness
+from simulation.invariants.bounds import Bounds
 from simulation.invariants.engines import sleep_faults
 from simulation.invariants.errors_logged import ErrorsLogged
 from simulation.invariants.expected_contents import ExpectedContents
@@ -22,11 +24,10 @@ from simulation.processes.manager import ManagerProcess
 from simulation.processes.process import Process
 from simulation.processes.steps import StepsProcess
 from simulation.quiet import quiet
-from simulation.scenario import SALTS, SECONDS, PlannedFault, PlannedRequest, Scenario
+from simulation.scenario import SECONDS, PlannedFault, PlannedRequest, Scenario
 from simulation.universe import Universe
 
-# Virtual time after the last fault, and in which everything must have ended then.
-_LONGEST_STOP_SECONDS = 12.0
+# After the end of the last fault, everything must have ended within this virtual time.
 _REST_SECONDS = 120.0
 # A gateway's or engine's own timeouts end a silent connection at the latest after this time.
 _SILENT_SECONDS = 15.0
@@ -40,7 +41,9 @@ class Simulation:
         self.universe = Universe(Random(scenario.order), folder, scenario.latency)
         self.kills = 0
         self._outcomes: list[Outcome] = []
-        self._expected = ExpectedContents([root_key(FINGERPRINT, salt.encode()) for salt in SALTS])
+        self._expected = ExpectedContents()
+        self._witness = Witness(self.universe, scenario)
+        self._bounds = Bounds(self.universe, scenario.latency)
         self._checked_steps: dict[AttachedProcess, int] = {}
         self._checked_pools: dict[Session, int] = {}  # their last Steps
         self._errors = ErrorsLogged()
@@ -68,9 +71,11 @@ class Simulation:
         for at, act in self._planned:
             universe.run(universe.begun + at, self)
             act()
-        universe.run(universe.begun + SECONDS + _LONGEST_STOP_SECONDS, self)
-        for process in self._steps:
-            process.finish()
+        universe.run(universe.begun + SECONDS, self)
+        universe.run(universe.disturbances.last, self)
+        for process in universe.processes:
+            if isinstance(process, StepsProcess):  # also one beside which a second one was started
+                process.finish()
         end = universe.now + _REST_SECONDS
         while universe.now < end and not self._has_ended():
             universe.run(universe.now + 1.0, self)
@@ -79,7 +84,9 @@ class Simulation:
     # What happens from outside.
 
     def _start_engine(self, number: int) -> EngineProcess:
-        return self.universe.start_engine(f"e{number}", self.scenario.engines[number])
+        engine = self.universe.start_engine(f"e{number}", self.scenario.engines[number])
+        self._witness.add(engine.runner)
+        return engine
 
     def _start_steps(self, number: int) -> StepsProcess:
         return self.universe.start_steps(f"s{number}", *self.scenario.steps[number])
@@ -90,10 +97,12 @@ class Simulation:
 
     def _submit(self, request: PlannedRequest) -> None:
         gateway = self._gateways[request.gateway]
-        outcome = Outcome(request, max(self.universe.now, gateway.continues_at), gateway.stopped_seconds)
+        begun = max(self.universe.now, gateway.continues_at)
+        outcome = Outcome(request, begun, gateway.stopped_seconds, self._witness.failed_steps)
         self._outcomes.append(outcome)
+        root = root_key(FINGERPRINT, request.salt.encode())
         for text in computed_texts(request):
-            self._expected.add([*request.prompt, *text])
+            self._expected.add(root, [*request.prompt, *text])
         self.universe.note(gateway.name, f"receives {request.name}: {len(request.prompt)} tokens")
         gateway.start(self._client(gateway, outcome))
 
@@ -102,20 +111,23 @@ class Simulation:
         try:
             async with asyncio.timeout(request.cancel_after):
                 async for response in gateway.handler.generate(_message(request)):
+                    outcome.add(response)
                     if response.HasField("delta"):
-                        outcome.add(response.delta)
+                        outcome.lost_engines = gateway.lost_engines[request.name]
             outcome.end = "finished"
         except TimeoutError:
             outcome.end = "cancelled"
         except ServiceError as error:
             outcome.end, outcome.error = f"{type(error).__name__}: {error}", error
+            outcome.circumstances = self._witness.circumstances(outcome, gateway)
         outcome.seconds = self.universe.now - outcome.begun - (gateway.stopped_seconds - outcome.gateway_stopped)
+        self._bounds.leaves(request.name, gateway)
         self.universe.note(gateway.name, f"{request.name} ends: {outcome.end}")
 
     def _fault(self, fault: PlannedFault) -> None:
         verb, _, what = fault.kind.partition(" ")
         process, seconds = self._named(what, fault.number), abs(fault.seconds)
-        if verb in ("kill", "end", "stop", "cut", "silence", "start"):
+        if verb in ("kill", "end", "stop", "cut", "silence", "reconnect", "start"):
             self._disturb(verb, process, seconds)
         elif verb == "fail":
             self._fail_step(self._engines[fault.number % len(self._engines)])
@@ -138,6 +150,8 @@ class Simulation:
                 self.universe.cut(process)
             case "silence":
                 self.universe.silence(process, _SILENT_SECONDS + seconds)
+            case "reconnect":
+                self.universe.silence_next(process, _SILENT_SECONDS + seconds)
             case "start":  # beside its predecessor, which lives on without an address
                 self._start_again(process)
 
@@ -148,6 +162,7 @@ class Simulation:
             for outcome in self._outcomes:
                 if outcome.end is None and self._gateways[outcome.request.gateway] is process:
                     outcome.end = "the gateway was killed"
+                    self._bounds.leaves(outcome.request.name, process)
         self._start_again(process)
 
     def _end(self, process: Process, seconds: float) -> None:
@@ -183,11 +198,14 @@ class Simulation:
         sessions = [one for one in self._manager.manager.sessions() if not one.stepping]
         if sessions:
             pool = sessions[number % len(sessions)].pool
-            if sum(map(bool, pool.device.marks.by_block)) < pool.device.total // 2:
-                block = self.universe.random.randint(1, pool.device.total)
-                if not pool.device.marks.is_withheld_or_marked(block):
-                    self.universe.note("kvmanager", f"withholds block {block} of {pool.spec.engine_id}")
-                    pool.withhold([block], [])
+            of_host = pool.host.total > 0 and self.universe.random.random() < 0.3
+            tier, name = (pool.host, "host block") if of_host else (pool.device, "block")
+            if sum(map(bool, tier.marks.by_block)) < tier.total // 2:
+                block = self.universe.random.randint(1, tier.total)
+                if not tier.marks.is_withheld_or_marked(block):
+                    self._witness.withheld = True
+                    self.universe.note("kvmanager", f"withholds {name} {block} of {pool.spec.engine_id}")
+                    pool.withhold(*(([], [block]) if of_host else ([block], [])))
 
     def _named(self, what: str, number: int) -> Process:
         if "engine" in what:
@@ -234,7 +252,7 @@ class Simulation:
                 continue
             faults: list[str] = []
             if isinstance(process, EngineProcess) and not process.ending:
-                faults = sleep_faults(process)
+                faults = [] if process.computes else sleep_faults(process)
                 if process.scheduler.empty and not process.link.replica.steps_in_flight:
                     faults += self._content_faults(process)
             elif isinstance(process, StepsProcess):
@@ -242,23 +260,25 @@ class Simulation:
                     faults = self._steps_faults(process)
             elif isinstance(process, ManagerProcess):
                 process.manager.check_handshakes()
+                process.manager.check_leases()
                 faults = process.loop.failures
             if faults:
                 raise Violation(faults[0])
+        if faults := self._bounds.faults():
+            raise Violation(faults[0])
 
     def _content_faults(self, engine: EngineProcess) -> list[str]:
         if self._checked_steps.get(engine) == (steps := engine.scheduler.totals.steps):
             return []
         self._checked_steps[engine] = steps
-        found = self._expected.pool_faults(engine.link.replica.pool, engine.memory)
-        return [f"{engine.name}: {fault}" for fault in found]
+        return _pool_faults(self.universe, engine, self._expected)
 
     def _steps_faults(self, process: StepsProcess) -> list[str]:
         pool = process.link.replica.pool
         if self._checked_steps.get(process) == pool.last_step:
             return []
         self._checked_steps[process] = pool.last_step
-        return [*process.table_faults(), *process.expected.pool_faults(pool, process.memory)]
+        return [*process.table_faults(), *_pool_faults(self.universe, process, process.expected)]
 
     def _has_ended(self) -> bool:
         return all(outcome.end is not None for outcome in self._outcomes) and not self._left_over()
@@ -272,12 +292,25 @@ class Simulation:
 
     def _left_over(self) -> list[str]:
         """Return what is left of requests and Steps. A lost stream's pool keeps its blocks until its lease ends."""
-        found = [f"{engine.name} still has requests" for engine in self._engines if not engine.scheduler.empty]
+        engines = [one for one in self.universe.processes if isinstance(one, EngineProcess)]
+        found = [f"{engine.name} still has requests" for engine in engines if not engine.scheduler.empty]
         found += [f"{one.name} still has blocks, or Steps to send" for one in self._steps if not one.done]
         for session in self._manager.manager.sessions():
             if held := session.pool.device.counts.held + session.pool.host.counts.held:
                 found.append(f"{held} blocks of {session.pool.spec.engine_id} are held after all requests")
         return found
+
+
+def _pool_faults(universe: Universe, process: AttachedProcess, expected: ExpectedContents) -> list[str]:
+    """Return what is wrong with the cached blocks of a pool, by its owner's replica and by its managers."""
+    replica = process.link.replica.pool
+    pools = [replica]
+    for manager in universe.processes:
+        if isinstance(manager, ManagerProcess) and (session := manager.manager.find_session(process.name)):
+            pool = session.pool
+            if pool.spec == replica.spec and pool.last_step == replica.last_step and not session.stepping:
+                pools.append(pool)
+    return [f"{process.name}: {fault}" for pool in pools for fault in expected.pool_faults(pool, process.memory)]
 
 
 def violation_of(simulation: Simulation) -> Violation | None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, Protocol, TypeVar
 
-from simulation.network.connections import Latency, Network
+from simulation.disturbances import Disturbances
+from simulation.network.connections import Connection, Latency, Network
 from simulation.processes.attached import EngineSize, Incarnation
 from simulation.processes.engine import EngineProcess
 from simulation.processes.gateway import GatewayLimits, GatewayProcess
@@ -18,6 +19,8 @@ _Process = TypeVar("_Process", bound=Process)
 # The time that passes with each event, at most.
 _EVENT_SECONDS = 20e-6
 _BEGIN = 1000.0
+# Of a connection that is to be silent: it ends in a handshake of an engine, or of a gateway.
+_FIRST_MESSAGES = (1, 1, 2, 3, 8)
 # Virtual time before the load: the story and the scenario count from there.
 START_SECONDS = 3.0
 
@@ -58,6 +61,7 @@ class Universe:
         self.processes: list[Process] = []
         self.ending: set[int] = set()  # starts of the engines that were asked to end, in nanoseconds since the boot
         self._dead: list[Process] = []
+        self.disturbances = Disturbances()
         self.wall_offset = 0.0  # of the machine's wall clock, from which incarnations come
         self._folder = folder
 
@@ -98,6 +102,7 @@ class Universe:
 
     def _add(self, process: _Process) -> _Process:
         self.processes.append(process)
+        self.disturbances.add(process, self.now)
         return process
 
     # Faults.
@@ -110,7 +115,7 @@ class Universe:
         self.processes.remove(process)
         self._dead.append(process)
         for connection in connections:
-            connection.cut()
+            self._cut(connection)
 
     def close(self) -> None:
         """End all processes."""
@@ -123,6 +128,7 @@ class Universe:
         self.note(process.name, f"is stopped for {seconds:.3f} s")
         process.stopped, process.continues_at = True, self.now + seconds
         process.stopped_seconds += seconds
+        self.disturbances.add(process, process.continues_at)
 
         def revive() -> None:
             self.note(process.name, "continues")
@@ -135,7 +141,7 @@ class Universe:
         connections = list(self.network.open_connections(process.loop))
         if connections:
             self.note(process.name, "loses a connection")
-            self.random.choice(connections).cut()
+            self._cut(self.random.choice(connections))
 
     def silence(self, process: Process, seconds: float) -> None:
         """Lose what one connection of a process carries from now on; it breaks after this time."""
@@ -143,8 +149,24 @@ class Universe:
         if connections:
             connection = self.random.choice(connections)
             self.note(process.name, f"has a connection that carries nothing, and breaks after {seconds:.1f} s")
-            connection.silent = True
+            connection.silence()
             self.network.deliver_in(seconds, connection.cut)
+            self.disturbances.add_connection(connection, self.now + seconds)
+
+    def silence_next(self, process: Process, seconds: float) -> None:
+        """Break the connections that a process has made; the next one soon carries nothing, and breaks later."""
+        messages = self.random.choice(_FIRST_MESSAGES)
+        words = f"the next one carries {messages} messages, then nothing, and breaks after {seconds:.1f} s"
+        self.note(process.name, f"loses its connections; {words}")
+        for connection in list(self.network.open_connections(process.loop)):
+            if connection.client is process.loop:
+                self._cut(connection)
+        self.network.silence_next(process.loop, messages, seconds)
+        self.disturbances.add_next(process.loop, self.now + seconds)
+
+    def _cut(self, connection: Connection) -> None:
+        self.disturbances.add_connection(connection, self.now)
+        connection.cut()
 
     # Events.
 

@@ -55,9 +55,9 @@ def _pool_faults(engine: SmallEngine) -> list[str]:
 
 @cache
 def _contents(requests: tuple[SmallRequest, ...]) -> ExpectedContents:
-    expected = ExpectedContents([root_key(FINGERPRINT, b"")])
+    expected = ExpectedContents()
     for request in requests:
-        expected.add([*request.prompt, *request.expected()])
+        expected.add(root_key(FINGERPRINT, b""), [*request.prompt, *request.expected()])
     return expected
 
 

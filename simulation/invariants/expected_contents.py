@@ -13,19 +13,20 @@ Digests = tuple[int, ...]
 
 
 class ExpectedContents:
-    """The digests of each block of each known text, by key; a text is a list of tokens."""
+    """The digests of each block of each known text, by key; a text is a list of tokens behind a root.
 
-    def __init__(self, roots: Sequence[bytes]) -> None:
-        """`roots` are the parents of first keys, for each salt."""
-        self._roots = roots
+    A root is the parent of a text's first key: another one for each salt and each number of resets.
+    """
+
+    def __init__(self) -> None:
         self._by_key: dict[int, dict[bytes, Digests]] = {}  # by block size
-        self._texts: list[Sequence[int]] = []
+        self._texts: list[tuple[bytes, Sequence[int]]] = []
 
-    def add(self, text: Sequence[int]) -> None:
-        """Add a text that an engine may compute."""
-        self._texts.append(text)
+    def add(self, root: bytes, text: Sequence[int]) -> None:
+        """Add a text that an engine may compute behind a root."""
+        self._texts.append((root, text))
         for block_size, by_key in self._by_key.items():
-            by_key.update(self._blocks_of(text, block_size))
+            by_key.update(_blocks_of(root, text, block_size))
 
     def pool_faults(self, pool: Pool, memory: DigestMemory) -> list[str]:
         """Return a message for each keyed block of either tier whose contents are not those of its key."""
@@ -47,12 +48,12 @@ class ExpectedContents:
     def _of(self, block_size: int) -> dict[bytes, Digests]:
         if block_size not in self._by_key:
             by_key = self._by_key[block_size] = {}
-            for text in self._texts:
-                by_key.update(self._blocks_of(text, block_size))
+            for root, text in self._texts:
+                by_key.update(_blocks_of(root, text, block_size))
         return self._by_key[block_size]
 
-    def _blocks_of(self, text: Sequence[int], block_size: int) -> Iterable[tuple[bytes, Digests]]:
-        digests = list(chain(0, text))
-        for root in self._roots:
-            for number, key in enumerate(block_keys(root, text, block_size)):
-                yield key, tuple(digests[number * block_size : (number + 1) * block_size])
+
+def _blocks_of(root: bytes, text: Sequence[int], block_size: int) -> Iterable[tuple[bytes, Digests]]:
+    digests = list(chain(0, text))
+    for number, key in enumerate(block_keys(root, text, block_size)):
+        yield key, tuple(digests[number * block_size : (number + 1) * block_size])

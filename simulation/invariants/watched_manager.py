@@ -9,6 +9,8 @@ from kvmanager.applied import AppliedStep
 from kvmanager.manager import Registration
 from kvmanager.tier.tier import Tier
 
+# A lease that ends during a handshake lasts for this time beyond the handshake.
+_LONGEST_REST_OF_LEASE_SECONDS = 1.0 + 0.5
 # Of a handshake with a silent engine, and the time in which what was received is adopted.
 _LONGEST_HANDSHAKE_SECONDS = 60.0 + 15.0
 
@@ -24,7 +26,9 @@ class WatchedManager(KVManager):
     """Reports violations to a list. They are found from calls alone, by other means than the core's own checks.
 
     * An engine's incarnation never decreases while a newer lease or registration is open.
-    * A pool is dropped only at the end of its lease or stream, and while no registration of its incarnation is open.
+    * A pool is dropped only at the end of its lease or stream, and not while the latest registration of its engine is
+      open and of its incarnation.
+    * A pool is dropped within its lease, or a moment after the handshake in which the lease ended.
     * A handshake ends, also if its engine is silent.
     * Only the live session's Steps are applied, with rising numbers.
     * A copy of a block to which no key may lead is marked too.
@@ -42,6 +46,7 @@ class WatchedManager(KVManager):
         self._open: dict[int, _Open] = {}
         self._live: dict[str, Session] = {}
         self._disconnected_at: dict[int, float] = {}  # by session
+        self._unregistered_at: dict[str, float] = {}  # by engine
         self._last_steps: dict[int, int] = {}  # by session
 
     def register(self, spec: PoolSpec) -> Registration:
@@ -55,6 +60,7 @@ class WatchedManager(KVManager):
         """End an attach."""
         super().unregister(registration)
         self._open.pop(registration.number, None)
+        self._unregistered_at[registration.spec.engine_id] = self._clock()
 
     def attach(self, spec: PoolSpec, pool: Pool | None = None, registration: Registration | None = None) -> Session:
         """Make the session of an attach."""
@@ -99,6 +105,18 @@ class WatchedManager(KVManager):
             if self._clock() - one.since > _LONGEST_HANDSHAKE_SECONDS:
                 self._faults.append(f"the handshake of {one.registration.spec.engine_id} does not end")
 
+    def check_leases(self) -> None:
+        """Report a pool that is kept beyond its lease. Call it where nothing can run before time passes."""
+        attaching = {one.registration.spec.engine_id for one in self._open.values()}
+        for session in self.sessions():
+            since = self._disconnected_at.get(session.number)
+            engine_id = session.pool.spec.engine_id
+            if since is None or engine_id in attaching:
+                continue
+            end = max(since + self._lease_seconds, self._unregistered_at.get(engine_id, 0.0))
+            if self._clock() > end + _LONGEST_REST_OF_LEASE_SECONDS:
+                self._faults.append(f"the pool of {engine_id} is kept {self._clock() - since:.3f} s after its stream")
+
     def _check_newest(self, spec: PoolSpec, verb: str) -> None:
         newer = [
             one.registration.spec for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id
@@ -114,11 +132,11 @@ class WatchedManager(KVManager):
 
     def _check_drop(self, session: Session) -> None:
         spec = session.pool.spec
-        if any(
-            one.registration.spec.engine_id == spec.engine_id
-            and one.registration.spec.started_after_boot == spec.started_after_boot
-            for one in self._open.values()
-        ):
+        attaching = [
+            one.registration for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id
+        ]
+        latest = max(attaching, key=lambda one: one.number, default=None)  # earlier ones do not succeed any more
+        if latest is not None and latest.spec.started_after_boot == spec.started_after_boot:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attaching again")
         since = self._disconnected_at.get(session.number)
         if since is not None and self._clock() - since < self._lease_seconds:

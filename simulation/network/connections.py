@@ -92,13 +92,14 @@ class Network:
     """
 
     def __init__(self, clock: Callable[[], float], random: Random, latency: Latency) -> None:
-        self._clock = clock
+        self.clock = clock
         self._random = random
         self._latency = latency
         self._deliveries: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._servers: dict[str, Server] = {}
         self._connections: list[Connection] = []
+        self._soon_silent: dict[SimulatedLoop, tuple[int, float]] = {}
         self.on_arrival: Callable[[Arrival], None] | None = None
 
     def listen(self, address: str, server: Server) -> None:
@@ -112,7 +113,14 @@ class Network:
             return None
         connection = Connection(self, client, server)
         self._connections.append(connection)
+        if client in self._soon_silent:
+            connection.messages_left, seconds = self._soon_silent.pop(client)
+            self.deliver_in(seconds, connection.cut)
         return connection
+
+    def silence_next(self, client: SimulatedLoop, messages: int, seconds: float) -> None:
+        """Let the next connection of a client carry so many messages, then nothing; it breaks after this time."""
+        self._soon_silent[client] = messages, seconds
 
     def deliver_after(
         self, earliest: float, delivery: Delivery, action: Callable[[], None], most: float | None = None
@@ -123,13 +131,13 @@ class Network:
         """
         del delivery
         delay = self._delay() if most is None else self._random.random() * most
-        at = max(earliest, self._clock() + delay)
+        at = max(earliest, self.clock() + delay)
         heapq.heappush(self._deliveries, (at, next(self._numbers), action))
         return at
 
     def deliver_in(self, seconds: float, action: Callable[[], None]) -> None:
         """Run an action after this time."""
-        heapq.heappush(self._deliveries, (self._clock() + seconds, next(self._numbers), action))
+        heapq.heappush(self._deliveries, (self.clock() + seconds, next(self._numbers), action))
 
     def next_delivery(self) -> float | None:
         """Return the time of the next delivery, if any."""
@@ -159,21 +167,46 @@ class Connection:
         self.service = service
         self.server = service.loop
         self.broken = False
-        self.silent = False  # what is sent is lost, and neither side receives an error
+        self.is_cut = False  # broken, and the server knows
+        self.silent_since: float | None = None  # what is sent is lost, and neither side receives an error
+        self.messages_left: int | None = None  # of both directions, before it is silent
         self.calls: list[Call] = []
+        self._ended_unheard: list[Call] = []  # by the client, while the connection was silent
 
     @property
     def carries(self) -> bool:
         """Whether a message sent or delivered now arrives."""
-        return not (self.broken or self.silent)
+        return not self.broken and self.silent_since is None
+
+    def arrives(self) -> bool:
+        """Return whether a message that is due arrives."""
+        if self.messages_left == 0:
+            self.silence()
+        elif self.messages_left is not None:
+            self.messages_left -= 1
+        return self.carries
+
+    def silence(self) -> None:
+        """Lose what is sent from now on, and what is under way."""
+        if self.silent_since is None:
+            self.silent_since = self.network.clock()
 
     def cut(self) -> None:
         """Break the connection: messages under way are lost, and each side receives the error at its own time."""
-        if self.broken:
+        if self.is_cut or (self.broken and self.silent_since is None):
             return
-        self.broken = True
+        self.broken = self.is_cut = True
         for call in self.calls:
             call.on_cut()
+        for call in self._ended_unheard:
+            call.on_client_lost()
+
+    def loses_cancellation(self, call: "Call") -> bool:
+        """Return whether the server does not learn now that the client has ended a call; it does at the cut."""
+        if self.silent_since is None or self.is_cut:
+            return False
+        self._ended_unheard.append(call)
+        return True
 
     def close(self) -> None:
         """Close the connection at the client, cancelling its calls."""
@@ -207,7 +240,7 @@ class Pipe:
             kind = DeliveryKind.RESPONSES if self._responses else DeliveryKind.REQUESTS
             delivery = Delivery(connection, kind, contents)
             self._last = connection.network.deliver_after(
-                self._last, delivery, lambda: action() if connection.carries else self._note(contents, lost=True)
+                self._last, delivery, lambda: action() if connection.arrives() else self._note(contents, lost=True)
             )
         else:
             self._note(contents, lost=True)
@@ -237,6 +270,7 @@ class Call:
 
     def __init__(self, connection: Connection, path: str) -> None:
         self.connection = connection
+        self.path = path
         self.requests = Pipe(connection, path, responses=False)
         self.responses = Pipe(connection, path, responses=True)
         self._handling: asyncio.Task[None] | None = None
@@ -249,8 +283,8 @@ class Call:
         """End the call at the client; the server's handler is cancelled when the message arrives."""
         if not self._ended and not self.connection.client.dead:
             self._end(status)
-            if not self.connection.broken:
-                self._deliver(DeliveryKind.HANDLER_LOST, self._end_handler)
+            if not (self.connection.broken or self.connection.loses_cancellation(self)):
+                self._deliver(DeliveryKind.HANDLER_LOST, self._end_handler_unless_silent)
 
     def send_status(self, status: Status) -> None:
         """Send the status from the server, behind its responses."""
@@ -260,6 +294,10 @@ class Call:
     def on_cut(self) -> None:
         """Let both sides receive that the connection is broken."""
         self._deliver(DeliveryKind.LOST, lambda: self._end(Status(grpc.StatusCode.UNAVAILABLE, _BROKEN)))
+        self.on_client_lost()
+
+    def on_client_lost(self) -> None:
+        """Let the server receive that the connection is broken."""
         self._deliver(DeliveryKind.HANDLER_LOST, self._end_handler)
 
     def _begin(self, path: str) -> None:
@@ -274,6 +312,10 @@ class Call:
             self.responses.put(status)
             if self in self.connection.calls:
                 self.connection.calls.remove(self)
+
+    def _end_handler_unless_silent(self) -> None:
+        if not self.connection.loses_cancellation(self):
+            self._end_handler()
 
     def _end_handler(self) -> None:
         task = self._handling

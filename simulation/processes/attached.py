@@ -21,7 +21,7 @@ _BOOT = "simulated"
 
 @dataclass(frozen=True)
 class EngineSize:
-    """The size of an engine's pool, and how it schedules."""
+    """The size of an engine's pool, how it schedules, and how long a step of its model takes."""
 
     block_size: int = 2
     device_blocks: int = 12
@@ -29,6 +29,7 @@ class EngineSize:
     limits: Limits = field(default_factory=lambda: Limits(token_budget=16, max_sequences=6))
     context_tokens: int = 64
     ahead: bool = False
+    step_seconds: float = 0.0
 
     def capacity(self) -> Capacity:
         """Return it as the scheduler's capacity."""

@@ -1,7 +1,8 @@
 """The simulated engine: the product's services, scheduler and loop over a model of digests."""
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from services.engine.servicer import EngineServicer
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime.tracing.spans import Tracing
 from services.wire.features import FEATURES
+from simulation.invariants.service_order import ServiceOrder
 from simulation.network.connections import Network
 from simulation.network.server import SimulatedServer
 from simulation.processes.attached import FINGERPRINT, MODEL, VOCABULARY, AttachedProcess, EngineSize, Incarnation
@@ -45,23 +47,39 @@ class EngineProcess(AttachedProcess):
         super().__init__(network, clock, engine_id, incarnation, size)
         self.pause: Pause | None = None  # of the thread, which sleeps
         self._until: float | None = None
+        self._computes_until = -math.inf
         self._thread_ended = False
         self.runner = DigestRunner(size.capacity())
         self.memory = self.runner.memory
         self.scheduler = Scheduler(size.capacity(), size.limits, ahead=size.ahead and not size.limits.proposed_tokens)
+        self._order = ServiceOrder(self.scheduler, self.loop.failures)
         self.loop.run(partial(self._open, folder))
+
+    @property
+    def computes(self) -> bool:
+        """Whether its thread is in a step."""
+        return self._clock() < self._computes_until
+
+    @property
+    def request_ids(self) -> Collection[str]:
+        """The ids of its live requests."""
+        return self.scheduler._queue.by_request.keys()  # which the scheduler shows nobody
 
     def thread_can_run(self, now: float) -> bool:
         """Return whether the engine's thread can begin a turn."""
-        if self._thread_ended:
+        if self._thread_ended or now < self._computes_until:
             return False
         if self.pause is None or self.driver.has_commands:
             return True
         return self._until is not None and self._until <= now
 
     def thread_wakes_at(self) -> float | None:
-        """Return the time at which the thread's pause ends."""
-        return self._until if self.pause is not None and not self._thread_ended else None
+        """Return the time at which the thread's step or pause ends."""
+        if self._thread_ended:
+            return None
+        if self.computes:
+            return self._computes_until
+        return self._until if self.pause is not None else None
 
     def run_thread(self) -> None:
         """Run a turn, or end the thread."""
@@ -69,7 +87,11 @@ class EngineProcess(AttachedProcess):
             self._thread_ended = True
             self.driver.end()
             return
-        self.pause = self.driver.turn()
+        steps = self.driver.steps
+        with self._order.kept():
+            self.pause = self.driver.turn()
+        if self.size.step_seconds and self.driver.steps > steps:
+            self._computes_until = self._clock() + self.size.step_seconds
         if self.pause is not None:
             seconds = self.pause.seconds
             self._until = None if seconds is None else self._clock() + seconds

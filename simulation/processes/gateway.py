@@ -1,5 +1,6 @@
 """The simulated gateway, with its clients."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,8 +14,11 @@ from services.gateway.access.tenants import Tenants
 from services.gateway.attempts import FailoverLimits
 from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.dispatch import Dispatcher
+from services.gateway.fleet.engine_events import FailoverReason
 from services.gateway.fleet.engine_link import LinkOptions
 from services.gateway.fleet.fleet import Fleet
+from services.gateway.fleet.observer import FleetObserver
+from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Router, RoutingPolicy
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import RequestHandler, RequestLimits
@@ -28,7 +32,8 @@ from simulation.processes.process import Process
 _FAILOVER = FailoverLimits(failovers=1000, wait_seconds=600.0)
 _TOKENS = 10**6
 _SLOW_CLIENT_SECONDS = 1000.0
-_LINKS = LinkOptions(15.0, 10.0)
+LINK_SECONDS = 15.0  # after which a gateway closes a link that carries nothing
+_LINKS = LinkOptions(LINK_SECONDS, 10.0)
 _RESOLVE_SECONDS = 3600.0
 _ROUTER_BLOCKS = 64
 
@@ -38,6 +43,26 @@ class GatewayLimits:
     """How many requests a gateway admits at a time."""
 
     requests: int = 1000
+
+
+class WatchedDispatcher(Dispatcher):
+    """Counts the engines that were lost with each request."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: Router,
+        lookup: PrefixLookup | None,
+        observer: FleetObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(fleet, router, lookup, observer, clock)
+        self.lost_engines = Counter[str]()
+
+    def on_failover(self, model: str, request_id: str, engine_id: str, reason: FailoverReason) -> None:
+        """Count a lost engine."""
+        super().on_failover(model, request_id, engine_id, reason)
+        self.lost_engines[request_id] += reason is FailoverReason.LOST
 
 
 class GatewayProcess(Process):
@@ -64,7 +89,9 @@ class GatewayProcess(Process):
         observer = GatewayObserver()
         links = replace(_LINKS, connect=self._connect)
         self.fleet = Fleet(ServiceAddresses.of(engines), _RESOLVE_SECONDS, links)
-        dispatcher = Dispatcher(self.fleet, Router(RoutingPolicy("prefix"), _ROUTER_BLOCKS), None, observer, clock)
+        router = Router(RoutingPolicy("prefix"), _ROUTER_BLOCKS)
+        dispatcher = WatchedDispatcher(self.fleet, router, None, observer, clock)
+        self.lost_engines = dispatcher.lost_engines
         limits = RequestLimits(
             AdmissionControl(self._limits.requests, _TOKENS),
             _FAILOVER,

@@ -69,14 +69,14 @@ class StepsProcess(AttachedProcess):
         self._random = Random(plan.seed)
         self._steps_left = plan.steps
         self.memory = DigestMemory(size.capacity())
-        roots = [root_key(FINGERPRINT, salt, resets) for salt in _SALTS for resets in range(_MOST_RESETS + 1)]
-        self.expected = ExpectedContents(roots)
+        self.expected = ExpectedContents()
         self._copies = BlockCopies(self.memory, InlineCopyStream(), size.block_size)  # type: ignore[arg-type]
         self._tokens: dict[int, list[int]] = {}  # of each sequence, as many as it has room for
+        self._roots: dict[int, bytes] = {}  # of each sequence, by its salt and the resets before it
         self._asked: Step | None = None  # not answered yet
         self._last_step = 0
         self._last_id = 0  # of a sequence or group
-        self._resets = 0
+        self._resets = 0  # that the manager has applied
         self._next_at = clock()
         self.loop.run(lambda: self._attach(lambda: None))
 
@@ -104,6 +104,8 @@ class StepsProcess(AttachedProcess):
             while (result := self.link.receive()) is not None:
                 self._apply(result)
         except Reattached:
+            if self._asked is not None:
+                self._resets += _resets_of(self._asked)
             self._follow_pool()  # of the Step in flight, grants and moves are undone
         if self._may_send and self._next_at <= self._clock():
             self._send()
@@ -136,11 +138,13 @@ class StepsProcess(AttachedProcess):
     def _apply(self, result: StepResult) -> None:
         asked = self._asked
         assert asked is not None, "only a Step in flight is answered"
+        self._resets += _resets_of(asked)  # which come before allocates
         self._copies.make((Copies(result.device_to_host, result.host_to_device, result.copies),))
         cached = {change.sequence: change.cached_tokens for change in result.tables}
         for allocate in asked.allocates:
             if allocate.sequence in self._pool.sequences:
                 self._tokens[allocate.sequence] = list(allocate.token_ids[: cached[allocate.sequence]])
+                self._roots[allocate.sequence] = root_key(FINGERPRINT, allocate.salt, self._resets)
         self._follow_pool()
         prompts = {allocate.sequence: allocate.token_ids for allocate in asked.allocates}
         for number in cached.keys() & self._pool.sequences.keys():
@@ -154,6 +158,7 @@ class StepsProcess(AttachedProcess):
         for fork in asked.forks if asked is not None else ():
             if fork.child in sequences:
                 self._tokens[fork.child] = self._tokens[fork.parent][: fork.length]
+                self._roots[fork.child] = self._roots[fork.parent]
         self._tokens = {number: self._tokens[number][: one.room_tokens] for number, one in sequences.items()}
 
     def _write(self, number: int, prompt: Sequence[int]) -> None:
@@ -205,7 +210,7 @@ class StepsProcess(AttachedProcess):
         if sequence.swapped or whole <= first or self._random.random() < 0.5:
             return
         end = self._random.randint(first + 1, whole)
-        self.expected.add(tokens)
+        self.expected.add(self._roots[sequence.id], tokens)
         items.commits.append(Commit(sequence.id, first, tokens[first * size : end * size]))
 
     def _extend(self, items: StepBuilder, sequence: SequenceTable) -> None:
@@ -234,7 +239,6 @@ class StepsProcess(AttachedProcess):
             sequence = random.choice(committed)
             items.pins.append(Pin(f"p{self._new_id()}", sequence.id, random.randint(1, sequence.committed_blocks)))
         elif self._resets < _MOST_RESETS and random.random() < 0.01:
-            self._resets += 1
             items.pins.append(Reset())
 
     def _allocate(self, items: StepBuilder) -> None:
@@ -249,3 +253,7 @@ class StepsProcess(AttachedProcess):
     def _new_id(self) -> int:
         self._last_id += 1
         return self._last_id
+
+
+def _resets_of(step: Step) -> int:
+    return sum(isinstance(change, Reset) for change in step.pins)

@@ -1,4 +1,4 @@
-"""Faults that the product once had, planted again, so that the simulator shows that it finds them.
+"""Faults that the product once had, and others that an invariant is there for: the simulator shows that it finds them.
 
 `python -m tests.simulation.planted_faults` plants each in a copy of the tree and simulates it until it is found.
 """
@@ -98,6 +98,121 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "requests wait behind one that a withheld block ended": (
         Edit("engine/schedule/pool/admission.py", "refused.group is group and ", ""),
+    ),
+    "tokens do not clear the count of lost engines": (
+        Edit(
+            "services/gateway/fleet/lost_engines.py",
+            "        self.engine_ids.clear()\n        self._runs_isolated = False",
+            "        pass",
+        ),
+    ),
+    "a request fails when its engine is lost": (
+        Edit(
+            "services/gateway/attempts.py",
+            "        if reason is FailoverReason.LOST:\n",
+            "        if reason is FailoverReason.LOST and self._fingerprint:\n"
+            '            raise __import__("services.runtime.errors").runtime.errors.GenerationFailed("no luck")\n'
+            "        if reason is FailoverReason.LOST:\n",
+        ),
+    ),
+    "a failover before the first token does not wait": (
+        Edit(
+            "services/gateway/attempts.py",
+            "if self._retry_until is None:",
+            "if self._retry_until is None or not self._request.progress.started:",
+        ),
+    ),
+    "a deadline is early": (
+        Edit("services/gateway/deadlines.py", "else start + timeout, clock", "else start + timeout / 2, clock"),
+    ),
+    "a lease does not end": (
+        Edit(
+            "services/kvmanager/servicer.py",
+            "if self._manager.is_live(session) and self._manager.is_attaching(session):",
+            "if self._manager.is_live(session):",
+        ),
+    ),
+    "a handshake waits for a silent engine": (
+        Edit(
+            "services/kvmanager/attach_handshake.py",
+            "max(0.0, min(limits.silence, limits.wait - self._waited))",
+            "36000.0",
+        ),
+    ),
+    "a gateway keeps a silent link": (
+        Edit(
+            "services/gateway/fleet/engine_link.py",
+            "async with asyncio.timeout(self._timeout_seconds):",
+            "async with asyncio.timeout(None):",
+        ),
+    ),
+    "an engine waits for ever to be attached": (
+        Edit(
+            "services/engine/block_client.py",
+            "async with asyncio.timeout(_REGISTER_SECONDS):",
+            "async with asyncio.timeout(None):",
+        ),
+    ),
+    "a client that leaves does not cancel at the engine": (
+        Edit(
+            "services/gateway/generation.py",
+            "self._attempts.release(None if self._finished else ",
+            "self._attempts.release(None if True else ",
+        ),
+    ),
+    "finish reasons, stop strings and counts are wrong": (
+        Edit(
+            "services/gateway/sample_output.py",
+            "reason=decoding_pb2.FINISH_REASON_STOP, stop_string=self.stop",
+            'reason=decoding_pb2.FINISH_REASON_LENGTH, stop_string="?"',
+        ),
+        Edit("services/gateway/generation.py", "generated_tokens=progress.generated_tokens,", "generated_tokens=7,"),
+    ),
+    "the last token of an answer is missing": (
+        Edit(
+            "services/gateway/generation.py",
+            "return _delta_response(index, text, counted, tokens",
+            "return _delta_response(index, text, counted if end is None else counted[:-1], tokens",
+        ),
+    ),
+    "salts share blocks": (
+        Edit(
+            "kvmanager/pool_state.py",
+            "return root_key(self.spec.model_fingerprint, salt, self.resets)",
+            'return root_key(self.spec.model_fingerprint, b"", self.resets)',
+        ),
+        Edit(
+            "kvmanager/adoption.py",
+            "root_key(state.spec.model_fingerprint, report.salt, report.resets)",
+            'root_key(state.spec.model_fingerprint, b"", report.resets)',
+        ),
+    ),
+    "a reset changes nothing": (
+        Edit(
+            "kvmanager/verbs/pinning.py",
+            "    yield from state.device.resetting_keys()\n    yield from state.host.resetting_keys()\n",
+            "    yield from ()\n",
+        ),
+        Edit("kvmanager/pool_state.py", "salt, self.resets)", "salt, 0)"),
+        Edit("kvmanager/adoption.py", "salt, report.resets)", "salt, 0)"),
+    ),
+    "an adopted sequence has the resets of its pool": (
+        Edit("kvmanager/adoption.py", "report.salt, report.resets)", "report.salt, state.resets)"),
+    ),
+    "an engine does not withhold host blocks": (
+        Edit(
+            "services/engine/replica.py",
+            "        self.pool.withhold(result.withheld_blocks, result.host_withheld_blocks)\n",
+            "        self.pool.withhold(result.withheld_blocks, ())\n",
+        ),
+    ),
+    "released blocks are granted before the copies of their Step have run": (
+        Edit(
+            "kvmanager/pool_state.py", "        self._device_releases += blocks", "        self.device.release(blocks)"
+        ),
+    ),
+    "the first request is preempted first": (
+        Edit("engine/schedule/pool/preemption.py", "victim = queue.running[-1]", "victim = queue.running[0]"),
     ),
 }
 

@@ -140,10 +140,58 @@ def test_a_cut_connection_ends_both_sides_the_server_as_if_half_closed_then_canc
 def test_a_silent_connection_loses_messages_without_an_error(world: _World) -> None:
     task = world.run(_held_open, until=2.0)
     for connection in world.network.open_connections():
-        connection.silent = True
+        connection.silence()
     world.pass_time(30.0)
     assert not task.done()
     assert world.servicer.ends == []
+
+
+def test_a_silent_connection_carries_no_cancellation_until_it_breaks(world: _World) -> None:
+    task = world.run(_held_open, until=2.0)
+    connection = next(world.network.open_connections())
+    connection.silence()
+    world.client.run(task.cancel)
+    world.pass_time(30.0)
+    assert task.cancelled()
+    assert world.servicer.ends == []
+    connection.cut()
+    world.pass_time(40.0)
+    assert world.servicer.ends == ["half-closed", "cancelled"]
+
+
+def test_a_connection_that_is_silent_before_a_cancellation_arrives_loses_it(world: _World) -> None:
+    task = world.run(_held_open, until=2.0)
+    connection = next(world.network.open_connections())
+    world.client.run(task.cancel)
+    while world.client.has_ready():
+        world.client.run_one()
+    connection.silence()
+    world.pass_time(30.0)
+    assert world.servicer.ends == []
+    connection.cut()
+    world.pass_time(40.0)
+    assert world.servicer.ends == ["half-closed", "cancelled"]
+
+
+async def _one_by_one(stub: Any, seen: list[int]) -> None:
+    async def requests() -> AsyncIterator[pb.PoolRequest]:
+        for number in range(1, 9):
+            yield pb.PoolRequest(step=pb.Step(step=number))
+            await asyncio.sleep(2.0)
+        await asyncio.Event().wait()
+
+    async for response in stub.Attach(requests()):
+        seen.append(response.result.step)
+
+
+def test_the_next_connection_of_a_client_can_be_silent_after_some_messages(world: _World) -> None:
+    seen: list[int] = []
+    world.network.silence_next(world.client, 5, 50.0)
+    task = world.run(lambda stub: _one_by_one(stub, seen), until=40.0)
+    assert seen == [1, 2]
+    assert not task.done()
+    world.pass_time(60.0)
+    assert isinstance(task.exception(), grpc.aio.AioRpcError)
 
 
 def test_a_cancelled_call_cancels_its_handler(world: _World) -> None:
@@ -156,12 +204,12 @@ def test_a_cancelled_call_cancels_its_handler(world: _World) -> None:
 
 def test_a_call_ends_at_its_deadline(world: _World) -> None:
     for connection in world.network.open_connections():
-        connection.silent = True
+        connection.silence()
 
     async def ask(stub: Any) -> Any:
         call = asyncio.ensure_future(stub.GetPool(pb.GetPoolRequest(), timeout=1.0))
         await asyncio.sleep(0)
-        next(world.network.open_connections()).silent = True
+        next(world.network.open_connections()).silence()
         return await call
 
     error = world.run(ask).exception()

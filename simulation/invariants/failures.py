@@ -1,0 +1,78 @@
+"""For which reasons a request may fail: only those that the product promises."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.runtime.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidField,
+    Overloaded,
+    RepeatedEngineLoss,
+    ServiceError,
+    Unavailable,
+    UnknownModel,
+)
+from simulation.scenario import PlannedRequest
+
+# Deadlines travel in whole nanoseconds.
+_ROUNDING_SECONDS = 1e-6
+# After two losses an engine computes the request alone; if it is lost too, the request may be given up.
+_LOSSES_BEFORE_THE_LAST = 2
+
+# Failovers wait for another engine for longer than a scenario lasts.
+_NEVER = ("the engine was lost", "the engine is shutting down")
+_DRAINING = "the gateway is draining"
+_WITHOUT_MANAGER = "without its KV manager"
+_WITHHELD = "others are withheld or pinned"
+
+
+class Circumstances(NamedTuple):
+    """What the simulator knows of a request that fails.
+
+    `received`: any token. `failed_steps` of all engines since its begin, made to fail. `lost_engines` since its last
+    token, without the last one. `has_bounds`: a queue may be full. `able` are engines that live, and that nothing has
+    kept from serving the request.
+    """
+
+    seconds: float
+    received: bool
+    failed_steps: int
+    lost_engines: int
+    gateway_ends: bool
+    withheld: bool
+    fits: bool
+    has_bounds: bool
+    able: Sequence[str]
+
+
+def failure_fault(request: PlannedRequest, error: ServiceError, known: Circumstances) -> str | None:
+    """Return what is wrong with the failure of a request, if anything is."""
+    match error:
+        case DeadlineExceeded():
+            early = request.timeout is None or known.seconds < request.timeout - _ROUNDING_SECONDS
+            return f"after {known.seconds:.3f} s of {request.timeout}" if early else None
+        case GenerationFailed():
+            return None if known.failed_steps else "although no step was made to fail"
+        case RepeatedEngineLoss():
+            few = known.lost_engines < _LOSSES_BEFORE_THE_LAST
+            return f"after {known.lost_engines + 1} losses since its last token" if few else None
+        case Overloaded():
+            return None if known.has_bounds and not known.received else "although no queue can be full"
+        case InvalidField():
+            return "although it fits" if known.fits else None
+        case Unavailable() | UnknownModel():
+            return _unavailable_fault(str(error), known)
+    return "for a reason that is not promised"
+
+
+def _unavailable_fault(reason: str, known: Circumstances) -> str | None:
+    if any(one in reason for one in _NEVER):
+        return "in place of a wait for another engine"
+    if _DRAINING in reason:
+        return None if known.gateway_ends and not known.received else "although its gateway does not end"
+    if _WITHHELD in reason:
+        return None if known.withheld else "although no block was withheld"
+    if known.received and _WITHOUT_MANAGER not in reason:
+        return "after its first token"
+    return f"although {known.able[0]} could serve it" if known.able else None
