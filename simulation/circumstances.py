@@ -49,10 +49,9 @@ class Witness:
             lost_engines=gateway.lost_engines[request.name] - outcome.lost_engines,
             gateway_ends=gateway.ending,
             withheld=self.withheld,
-            # A withheld block makes a pool smaller.
-            fits=not self.withheld and all(_surely_fits(request, size) for size in scenario.engines),
+            fits=all(self._surely_fits(request, size) for size in scenario.engines),
             has_bounds=min(bounds) < len(scenario.requests),
-            able=[one.name for one in engines if self._is_able(gateway, one)],
+            able=[one.name for one in engines if self._is_able(gateway, one) and self._surely_fits(request, one.size)],
         )
 
     def _is_able(self, gateway: GatewayProcess, engine: EngineProcess) -> bool:
@@ -65,10 +64,11 @@ class Witness:
         since = max(since, troubles.between(gateway, engine), troubles.of_client(engine))
         return self._universe.now - since > self._settled_seconds
 
-
-def _surely_fits(request: PlannedRequest, size: EngineSize) -> bool:
-    """Return whether an engine can serve a request, even if its sequences share nothing."""
-    tokens = len(request.prompt) + request.max_tokens
-    blocks = request.samples * (1 + blocks_for(tokens, size.block_size))
-    fits = tokens <= size.context_tokens and blocks <= size.device_blocks
-    return fits and request.samples <= size.limits.max_sequences
+    def _surely_fits(self, request: PlannedRequest, size: EngineSize) -> bool:
+        """Return whether an engine can serve a request, even if its sequences share nothing."""
+        if self.withheld:  # any pool may be smaller
+            return False
+        tokens = len(request.prompt) + request.max_tokens
+        blocks = request.samples * (1 + blocks_for(tokens, size.block_size))
+        fits = tokens <= size.context_tokens and blocks <= size.device_blocks
+        return fits and request.samples <= size.limits.max_sequences

@@ -31,8 +31,8 @@ class Circumstances(NamedTuple):
     """What the simulator knows of a request that fails.
 
     `received`: any token. `failed_steps` of all engines since its begin, made to fail. `lost_engines` since its last
-    token, without the last one. `has_bounds`: a queue may be full. `able` are engines that live, and that nothing has
-    kept from serving the request.
+    token, without the last one. `has_bounds`: a queue may be full. `able` are engines that live, into which it fits,
+    and that nothing has kept from serving it.
     """
 
     seconds: float
@@ -60,10 +60,18 @@ def failure_fault(request: PlannedRequest, error: ServiceError, known: Circumsta
         case Overloaded():
             return None if known.has_bounds and not known.received else "although no queue can be full"
         case InvalidField():
-            return "although it fits" if known.fits else None
+            return _invalid_fault(known)
         case Unavailable() | UnknownModel():
             return _unavailable_fault(str(error), known)
     return "for a reason that is not promised"
+
+
+def _invalid_fault(known: Circumstances) -> str | None:
+    if known.fits:
+        return "although it fits"
+    if known.received:
+        return "after its first token"
+    return f"although {known.able[0]} could serve it" if known.able else None
 
 
 def _unavailable_fault(reason: str, known: Circumstances) -> str | None:

@@ -1,5 +1,7 @@
 """Scenarios, made small, that once violated an invariant; each by the fault that it found in the product."""
 
+from dataclasses import replace
+
 from engine.schedule.limits import Limits
 from simulation.network.connections import Latency
 from simulation.processes.attached import EngineSize
@@ -7,6 +9,7 @@ from simulation.processes.gateway import GatewayLimits
 from simulation.processes.manager import ManagerLimits
 from simulation.scenario import PlannedFault, PlannedRequest, Scenario
 
+SMALL, LARGE = EngineSize(3, 5, 0), EngineSize(3, 12, 0)
 FAST = Latency(0.0002, 0.05, 0.0)
 
 
@@ -65,5 +68,18 @@ FOUND = {
         ),
         (PlannedFault(1.9, "withhold a block", 0, 0.5),),
         Latency(0.02, 0.05, 0.0),
+    ),
+    "a request too large for one engine was refused although another had room": replace(
+        scenario(SMALL, (request(6.0, "large", (2, 5), 16),), ()), engines=(SMALL, LARGE)
+    ),
+    "a request moved to an engine that was too small for it": replace(
+        scenario(
+            LARGE,
+            (request(6.0, "large", (2, 5), 16),),
+            (PlannedFault(6.1, "kill an engine"),),
+            Latency(0.02, 0.05, 0.0),
+        ),
+        engines=(LARGE, SMALL),
+        order=1,
     ),
 }

@@ -37,7 +37,12 @@ _AT_DEADLINE = {
     engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: "timeout exceeded while the request was queued",
 }
 _INVALID_FIELDS = {engine_pb2.FAILURE_REASON_CONSTRAINT: "constraint"}
-_REFUSED_BY_THIS_ENGINE_ONLY = (engine_pb2.REFUSAL_REASON_QUEUE_FULL, engine_pb2.REFUSAL_REASON_UNAVAILABLE)
+# A request that is invalid for one engine may fit into the larger pool of another.
+_REFUSED_BY_THIS_ENGINE_ONLY = (
+    engine_pb2.REFUSAL_REASON_QUEUE_FULL,
+    engine_pb2.REFUSAL_REASON_UNAVAILABLE,
+    engine_pb2.REFUSAL_REASON_INVALID,
+)
 
 
 class FailoverReason(Enum):
@@ -46,7 +51,7 @@ class FailoverReason(Enum):
     LOST = "lost"  # the link broke or timed out
     DRAINED = "drained"  # the engine shut down before the request ended
     NO_KV_MANAGER = "no-kvmanager"  # the engine was disconnected from its KV manager for too long
-    REFUSED = "refused"  # full queue, draining, or the id is still live there from a broken link
+    REFUSED = "refused"  # full queue, draining, too large for its pool, or the id is live there from a broken link
 
 
 @dataclass(frozen=True)
