@@ -13,7 +13,7 @@ from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.lost_engines import LostEngines
 from services.gateway.fleet.request_stream import Event
 from services.gateway.prepared_request import PreparedRequest
-from services.runtime.errors import RepeatedEngineLoss, Unavailable
+from services.runtime.errors import InvalidField, RepeatedEngineLoss, Unavailable
 
 # An engine that refused the request does not report when it has room again.
 _RETRY_SECONDS = 0.2
@@ -126,13 +126,17 @@ class RequestAttempts:
                     request.model, submission, request.span, self._refused_by, self._fingerprint
                 )
             except Unavailable as error:
-                if self._retry_until is None:
+                if self._retry_until is None or self._fits_nowhere(failover):
                     raise failover.error from error
                 if self._clock() >= self._retry_until:
                     timeout = f"no other engine accepted the request within {self._limits.wait_seconds:g} s"
                     raise Unavailable(f"{failover.error}; {timeout}") from error
                 await self._wait_for_engine(self._retry_until)
             self._refused_by.clear()
+
+    def _fits_nowhere(self, failover: Failover) -> bool:
+        """Return whether all engines have refused the request as invalid, and none has generated a token of it."""
+        return isinstance(failover.error, InvalidField) and not self._fingerprint
 
     async def _wait_for_engine(self, until: float) -> None:
         deadline = self._request.deadline.at

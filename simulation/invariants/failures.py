@@ -20,7 +20,7 @@ _ROUNDING_SECONDS = 1e-6
 # After two losses an engine computes the request alone; if it is lost too, the request may be given up.
 _LOSSES_BEFORE_THE_LAST = 2
 
-# Failovers wait for another engine for longer than a scenario lasts.
+# Failovers wait for another engine for longer than any disturbance lasts; only a pool that lost blocks stays too small.
 _NEVER = ("the engine was lost", "the engine is shutting down")
 _DRAINING = "the gateway is draining"
 _WITHOUT_MANAGER = "without its KV manager"
@@ -76,7 +76,7 @@ def _invalid_fault(known: Circumstances) -> str | None:
 
 def _unavailable_fault(reason: str, known: Circumstances) -> str | None:
     if any(one in reason for one in _NEVER):
-        return "in place of a wait for another engine"
+        return None if known.withheld else "in place of a wait for another engine"
     if _DRAINING in reason:
         return None if known.gateway_ends and not known.received else "although its gateway does not end"
     if _WITHHELD in reason:

@@ -29,7 +29,7 @@ from simulation.processes.engine import address_of
 from simulation.processes.process import Process
 
 # A kill every few milliseconds must not use up the failovers of a request: what counts is that none is lost.
-_FAILOVER = FailoverLimits(failovers=1000, wait_seconds=600.0)
+_FAILOVER = FailoverLimits(failovers=1000, wait_seconds=100.0)
 _TOKENS = 10**6
 _SLOW_CLIENT_SECONDS = 1000.0
 LINK_SECONDS = 15.0  # after which a gateway closes a link that carries nothing
