@@ -13,7 +13,7 @@ from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.lost_engines import LostEngines
 from services.gateway.fleet.request_stream import Event
 from services.gateway.prepared_request import PreparedRequest
-from services.runtime.errors import InvalidField, RepeatedEngineLoss, Unavailable
+from services.runtime.errors import InvalidField, RepeatedEngineLoss, ServiceError, Unavailable
 
 # An engine that refused the request does not report when it has room again.
 _RETRY_SECONDS = 0.2
@@ -41,6 +41,9 @@ class RequestAttempts:
         self._lost = LostEngines()
         self._refused_by: set[EngineLink] = set()
         self._retry_until: float | None = None  # set by a failover until the request starts
+        self._cause: ServiceError | None = (
+            None  # of the latest failover; refusals do not replace it
+        )
         self._fingerprint = ""  # of the engine that generated the first token
 
     async def submit(self) -> None:
@@ -79,6 +82,7 @@ class RequestAttempts:
         if reason in (FailoverReason.REFUSED, FailoverReason.NO_KV_MANAGER):
             self._refused_by.add(previous.link)
         if reason is not FailoverReason.REFUSED:
+            self._cause = failover.error
             self._count_failover(previous.engine_id, failover)
         self._set(await self._place_again(failover, samples))
 
@@ -126,8 +130,10 @@ class RequestAttempts:
                     request.model, submission, request.span, self._refused_by, self._fingerprint
                 )
             except Unavailable as error:
-                if self._retry_until is None or self._fits_nowhere(failover):
+                if self._fits_nowhere(failover):
                     raise failover.error from error
+                if self._retry_until is None:
+                    raise (self._cause or failover.error) from error
                 if self._clock() >= self._retry_until:
                     timeout = f"no other engine accepted the request within {self._limits.wait_seconds:g} s"
                     raise Unavailable(f"{failover.error}; {timeout}") from error

@@ -118,7 +118,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "a failover before the first token does not wait": (
         Edit(
             "services/gateway/attempts.py",
-            "if self._retry_until is None or self._fits_nowhere(failover):",
+            "if self._retry_until is None:",
             "if self._retry_until is None or not self._request.progress.started:",
         ),
     ),
