@@ -41,9 +41,7 @@ class RequestAttempts:
         self._lost = LostEngines()
         self._refused_by: set[EngineLink] = set()
         self._retry_until: float | None = None  # set by a failover until the request starts
-        self._cause: ServiceError | None = (
-            None  # of the latest failover; refusals do not replace it
-        )
+        self._cause: ServiceError | None = None  # of the latest failover; refusals do not replace it
         self._fingerprint = ""  # of the engine that generated the first token
 
     async def submit(self) -> None:
