@@ -1,4 +1,4 @@
-"""What the simulator knows of a request that fails."""
+"""Collects the circumstances in which a request fails."""
 
 from blocks import blocks_for
 from simulation.invariants.failures import Circumstances

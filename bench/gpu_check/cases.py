@@ -53,7 +53,7 @@ def batch_of(
     block_size: int = BLOCK_SIZE,
     mixed: bool = True,
 ) -> PagedBatch:
-    """Return a step over sequences with the given lengths. `mixed` scatters their blocks over the cache.
+    """Return a step over sequences of these lengths. With `mixed`, their blocks are scattered over the cache.
 
     Each feeds one token unless `fed` has a number for each. Raises AssertionError if the cache has too few blocks.
     """

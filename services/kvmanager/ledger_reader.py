@@ -30,7 +30,7 @@ class LedgerReader:
             recorded.set()
 
     async def watch(self, from_event: int) -> AsyncGenerator[pb.WatchEventsResponse, None]:
-        """Yield kept events from number `from_event` on (0: the oldest), then new ones. A message reports each gap.
+        """Yield kept events from number `from_event` on (0: the oldest), then new ones, and a message for each gap.
 
         Raises InvalidField if the number is higher than that of the next event.
         """

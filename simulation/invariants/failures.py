@@ -28,11 +28,11 @@ _WITHHELD = "others are withheld or pinned"
 
 
 class Circumstances(NamedTuple):
-    """What the simulator knows of a request that fails.
+    """The state of a simulation when a request fails.
 
-    `received`: any token. `failed_steps` of all engines since its begin, made to fail. `lost_engines` since its last
-    token, without the last one. `has_bounds`: a queue may be full. `able` are engines that live, into which it fits,
-    and that nothing has kept from serving it.
+    `received`: the client has a token. `failed_steps` is the number of steps that were made to fail since the request
+    began, `lost_engines` that of engines lost since its last token, without the last one. `has_bounds`: a queue may be
+    full. `able` are the running engines that have room for it, and were not disturbed for a while.
     """
 
     seconds: float

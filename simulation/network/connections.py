@@ -119,7 +119,7 @@ class Network:
         return connection
 
     def silence_next(self, client: SimulatedLoop, messages: int, seconds: float) -> None:
-        """Let the next connection of a client carry so many messages, then nothing; it breaks after this time."""
+        """Make the client's next connection silent after `messages` messages, and break it after `seconds`."""
         self._soon_silent[client] = messages, seconds
 
     def deliver_after(

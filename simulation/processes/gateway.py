@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from quire.v1 import engine_pb2_grpc
 from services.gateway.access.admission import AdmissionControl
@@ -17,8 +18,6 @@ from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_events import FailoverReason
 from services.gateway.fleet.engine_link import LinkOptions
 from services.gateway.fleet.fleet import Fleet
-from services.gateway.fleet.observer import FleetObserver
-from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Router, RoutingPolicy
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import RequestHandler, RequestLimits
@@ -48,15 +47,9 @@ class GatewayLimits:
 class WatchedDispatcher(Dispatcher):
     """Counts the engines that were lost with each request."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        router: Router,
-        lookup: PrefixLookup | None,
-        observer: FleetObserver,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(fleet, router, lookup, observer, clock)
+    def __init__(self, *parts: Any) -> None:
+        """Start without a loss; `parts` are a Dispatcher's."""
+        super().__init__(*parts)
         self.lost_engines = Counter[str]()
 
     def on_failover(self, model: str, request_id: str, engine_id: str, reason: FailoverReason) -> None:
