@@ -127,8 +127,9 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             yield engine_pb2.ServeResponse(step=engine_pb2.StepOutput(started=[started]))
 
     def end_of(self, submission: engine_pb2.Submission) -> engine_pb2.StepOutput | None:
-        name = submission.request_id
-        names = {"request_id": name, "attempt": submission.attempt}
+        names = {"request_id": submission.request_id, "attempt": submission.attempt}
+        # A request that moves fails at one engine, and is refused by the next.
+        name = submission.request_id.split(", then ")[submission.attempt > 1 and "," in submission.request_id]
         if name.startswith("REFUSAL_REASON"):
             reason = engine_pb2.RefusalReason.Value(name)
             refused = engine_pb2.RequestRefused(**names, reason=reason, detail="the detail", field="a.field")
@@ -152,10 +153,11 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
 @pytest.fixture(scope="module")
 def scripted_engine(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"unix:{tmp_path_factory.mktemp('engine')}/engine.sock"
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(8) as threads:  # one for each open stream
         server = grpc.server(threads)
         engine_pb2_grpc.add_EngineServicer_to_server(ScriptedEngine(TokenizerFiles(tiny_model("llama"))), server)
         server.add_insecure_port(address)
+        server.add_insecure_port(f"{address}.second")
         server.start()
         yield address
         server.stop(grace=0).wait()
@@ -173,11 +175,12 @@ def started_gateway(
 
 
 class Servers(NamedTuple):
-    """Stubs of two gateways, the second with API keys, and of a KV manager."""
+    """Stubs of two gateways, the second with API keys, of a KV manager, and of a gateway of two engines."""
 
     gateway: gateway_pb2_grpc.GatewayStub
     keyed_gateway: gateway_pb2_grpc.GatewayStub
     manager: kvmanager_pb2_grpc.KVManagerStub
+    gateway_of_two: gateway_pb2_grpc.GatewayStub
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +193,7 @@ def servers(
         started_gateway(service, scripted_engine, "--failovers", "0", "--max-requests", "2"),
         started_gateway(service, scripted_engine, "--failovers", "9", "--api-keys", str(keys)),
         kvmanager_pb2_grpc.KVManagerStub(manager.channel),
+        started_gateway(service, f"{scripted_engine},{scripted_engine}.second"),
     )
 
 
@@ -252,6 +256,12 @@ def test_an_engines_refusal_or_failure_reaches_the_client_with_its_status(
     servers: Servers, request_id: str, code: Status, field: str | None, detail: str
 ) -> None:
     assert generate(servers.gateway, request_id=request_id) == (code, detail, field)
+
+
+@pytest.mark.parametrize("refusal", ["REFUSAL_REASON_INVALID", "REFUSAL_REASON_QUEUE_FULL"])
+def test_a_refusal_by_the_next_engine_does_not_replace_the_reason_of_a_failover(servers: Servers, refusal: str) -> None:
+    moved = generate(servers.gateway_of_two, request_id=f"FAILURE_REASON_BLOCK_MANAGER, then {refusal}")
+    assert moved == (Status.UNAVAILABLE, "the detail", None)
 
 
 @pytest.mark.parametrize(
