@@ -128,10 +128,10 @@ class RequestAttempts:
                     request.model, submission, request.span, self._refused_by, self._fingerprint
                 )
             except Unavailable as error:
-                if self._fits_nowhere(failover):
-                    raise failover.error from error
                 if self._retry_until is None:
                     raise (self._cause or failover.error) from error
+                if self._fits_nowhere(failover):
+                    raise failover.error from error
                 if self._clock() >= self._retry_until:
                     timeout = f"no other engine accepted the request within {self._limits.wait_seconds:g} s"
                     raise Unavailable(f"{failover.error}; {timeout}") from error

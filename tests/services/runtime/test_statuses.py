@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,10 +90,12 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
 
     def __init__(self, tokenizer: TokenizerFiles) -> None:
         self._tokenizer = tokenizer
+        self._numbers = count()
 
     def GetEngine(self, _request: engine_pb2.GetEngineRequest, _context: Any) -> engine_pb2.GetEngineResponse:  # noqa: N802
         return engine_pb2.GetEngineResponse(
             model="played",
+            engine_id=f"engine-{next(self._numbers)}",  # one for each link
             context_tokens=100,
             vocabulary_size=384,
             block_size=16,
@@ -260,6 +263,9 @@ def test_an_engines_refusal_or_failure_reaches_the_client_with_its_status(
 
 @pytest.mark.parametrize("refusal", ["REFUSAL_REASON_INVALID", "REFUSAL_REASON_QUEUE_FULL"])
 def test_a_refusal_by_the_next_engine_does_not_replace_the_reason_of_a_failover(servers: Servers, refusal: str) -> None:
+    wait_until(
+        lambda: servers.gateway_of_two.GetModel(gateway_pb2.GetModelRequest()).engines == 2, "both are connected"
+    )
     moved = generate(servers.gateway_of_two, request_id=f"FAILURE_REASON_BLOCK_MANAGER, then {refusal}")
     assert moved == (Status.UNAVAILABLE, "the detail", None)
 
