@@ -14,7 +14,7 @@ from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recorder import OperationsRecorder
 from services.runtime.tracing.spans import Tracing
 from simulation.invariants.watched_manager import WatchedManager
-from simulation.network.connections import Network
+from simulation.network.connections import Call, Network
 from simulation.processes.attached import EngineSize
 from simulation.runner import DigestRunner
 from simulation.universe import Universe
@@ -40,10 +40,11 @@ LEFT_OUT: frozenset[type] = frozenset(
 )
 
 # Attributes: a count that only `Queue.join` reads, the dicts of an index by the bytes of keys, the computed steps, and
-# times for a check of leases that is not made here.
+# times for checks of leases and silences that are not made here.
 LEFT_OUT_ATTRIBUTES: dict[type, frozenset[str]] = {
     asyncio.Queue: frozenset({"_unfinished_tasks"}),
     KeyIndex: frozenset({"_shards"}),
     DigestRunner: frozenset({"plans"}),
+    Call: frozenset({"begun"}),
     WatchedManager: frozenset({"_unregistered_at"}),
 }

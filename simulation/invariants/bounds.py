@@ -59,9 +59,9 @@ class Bounds:
             if connection.silent_since is None or client is None:
                 continue
             seconds = universe.now - max(connection.silent_since, universe.disturbances.of(client))
-            methods = [call.path.rpartition("/")[2] for call in connection.calls]
             if isinstance(client, GatewayProcess) and any(
-                seconds > _CALL_SECONDS[one] + _LATE_SECONDS for one in methods
+                min(seconds, universe.now - call.begun) > _CALL_SECONDS[call.method] + _LATE_SECONDS
+                for call in connection.calls
             ):
                 yield f"{client.name} keeps a link that carries nothing"
             elif (

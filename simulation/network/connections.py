@@ -271,6 +271,7 @@ class Call:
     def __init__(self, connection: Connection, path: str) -> None:
         self.connection = connection
         self.path = path
+        self.begun = connection.network.clock()
         self.requests = Pipe(connection, path, responses=False)
         self.responses = Pipe(connection, path, responses=True)
         self._handling: asyncio.Task[None] | None = None
@@ -278,6 +279,11 @@ class Call:
         connection.calls.append(self)
         begin = Delivery(connection, DeliveryKind.REQUESTS, "the call")
         connection.network.deliver_after(0, begin, lambda: self._begin(path))
+
+    @property
+    def method(self) -> str:
+        """Its gRPC method, without the service."""
+        return self.path.rpartition("/")[2]
 
     def cancel(self, status: Status = _CANCELLED) -> None:
         """End the call at the client; the server's handler is cancelled when the message arrives."""
