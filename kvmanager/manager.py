@@ -119,7 +119,8 @@ class KVManager:
         self._sessions: dict[str, Session] = {}
         self._last_session = 0
         self._last_registration = 0
-        self._registered: dict[str, Registration] = {}  # latest of each engine that is attaching
+        # Of each engine that is attaching: none older than the one before it, which may succeed if the latest fails.
+        self._registered: dict[str, list[Registration]] = {}
 
     def register(self, spec: PoolSpec) -> Registration:
         """Begin an attach. Of concurrent attaches of an engine, the latest of its newest incarnation succeeds.
@@ -128,12 +129,18 @@ class KVManager:
         if a newer incarnation is attaching; InvalidRegistration and TooManyBlocks if the pool is too large.
         """
         self.check_incarnation(spec)
-        if attaching := self._registered.get(spec.engine_id):
+        if attaching := self._latest(spec.engine_id):
             _check_not_older(spec, attaching.spec, "attaching")
         self._check_blocks(spec)
         self._last_registration += 1
-        registration = self._registered[spec.engine_id] = Registration(spec, self._last_registration)
+        registration = Registration(spec, self._last_registration)
+        self._registered.setdefault(spec.engine_id, []).append(registration)
         return registration
+
+    def _latest(self, engine_id: str) -> Registration | None:
+        """Return the latest open registration of an engine."""
+        registered = self._registered.get(engine_id)
+        return registered[-1] if registered else None
 
     def _check_blocks(self, spec: PoolSpec) -> None:
         if spec.blocks > self.max_blocks:
@@ -143,7 +150,7 @@ class KVManager:
                 "(max_blocks)"
             )
         specs = {one: session.pool.spec for one, session in self._sessions.items()}
-        specs |= {one: registration.spec for one, registration in self._registered.items()}
+        specs |= {one: registered[-1].spec for one, registered in self._registered.items()}
         others = sum(one.blocks for engine_id, one in specs.items() if engine_id != spec.engine_id)
         if others + spec.blocks > self.max_blocks:
             raise TooManyBlocks(
@@ -156,20 +163,22 @@ class KVManager:
         self.check_incarnation(registration.spec)
         engine_id = registration.spec.engine_id
         live = self._sessions.get(engine_id)
-        latest = self._registered.get(engine_id)
+        latest = self._latest(engine_id)
         last = max(latest.number if latest else 0, live.registration if live else 0)
         if last > registration.number:
             raise SessionReplaced(f"engine {engine_id} has registered again during this attach")
 
     def unregister(self, registration: Registration) -> None:
         """End a registration, after its attach has succeeded or failed."""
-        latest = self._registered.get(registration.spec.engine_id)
-        if latest is not None and latest.number == registration.number:
-            del self._registered[registration.spec.engine_id]
+        registered = self._registered.get(registration.spec.engine_id, [])
+        if registration in registered:
+            registered.remove(registration)
+        if not registered:
+            self._registered.pop(registration.spec.engine_id, None)
 
     def is_attaching(self, session: Session) -> bool:
         """Return whether the incarnation of a session is attaching again."""
-        latest = self._registered.get(session.pool.spec.engine_id)
+        latest = self._latest(session.pool.spec.engine_id)
         return latest is not None and latest.spec.incarnation == session.pool.spec.incarnation
 
     def check_incarnation(self, spec: PoolSpec) -> None:

@@ -61,6 +61,15 @@ def test_an_older_incarnation_is_refused_and_the_attached_one_continues(manager)
     assert manager.apply(session, Step(1, allocates=[allocate(1, [5])])).result.refusals == ()
 
 
+def test_an_older_incarnation_is_refused_while_any_newer_one_is_attaching(manager):
+    first = manager.register(spec(incarnation=20))
+    latest = manager.register(spec(incarnation=21))
+    manager.unregister(latest)
+    with pytest.raises(StaleIncarnation):
+        manager.register(spec(incarnation=19))
+    assert manager.attach(spec(incarnation=20), registration=first).pool.spec.incarnation == 20
+
+
 @pytest.mark.parametrize("incarnation", [20, 21])
 def test_the_same_or_a_newer_incarnation_takes_over(manager, incarnation):
     older = manager.attach(spec(incarnation=20))
