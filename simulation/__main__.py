@@ -47,7 +47,7 @@ def main(seconds: float, seed: int | None, count: int, story: bool, lines: int, 
         if campaign.violation is not None:
             console.print(f"seed {campaign.seed} violates: {campaign.violation}")
             if story:
-                smallest = _made_small(drawn(campaign.seed), folder)
+                smallest = _made_small(drawn(campaign.seed), folder, campaign.violation.kind)
                 _print_story(console, smallest, story_of(smallest, folder, whole=whole), lines)
             console.print(f"repeat with: make simulate SEED={campaign.seed}")
             sys.exit(1)
@@ -63,13 +63,13 @@ def _simulate(campaign: Campaign, seconds: float, count: int) -> None:
             progress.update(task, description=f"{campaign.done} seeds, {campaign.events:,} events")
 
 
-def _made_small(scenario: Scenario, folder: Path) -> Scenario:
-    """Return the smallest scenario found that fails."""
+def _made_small(scenario: Scenario, folder: Path, kind: str) -> Scenario:
+    """Return the smallest scenario found with a violation of this kind."""
     with _progress() as progress:
         task = progress.add_task(f"making it small: {_size_of(scenario)}")
         return shrunk(
             scenario,
-            lambda smaller: fails(smaller, folder),
+            lambda smaller: fails(smaller, folder, kind),
             lambda smaller: progress.update(task, description=f"making it small: {_size_of(smaller)}"),
         )
 

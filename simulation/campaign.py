@@ -58,6 +58,7 @@ def simulate(scenario: Scenario) -> None:
         Simulation(scenario, Path(folder)).run()
 
 
-def fails(scenario: Scenario, folder: Path) -> bool:
-    """Return whether a scenario has a violation."""
-    return violation_of(Simulation(scenario, folder)) is not None
+def fails(scenario: Scenario, folder: Path, kind: str | None = None) -> bool:
+    """Return whether a scenario has a violation, of this kind if one is given."""
+    violation = violation_of(Simulation(scenario, folder))
+    return violation is not None and kind in (None, violation.kind)

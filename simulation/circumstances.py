@@ -50,7 +50,7 @@ class Witness:
             gateway_ends=gateway.ending,
             withheld=self.withheld,
             fits=all(self._surely_fits(request, size) for size in scenario.engines),
-            has_bounds=min(bounds) < len(scenario.requests),
+            has_bounds=min(bounds) < sum(max(one.samples, one.beams) for one in scenario.requests),
             able=[one.name for one in engines if self._is_able(gateway, one) and self._surely_fits(request, one.size)],
         )
 

@@ -17,7 +17,7 @@ _Item = TypeVar("_Item")
 def shrunk(
     scenario: Scenario, fails: Callable[[Scenario], bool], progress: Callable[[Scenario], None] = lambda _: None
 ) -> Scenario:
-    """Return a smaller scenario that fails too, perhaps with another violation; `progress` receives each on the way."""
+    """Return a smaller scenario that fails too; `progress` receives each on the way."""
     tries = 0
     while tries < _MOST_TRIES:
         for smaller, orders in _smaller(scenario):

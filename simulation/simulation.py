@@ -72,7 +72,8 @@ class Simulation:
             universe.run(universe.begun + at, self)
             act()
         universe.run(universe.begun + SECONDS, self)
-        universe.run(universe.disturbances.last, self)
+        while universe.now < universe.disturbances.last:  # a connection made late may be disturbed for longer
+            universe.run(universe.disturbances.last, self)
         for process in universe.processes:
             if isinstance(process, StepsProcess):  # also one beside which a second one was started
                 process.finish()

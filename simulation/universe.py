@@ -161,7 +161,13 @@ class Universe:
         for connection in list(self.network.open_connections(process.loop)):
             if connection.client is process.loop:
                 self._cut(connection)
-        self.network.silence_next(process.loop, messages, seconds)
+
+        def soon_silent(connection: Connection) -> None:
+            connection.messages_left = messages
+            self.network.deliver_in(seconds, connection.cut)
+            self.disturbances.add_connection(connection, self.now + seconds)
+
+        self.network.on_next(process.loop, soon_silent)
         self.disturbances.add_next(process.loop, self.now + seconds)
 
     def _cut(self, connection: Connection) -> None:

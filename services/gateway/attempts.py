@@ -130,17 +130,17 @@ class RequestAttempts:
             except Unavailable as error:
                 if self._retry_until is None:
                     raise (self._cause or failover.error) from error
-                if self._fits_nowhere(failover):
-                    raise failover.error from error
                 if self._clock() >= self._retry_until:
-                    timeout = f"no other engine accepted the request within {self._limits.wait_seconds:g} s"
-                    raise Unavailable(f"{failover.error}; {timeout}") from error
+                    raise self._timeout(failover) from error
                 await self._wait_for_engine(self._retry_until)
             self._refused_by.clear()
 
-    def _fits_nowhere(self, failover: Failover) -> bool:
-        """Return whether all engines have refused the request as invalid, and none has generated a token of it."""
-        return isinstance(failover.error, InvalidField) and not self._fingerprint
+    def _timeout(self, failover: Failover) -> ServiceError:
+        """Return the error of a request for which no other engine was found in time."""
+        if isinstance(failover.error, InvalidField) and not self._fingerprint:
+            return failover.error  # all engines that are left have refused it; the lost one may have had room for it
+        within = f"no other engine accepted the request within {self._limits.wait_seconds:g} s"
+        return Unavailable(f"{failover.error}; {within}")
 
     async def _wait_for_engine(self, until: float) -> None:
         deadline = self._request.deadline.at

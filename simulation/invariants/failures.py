@@ -20,10 +20,9 @@ _ROUNDING_SECONDS = 1e-6
 # After two losses an engine computes the request alone; if it is lost too, the request may be given up.
 _LOSSES_BEFORE_THE_LAST = 2
 
-# Failovers wait for another engine for longer than any disturbance lasts; only a pool that lost blocks stays too small.
-_NEVER = ("the engine was lost", "the engine is shutting down")
 _DRAINING = "the gateway is draining"
-_WITHOUT_MANAGER = "without its KV manager"
+# Why a failover may end, when it has waited for another engine for as long as it may.
+_AFTER_TOKENS = ("without its KV manager", "the engine was lost", "the engine is shutting down")
 _WITHHELD = "others are withheld or pinned"
 
 
@@ -75,12 +74,10 @@ def _invalid_fault(known: Circumstances) -> str | None:
 
 
 def _unavailable_fault(reason: str, known: Circumstances) -> str | None:
-    if any(one in reason for one in _NEVER):
-        return None if known.withheld else "in place of a wait for another engine"
     if _DRAINING in reason:
         return None if known.gateway_ends and not known.received else "although its gateway does not end"
     if _WITHHELD in reason:
         return None if known.withheld else "although no block was withheld"
-    if known.received and _WITHOUT_MANAGER not in reason:
+    if known.received and not any(one in reason for one in _AFTER_TOKENS):
         return "after its first token"
     return f"although {known.able[0]} could serve it" if known.able else None

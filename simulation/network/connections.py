@@ -99,7 +99,7 @@ class Network:
         self._numbers = count()
         self._servers: dict[str, Server] = {}
         self._connections: list[Connection] = []
-        self._soon_silent: dict[SimulatedLoop, tuple[int, float]] = {}
+        self._on_next: dict[SimulatedLoop, Callable[[Connection], None]] = {}
         self.on_arrival: Callable[[Arrival], None] | None = None
 
     def listen(self, address: str, server: Server) -> None:
@@ -113,14 +113,13 @@ class Network:
             return None
         connection = Connection(self, client, server)
         self._connections.append(connection)
-        if client in self._soon_silent:
-            connection.messages_left, seconds = self._soon_silent.pop(client)
-            self.deliver_in(seconds, connection.cut)
+        if client in self._on_next:
+            self._on_next.pop(client)(connection)
         return connection
 
-    def silence_next(self, client: SimulatedLoop, messages: int, seconds: float) -> None:
-        """Make the client's next connection silent after `messages` messages, and break it after `seconds`."""
-        self._soon_silent[client] = messages, seconds
+    def on_next(self, client: SimulatedLoop, action: Callable[["Connection"], None]) -> None:
+        """Run an action with the client's next connection, when it is made."""
+        self._on_next[client] = action
 
     def deliver_after(
         self, earliest: float, delivery: Delivery, action: Callable[[], None], most: float | None = None

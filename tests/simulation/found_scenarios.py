@@ -82,4 +82,13 @@ FOUND = {
         engines=(LARGE, SMALL),
         order=1,
     ),
+    "a request whose engine was lost before a token was refused because the other one is too small": replace(
+        scenario(
+            LARGE,
+            (request(6.0, "large", (2, 5), 16),),
+            (PlannedFault(4.0, "silence an engine", seconds=4.0), PlannedFault(4.1, "start a second engine")),
+        ),
+        engines=(LARGE, SMALL),
+        order=2,
+    ),
 }

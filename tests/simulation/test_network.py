@@ -186,10 +186,11 @@ async def _one_by_one(stub: Any, seen: list[int]) -> None:
 
 def test_the_next_connection_of_a_client_can_be_silent_after_some_messages(world: _World) -> None:
     seen: list[int] = []
-    world.network.silence_next(world.client, 5, 50.0)
+    world.network.on_next(world.client, lambda connection: setattr(connection, "messages_left", 5))
     task = world.run(lambda stub: _one_by_one(stub, seen), until=40.0)
     assert seen == [1, 2]
     assert not task.done()
+    next(world.network.open_connections()).cut()
     world.pass_time(60.0)
     assert isinstance(task.exception(), grpc.aio.AioRpcError)
 

@@ -15,6 +15,7 @@ from kvmanager import KVManager
 from simulation import scenario as scenario_module
 from simulation.__main__ import main
 from simulation.campaign import fails
+from simulation.invariants.violation import Violation
 from simulation.scenario import PlannedFault, Scenario, drawn
 from simulation.shrinking import shrunk
 from simulation.simulation import Simulation, violation_of
@@ -68,6 +69,13 @@ def test_a_violation_is_made_small_and_told_as_a_story(folder: Path, monkeypatch
     assert "violation   kvmanager: e0: incarnation" in story[-1]
     assert "which is newer" in story[-1]
     assert any("Attach: register" in line for line in story)
+
+
+def test_violations_that_differ_in_names_and_numbers_are_of_one_kind(folder: Path) -> None:
+    kinds = {Violation(text).kind for text in ("e0 waits for r12 since 1.5", "e1 waits for r3 since 20", "e1 waits")}
+    assert len(kinds) == 2
+    failing = FOUND[next(iter(FOUND))]
+    assert not fails(failing, folder, "another kind")
 
 
 def test_a_story_has_the_messages_that_are_lost(folder: Path) -> None:
