@@ -27,6 +27,7 @@ class Allocation(NamedTuple):
     hit_blocks: int
     missed: bytes | None
     waited_seconds: float
+    prefix_of: str
 
 
 class Committed(NamedTuple):

@@ -32,8 +32,9 @@ class Event(NamedTuple):
     """An applied or refused verb, or a `change` of a pool as a whole, which has no step and no item.
 
     `ranges` are the first and last ids of the affected blocks: host blocks for a swap_out and for blocks withheld in
-    the host tier, else device blocks. `waited_seconds` is the queue time of an allocate's group. `evicted` are the
-    keyed blocks that were evicted for the verb. `detail` is the message of a refusal.
+    the host tier, else device blocks. `waited_seconds` is the queue time of an allocate's group, and `prefix_of` the
+    request that computed their common prefix meanwhile. `evicted` are the keyed blocks that were evicted for the verb.
+    `detail` is the message of a refusal.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Event(NamedTuple):
     cached_tokens: int = 0
     waited_seconds: float = 0.0
     evicted: tuple[int, ...] = ()
+    prefix_of: str = ""
     change: PoolChange | None = None
 
 
@@ -206,6 +208,7 @@ class Entry(NamedTuple):
             cached_tokens=admission.cached_tokens if admission else 0,
             waited_seconds=admission.waited_seconds if admission else 0.0,
             evicted=self.evicted(position),
+            prefix_of=admission.prefix_of if admission else "",
         )
 
     def _refusal_event(self, number: int, engine_id: str, refused: RefusedItem) -> Event:

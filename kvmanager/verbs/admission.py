@@ -117,7 +117,7 @@ def _add_sequence(
     outcome.query_tokens += len(item.token_ids)
     outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room_tokens, cached_tokens))
     hits, prompt = sequence.committed_blocks, len(item.token_ids)
-    allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds)
+    allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds, item.prefix_of)
     evicted = outcome.evicted[evicted_before:]
     outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, allocation))
 

@@ -178,6 +178,8 @@ def _admission(admitted: Admitted) -> str:
         parts.append(f"{counted(event.step - admitted.refused_since, 'step')} after it was first refused")
     if event.waited_seconds:
         parts.append(f"queued for {event.waited_seconds:.3g} seconds")
+    if event.prefix_of:
+        parts.append(f"while request {event.prefix_of} computed their common prefix")
     return f"{', '.join(parts)}."
 
 

@@ -27,5 +27,6 @@ def event_message(event: Event) -> pb.Event:
         cached_tokens=event.cached_tokens,
         waited=duration(event.waited_seconds) if event.waited_seconds else None,
         evicted_blocks=event.evicted,
+        prefix_of=event.prefix_of,
         pool=_CHANGES[event.change] if event.change else pb.POOL_CHANGE_UNSPECIFIED,
     )

@@ -150,4 +150,5 @@ def allocate_of(item: pb.Allocate) -> Allocate:
         compute_tokens=item.compute_tokens,
         spare_blocks=item.spare_blocks,
         waited_seconds=checked_seconds_of(item.waited, "step.allocates.waited"),
+        prefix_of=check_length(item.prefix_of, limits.MAX_ID_LENGTH, "step.allocates.prefix_of"),
     )

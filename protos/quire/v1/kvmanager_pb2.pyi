@@ -870,6 +870,7 @@ class Allocate(_message.Message):
     SPARE_BLOCKS_FIELD_NUMBER: _builtins.int
     WAITED_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
+    PREFIX_OF_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     sequence: _builtins.int
     request_id: _builtins.str
@@ -882,6 +883,8 @@ class Allocate(_message.Message):
     """Refuse unless all of token_ids fits now and this many blocks stay available."""
     trace_parent: _builtins.str
     """Parent span of the group's block operations, in the format of W3C's header traceparent. Empty: not traced."""
+    prefix_of: _builtins.str
+    """Request that computed their common prefix while the group waited, for the ledger. Empty: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, or prompt and generated tokens after a preemption. At least one token stays to be computed."""
@@ -902,10 +905,11 @@ class Allocate(_message.Message):
         spare_blocks: _builtins.int = ...,
         waited: _duration_pb2.Duration | None = ...,
         trace_parent: _builtins.str = ...,
+        prefix_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_tokens", b"compute_tokens", "group", b"group", "request_id", b"request_id", "salt", b"salt", "sequence", b"sequence", "spare_blocks", b"spare_blocks", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_tokens", b"compute_tokens", "group", b"group", "prefix_of", b"prefix_of", "request_id", b"request_id", "salt", b"salt", "sequence", b"sequence", "spare_blocks", b"spare_blocks", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1807,6 +1811,7 @@ class Event(_message.Message):
     WAITED_FIELD_NUMBER: _builtins.int
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    PREFIX_OF_FIELD_NUMBER: _builtins.int
     event: _builtins.int
     """Number of the event in the manager's lifetime, without gaps."""
     engine_id: _builtins.str
@@ -1825,6 +1830,8 @@ class Event(_message.Message):
     """For allocates: cached tokens, and the queue time of the group."""
     pool: Global___PoolChange.ValueType
     """For changes of a whole pool: the event has no step and no item then."""
+    prefix_of: _builtins.str
+    """For allocates: the request that computed their common prefix while the group waited. Empty: none."""
     @_builtins.property
     def range_firsts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Affected blocks, as first and last id of each range; host blocks for a swap_out and for withheld host blocks,
@@ -1858,10 +1865,11 @@ class Event(_message.Message):
         waited: _duration_pb2.Duration | None = ...,
         evicted_blocks: _abc.Iterable[_builtins.int] | None = ...,
         pool: Global___PoolChange.ValueType = ...,
+        prefix_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "item", b"item", "pool", b"pool", "preempted_for_group", b"preempted_for_group", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "item", b"item", "pool", b"pool", "preempted_for_group", b"preempted_for_group", "prefix_of", b"prefix_of", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -125,7 +125,7 @@ def test_an_extend_lists_its_evictions(small):
 def test_an_allocate_lists_its_table_its_hits_and_the_first_missed_key(small, tokens, cached, missed):
     small.commit(1, FIVE)
     applied = small.accept(allocates=[Allocate(2, 2, "r", b"", tokens, len(tokens))])
-    allocation = Allocation("r", 5 if cached else 3, cached, cached // 2, missed, 0.0)
+    allocation = Allocation("r", 5 if cached else 3, cached, cached // 2, missed, 0.0, "")
     assert effects(applied) == typed(Allocated(2, 2, small.table(2), [], allocation))
 
 

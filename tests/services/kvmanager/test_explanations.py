@@ -53,6 +53,16 @@ def test_the_explanation_of_a_hit_has_its_cached_tokens(engine):
     )
 
 
+def test_the_explanation_names_the_request_that_computed_the_prefix_meanwhile(engine):
+    shared = prompt(0, 8)
+    engine.cache(1, shared)
+    engine.allocate(2, [*shared, 99], waited_seconds=0.25, prefix_of="r1")
+    assert explained(engine, "r2").startswith(
+        "It was scheduled by engine engine in step 4, queued for 0.25 seconds, while request r1 computed their common "
+        "prefix. 8 of its 9 tokens were cached. "
+    )
+
+
 def test_the_explanation_of_a_miss_names_the_verb_that_evicted_the_block(engine):
     shared = prompt(0, 16)
     engine.cache(1, shared)

@@ -29,6 +29,7 @@ EVENTS = st.builds(
     cached_tokens=BLOCKS,
     waited_seconds=st.integers(0, 1 << 40).map(lambda units: units / 512),
     evicted=st.lists(BLOCKS, max_size=4).map(tuple),
+    prefix_of=NAMES,
     change=st.sampled_from(PoolChange) | st.none(),
 )
 
@@ -54,6 +55,7 @@ def event_of(message: pb.Event) -> Event:
         cached_tokens=message.cached_tokens,
         waited_seconds=seconds_of(message.waited),
         evicted=tuple(message.evicted_blocks),
+        prefix_of=message.prefix_of,
         change=member(PoolChange, pb.PoolChange, message.pool, "POOL_CHANGE_"),
     )
 
