@@ -154,6 +154,10 @@ def _size(random: Random) -> EngineSize:
         admission_watermark=random.choice((0.0, 0.1, 0.5)),
         priority_aging=random.choice((0.0, 2.0)),
         proposed_tokens=random.choice((0, 0, 3)),
+        admission_budget=random.choice((0, 0, 4)),
+        long_prefill_token_threshold=random.choice((0, 3, 10)),
+        max_num_partial_prefills=2,
+        max_long_partial_prefills=random.choice((1, 2)),
     )
     return EngineSize(
         block_size,

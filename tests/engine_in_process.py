@@ -75,6 +75,9 @@ class FickleBlocks(InProcessBlocks):
         self._returned = True
 
 
+MOST_TURNS = 20_000
+
+
 class EngineInProcess:
     """Runs an engine turn by turn, and collects its outputs by request id."""
 
@@ -192,7 +195,9 @@ class EngineInProcess:
             self.turn()
 
     def turn_until(self, condition: Callable[[], object]) -> None:
+        latest = self.turns + MOST_TURNS
         while not condition():
+            assert self.turns < latest, "the condition never holds"
             self.turn()
 
     def reconnect(self, turns: int = 1) -> None:

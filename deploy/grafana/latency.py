@@ -86,6 +86,13 @@ _REQUESTS = (
         (Query(f"quire_num_requests_waiting_by_reason{{{OF_ENGINE}}}", "{{engine}} {{reason}}"),),
     ),
     Panel(
+        "Limited prefill steps",
+        "Steps a second in which long prompts received a small part, because short ones were in prefill or about to be "
+        "admitted.",
+        (Query(rate("quire_num_limited_prefill_steps_total"), "{{engine}}"),),
+        unit="ops",
+    ),
+    Panel(
         "Tokens of prompts and answers",
         "The median, and the value that one request in twenty exceeds.",
         (

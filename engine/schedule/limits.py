@@ -7,6 +7,17 @@ from enum import Enum
 MAX_PROPOSED_TOKENS = 32
 
 
+_LEAST = {
+    "token_budget": 1,
+    "max_sequences": 1,
+    "max_waiting": 1,
+    "admission_budget": 0,
+    "long_prefill_token_threshold": 0,
+    "max_num_partial_prefills": 1,
+    "max_long_partial_prefills": 1,
+}
+
+
 class Preemption(Enum):
     """How preemption frees blocks. AUTO chooses the cheaper way for each group, by measured costs."""
 
@@ -20,8 +31,13 @@ class Limits:
     """Limits of a step and of the queue. Raises ValueError, naming the field, if they are inconsistent.
 
     `token_budget` limits the tokens scheduled in one step, `max_sequences` the sequences that hold blocks,
-    `max_waiting` the queue. `admission_watermark` is the fraction of the pool that an admission leaves free while other
-    requests run.
+    `max_waiting` the queue. One Step admits requests until they have `admission_budget` tokens that are not cached; 0:
+    `token_budget`. `admission_watermark` is the fraction of the pool that an admission leaves free while other requests
+    run.
+
+    A prompt with more than `long_prefill_token_threshold` uncomputed tokens is long: see `PrefillOrder`; 0: none is,
+    which is the order of the PagedAttention paper. At most `max_num_partial_prefills` prompts share the budget of a
+    step in equal parts, and `max_long_partial_prefills` long ones what the others leave.
 
     With `priority_aging` (seconds), a request of priority p is ordered as if it had arrived p times that much later; 0
     orders by priority first. An isolated request blocks the others for at most `isolation_seconds`.
@@ -37,11 +53,15 @@ class Limits:
     priority_aging: float = 0.0
     isolation_seconds: float = 10.0
     proposed_tokens: int = 0
+    admission_budget: int = 0
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "max_sequences", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0 <= self.proposed_tokens <= MAX_PROPOSED_TOKENS:
             raise ValueError(f"proposed_tokens must be between 0 and {MAX_PROPOSED_TOKENS}, not {self.proposed_tokens}")
         if self.token_budget < self.max_sequences:
@@ -49,6 +69,16 @@ class Limits:
                 f"token_budget must be at least max_sequences ({self.max_sequences}), not {self.token_budget}: "
                 "each decoding sequence takes one token of each step"
             )
+
+    @property
+    def admitted_tokens(self) -> int:
+        """Uncached tokens of the requests that one Step admits, except for its last request."""
+        return self.admission_budget or self.token_budget
+
+    @property
+    def prefill_room(self) -> int:
+        """Tokens of a prompt that receive blocks ahead of their computation: as many as a step can compute."""
+        return self.token_budget
 
     def watermark(self, device_blocks: int) -> int:
         """Return the number of blocks that an admission leaves free while other requests run.

@@ -1,5 +1,6 @@
 """Accepts, pins, cancels and fails requests by their ids."""
 
+from collections.abc import Collection
 from math import inf
 
 from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, PinUnavailable, QueueFull, RequestExists
@@ -129,8 +130,8 @@ class LiveRequests:
             else:
                 self._endings.fail(group, Failure.DEADLINE, "deadline exceeded while running")
 
-    def withhold(self, blocks: int) -> None:
-        """Remove `blocks` blocks that an audit withheld from the capacity; fail requests that no longer fit."""
+    def withhold(self, blocks: Collection[int]) -> None:
+        """Remove blocks that an audit withheld from the capacity; fail requests that no longer fit."""
         self._view.withhold(blocks)
         capacity = self._view.capacity
         for group in self._all():

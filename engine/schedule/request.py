@@ -189,7 +189,7 @@ class Request:
 class Capacity:
     """Limits of one request: positions of the model, ids of its vocabulary, blocks of the pool.
 
-    `pinned_blocks` counts the device blocks that pins hold or will hold.
+    `pinned_blocks` are held by pins, now or later. `caches_prefixes`: the block manager finds computed prefixes.
     """
 
     context_tokens: int
@@ -198,6 +198,7 @@ class Capacity:
     device_blocks: int
     host_blocks: int = 0
     pinned_blocks: int = 0
+    caches_prefixes: bool = True
 
     @property
     def unpinned_blocks(self) -> int:

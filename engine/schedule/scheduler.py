@@ -154,7 +154,7 @@ class Scheduler:
         for admitted in self._blocks.apply(result):
             self._admit(admitted)
         if result.withheld_blocks:
-            self.requests.withhold(len(result.withheld_blocks))
+            self.requests.withhold(result.withheld_blocks)
 
     def rollback_step(
         self, available_blocks: int, available_host_blocks: int = 0, pins: Collection[str] = frozenset()
@@ -174,7 +174,7 @@ class Scheduler:
         if cached_tokens is not None:  # None: swapped in, nothing changed
             cached_blocks = cached_tokens // self._view.block_size
             group.trunk.set_cached(cached_tokens, cached_blocks)
-            self._view.claims.release(group, cached_blocks)
+            self._view.claims.on_cached(group, cached_blocks)
         self._queue.add_running(group)
         if cached_tokens is not None and not group.stats.started and not group.request.prefill_only:
             group.stats.start(cached_tokens)

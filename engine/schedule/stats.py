@@ -20,6 +20,7 @@ class SchedulerTotals:
     skipped: int = 0  # and those left out because the block manager's result was late
     ahead: int = 0  # sequences of steps planned ahead, summed over steps,
     sat_out: int = 0  # and those that such a step left out because they need the results of the step before
+    limited_steps: int = 0  # steps in which long prompts received a small part, because short ones followed
     swapped_tokens: int = 0  # computed tokens that preemptions swapped out
     drafts: int = 0  # sequences of steps with proposed tokens, summed over steps,
     draft_tokens: int = 0  # the proposed tokens,
@@ -41,6 +42,10 @@ class SchedulerTotals:
         """Count the sequences of a step planned ahead, and those that it leaves out."""
         self.ahead += sequences
         self.sat_out += sat_out
+
+    def count_limited(self) -> None:
+        """Count a step in which long prompts received a small part."""
+        self.limited_steps += 1
 
     def count_started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a started request."""
@@ -90,6 +95,7 @@ class RequestStats:
     resumed_at: list[float] = field(default_factory=list)
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
+    deferred_behind: str = ""  # the latest request that computed their common prefix while it waited for blocks
     scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -103,6 +109,10 @@ class RequestStats:
     def start(self, cached_tokens: int) -> None:
         """Record the first blocks, and the number of tokens that hit the prefix cache."""
         self.started, self.cached_tokens = True, cached_tokens
+
+    def defer(self, request_id: str) -> None:
+        """Record that it waits for another request to compute their common prefix."""
+        self.deferred_behind = request_id
 
     def schedule(self, now: float) -> None:
         """Record the time of the first scheduled step."""
@@ -121,6 +131,7 @@ class RequestStats:
     def preempt(self, now: float, swapped_tokens: int) -> None:
         """Record a preemption, and the computed tokens swapped out with it."""
         self.preempted_at.append(now)
+        self.deferred_behind = ""
         self.swapped_tokens += swapped_tokens
 
     def resume(self, now: float) -> None:

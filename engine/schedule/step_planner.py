@@ -10,6 +10,7 @@ from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.live_requests import LiveRequests
 from engine.schedule.pool.block_planner import BlockPlanner
 from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.prefill_order import PrefillOrder
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.speculation.speculator import Speculator
@@ -47,6 +48,7 @@ class StepPlanner:
         self._queue = queue
         self._view = view
         self._blocks = blocks
+        self.prefill = PrefillOrder(queue, view.claims, lambda: blocks.next_admitted)
         self._isolation = isolation
         self._requests = requests
         self._endings = endings
@@ -63,13 +65,7 @@ class StepPlanner:
                 self._add_decoding(work, sequence)
             else:
                 self._queue.totals.count_skipped(self._blocks.awaits_blocks(sequence))
-        budget = self._queue.limits.token_budget - len(work)
-        for gang in list_gangs(others, {}):
-            if fed := token_counts(gang, budget):
-                budget -= sum(fed)
-                work += self._works(gang, fed)
-            elif budget > 0:
-                self._queue.totals.count_skipped(sum(self._blocks.awaits_blocks(cursor.sequence) for cursor in gang))
+        work += self._prefill_and_gangs(others, self._queue.limits.token_budget - len(work))
         if self._speculator is not None:
             work = self._speculator.propose(work, self._endings.record_fault)
         if self._endings.fail_faulty():
@@ -78,13 +74,31 @@ class StepPlanner:
             return None
         return self._planned(StepPlan(self._queue.totals.steps + 1, self._blocks.take_copies(), tuple(work)))
 
+    def _prefill_and_gangs(self, others: list[Group], budget: int) -> list[Work]:
+        """Return the work of decoding samples of groups, and of prompts in prefill."""
+        work: list[Work] = []
+        gangs, prompts = list_gangs(others, {})
+        for gang in gangs:
+            if fed := token_counts(gang, budget):
+                budget -= sum(fed)
+                work += self._works(gang, fed)
+            elif budget > 0:
+                self._queue.totals.count_skipped(sum(self._blocks.awaits_blocks(cursor.sequence) for cursor in gang))
+        for cursor, tokens in zip(prompts, self.prefill.divide(prompts, budget), strict=True):
+            if tokens:
+                work += self._works([cursor], [tokens])
+            elif budget > 0 and cursor.start >= cursor.sequence.room:
+                self._queue.totals.count_skipped(self._blocks.awaits_blocks(cursor.sequence))
+        return work
+
     def can_compute(self) -> bool:
         """Return whether the next step would make copies, or compute a token."""
         if self._blocks.has_copies:
             return True
         groups = self._isolation.batch(self.now, step_in_flight=self._blocks.in_flight)
         budget = self._queue.limits.token_budget
-        return any(token_counts(gang, budget) for gang in list_gangs(groups, {}))
+        gangs, prompts = list_gangs(groups, {})
+        return any(token_counts(gang, budget) for gang in [*gangs, *([cursor] for cursor in prompts)])
 
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after `plan`, which is in flight. Sequences do not change until `adopt`.
@@ -121,12 +135,15 @@ class StepPlanner:
                     return None
                 work.append(work_after(sequence, before))
         budget = self._queue.limits.token_budget - len(work)
-        for gang in list_gangs(others, in_flight):
+        gangs, prompts = list_gangs(others, in_flight)
+        if any(cursor.start >= cursor.sequence.room for gang in [*gangs, prompts] for cursor in gang):
+            return None
+        for gang in gangs:
             fed = token_counts(gang, budget)
-            if not fed and any(cursor.start >= cursor.sequence.room for cursor in gang):
-                return None
             budget -= sum(fed)
             work += [work_of(cursor, count) for cursor, count in zip(gang, fed, strict=False)]
+        given = self.prefill.divide(prompts, budget)
+        work += [work_of(cursor, tokens) for cursor, tokens in zip(prompts, given, strict=True) if tokens]
         if sitting_out > len(work):
             return None
         self._queue.totals.count_ahead(len(work), sitting_out)

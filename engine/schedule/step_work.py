@@ -85,21 +85,21 @@ def awaits_results(group: Group, in_flight: Mapping[int, Work], *, counts_tokens
     return not runs_ahead and any(work.samples for work in works)
 
 
-def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> list[list[Cursor]]:
-    """List the cursors that must be scheduled together: decoding samples of a group, then prompts one by one.
+def list_gangs(running: Iterable[Group], in_flight: Mapping[int, Work]) -> tuple[list[list[Cursor]], list[Cursor]]:
+    """Return the decoding samples, with those of a group, which must be scheduled together; and the prompts in prefill.
 
     `in_flight` is the work of the step in flight, by sequence.
     """
     decoding: list[list[Cursor]] = []
-    prompts: list[list[Cursor]] = []
+    prompts: list[Cursor] = []
     for group in running:
         cursors = _cursors(group, in_flight)
         prefilling = [cursor for cursor in cursors if cursor.prefilling]
         if prefilling:
-            prompts += ([cursor] for cursor in prefilling)
+            prompts += prefilling
         elif cursors:
             decoding.append(cursors)
-    return [*decoding, *prompts]
+    return decoding, prompts
 
 
 def token_counts(gang: list[Cursor], budget: int) -> list[int]:

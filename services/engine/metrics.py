@@ -98,6 +98,13 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         lambda stats: {(one.name.lower(),): count for one, count in stats.totals.failures.items()},
     ),
     (
+        "quire_num_limited_prefill_steps",
+        "Steps in which long prompts received a small part of the token budget, because short prompts were in prefill"
+        " or about to be admitted.",
+        (),
+        lambda stats: {(): stats.totals.limited_steps},
+    ),
+    (
         "quire_num_sequences_planned",
         "Sequences in executed steps, summed over steps.",
         (),

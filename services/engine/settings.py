@@ -117,6 +117,26 @@ class EngineSettings:
         least=0,
         most=1 << 17,
     )
+    admission_budget: int = setting(
+        0,
+        "Tokens beyond their cached prefixes with which requests receive their first blocks at the same time. 0: "
+        "--token-budget.",
+        least=0,
+        most=1 << 20,
+    )
+    long_prefill_token_threshold: int = setting(
+        0,
+        "A prompt with more uncomputed tokens than this is long: short ones of its priority are computed before its "
+        "rest. 0: --token-budget. -1: none is long, so prompts are computed in the order of arrival.",
+        least=-1,
+        most=1 << 30,
+    )
+    max_num_partial_prefills: int = setting(
+        1, "Maximum prompts that share the token budget of a step in equal parts.", least=1, most=2048
+    )
+    max_long_partial_prefills: int = setting(
+        1, "Maximum long prompts that share in equal parts what short ones leave of a step.", least=1, most=2048
+    )
     max_sequences: int = setting(
         0,
         f"Maximum sequences that hold blocks at the same time. 0: {CPU_MAX_SEQUENCES}, on a GPU {GPU_MAX_SEQUENCES}.",
@@ -284,8 +304,9 @@ class EngineSettings:
         """Return the limits of a step and of the queue. Defaults of the device give way to what is set."""
         usual = (GPU_TOKEN_BUDGET, GPU_MAX_SEQUENCES) if on_gpu else (CPU_TOKEN_BUDGET, CPU_MAX_SEQUENCES)
         sequences = self.max_sequences or min(usual[1], self.token_budget or usual[1])
+        token_budget = self.token_budget or max(usual[0], sequences)
         return Limits(
-            self.token_budget or max(usual[0], sequences),
+            token_budget,
             sequences,
             self.max_waiting,
             Preemption(self.preemption),
@@ -293,6 +314,10 @@ class EngineSettings:
             self.priority_aging,
             self.isolation_seconds,
             self.speculate_ngram,
+            self.admission_budget,
+            max(0, self.long_prefill_token_threshold or token_budget),
+            self.max_num_partial_prefills,
+            self.max_long_partial_prefills,
         )
 
     def json_bounds(self) -> JsonBounds:

@@ -30,6 +30,8 @@ OWNERS = {
     "StepPlanner": "engine/schedule/step_planner.py",
     "PoolView": "engine/schedule/pool/pool_view.py",
     "PrefixClaims": "engine/schedule/pool/prefix_claims.py",
+    "CachedPrefixes": "engine/schedule/pool/cached_prefixes.py",
+    "PrefillOrder": "engine/schedule/prefill_order.py",
     "Releases": "engine/schedule/pool/releases.py",
     "BlockPlanner": "engine/schedule/pool/block_planner.py",
     "Admissions": "engine/schedule/pool/admission.py",

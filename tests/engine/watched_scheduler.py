@@ -33,6 +33,7 @@ class WatchedScheduler(Scheduler):
         if self._speculator:
             self._speculator.costs = EveryProposalPays()
         self.adopted_work = self.dropped_work = 0
+        self._expected: dict[int, int] = {}  # blocks that groups of the Step in flight are expected to hit
         self.pool: Callable[[], kvmanager.Pool] = lambda: kvmanager.Pool(
             kvmanager.PoolSpec("no engine", 1, "", capacity.block_size, capacity.device_blocks)
         )
@@ -90,6 +91,10 @@ class WatchedScheduler(Scheduler):
         if step:
             self._check_victims(running, step, plan)
             self._check_admissions(waiting, step)
+            admitting = self._queue.admitting
+            self._expected = {
+                one.group: len(self._view.claims.cached_blocks(admitting[one.group])) for one in step.allocates
+            }
             assert len({extend.group for extend in step.extends}) == len(step.extends), "one extend for a group"
         self._check_states()
         return step
@@ -177,7 +182,8 @@ class WatchedScheduler(Scheduler):
                 able = all(sequence.room > sequence.computed for sequence in gang)
                 taken = [sequence.id in planned for sequence in gang]
                 assert len(set(taken)) == 1, "the samples of a request decode together"
-                assert taken[0] or not able or budget_left < len(gang), "a sequence with room and budget is planned"
+                left = taken[0] or not able or budget_left < len(gang)
+                assert left or self._steps.prefill.limited, "a sequence with room and budget is planned"
 
     def _check_states(self) -> None:
         queue = self._queue
@@ -239,15 +245,17 @@ class WatchedScheduler(Scheduler):
             return False
         size = self.capacity.block_size
         own, others = waiting.trunk_tokens, other.trunk.tokens
-        shareable = (min(len(own), len(others)) - 1) // size
+        shareable = min((len(own) - 1) // size, len(others) // size)
         common = sum(own[: end * size] == others[: end * size] for end in range(1, shareable + 1))
-        return common > other.trunk.committed
+        return common > other.trunk.committed and other.key < waiting.key
 
     def _check_refusals(self, step: Step, result: StepResult) -> None:
         # The scheduler does not know yet which blocks an audit withheld, so any pin may be refused.
         refused = [(one.item, one.position) for one in result.refusals if one.item is not StepItem.PIN]
         last = (StepItem.ALLOCATE, len(step.allocates) - 1)
-        assert set(refused) <= {last}, "the view is exact: only the last allocate may be refused"
+        cached = {change.sequence: (change.cached_tokens or 0) // self.capacity.block_size for change in result.tables}
+        found = {one.group: cached.get(one.sequence, self._expected[one.group]) for one in step.allocates}
+        assert set(refused) <= {last} or found != self._expected, "only the last allocate may be refused"
 
     def _check_view(self) -> None:
         pool = self.pool()
@@ -296,7 +304,8 @@ class WatchedScheduler(Scheduler):
         assert self.uncomputed_tokens == 0
         assert [queue.waiting, queue.running, queue.admitting, list(self._blocks._copies)] == [[], [], {}, []]
         assert not self._view.claims._owners
-        assert not self._view.claims._claims
+        assert not self._view.claims._awaited
+        assert len(self._view.claims.cached) <= self.capacity.device_blocks
         assert self._view.available == self.capacity.unpinned_blocks
         assert self._view.available_host == self.capacity.host_blocks
         assert not +self._view._host_holders

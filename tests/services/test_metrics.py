@@ -65,6 +65,7 @@ SHOWN = {
         "quire_prompt_tokens_cached": (),
         "quire_prompt_tokens_by_source": ("source",),
         "quire_generation_tokens": (),
+        "quire_num_limited_prefill_steps": (),
         "quire_num_sequences_planned": (),
         "quire_num_sequences_left_out": (),
         "quire_num_sequences_ahead": (),

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from blocks import Allocate, FreeReason, Step, StepItem
 from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.preemption import Victims
 from engine.schedule.pool.releases import Releases
 from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.request_queue import RequestQueue
@@ -31,11 +32,12 @@ class Admissions:
     `deferred` counts the groups that waited for the prefix of another group, not for room, at the latest Step.
     """
 
-    def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases) -> None:
+    def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases, victims: Victims) -> None:
         self.deferred = 0
         self._queue = queue
         self._view = view
         self._releases = releases
+        self._victims = victims
         self._refused: _Refused | None = None  # the latest, unless there is a reason to ask again
 
     # Results.
@@ -74,46 +76,78 @@ class Admissions:
     # Steps.
 
     def write(self, step: StepBuilder, now: float, *, preempted: bool) -> None:
-        """Request blocks as far as the token budget and the pool allow, unless groups are preempted."""
-        queue, view, limits = self._queue, self._view, self._queue.limits
+        """Request blocks as far as the admission budget and the pool allow, unless groups are preempted."""
+        queue, view = self._queue, self._view
         self.deferred = 0
-        if not queue.waiting or preempted:
+        view.claims.clear_expected()
+        if not queue.waiting or preempted or self._would_be_refused(queue.waiting[0]):
             return
-        if self._would_be_refused(queue.waiting[0]):
-            return
-        budget = limits.token_budget
-        places = limits.max_sequences - queue.running_sequences
-        places -= sum(group.width for group in queue.admitting.values())
-        spare = self._spare_blocks()
-        watermark = limits.watermark(view.capacity.device_blocks)
+        budget = queue.limits.admitted_tokens
+        room = self._room()
         for group in list(queue.waiting):
-            if budget <= 0 or group.width > places or self._would_be_refused(group):
+            if budget <= 0 or group.width > room.places or self._would_be_refused(group):
                 break
-            # Running groups can grow into the watermark before they preempt. An empty pool needs no watermark.
-            reserve = watermark if queue.running or queue.admitting else 0
             if group.isolated and queue.holds_isolated:
                 continue  # only one isolated group at a time
+            reserve = self._reserve(room)
             if _is_swapped(group):
-                if len(group.blocks) + spare + reserve > view.available:
+                if not room.has(len(group.blocks) + reserve):
                     break
                 self._request_swap_in(step, group)
-                places -= group.width
-                spare += group.width
+                room.take(group.width, len(group.blocks))
                 continue
-            if view.claims.conflicts(group):
-                self.deferred += 1
+            if (owner := view.claims.awaited_owner(group)) is not None:
+                self._defer(group, owner)
                 continue
-            spare += self._blocks_beyond(group)
-            self._request_allocation(step, group, spare + reserve, now)
-            places -= group.width
-            budget -= group.common
-            needed = view.blocks_for(group.common)
-            if needed + spare + reserve > view.available:
+            room.spare += self._blocks_beyond(group)
+            self._request_allocation(step, group, room.spare + reserve, now)
+            cached = view.claims.cached_blocks(group)
+            budget -= group.common - len(cached) * view.block_size
+            needed, granted = room.needs(group.common, cached)
+            if not room.has(needed + reserve):
                 # Only a prefix cache hit can make it fit. Later groups wait, so that they cannot starve it.
                 break
-            granted = view.blocks_for(min(group.common, limits.token_budget))
-            view.reserve(granted)
-            spare += group.width + needed - granted
+            room.take(group.width, granted)
+            room.spare += needed - granted
+
+    def next_admitted(self) -> Group | None:
+        """Return the first waiting group if the next Step is expected to admit it."""
+        queue, view = self._queue, self._view
+        if not queue.waiting:
+            return None
+        group, room = queue.waiting[0], self._room()
+        if self._would_be_refused(group) or view.claims.awaited_owner(group) is not None:
+            return None
+        if _is_swapped(group):
+            needed = len(group.blocks)
+        else:
+            needed = room.needs(group.common, view.claims.cached_blocks(group))[0] + self._blocks_beyond(group)
+        fits = group.width <= room.places and room.has(needed + self._reserve(room))
+        return group if fits and not (group.isolated and queue.holds_isolated) else None
+
+    def _room(self) -> "_Room":
+        """Return the places and blocks that are left."""
+        queue = self._queue
+        admitting = sum(group.width for group in queue.admitting.values())
+        places = queue.limits.max_sequences - queue.running_sequences - admitting
+        return _Room(self._view, queue.limits.prefill_room, places, self._spare_blocks())
+
+    def _reserve(self, room: "_Room") -> int:
+        """Return the blocks that stay free, so that running groups grow before they preempt. An empty pool needs none.
+
+        If a preemption would lose computed tokens, one block for each sequence as well: with fewer, more tokens are
+        recomputed than the larger batch gains (docs/decisions/003-admission-and-preemption.md has the figures).
+        """
+        queue, limits = self._queue, self._queue.limits
+        if not (queue.running or queue.admitting):
+            return 0
+        growth = 0 if self._victims.next_is_swapped() else limits.max_sequences - room.places
+        return limits.watermark(self._view.capacity.device_blocks) + growth
+
+    def _defer(self, group: Group, owner: Group) -> None:
+        self.deferred += 1
+        self._view.claims.expect(owner, group)
+        group.stats.defer(owner.request.request_id)
 
     def _would_be_refused(self, group: Group) -> bool:
         """Return whether a group was refused, and no more blocks are available now. Later groups wait behind it."""
@@ -121,12 +155,12 @@ class Admissions:
         return refused is not None and refused.group is group and self._view.available <= refused.available_blocks
 
     def _spare_blocks(self) -> int:
-        """Return the blocks that running groups need soon: the rest of their prompts, and one for each sequence."""
+        """Return the blocks that running groups need for the rest of their known tokens."""
         cost = self._view.cost
         return sum(
-            len(group.live) + cost([(group.trunk, group.common)]) + self._blocks_beyond(group)
+            cost([(group.trunk, group.common)]) + self._blocks_beyond(group)
             if _is_unforked(group)
-            else sum(1 + cost([(member, len(member.tokens))]) for member in group.live)
+            else sum(cost([(member, len(member.tokens))]) for member in group.live)
             for group in self._queue.running
         )
 
@@ -142,7 +176,7 @@ class Admissions:
 
     def _request_swap_in(self, step: StepBuilder, group: Group) -> None:
         self._queue.start_admission(group)
-        self._view.reserve(len(group.blocks))
+        self._view.claims.claim_rest(group)
         step.swap_ins.append(group.id)
 
     def _request_allocation(self, step: StepBuilder, group: Group, spare: int, now: float) -> None:
@@ -156,11 +190,44 @@ class Admissions:
                 request_id=request.request_id,
                 salt=group.salt,
                 token_ids=group.trunk_tokens,
-                compute_tokens=self._queue.limits.token_budget,
+                compute_tokens=self._queue.limits.prefill_room,
                 spare_blocks=spare,
                 waited_seconds=max(0.0, now - request.arrival),
+                prefix_of=group.stats.deferred_behind,
             )
         )
+
+
+class _Room:
+    """Places and blocks that are left while a Step is built. `spare` blocks are promised to admitted groups."""
+
+    def __init__(self, view: PoolView, prefill_room: int, places: int, spare: int) -> None:
+        self.places = places
+        self.spare = spare
+        self._view = view
+        self._prefill_room = prefill_room
+        self._acquired: set[int] = set()  # cached blocks without a holder that groups of this Step are expected to hit
+
+    def has(self, blocks: int) -> bool:
+        """Return whether this many blocks are left."""
+        return blocks + self.spare <= self._view.available
+
+    def take(self, places: int, blocks: int) -> None:
+        """Count a group's sequences and the blocks that it receives now."""
+        self.places -= places
+        self._view.reserve(blocks)
+
+    def needs(self, tokens: int, cached: Collection[int]) -> tuple[int, int]:
+        """Return the available blocks that a first allocation takes: for all its tokens, and those granted now.
+
+        `cached` are the blocks that it is expected to hit. Those without a holder count once for all groups of a Step.
+        """
+        view = self._view
+        idle = {block for block in cached if not view.is_held(block)} - self._acquired
+        self._acquired |= idle
+        room = min(tokens, len(cached) * view.block_size + self._prefill_room)
+        shared = len(cached) - len(idle)
+        return view.blocks_for(tokens) - shared, view.blocks_for(room) - shared
 
 
 def _is_swapped(group: Group) -> bool:

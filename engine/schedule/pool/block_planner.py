@@ -49,7 +49,7 @@ class BlockPlanner:
         self._pins = pins
         self._victims = Victims(queue, view, releases, costs)
         self._extensions = Extensions(queue, view, self._victims, lookahead_tokens)
-        self._admissions = Admissions(queue, view, releases)
+        self._admissions = Admissions(queue, view, releases, self._victims)
         self._copies: list[Copies] = []  # of results, to run before the next step
         self._pending: Step | None = None
         self._last_step = 0
@@ -64,6 +64,11 @@ class BlockPlanner:
     def deferred(self) -> int:
         """Groups that waited for the prefix of another group, not for room, at the latest Step."""
         return self._admissions.deferred
+
+    @property
+    def next_admitted(self) -> Group | None:
+        """The first waiting group if the next Step is expected to admit it."""
+        return None if self.in_flight else self._admissions.next_admitted()
 
     @property
     def has_copies(self) -> bool:
@@ -111,6 +116,7 @@ class BlockPlanner:
         self._pins.rollback(pins)
         self._pending = None
         self._view.set_available(available_blocks, available_host_blocks)
+        self._view.forget_cached()
 
     # Steps.
 
@@ -167,7 +173,7 @@ class BlockPlanner:
             size = self._view.block_size
             step.commits.append(Commit(sequence.id, first, sequence.tokens[first * size : done * size]))
             sequence.commit(done)
-            self._view.claims.release(sequence.group, done)
+            self._view.claims.on_commit(sequence, first, done)
 
     def _fork(self, step: StepBuilder) -> None:
         """Fork samples when their trunk has computed the common tokens; fork beams at each step."""

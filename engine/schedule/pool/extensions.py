@@ -80,13 +80,13 @@ class Extensions:
         return preempted
 
     def _look_ahead(self, sequence: Sequence, sequences: int) -> None:
-        """Request the rest of a prompt up to the token budget, or the lookahead of a decoding sequence."""
+        """Request the rest of a prompt up to the prefill room, or the lookahead of a decoding sequence."""
         need, view, rooms = self._need(sequence), self._view, self._rooms
         if need is None or need > max(sequence.room, rooms.get(sequence.id, 0)):
             return
         rest = sequence.group.end_of(sequence) - need
         if rest > 0:
-            more = min(rest, self._queue.limits.token_budget)
+            more = min(rest, self._queue.limits.prefill_room)
         elif sequence.group.beams:
             more = 0  # the next fork would release it
         else:

@@ -157,7 +157,7 @@ class Pins:
             view.unpin(pin.blocks)
         if self._reset:
             step.pins.append(Reset())
-            view.clear_host_copies()
+            view.reset_cache()
         for pin, group in self._computed:
             count = len(pin.token_ids) // self._view.capacity.block_size
             pin.state, pin.blocks = PinState.PENDING, group.trunk.table[:count]

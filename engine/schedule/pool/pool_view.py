@@ -21,7 +21,7 @@ class PoolView:
         """Start with an empty pool."""
         self.capacity = capacity
         self.block_size = capacity.block_size
-        self.claims = PrefixClaims(capacity.block_size)
+        self.claims = PrefixClaims(capacity.block_size, caching=capacity.caches_prefixes)
         self.available = capacity.device_blocks
         self.available_host = capacity.host_blocks
         self._holders: Counter[int] = Counter()
@@ -49,13 +49,19 @@ class PoolView:
                     blocks += 1
         return blocks
 
+    def is_held(self, block: int) -> bool:
+        """Return whether a sequence or a pin holds a device block."""
+        return self._holders[block] > 0
+
     def host_cost(self, blocks: Iterable[int]) -> int:
         """Return the most host blocks that these device blocks need; some have a copy on the host already."""
         return sum(not self._is_on_host(block) for block in blocks)
 
-    def withhold(self, blocks: int) -> None:
-        """Remove device blocks that an audit withheld from the capacity."""
-        self.capacity = replace(self.capacity, device_blocks=self.capacity.device_blocks - blocks)
+    def withhold(self, blocks: Collection[int]) -> None:
+        """Remove device blocks that an audit withheld from the capacity and from the prefix cache."""
+        self.capacity = replace(self.capacity, device_blocks=self.capacity.device_blocks - len(blocks))
+        for block in blocks:
+            self.claims.cached.forget_block(block)
 
     def count_pinned(self, blocks: int) -> None:
         """Set the number of device blocks that pins hold or will hold."""
@@ -89,6 +95,7 @@ class PoolView:
         for block in change.block_ids:
             if not self._holders[block]:
                 self._host_copies.pop(block, None)
+                self.claims.cached.forget_block(block)
         self._holders.update(change.block_ids)
         sequence.room = change.room_tokens
 
@@ -121,9 +128,14 @@ class PoolView:
         for sequence in sequences:
             self._holders.update(sequence.table)
 
-    def clear_host_copies(self) -> None:
-        """Forget which host blocks are copies of device blocks, as the block manager does at a reset."""
+    def forget_cached(self) -> None:
+        """Forget which blocks are cached: another block manager may have adopted the held ones only."""
+        self.claims.forget_cached()
+
+    def reset_cache(self) -> None:
+        """Forget host copies and cached prefixes, as the block manager does at a reset."""
         self._host_copies.clear()
+        self.claims.forget_cached()
 
     def _swap_out_table(self, sequence: Sequence, change: TableChange) -> None:
         for block, moved in zip(sequence.table, change.block_ids, strict=True):

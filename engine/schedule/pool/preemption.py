@@ -74,6 +74,11 @@ class Victims:
         queue.preempt(victim)
         return True
 
+    def next_is_swapped(self) -> bool:
+        """Return whether the next preempted group would be swapped out, so that no token is recomputed."""
+        running = self._queue.running
+        return bool(running) and self._is_swapped(running[-1])
+
     def resume(self, groups: Iterable[int]) -> None:
         """Resume groups whose swap-out was refused: they still have their blocks."""
         for number in groups:

@@ -142,11 +142,11 @@ class TestSwapping:
         assert engine.finished["r1"].stats.swapped_tokens + 1 >= computed > 8, "the step in flight computed one more"
 
     def test_ten_groups_that_share_100_blocks_are_swapped_out_together_with_one_copy_of_them(self, folder):
-        """The host tier has 150 blocks: 100 shared ones and about four for each group.
+        """The host tier has 160 blocks: 100 shared ones and about six for each group.
 
         The groups start beside a request of higher priority, whose sixty samples grow until they need all blocks.
         """
-        sizes = {"device_blocks": 510, "host_blocks": 150, "token_budget": 256, "max_sequences": 256}
+        sizes = {"device_blocks": 515, "host_blocks": 160, "token_budget": 256, "max_sequences": 256}
         engine = ModelEngine(folder, block_size=BLOCK, **sizes, preemption=Preemption.SWAP)
         shared = prompt(400)
         engine.generate([[*shared, 7]], 1)
@@ -204,7 +204,7 @@ def slots(engine, sequence):
 def test_an_expired_request_fails_in_the_queue_and_while_it_runs(folder, turns):
     engine = ModelEngine(folder, block_size=BLOCK, device_blocks=12)
     other = engine.submit(prompt(30, 4), 16, priority=-1)
-    request = Request("late", tuple(prompt(10)), SAMPLED, Stopping(6), samples=((), ()), deadline=float(turns))
+    request = Request("late", tuple(prompt(14)), SAMPLED, Stopping(6), samples=((), ()), deadline=float(turns))
     engine.take(request)
     quick = engine.submit(prompt(3, 6), 2, request_id="quick")
     engine.run()

@@ -42,6 +42,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         preemption=st.sampled_from(Preemption),
         policy=st.tuples(*map(st.sampled_from, ([0.0, 0.1, 0.5], [0.0, 2.0], [3.0, 1000.0]))),
         mode=st.sampled_from([(False, 0), (True, 0), (False, 2), (False, 5)]),  # steps ahead, proposed tokens
+        # Uncached tokens that one Step admits, tokens from which on a prompt is long, and prompts that share a step.
+        prefill=st.tuples(*map(st.sampled_from, ([0, 1, 5], [0, 2, 5], [(1, 1), (2, 1), (3, 2)]))),
         turn_seconds=st.sampled_from([0.05, 1.0]),  # in short turns, reports wait for other items
     )
     def begin(
@@ -51,13 +53,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         preemption: Preemption,
         policy: tuple[float, float, float],
         mode: tuple[bool, int],
+        prefill: tuple[int, int, tuple[int, int]],
         turn_seconds: float,
     ) -> None:
         self.block_size = blocks[0]
         capacity = Capacity(CONTEXT, VOCABULARY, *blocks)
         watermark, aging, isolation = policy
         ahead, proposed = mode
-        limits = Limits(sizes[0], min(sizes), 1024, preemption, watermark, aging, isolation, proposed)
+        budget, threshold, partial = prefill
+        limits = Limits(
+            *(sizes[0], min(sizes), 1024, preemption, watermark, aging, isolation, proposed),
+            *(budget, threshold, *partial),
+        )
         self.scheduler = WatchedScheduler(capacity, limits, ahead=ahead)
         self.runner = DigestRunner(capacity)
         self.engine = EngineInProcess(self.runner, capacity, scheduler=self.scheduler)
