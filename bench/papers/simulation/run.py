@@ -14,7 +14,6 @@ from engine.run.loop import Engine
 from engine.schedule.outputs import Finished
 from engine.schedule.scheduler import Scheduler
 
-_WARM_UP = 0.1  # of the time of the arrivals, left out of averages
 _LOOKED_AT = 16  # the memory is looked at every so many steps,
 _BOUNDED = 512  # and the latency compared with its limit
 
@@ -40,6 +39,8 @@ class Simulated(NamedTuple):
     steps: int
     tokens: int
     preemptions: int
+    computed_tokens: int
+    recomputed_tokens: int
     simulated_seconds: float
     cpu_seconds: float
 
@@ -65,7 +66,7 @@ class Simulation:
         self._scheduler = Scheduler(self._system.capacity, self._system.limits)
         self._engine = Engine(self._scheduler, self._runner, self._system.blocks, self._clock)
         self._latencies = Latencies(self._arrivals)
-        self._averages = Averages(_WARM_UP * scenario.seconds, scenario.seconds)
+        self._averages = Averages(scenario.warm_up * scenario.seconds, scenario.seconds)
         self._submitted = 0
         self._cut = False
 
@@ -132,6 +133,8 @@ class Simulation:
             steps=totals.steps,
             tokens=totals.generated_tokens,
             preemptions=totals.preemptions,
+            computed_tokens=totals.computed_tokens,
+            recomputed_tokens=totals.recomputed_tokens,
             simulated_seconds=self._clock.now,
             cpu_seconds=cpu_seconds,
         )

@@ -18,6 +18,7 @@ COSTS = (_FIT, "low", "middle", "high")
 _DISTINCT = VOCABULARY - 1  # token ids other than that of a common prefix
 PREEMPTIONS = tuple(one.value for one in Preemption)
 _BOUNDS = {
+    "warm_up": (0.0, 0.9),
     "blocks": (1, 1 << 20),
     "block_size": (1, CONTEXT_TOKENS),
     "samples": (1, 64),
@@ -38,6 +39,8 @@ class Scenario:
     Requests arrive at `rate` a second for `seconds` seconds; each has `samples` samples or `beams` beams, and a prompt
     that begins with `prefix_tokens` common tokens, by which the model's context grows. `cost` is `fit`, or `low`,
     `middle` or `high` for a roofline. A swapped block is one piece (`one_piece`), or two for each layer.
+
+    Averages leave out `warm_up`, a share of the time of the arrivals.
 
     With a `latency_limit` (seconds per token) a run ends as soon as its normalized latency is surely above it. Without
     one it ends with the last arrival.
@@ -60,6 +63,7 @@ class Scenario:
     one_piece: bool = True
     latency_limit: float | None = None
     seed: int = 0
+    warm_up: float = 0.1
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():

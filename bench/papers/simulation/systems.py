@@ -48,7 +48,9 @@ def check_fits(requests: Sequence[Request], system: System) -> None:
 
 
 def _capacity(scenario: Scenario, host_blocks: int = 0) -> Capacity:
-    return Capacity(scenario.context_tokens, VOCABULARY, scenario.block_size, scenario.blocks, host_blocks)
+    paged = scenario.system == PAGED
+    sizes = (scenario.context_tokens, VOCABULARY, scenario.block_size, scenario.blocks, host_blocks)
+    return Capacity(*sizes, caches_prefixes=paged)
 
 
 def _paged(scenario: Scenario) -> System:
