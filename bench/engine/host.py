@@ -27,14 +27,21 @@ from services.models.model_store import default_cache, resolve
 
 # The last commit before block tables stayed on the device and plans were adopted without making them again.
 BASE = "e4f129bcbc50dd4dd93a407beacb0e5d852324b6"
-WORKER = ROOT / "bench" / "loads" / "host_worker.py"
+WORKER = ROOT / "bench" / "loads" / "workers" / "host_worker.py"
 QUICK = bool(os.environ.get("QUICK"))
 REPETITIONS = 1 if QUICK else 5
 STEPS = {1: 400, 32: 200, 256: 60}  # by the number of sequences
 SEQUENCES = (1, 32) if QUICK else tuple(STEPS)
 CONTEXTS = (128,) if QUICK else (128, 1024)
 WAYS = ("process", "grpc")
-CODE = ("blocks", "engine", "services/engine", "services/wire", "bench/engine/host.py", "bench/loads/host_worker.py")
+CODE = (
+    "blocks",
+    "engine",
+    "services/engine",
+    "services/wire",
+    "bench/engine/host.py",
+    "bench/loads/workers/host_worker.py",
+)
 MICRO = 1e6
 
 Case = tuple[str, int, int]  # way, sequences, context

@@ -25,8 +25,8 @@ from bench.report.terms import Terms
 
 # The last commit in which a request behind a cached prefix waited for one answer after the other.
 BASE = "9887f6645550eeb079561b25f2ff7736257d0dde"
-WORKER = ROOT / "bench" / "loads" / "waits_worker.py"
-CODE = ("blocks", "engine", "kvmanager", "bench/engine/waits.py", "bench/loads/waits_worker.py")
+WORKER = ROOT / "bench" / "loads" / "workers" / "waits_worker.py"
+CODE = ("blocks", "engine", "kvmanager", "bench/engine/waits.py", "bench/loads/workers/waits_worker.py")
 QUICK = bool(os.environ.get("QUICK"))
 REPETITIONS = 1 if QUICK else 3
 MODELS = ("tiny",) if QUICK else ("tiny", "demo")

@@ -132,6 +132,7 @@ _FIELDS: dict[str, tuple[str, Sequence[str]]] = {
     "prefix_tokens": ("Tokens of a prefix that all prompts have in common.", ()),
     "cost": ("Step times: a fit to measured steps, moved to the device by its bandwidth, or a roofline.", COSTS),
     "preemption": ("How preempted requests are brought back.", PREEMPTIONS),
+    "warm_up": ("Share of the time of the arrivals that averages leave out.", ()),
     "one_piece": ("Copy a swapped block in one piece, or in two pieces for each layer.", ()),
     "latency_limit": (
         "Run until all requests have ended, or the normalized latency is above this (seconds per token). Without it a "

@@ -333,8 +333,7 @@ def _check_names(request: Request) -> None:
 
 def _check_sampling(sampling: Sampling) -> None:
     temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-    holds = 0 <= temperature < math.inf
-    _require(holds, "sampling.temperature", temperature, "a finite number of at least 0")
+    _require(0 <= temperature < math.inf, "sampling.temperature", temperature, "a finite number of at least 0")
     _require(top_k >= 0, "sampling.top_k", top_k, "at least 0")
     _require(0 < top_p <= 1, "sampling.top_p", top_p, "above 0 and at most 1")
     _require(0 <= min_p <= 1, "sampling.min_p", min_p, "between 0 and 1")

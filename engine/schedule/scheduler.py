@@ -9,6 +9,7 @@ from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.limits import Limits
 from engine.schedule.live_requests import LiveRequests
 from engine.schedule.outputs import Output, Outputs, Started
+from engine.schedule.planning.step_planner import StepPlanner
 from engine.schedule.pool.admission import Admitted
 from engine.schedule.pool.block_planner import BlockPlanner
 from engine.schedule.pool.pins import Pins
@@ -20,7 +21,6 @@ from engine.schedule.request import Capacity, Failure, FinishReason
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.speculation.speculator import Speculator
 from engine.schedule.step_plan import Sampled, StepPlan
-from engine.schedule.step_planner import StepPlanner
 
 
 class IdleReason(Enum):

@@ -197,8 +197,8 @@ class Group:
     `aging` is the number of seconds by which each priority level delays the arrival; 0 orders by priority first.
     `beams` is the state of a search, and `answers` its result. `common` counts the leading tokens that the trunk
     computes for all samples before the fork. `scored` counts the leading prompt tokens whose log-probabilities are
-    output; the first token has none. While `isolated`, no other group takes part in its steps; `isolated_since` is the
-    time of the first of these.
+    output; the first token has none. `links` identify blocks of its prompt, see `PrefixClaims`. While `isolated`, no
+    other group takes part in its steps; `isolated_since` is the time of the first of these.
     """
 
     id: int
@@ -209,6 +209,7 @@ class Group:
     answers: list[Sequence] = field(default_factory=list)
     common: int = 0
     scored: int = 1
+    links: list[int] | None = None
     forked: bool = False
     isolated: bool = False
     isolated_since: float | None = None
@@ -305,10 +306,7 @@ class Group:
 
     @property
     def active(self) -> list[Sequence]:
-        """Sequences that can be scheduled: all live ones, or the trunk until the common tokens are computed.
-
-        Empty while new beams are not forked yet.
-        """
+        """Sequences that can be scheduled: the trunk until the common tokens are computed, then all that are forked."""
         if self.forked:
             live = self.live
             return [] if self.beams and any(member.parent for member in live) else live

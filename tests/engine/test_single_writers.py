@@ -14,7 +14,10 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("engine/schedule", "engine/schedule/pool", "engine/schedule/speculation", "engine/run", "services/engine")
+ROOMS = (
+    *("engine/schedule", "engine/schedule/planning", "engine/schedule/pool", "engine/schedule/speculation"),
+    *("engine/run", "services/engine"),
+)
 # Classes in the table, and the modules that define them.
 OWNERS = {
     "Sequence": "engine/schedule/sequence_group.py",
@@ -27,11 +30,11 @@ OWNERS = {
     "RequestEndings": "engine/schedule/endings.py",
     "Outputs": "engine/schedule/outputs.py",
     "IsolatedRequests": "engine/schedule/isolated_requests.py",
-    "StepPlanner": "engine/schedule/step_planner.py",
+    "StepPlanner": "engine/schedule/planning/step_planner.py",
     "PoolView": "engine/schedule/pool/pool_view.py",
     "PrefixClaims": "engine/schedule/pool/prefix_claims.py",
     "CachedPrefixes": "engine/schedule/pool/cached_prefixes.py",
-    "PrefillOrder": "engine/schedule/prefill_order.py",
+    "PrefillOrder": "engine/schedule/planning/prefill_order.py",
     "Releases": "engine/schedule/pool/releases.py",
     "BlockPlanner": "engine/schedule/pool/block_planner.py",
     "Admissions": "engine/schedule/pool/admission.py",

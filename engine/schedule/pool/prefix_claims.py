@@ -10,7 +10,6 @@ collision only delays a request. It never shares blocks wrongly, because the blo
 """
 
 from collections.abc import Sequence as Items
-from weakref import WeakKeyDictionary
 
 from engine.schedule.pool.cached_prefixes import CachedPrefixes, chained_hashes
 from engine.schedule.sequence_group import Group, Sequence
@@ -24,7 +23,6 @@ class PrefixClaims:
         self._caching = caching
         self._block_size = block_size
         self._owners: dict[int, Group] = {}
-        self._links = WeakKeyDictionary[Group, list[int]]()
         self._awaited: dict[Group, int] = {}  # leading tokens that another group waits for
 
     # Owners.
@@ -110,6 +108,6 @@ class PrefixClaims:
         """Return the links of a prompt, hashed once."""
         if not self._caching:
             return []
-        if (links := self._links.get(group)) is None:
-            links = self._links[group] = chained_hashes(group.salt, group.request.prompt, self._block_size)
-        return links
+        if group.links is None:
+            group.links = chained_hashes(group.salt, group.request.prompt, self._block_size)
+        return group.links

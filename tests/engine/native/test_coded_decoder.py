@@ -122,7 +122,7 @@ def test_hits_copies_swaps_and_recomputation_give_the_codes_and_tokens_of_an_und
 
     roomy, tight = run(400), run(26)
     assert roomy.scheduler.totals.preemptions == 0
-    assert tight.scheduler.totals.preemptions > 2
+    assert tight.scheduler.totals.preemptions > 1
     assert (tight.scheduler.totals.swapped_tokens > 0) is (preemption is Preemption.SWAP)
     assert roomy.samples == tight.samples
     again, backend = runner_of(native_kernels.kernels(), folder)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import NamedTuple
 
+from engine.schedule.planning.step_work import Cursor
 from engine.schedule.pool.prefix_claims import PrefixClaims
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
-from engine.schedule.step_work import Cursor
 
 # Part of the token budget for long prompts in a limited step, and the most limited steps in a row.
 LIMITED_PART = 32

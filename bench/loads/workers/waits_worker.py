@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from bench.papers.simulation.simulated_runner import VirtualClock
 from blocks import Step
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
@@ -73,21 +74,6 @@ class Seen:
         return sorted(self.first_token[name] - self.arrived[name] for name in names)
 
 
-class VirtualClock:
-    """Seconds of virtual time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-
-
 class VirtualRunner:
     """Runs steps in virtual time; every token is 0."""
 
@@ -98,11 +84,12 @@ class VirtualRunner:
         """Run a step."""
         tokens = sum(len(work.token_ids) for work in plan.work)
         context = sum(work.end for work in plan.work if len(work.token_ids) == 1)
-        self._clock.now += STEP_SECONDS + TOKEN_SECONDS * tokens + CONTEXT_SECONDS * context
+        seconds = STEP_SECONDS + TOKEN_SECONDS * tokens + CONTEXT_SECONDS * context
+        self._clock.advance_to(self._clock.now + seconds)
         return Done([Sampled(0) for work in plan.work for _ in range(work.outcomes)])
 
 
-class Run:
+class ServedLoad:
     """Serves arriving requests with an engine's loop."""
 
     def __init__(
@@ -156,11 +143,13 @@ def limits_of(**given: Any) -> Limits:
     return Limits(**{**own, **given})
 
 
-def virtual_run(blocks: int) -> tuple[Run, Scheduler]:
+def virtual_run(blocks: int) -> tuple[ServedLoad, Scheduler]:
     """Return a run on virtual time in an empty pool."""
     clock = VirtualClock()
     scheduler = Scheduler(Capacity(1 << 18, VOCABULARY, BLOCK_SIZE, blocks), limits_of(max_waiting=1 << 20))
-    return Run(scheduler, VirtualRunner(clock), clock, clock.sleep), scheduler
+    return ServedLoad(
+        scheduler, VirtualRunner(clock), clock, lambda seconds: clock.advance_to(clock.now + seconds)
+    ), scheduler
 
 
 def request(name: str, prompt: Sequence[int], max_tokens: int, salt: str = "") -> Request:
@@ -278,7 +267,7 @@ def beside(name: str, every: float, seconds: float, *, long: bool, short: bool) 
     parts, one = parts_of(name), LONG_PROMPTS[name]
     limits = limits_of()
     scheduler = Scheduler(parts.scheduler.capacity, limits)
-    run = Run(scheduler, parts.runner, time.monotonic, time.sleep)
+    run = ServedLoad(scheduler, parts.runner, time.monotonic, time.sleep)
     arriving = []
     if long:
         arriving.append(Arriving(0.0, request(LONG, _tokens(one.tokens, 0), 1)))

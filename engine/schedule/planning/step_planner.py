@@ -8,14 +8,8 @@ from collections.abc import Mapping
 from engine.schedule.endings import RequestEndings
 from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.live_requests import LiveRequests
-from engine.schedule.pool.block_planner import BlockPlanner
-from engine.schedule.pool.pool_view import PoolView
-from engine.schedule.prefill_order import PrefillOrder
-from engine.schedule.request_queue import RequestQueue
-from engine.schedule.sequence_group import Group, Sequence
-from engine.schedule.speculation.speculator import Speculator
-from engine.schedule.step_plan import PENDING_TOKEN, StepPlan, Work
-from engine.schedule.step_work import (
+from engine.schedule.planning.prefill_order import PrefillOrder
+from engine.schedule.planning.step_work import (
     Cursor,
     awaits_results,
     decoding_alone,
@@ -25,6 +19,12 @@ from engine.schedule.step_work import (
     work_after,
     work_of,
 )
+from engine.schedule.pool.block_planner import BlockPlanner
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.speculation.speculator import Speculator
+from engine.schedule.step_plan import PENDING_TOKEN, StepPlan, Work
 
 
 class StepPlanner:

@@ -1,0 +1,1 @@
+"""Plans a step: which sequences compute how many tokens."""
