@@ -1,5 +1,6 @@
 """The work of benchmarks inside one process."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from bench.blocks import copies
 from bench.engine import context
 from bench.loads import engine_worker
+from bench.loads.workers import host_worker, waits_worker
 from engine.attention import TorchBackend
 from engine.attention.cache import CacheGeometry
 from services.engine.settings import EngineSettings
@@ -46,3 +48,20 @@ def test_copies_have_distinct_sources_and_destinations() -> None:
     ways["copy"]()
     changed = (backend.cache != before).flatten(1).any(dim=1)
     assert int(changed.sum()) == copies.COPIED
+
+
+def test_requests_behind_one_cached_prompt_are_admitted_together() -> None:
+    shared = waits_worker.behind_prefixes(shared=True, cached=True)
+    own = waits_worker.behind_prefixes(shared=False, cached=True)
+    assert shared["answers"] <= 2
+    assert shared["first_token_p50"] <= 1.2 * own["first_token_p50"]
+
+
+def test_a_cold_prompt_of_many_requests_is_computed_once() -> None:
+    assert waits_worker.behind_prefixes(shared=True, cached=False)["prefix_computed_times"] == pytest.approx(
+        1.0, abs=0.1
+    )
+
+
+def test_steps_without_a_model_take_cpu_time() -> None:
+    assert asyncio.run(host_worker.in_process({"sequences": 2, "context": 20, "steps": 5})) > 0

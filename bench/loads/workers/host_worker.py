@@ -23,8 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -197,7 +196,7 @@ class EmptyParts:
     scheduler: Scheduler
     runner: MeasuredRunner
     device: str = "none"
-    recording_faults: Mapping[str, str] = MappingProxyType({})
+    recording_faults: Mapping[str, str] = field(default_factory=dict)
     ranks: None = None
 
 
