@@ -5,7 +5,7 @@ In process, with the KV manager's core in the same process, whose time is subtra
 and a gateway as other processes. The earlier commit is checked out into a temporary folder and takes turns; this one
 runs twice.
 
-QUICK=1: a few steps of the smaller works; only prints its table.
+QUICK=1: a few steps of the smaller works; only prints its table. BASE=COMMIT: compare with this one; the same.
 """
 
 import json
@@ -26,7 +26,8 @@ from bench.report.verdict import null_interval
 from services.models.model_store import default_cache, resolve
 
 # The last commit before block tables stayed on the device and plans were adopted without making them again.
-BASE = "e4f129bcbc50dd4dd93a407beacb0e5d852324b6"
+USUAL_BASE = "e4f129bcbc50dd4dd93a407beacb0e5d852324b6"
+BASE = os.environ.get("BASE", USUAL_BASE)
 WORKER = ROOT / "bench" / "loads" / "workers" / "host_worker.py"
 QUICK = bool(os.environ.get("QUICK"))
 REPETITIONS = 1 if QUICK else 5
@@ -60,7 +61,7 @@ def main() -> None:
                     runs[name][case] += [micros] if number else []
     named = {name: {_name(case): found for case, found in one.items()} for name, one in runs.items()}
     rows = [one for case in cases for one in _rows(runs, case)]
-    if QUICK:
+    if QUICK or BASE != USUAL_BASE:
         print_rows("host", rows)
     else:
         publish("host", rows, REPETITIONS, code=CODE, runs=named)
