@@ -1,7 +1,8 @@
 """Who waits for whom: requests behind one prefix, traces with prefixes, and short prompts beside a long one.
 
 Prefixes and traces run on virtual time, where figures repeat exactly; short and long prompts run on the CPU with a tiny
-model and the demo model. The commit before prefix claims had hints takes turns: its figures are the ones "before".
+model and the demo model. The commit before prefix claims had hints takes turns: its figures are the ones "before". The
+traces are in the folder QUIRE_DATA.
 
 QUICK=1: no demo model, one repetition; only prints its table.
 """
@@ -11,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean, median
@@ -28,9 +29,10 @@ BASE = "9887f6645550eeb079561b25f2ff7736257d0dde"
 WORKER = ROOT / "bench" / "loads" / "workers" / "waits_worker.py"
 CODE = ("blocks", "engine", "kvmanager", "bench/engine/waits.py", "bench/loads/workers/waits_worker.py")
 QUICK = bool(os.environ.get("QUICK"))
-REPETITIONS = 1 if QUICK else 3
+REPETITIONS = 1 if QUICK else 5
 MODELS = ("tiny",) if QUICK else ("tiny", "demo")
-EVERY = {"tiny": 0.2}  # seconds between bursts; else so many that they take half of the engine's time
+EVERY = {"tiny": 0.2}  # seconds between bursts; else so many that they take half of the engine's time,
+CALIBRATION_RUNS = 4  # which a shorter time finds step by step: bursts that overlap are computed together
 ALONE_SECONDS = 20.0
 MOST_SLOWDOWN = 1.15
 # Figures 2 and 13 of the paper: requests a second, and its values: slots with tokens (%), and requests in the batch.
@@ -76,7 +78,7 @@ def _beside(worker: Worker, model: str) -> Figures:
         line = {"case": "beside", "name": model, "every": every, "seconds": seconds, "long": long, "short": short}
         return worker.measure(json.dumps(line))
 
-    every = EVERY.get(model) or 2 * measured(5.0, 15.0, long=False, short=True)["busy_share"] * 5.0
+    every = EVERY.get(model) or _every(lambda every: measured(every, 10 * every, long=False, short=True)["busy_share"])
     alone = measured(every, ALONE_SECONDS, long=False, short=True)
     long = measured(every, ALONE_SECONDS, long=True, short=False)
     both = measured(every, 20 * long["long_seconds"], long=True, short=True)
@@ -92,6 +94,14 @@ def _beside(worker: Worker, model: str) -> Figures:
         "long_of_its_bound": both["long_seconds"] / long["long_seconds"] * (1 - share) / MOST_SLOWDOWN,
         "every": every,
     }
+
+
+def _every(busy_share: Callable[[float], float]) -> float:
+    """Return the seconds between bursts at which they take half of the engine's time."""
+    every = 2.0
+    for _ in range(CALIBRATION_RUNS):
+        every *= 2 * busy_share(every)
+    return every
 
 
 def _virtual_rows(found: dict[str, dict[str, Figures]]) -> Iterator[Row]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.papers.simulation.simulated_runner import VirtualClock
 from blocks import Step
 from engine.run.loop import Engine
@@ -189,8 +190,9 @@ def behind_prefixes(*, shared: bool, cached: bool) -> dict[str, float]:
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
-    text = (Path(os.environ["QUIRE_DATA"]) / name).read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    if not (folder := os.environ.get(DATA_VARIABLE, "")):
+        raise DataMissing(f"{DATA_VARIABLE} names no folder with {name}")
+    return [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]
 
 
 def agents() -> dict[str, float]:
