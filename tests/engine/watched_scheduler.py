@@ -8,6 +8,7 @@ import kvmanager
 from blocks import FreeReason, Step, StepItem, StepResult
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Started
+from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.sequence_group import Group, Sequence
@@ -28,8 +29,10 @@ class EveryProposalPays(SpeculationCosts):
 class WatchedScheduler(Scheduler):
     """Checks plans, victims, admissions, states, and its view against the pool."""
 
-    def __init__(self, capacity: Capacity, limits: Limits, *, ahead: bool = False) -> None:
-        super().__init__(capacity, limits, ahead=ahead)
+    def __init__(
+        self, capacity: Capacity, limits: Limits, costs: PreemptionCosts | None = None, *, ahead: bool = False
+    ) -> None:
+        super().__init__(capacity, limits, costs, ahead=ahead)
         if self._speculator:
             self._speculator.costs = EveryProposalPays()
         self.adopted_work = self.dropped_work = 0

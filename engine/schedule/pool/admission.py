@@ -89,7 +89,7 @@ class Admissions:
                 break
             if group.isolated and queue.holds_isolated:
                 continue  # only one isolated group at a time
-            reserve = self._reserve(room)
+            reserve = self._reserve(room, group)
             if _is_swapped(group):
                 if not room.has(len(group.blocks) + reserve):
                     break
@@ -122,7 +122,7 @@ class Admissions:
             needed = len(group.blocks)
         else:
             needed = room.needs(group.common, view.claims.cached_blocks(group))[0] + self._blocks_beyond(group)
-        fits = group.width <= room.places and room.has(needed + self._reserve(room))
+        fits = group.width <= room.places and room.has(needed + self._reserve(room, group))
         return group if fits and not (group.isolated and queue.holds_isolated) else None
 
     def _room(self) -> "_Room":
@@ -132,16 +132,20 @@ class Admissions:
         places = queue.limits.max_sequences - queue.running_sequences - admitting
         return _Room(self._view, queue.limits.prefill_room, places, self._spare_blocks())
 
-    def _reserve(self, room: "_Room") -> int:
+    def _reserve(self, room: "_Room", group: Group) -> int:
         """Return the blocks that stay free, so that running groups grow before they preempt. An empty pool needs none.
 
-        If a preemption would lose computed tokens, one block for each sequence as well: with fewer, more tokens are
-        recomputed than the larger batch gains (docs/decisions/003-admission-and-preemption.md has the figures).
+        If a preemption would lose computed tokens, or if the group will share blocks, one block for each sequence as
+        well: with fewer, more is recomputed or swapped than the larger batch gains
+        (docs/decisions/003-admission-and-preemption.md has the figures).
         """
         queue, limits = self._queue, self._queue.limits
         if not (queue.running or queue.admitting):
             return 0
-        growth = 0 if self._victims.next_is_swapped() else limits.max_sequences - room.places
+        cheap = self._victims.next_is_swapped() and not any(
+            map(self._view.is_held, self._view.claims.cached_blocks(group))
+        )
+        growth = 0 if cheap else limits.max_sequences - room.places
         return limits.watermark(self._view.capacity.device_blocks) + growth
 
     def _defer(self, group: Group, owner: Group) -> None:

@@ -49,6 +49,11 @@ class PoolView:
                     blocks += 1
         return blocks
 
+    def shared_blocks(self, sequences: Iterable[Sequence]) -> int:
+        """Return how many blocks of these sequences others hold, too."""
+        own = Counter(block for sequence in sequences for block in sequence.table)
+        return sum(self._holders[block] > count for block, count in own.items())
+
     def is_held(self, block: int) -> bool:
         """Return whether a sequence or a pin holds a device block."""
         return self._holders[block] > 0

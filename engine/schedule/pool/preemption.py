@@ -101,6 +101,8 @@ class Victims:
             return False
         if preemption is not Preemption.AUTO:
             return preemption is Preemption.SWAP
+        if 2 * self._view.shared_blocks(victim.members) >= len(blocks):
+            return False  # others keep most of its prefix cached, and a swap would not share it again
         tokens = sum(member.computed for member in victim.members)
         return len(victim.live) > 1 or self._costs.swap_is_cheaper(tokens, len(blocks))
 
