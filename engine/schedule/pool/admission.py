@@ -142,10 +142,8 @@ class Admissions:
         queue, limits = self._queue, self._queue.limits
         if not (queue.running or queue.admitting):
             return 0
-        cheap = self._victims.next_is_swapped() and not any(
-            map(self._view.is_held, self._view.claims.cached_blocks(group))
-        )
-        growth = 0 if cheap else limits.max_sequences - room.places
+        shares = any(map(self._view.is_held, self._view.claims.cached_blocks(group)))
+        growth = 0 if self._victims.next_is_swapped() and not shares else limits.max_sequences - room.places
         return limits.watermark(self._view.capacity.device_blocks) + growth
 
     def _defer(self, group: Group, owner: Group) -> None:
