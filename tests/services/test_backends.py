@@ -64,6 +64,15 @@ def test_a_cpu_without_kernels_uses_torch_operators(options: Callable[[str], Bac
     assert not choice.ahead, "on a CPU a step has ended when its launch returns"
 
 
+def test_both_tiers_of_a_backend_have_the_blocks_that_the_block_manager_counts(
+    options: Callable[[str], BackendOptions],
+) -> None:
+    made = options("torch")
+    made = made._replace(capacity=replace(made.capacity, device_blocks=5, host_blocks=3))
+    backend: Any = choose_backend(made).backend
+    assert (len(backend.cache) - 1, len(backend.host_cache) - 1) == (5, 3)
+
+
 def with_codes(options: BackendOptions) -> BackendOptions:
     return options._replace(loaded=with_kv_dtype(options.loaded, torch.int8))
 

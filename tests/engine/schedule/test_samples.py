@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-import kvmanager
 from engine.errors import InvalidRequest
 from engine.schedule.limits import Preemption
 from engine.schedule.pool.preemption import PreemptionCosts
@@ -236,12 +235,6 @@ def test_costs_decide_between_swap_and_recomputation():
     costs.observe(StepPlan(2, (), (fed,)), 0.2)  # 10 ms a token
     assert costs.swap_is_cheaper(10, 4)
     assert not costs.swap_is_cheaper(10, 5)
-
-
-def test_the_pool_and_the_backend_have_host_tiers_of_one_size(folder):
-    engine = ModelEngine(folder, host_blocks=3)
-    assert isinstance(engine.blocks.pool, kvmanager.Pool)
-    assert engine.blocks.pool.spec.host_blocks == 3 == len(engine.backend.host_cache) - 1
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
