@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
+FOLDER = Path(__file__).parents[2] / "helm" / "quire" / "dashboards"
 # Grafana's variables, each with a pattern for all its values.
 VARIABLES = {"$namespace": ".*", "$release": ".*", "$model_name": ".*", "$engine": ".*", "$tenant": ".*"}
 # Metrics without series before a failure, and those that need a setting or certain requests.

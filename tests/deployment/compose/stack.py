@@ -24,6 +24,7 @@ BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
 # The files that docker compose reads. Others in these folders, such as the user's keys, are not copied.
 _FILES = ("docker-compose.yml", ".env", "deploy/compose/tls/*", "deploy/compose/api_keys/o*.env")
 _FILES += ("deploy/compose/api_keys/off.toml", "deploy/compose/*.sh", "deploy/prometheus/*", "deploy/grafana/**/*")
+_FILES += ("helm/quire/dashboards/*",)
 
 Run = subprocess.CompletedProcess[str]
 
