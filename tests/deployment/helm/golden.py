@@ -1,15 +1,16 @@
-"""Expected renders of the files in ci/, in golden/, which show a change of the chart as a diff.
+"""Expected renders of some files in ci/, in golden/, which show a change of the chart as a diff.
 
-`make helm-golden` rewrites them.
+What each value changes is asserted by tests. `make helm-golden` rewrites them.
 """
 
 from pathlib import Path
 
 import yaml
 
-from tests.deployment.helm.chart import CI_VALUES, Object, render_ci
+from tests.deployment.helm.chart import Object, render_ci
 
 FOLDER = Path(__file__).parent / "golden"
+NAMES = ("default", "managers", "tls", "two-pods")
 KUBERNETES = "1.34.0"
 
 
@@ -31,7 +32,7 @@ def write() -> None:
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.yaml"):
         path.unlink()
-    for name in CI_VALUES:
+    for name in NAMES:
         (FOLDER / f"{name}.yaml").write_text(golden(name))
 
 
