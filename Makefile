@@ -179,7 +179,9 @@ clean: ## remove .venv, build outputs and caches, but no downloaded model
 # generate FOLDER: writes the Python code of all protos below FOLDER.
 define generate
 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
-	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+	--python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS) && \
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
+	--grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(shell grep -l '^service ' $(PROTOS))
 endef
 
 # tried COMMAND: runs it, and twice again after a while where it fails, as a network does at times.
