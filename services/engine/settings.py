@@ -119,8 +119,8 @@ class EngineSettings:
     )
     admission_budget: int = setting(
         0,
-        "Tokens beyond their cached prefixes with which requests receive their first blocks at the same time. 0: "
-        "--token-budget.",
+        "Tokens beyond their cached prefixes with which requests receive their first blocks at the same time; short "
+        "prompts have as many for themselves. 0: --token-budget.",
         least=0,
         most=1 << 20,
     )

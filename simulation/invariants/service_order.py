@@ -13,7 +13,7 @@ class ServiceOrder:
 
     * A preempted request is later in the order than all that keep their blocks.
     * A request that asks for its first blocks, or for its swapped ones, is earlier than all that wait on, except those
-      that wait for another one's prefix or isolation.
+      that wait for another one's prefix or isolation. A short prompt may be later than long ones.
     """
 
     def __init__(self, scheduler: Scheduler, faults: list[str]) -> None:
@@ -45,12 +45,18 @@ class ServiceOrder:
         queue = self._queue
         if not queue.waiting or queue.admitting.keys() <= before or self._scheduler.deferred:
             return []
-        first = min((one for one in queue.waiting if not one.isolated), key=self._key, default=None)
+        admitted = [one for number, one in queue.admitting.items() if number not in before]
         return [
             f"{_name(one)} was admitted before {_name(first)}, which is earlier in the order"
-            for number, one in queue.admitting.items()
-            if first is not None and number not in before and self._key(first) < self._key(one)
+            for one in admitted
+            for first in queue.waiting
+            if not first.isolated and self._key(first) < self._key(one) and not (self._long(first) > self._long(one))
         ]
+
+    def _long(self, group: Group) -> bool:
+        threshold = self._queue.limits.long_prefill_token_threshold
+        uncached = group.common - self._scheduler._view.claims.cached_tokens(group)
+        return 0 < threshold < uncached
 
     def _key(self, group: Group) -> tuple[float, float, int]:
         request, aging = group.request, self._queue.limits.priority_aging

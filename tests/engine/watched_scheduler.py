@@ -241,7 +241,13 @@ class WatchedScheduler(Scheduler):
                 busy = [*self._queue.running, *self._queue.admitting.values()]
                 computed = any(self._computes_prefix_of(group, other) for other in busy)
                 one_at_a_time = group.isolated and any(other.isolated for other in busy)
-                assert computed or one_at_a_time, "overtaken without a reason"
+                later = [other for other in waiting[index + 1 :] if other in admitting]
+                passed = self._is_long(group) and not any(map(self._is_long, later))
+                assert computed or one_at_a_time or passed, "overtaken without a reason"
+
+    def _is_long(self, group: Group) -> bool:
+        uncached = group.common - self._view.claims.cached_tokens(group)
+        return 0 < self.limits.long_prefill_token_threshold < uncached
 
     def _computes_prefix_of(self, waiting: Group, other: Group) -> bool:
         if waiting.salt != other.salt:

@@ -76,16 +76,23 @@ class Admissions:
     # Steps.
 
     def write(self, step: StepBuilder, now: float, *, preempted: bool) -> None:
-        """Request blocks as far as the admission budget and the pool allow, unless groups are preempted."""
+        """Request blocks as far as the admission budget and the pool allow, unless groups are preempted.
+
+        Short prompts have a budget of their own, so that they need not wait until long ones before them are admitted one
+        after the other. They take only blocks that those leave.
+        """
         queue, view = self._queue, self._view
         self.deferred = 0
         view.claims.clear_expected()
         if not queue.waiting or preempted or self._would_be_refused(queue.waiting[0]):
             return
-        budget = queue.limits.admitted_tokens
+        budgets = dict.fromkeys((True, False), queue.limits.admitted_tokens)  # of short prompts, of all
         room = self._room()
         for group in list(queue.waiting):
-            if budget <= 0 or group.width > room.places or self._would_be_refused(group):
+            short = self._is_short(group)
+            if budgets[short] <= 0 and (short or not queue.limits.long_prefill_token_threshold):
+                break
+            if group.width > room.places or self._would_be_refused(group):
                 break
             if group.isolated and queue.holds_isolated:
                 continue  # only one isolated group at a time
@@ -100,9 +107,16 @@ class Admissions:
                 self._defer(group, owner)
                 continue
             room.spare += self._blocks_beyond(group)
+            if budgets[short] <= 0:
+                needed, _ = room.needs(group.common, view.claims.cached_blocks(group))
+                if not room.has(needed + reserve):
+                    break
+                room.set_aside(group.width, needed)
+                continue
             self._request_allocation(step, group, room.spare + reserve, now)
             cached = view.claims.cached_blocks(group)
-            budget -= group.common - len(cached) * view.block_size
+            tokens = group.common - len(cached) * view.block_size
+            budgets = {True: budgets[True] - tokens * short, False: budgets[False] - tokens}
             needed, granted = room.needs(group.common, cached)
             if not room.has(needed + reserve):
                 # Only a prefix cache hit can make it fit. Later groups wait, so that they cannot starve it.
@@ -145,6 +159,11 @@ class Admissions:
         shares = any(map(self._view.is_held, self._view.claims.cached_blocks(group)))
         growth = 0 if self._victims.next_is_swapped() and not shares else limits.max_sequences - room.places
         return limits.watermark(self._view.capacity.device_blocks) + growth
+
+    def _is_short(self, group: Group) -> bool:
+        """Return whether a prompt is not long, see `PrefillOrder`."""
+        uncached = group.common - self._view.claims.cached_tokens(group)
+        return uncached <= self._queue.limits.long_prefill_token_threshold
 
     def _defer(self, group: Group, owner: Group) -> None:
         self.deferred += 1
@@ -218,6 +237,11 @@ class _Room:
         """Count a group's sequences and the blocks that it receives now."""
         self.places -= places
         self._view.reserve(blocks)
+
+    def set_aside(self, places: int, blocks: int) -> None:
+        """Keep places and blocks for a group that is admitted later."""
+        self.places -= places
+        self.spare += blocks
 
     def needs(self, tokens: int, cached: Collection[int]) -> tuple[int, int]:
         """Return the available blocks that a first allocation takes: for all its tokens, and those granted now.

@@ -53,6 +53,27 @@ def test_a_short_prompt_does_not_wait_for_the_rest_of_a_long_one() -> None:
     rig.run()
 
 
+def test_a_short_prompt_does_not_wait_for_the_admission_of_long_ones_before_it() -> None:
+    rig = Rig()
+    longs = [rig.submit_prompt(200) for _ in range(10)]
+    rig.turn_times(1)
+    short = rig.submit_prompt(8)
+    assert rig.turns_to_first_token(short) <= 4
+    assert not any(rig.tokens[long] for long in longs[1:])
+    rig.run()
+
+
+def test_a_short_prompt_takes_no_block_that_a_long_one_before_it_needs() -> None:
+    rig = Rig(blocks=170)
+    first, second, third = (rig.submit_prompt(200) for _ in range(3))
+    rig.turn_times(1)
+    short = rig.submit_prompt(100)
+    rig.turn_until(lambda: short in rig.finished)
+    assert {first, second} <= {*rig.finished}, "three long prompts and the short one do not fit"
+    rig.run()
+    assert third in rig.finished
+
+
 def test_without_a_threshold_prompts_are_computed_in_the_order_of_arrival() -> None:
     rig = Rig(IN_ORDER)
     long = rig.submit_prompt(640)
