@@ -81,8 +81,8 @@ _REQUESTS = (
     ),
     Panel(
         "Waiting requests",
-        "Capacity: for blocks, a place in the batch, or their turn. Deferred: another request computes the same prefix, or the "
-        "KV manager is disconnected.",
+        "Capacity: for blocks, a place in the batch, or their turn. Deferred: another request computes the same "
+        "prefix, or the KV manager is disconnected.",
         (Query(f"quire_num_requests_waiting_by_reason{{{OF_ENGINE}}}", "{{engine}} {{reason}}"),),
     ),
     Panel(

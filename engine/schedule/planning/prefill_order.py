@@ -3,8 +3,9 @@
 In the order of the PagedAttention paper the first prompt receives all that is left. Then a request of 64 tokens waits
 for all of a prompt of 60,000 before it. With a threshold, prompts with more uncomputed tokens are *long*. A long prompt
 receives what the short ones of its priority, and of better ones, leave. While such a prompt is in prefill, or is about
-to be admitted, the step is *limited*: long prompts receive a small part of it, so that it is short. A limited step
-follows at most `MAX_LIMITED_STEPS` others, so a long prompt is never stopped.
+to be admitted, the step is *limited*: long prompts receive a small part of it at most, so that it is short. After
+`MAX_LIMITED_STEPS` in a row one step is computed in the order of the queue, so that a long prompt is never stopped,
+even if short ones could fill all steps.
 
 A long prompt is not long up to the blocks that a waiting request shares with it: see `PrefixClaims`.
 
@@ -88,14 +89,19 @@ class PrefillOrder:
             rests.append(_Demand(index, tokens - urgent, rest=True))
         for rest in rests:
             priority = _priority(prompts[rest.position])
-            behind = [position for other, position in last.items() if other <= priority]
+            behind = [position for other, position in last.items() if other <= priority and not self._in_order]
             demands.append((max([rest.position, *behind]), rest))
         served = sorted(demands, key=lambda pair: (pair[0], pair[1].rest, pair[1].position))
         return [demand for _, demand in served if demand.tokens]
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether this step is computed in the order of the queue, so that short prompts cannot starve long ones."""
+        return self._limited_steps >= MAX_LIMITED_STEPS
+
     def _is_limited(self, prompts: list[Cursor], rests: list[_Demand]) -> bool:
         """Return whether a short prompt takes part in the step, or in the next one."""
-        if self._limited_steps >= MAX_LIMITED_STEPS:
+        if self._in_order:
             return False
         priority = max(_priority(prompts[rest.position]) for rest in rests)
         if any(self._is_short(cursor.remaining) and _priority(cursor) <= priority for cursor in prompts):

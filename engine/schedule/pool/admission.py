@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from blocks import Allocate, FreeReason, Step, StepItem
+from engine.schedule.limits import Limits
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.preemption import Victims
 from engine.schedule.pool.releases import Releases
@@ -78,51 +79,59 @@ class Admissions:
     def write(self, step: StepBuilder, now: float, *, preempted: bool) -> None:
         """Request blocks as far as the admission budget and the pool allow, unless groups are preempted.
 
-        Short prompts have a budget of their own, so that they need not wait until long ones before them are admitted one
-        after the other. They take only blocks that those leave.
+        Short prompts have a budget of their own, so that they need not wait until long ones before them are admitted
+        one after the other. They take only blocks that those leave.
         """
         queue, view = self._queue, self._view
         self.deferred = 0
         view.claims.clear_expected()
         if not queue.waiting or preempted or self._would_be_refused(queue.waiting[0]):
             return
-        budgets = dict.fromkeys((True, False), queue.limits.admitted_tokens)  # of short prompts, of all
         room = self._room()
         for group in list(queue.waiting):
-            short = self._is_short(group)
-            if budgets[short] <= 0 and (short or not queue.limits.long_prefill_token_threshold):
-                break
             if group.width > room.places or self._would_be_refused(group):
-                break
+                return
             if group.isolated and queue.holds_isolated:
                 continue  # only one isolated group at a time
-            reserve = self._reserve(room, group)
             if _is_swapped(group):
-                if not room.has(len(group.blocks) + reserve):
-                    break
-                self._request_swap_in(step, group)
-                room.take(group.width, len(group.blocks))
-                continue
-            if (owner := view.claims.awaited_owner(group)) is not None:
+                if not self._swap_in(step, group, room):
+                    return
+            elif (owner := view.claims.awaited_owner(group)) is not None:
                 self._defer(group, owner)
-                continue
-            room.spare += self._blocks_beyond(group)
-            if budgets[short] <= 0:
-                needed, _ = room.needs(group.common, view.claims.cached_blocks(group))
-                if not room.has(needed + reserve):
-                    break
-                room.set_aside(group.width, needed)
-                continue
+            elif not self._allocate(step, group, room, now):
+                return
+
+    def _swap_in(self, step: StepBuilder, group: Group, room: "_Room") -> bool:
+        """Request that a group is swapped in; return whether later ones may be admitted, too."""
+        blocks = len(group.blocks)
+        if not room.has(blocks + self._reserve(room, group)):
+            return False
+        self._queue.start_admission(group)
+        self._view.claims.claim_rest(group)
+        step.swap_ins.append(group.id)
+        room.take(group.width, blocks)
+        return True
+
+    def _allocate(self, step: StepBuilder, group: Group, room: "_Room", now: float) -> bool:
+        """Request a group's first blocks, unless its budget is spent; return whether later ones may be admitted."""
+        view, reserve = self._view, self._reserve(room, group)
+        cached = view.claims.cached_blocks(group)
+        tokens = group.common - len(cached) * view.block_size
+        short = tokens <= self._queue.limits.long_prefill_token_threshold
+        asks = room.admits(short=short)
+        if not asks and (short or not self._queue.limits.long_prefill_token_threshold):
+            return False
+        room.spare += self._blocks_beyond(group)
+        if asks:
             self._request_allocation(step, group, room.spare + reserve, now)
-            cached = view.claims.cached_blocks(group)
-            tokens = group.common - len(cached) * view.block_size
-            budgets = {True: budgets[True] - tokens * short, False: budgets[False] - tokens}
-            needed, granted = room.needs(group.common, cached)
-            if not room.has(needed + reserve):
-                # Only a prefix cache hit can make it fit. Later groups wait, so that they cannot starve it.
-                break
-            room.take(group.width, granted)
-            room.spare += needed - granted
+            room.spend(tokens, short=short)
+        needed, granted = room.needs(group.common, cached)
+        if not room.has(needed + reserve):
+            # Only a prefix cache hit can make it fit. Later groups wait, so that they cannot starve it.
+            return False
+        room.take(group.width, granted if asks else 0)
+        room.spare += needed - granted if asks else needed
+        return True
 
     def next_admitted(self) -> Group | None:
         """Return the first waiting group if the next Step is expected to admit it."""
@@ -144,7 +153,7 @@ class Admissions:
         queue = self._queue
         admitting = sum(group.width for group in queue.admitting.values())
         places = queue.limits.max_sequences - queue.running_sequences - admitting
-        return _Room(self._view, queue.limits.prefill_room, places, self._spare_blocks())
+        return _Room(self._view, queue.limits, places, self._spare_blocks())
 
     def _reserve(self, room: "_Room", group: Group) -> int:
         """Return the blocks that stay free, so that running groups grow before they preempt. An empty pool needs none.
@@ -159,11 +168,6 @@ class Admissions:
         shares = any(map(self._view.is_held, self._view.claims.cached_blocks(group)))
         growth = 0 if self._victims.next_is_swapped() and not shares else limits.max_sequences - room.places
         return limits.watermark(self._view.capacity.device_blocks) + growth
-
-    def _is_short(self, group: Group) -> bool:
-        """Return whether a prompt is not long, see `PrefillOrder`."""
-        uncached = group.common - self._view.claims.cached_tokens(group)
-        return uncached <= self._queue.limits.long_prefill_token_threshold
 
     def _defer(self, group: Group, owner: Group) -> None:
         self.deferred += 1
@@ -195,11 +199,6 @@ class Admissions:
         most = sum(blocks_for(length) - whole for length in lengths)
         return most - (blocks_for(group.common) - whole)
 
-    def _request_swap_in(self, step: StepBuilder, group: Group) -> None:
-        self._queue.start_admission(group)
-        self._view.claims.claim_rest(group)
-        step.swap_ins.append(group.id)
-
     def _request_allocation(self, step: StepBuilder, group: Group, spare: int, now: float) -> None:
         request = group.request
         self._queue.start_admission(group)
@@ -220,14 +219,24 @@ class Admissions:
 
 
 class _Room:
-    """Places and blocks that are left while a Step is built. `spare` blocks are promised to admitted groups."""
+    """Places, blocks and tokens that are left while a Step is built. `spare` blocks are promised to groups."""
 
-    def __init__(self, view: PoolView, prefill_room: int, places: int, spare: int) -> None:
+    def __init__(self, view: PoolView, limits: Limits, places: int, spare: int) -> None:
         self.places = places
         self.spare = spare
         self._view = view
-        self._prefill_room = prefill_room
+        self._prefill_room = limits.prefill_room
         self._acquired: set[int] = set()  # cached blocks without a holder that groups of this Step are expected to hit
+        self._tokens = self._short_tokens = limits.admitted_tokens
+
+    def admits(self, *, short: bool) -> bool:
+        """Return whether a prompt may be admitted: the budget of all, or that of short ones, is not spent."""
+        return (self._short_tokens if short else self._tokens) > 0
+
+    def spend(self, tokens: int, *, short: bool) -> None:
+        """Count the uncached tokens of an admitted prompt."""
+        self._tokens -= tokens
+        self._short_tokens -= tokens if short else 0
 
     def has(self, blocks: int) -> bool:
         """Return whether this many blocks are left."""
@@ -237,11 +246,6 @@ class _Room:
         """Count a group's sequences and the blocks that it receives now."""
         self.places -= places
         self._view.reserve(blocks)
-
-    def set_aside(self, places: int, blocks: int) -> None:
-        """Keep places and blocks for a group that is admitted later."""
-        self.places -= places
-        self.spare += blocks
 
     def needs(self, tokens: int, cached: Collection[int]) -> tuple[int, int]:
         """Return the available blocks that a first allocation takes: for all its tokens, and those granted now.

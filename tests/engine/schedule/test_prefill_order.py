@@ -74,6 +74,19 @@ def test_a_short_prompt_takes_no_block_that_a_long_one_before_it_needs() -> None
     assert third in rig.finished
 
 
+def test_short_prompts_that_could_fill_all_steps_do_not_starve_a_long_one() -> None:
+    rig = Rig()
+    long = rig.submit_prompt(20 * BUDGET)
+    for _ in range(20 * (MAX_LIMITED_STEPS + 4)):
+        if long in rig.finished:
+            break
+        while rig.scheduler.waiting < 4:
+            rig.submit_prompt(BUDGET)
+        rig.turn_times(1)
+    assert long in rig.finished
+    rig.run()
+
+
 def test_without_a_threshold_prompts_are_computed_in_the_order_of_arrival() -> None:
     rig = Rig(IN_ORDER)
     long = rig.submit_prompt(640)
