@@ -44,7 +44,9 @@ def main(seconds: float, seed: int | None, count: int, story: bool, lines: int, 
         campaign = Campaign(folder, first)
         _simulate(campaign, seconds, count)
         console.print(campaign.summary())
-        if campaign.violation is not None:
+        if campaign.violation is None:
+            console.print("no violation")
+        else:
             console.print(f"seed {campaign.seed} violates: {campaign.violation}")
             if story:
                 smallest = _made_small(drawn(campaign.seed), folder, campaign.violation.kind)

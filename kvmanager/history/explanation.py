@@ -115,7 +115,8 @@ def explain(
     yield from _find_own(entries, first, request_id, own)
     if not own or not request_id:
         raise UnknownRequest(
-            f"the ledger has no event of request {truncated(request_id)!r}; its oldest event is number {first}"
+            f"the ledger has no event of request {truncated(request_id)!r}: either it still waits at its engine, "
+            f"or its events are older than number {first}, the oldest that is kept"
         )
     related = _RelatedRequests(own)
     yield from related.find(entries)

@@ -161,7 +161,7 @@ def test_a_request_on_two_engines_has_one_explanation():
 def test_a_request_without_kept_events_is_unknown(engine, request_id):
     engine.allocate(1, prompt(0, 8))
     engine.step(pins=[Reset()])
-    with pytest.raises(UnknownRequest, match="its oldest event is number 1"):
+    with pytest.raises(UnknownRequest, match="older than number 1, the oldest"):
         engine.ledger.explain(request_id)
 
 
