@@ -11,7 +11,8 @@ import torch
 from engine.errors import BlockManagerBroken, CopyFailed, PinFailed
 from engine.run import continuations, forward, logit_rules, logprobs, runner, sampling
 from engine.run.runner import outcomes
-from engine.schedule import beams, sequence_group, step_work
+from engine.schedule import beams, sequence_group
+from engine.schedule.planning import step_work
 from engine.schedule.request import BeamSearch, Failure, FinishReason, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, PromptPart, RowRules, Sampled, StepPlan, Work
 from simulation.runner import MadeToFail
