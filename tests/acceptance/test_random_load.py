@@ -70,6 +70,7 @@ def test_10000_random_requests_end_with_the_expected_status_and_no_memory_grows(
         audits=totals.audits,
         resident_mib=[resident[0], resident[-1]],
         manager_resident_mib=manager,
+        engine_resident_mib=[mib["engine"] for mib in resident],
         growth_mib=growth,
         events_of_the_ledger=events,
         wrong=len(outcomes.faults),
