@@ -10,7 +10,7 @@ from engine.schedule.request import Request
 from tests.acceptance.conftest import Record
 from tests.engine.mixed_batch import COUNT, GREEDIER, KINDS, SEQUENCES, MixedEngine, Tally, check, mixed_batch, run
 
-MAX_TOKENS = 14
+MAX_TOKENS = 18
 EOS = 2
 LARGE = 1500
 # All requests start together; later the growing neighbour preempts the last third of them.
