@@ -41,7 +41,8 @@ class Witness:
         request, scenario, now = outcome.request, self._scenario, self._universe.now
         queues = [one.limits.max_waiting for one in scenario.engines]
         bounds = [*queues, *(one.requests for one in scenario.gateways)]
-        engines = [one for one in self._universe.processes if isinstance(one, EngineProcess)]
+        # Of several processes with one name, gateways reach the last one.
+        engines = {one.name: one for one in self._universe.processes if isinstance(one, EngineProcess)}.values()
         return Circumstances(
             seconds=now - outcome.begun,
             received=any(outcome.tokens),

@@ -1,4 +1,4 @@
-"""Scenarios, made small, that once violated an invariant; each by the fault that it found in the product."""
+"""Small scenarios that once violated an invariant; each by the fault that it found in the product or the simulator."""
 
 from dataclasses import replace
 
@@ -90,5 +90,26 @@ FOUND = {
         ),
         engines=(LARGE, SMALL),
         order=2,
+    ),
+    "the simulator took an engine's older process, which no gateway reaches, for one that could serve": replace(
+        scenario(
+            EngineSize(
+                block_size=3,
+                device_blocks=11,
+                host_blocks=10,
+                limits=Limits(token_budget=8, max_sequences=5, max_waiting=1000, admission_watermark=0.1),
+                step_seconds=0.005,
+            ),
+            (request(9.13673433093065, "r53", (7, 2, 2, 5), 8)._replace(seed=29051, stop="d", priority=3),),
+            (
+                PlannedFault(6.71051031259276, "start a second engine"),
+                PlannedFault(6.748588010764726, "start a second manager"),
+                PlannedFault(6.843119024258473, "kill a gateway", number=4),
+                PlannedFault(9.158516528743993, "reconnect an engine", number=3, seconds=4.0),
+            ),
+            Latency(usual=0.002, late=0.05, late_share=0.2),
+        ),
+        order=1173171956,
+        manager=ManagerLimits(lease_seconds=0.3),
     ),
 }
