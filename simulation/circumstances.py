@@ -4,7 +4,7 @@ from blocks import blocks_for
 from simulation.invariants.failures import Circumstances
 from simulation.invariants.requests import Outcome
 from simulation.processes.attached import EngineSize
-from simulation.processes.engine import EngineProcess
+from simulation.processes.engine import EngineProcess, address_of
 from simulation.processes.gateway import GatewayProcess
 from simulation.processes.manager import ManagerProcess
 from simulation.runner import DigestRunner
@@ -41,8 +41,7 @@ class Witness:
         request, scenario, now = outcome.request, self._scenario, self._universe.now
         queues = [one.limits.max_waiting for one in scenario.engines]
         bounds = [*queues, *(one.requests for one in scenario.gateways)]
-        # Of several processes with one name, gateways reach the last one.
-        engines = {one.name: one for one in self._universe.processes if isinstance(one, EngineProcess)}.values()
+        engines = [one for one in self._universe.processes if isinstance(one, EngineProcess)]
         return Circumstances(
             seconds=now - outcome.begun,
             received=any(outcome.tokens),
@@ -56,8 +55,10 @@ class Witness:
         )
 
     def _is_able(self, gateway: GatewayProcess, engine: EngineProcess) -> bool:
-        """Return whether an engine without a bound has been kept from nothing for a while."""
+        """Return whether a gateway reaches an engine without a bound that has been kept from nothing for a while."""
         if engine.ending or engine.exit or engine.size.limits.max_waiting < len(self._scenario.requests):
+            return False
+        if not self._universe.network.reaches(gateway.loop, address_of(engine.name), engine.loop):
             return False
         troubles = self._universe.disturbances
         managers = [one for one in self._universe.processes if isinstance(one, ManagerProcess)]

@@ -117,6 +117,12 @@ class Network:
             self._on_next.pop(client)(connection)
         return connection
 
+    def reaches(self, client: SimulatedLoop, address: str, process: SimulatedLoop) -> bool:
+        """Return whether calls of a client to an address reach this of the processes that have served there."""
+        server = self._servers.get(address)
+        linked = any(one.client is client and one.server is process for one in self.open_connections(client))
+        return linked or (server is not None and server.loop is process)
+
     def on_next(self, client: SimulatedLoop, action: Callable[["Connection"], None]) -> None:
         """Run an action with the client's next connection, when it is made."""
         self._on_next[client] = action
