@@ -90,8 +90,8 @@ class Allocate(NamedTuple):
 
     `compute_tokens` tokens beyond the cached prefix get room now. The item is refused unless blocks for all of
     `token_ids` and `spare_blocks` more are available, so that a prompt that begins can be completed. `waited_seconds`,
-    the queue time of the group, and `prefix_of`, the request that computed their common prefix meanwhile, are only
-    recorded.
+    the time since the group arrived or was preempted, and `prefix_of`, the request that computed their common prefix
+    meanwhile, are only recorded.
     """
 
     group: int

@@ -85,7 +85,8 @@ class SessionReplaced(KVManagerError):
     """A newer session of the same engine replaced this one."""
 
 
-def shortage(needed: int, available: int) -> str:
-    """Return the message of OutOfBlocks for `needed` blocks of a tier that has fewer `available`."""
+def shortage(needed: int, available: int, spare: int = 0) -> str:
+    """Return the message of OutOfBlocks for `needed` blocks, and `spare` that must stay free, with few `available`."""
     verb, other = ("is" if count == 1 else "are" for count in (needed, available))
-    return f"{counted(needed, 'block')} {verb} needed, {available} {other} available"
+    kept = f" and {spare} more must stay free" if spare else ""
+    return f"{counted(needed, 'block')} {verb} needed{kept}, {available} {other} available"

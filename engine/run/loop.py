@@ -82,9 +82,14 @@ class Engine:
         self.last_failure: Exception | None = None
         self._runner = runner
         self._clock = clock
+        self._on_launch: Callable[[], None] | None = None
         self._ahead: _LaunchedStep | None = None  # the next step, if it was launched ahead
         self._ended = -inf  # end of the latest step
         self._planning = 0.0  # seconds spent planning since then
+
+    def on_launch(self, launching: Callable[[], None]) -> None:
+        """Call `launching` in each turn that executes a step: after the planning, while requests wait for the step."""
+        self._on_launch = launching
 
     def turn(self) -> Turn:
         """Apply results, end at most one step, and request blocks for the next one.
@@ -98,6 +103,8 @@ class Engine:
         if step is not None:
             self.blocks.send(step)
         self._planning += self._clock() - started
+        if plan is not None and self._on_launch is not None:
+            self._on_launch()
         if plan is not None and flight is None:
             flight = self._launch(plan)
         times = None

@@ -106,6 +106,10 @@ class RequestStats:
         """Number of preemptions."""
         return len(self.preempted_at)
 
+    def waiting_since(self, arrival: float) -> float:
+        """Return the time since which a request that arrived at `arrival` waits for blocks: its latest preemption."""
+        return self.preempted_at[-1] if self.preempted_at else arrival
+
     def start(self, cached_tokens: int) -> None:
         """Record the first blocks, and the number of tokens that hit the prefix cache."""
         self.started, self.cached_tokens = True, cached_tokens

@@ -32,7 +32,7 @@ class Event(NamedTuple):
     """An applied or refused verb, or a `change` of a pool as a whole, which has no step and no item.
 
     `ranges` are the first and last ids of the affected blocks: host blocks for a swap_out and for blocks withheld in
-    the host tier, else device blocks. `waited_seconds` is the queue time of an allocate's group, and `prefix_of` the
+    the host tier, else device blocks. `waited_seconds` is the time that an allocate's group waited, and `prefix_of` the
     request that computed their common prefix meanwhile. `evicted` are the keyed blocks that were evicted for the verb.
     `detail` is the message of a refusal.
     """

@@ -14,10 +14,14 @@ from kvmanager.pool_spec import truncated
 
 
 class StateChange(NamedTuple):
-    """An end, a preemption or a swap of the request. `preempted_for` is a request id, empty if unknown."""
+    """An end, a preemption or a swap of the request.
+
+    `preempted_for` is a request id, empty if unknown, and `swapped_since` the step of the swap-out that a swap-in ends.
+    """
 
     event: Event
     preempted_for: str = ""
+    swapped_since: int | None = None
 
 
 class Victim(NamedTuple):
@@ -114,10 +118,7 @@ def explain(
     own: list[EventRef] = []
     yield from _find_own(entries, first, request_id, own)
     if not own or not request_id:
-        raise UnknownRequest(
-            f"the ledger has no event of request {truncated(request_id)!r}: either it still waits at its engine, "
-            f"or its events are older than number {first}, the oldest that is kept"
-        )
+        raise UnknownRequest(_no_event_of(request_id, first))
     related = _RelatedRequests(own)
     yield from related.find(entries)
     builder = _ExplanationBuilder(related, attachments)
@@ -143,6 +144,14 @@ def _find_own(entries: Iterable[tuple[object, ...]], first: int, request_id: str
                 if one == request_id and entry.first + position >= first
             ]
         yield
+
+
+def _no_event_of(request_id: str, first: int) -> str:
+    kept = f"number {first}, the oldest that is kept" if first > 1 else "this KV manager"
+    return (
+        f"the ledger has no event of request {truncated(request_id)!r}: it does not exist, still waits for its turn, "
+        f"ended before that, or its events are older than {kept}"
+    )
 
 
 class _RelatedRequests:
@@ -271,6 +280,7 @@ class _ExplanationBuilder:
         self._admitted = False
         self._preempted = False
         self._swapped = False
+        self._swapped_since: int | None = None
 
     def add(self, ref: EventRef, event: Event) -> None:
         """Add the next event of the request."""
@@ -324,9 +334,13 @@ class _ExplanationBuilder:
             case StepItem.SWAP_OUT | StepItem.SWAP_IN:
                 self._swapped = event.item is StepItem.SWAP_OUT
                 self._held.replace(engine_id, event.sequence, () if self._swapped else blocks)
-                self._findings.append(StateChange(event))
+                self._add_swap(event)
             case _:
                 self._held.grow(engine_id, event.sequence, blocks)
+
+    def _add_swap(self, event: Event) -> None:
+        since, self._swapped_since = self._swapped_since, event.step if self._swapped else None
+        self._findings.append(StateChange(event, swapped_since=since))
 
     def _add_free(self, ref: EventRef, event: Event) -> None:
         self._preempted = event.free_reason is FreeReason.PREEMPTED

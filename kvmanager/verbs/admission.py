@@ -70,9 +70,9 @@ def _finding_prefix(
         on_device, idle = on_device + len(new), idle + sum(state.device.ref_count(block) == 0 for block in new)
         yield found
     state.check_shares(len(hits))
-    needed = state.blocks_for(len(item.token_ids)) - on_device + item.spare_blocks
-    if needed > state.device.available - idle:
-        raise OutOfBlocks(shortage(needed, state.device.available - idle))
+    needed, available = state.blocks_for(len(item.token_ids)) - on_device, state.device.available - idle
+    if needed + item.spare_blocks > available:
+        raise OutOfBlocks(shortage(needed, available, item.spare_blocks))
     return missed
 
 

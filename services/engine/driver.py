@@ -101,6 +101,7 @@ class EngineDriver:
         self._manager = ManagerMonitor(seconds_without_kvmanager, clock())
         self._observer = observer
         self._stats = self._count()
+        engine.on_launch(self._count_requests)
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.stopping = self._abandoned = False
@@ -130,7 +131,7 @@ class EngineDriver:
 
     @property
     def stats(self) -> EngineStats:
-        """Requests and totals at the end of the last turn, and the time since the last step."""
+        """Requests as of the launch or the end of a step, the rest as of its end, and the time since the last step."""
         stats = self._stats
         if not (stats.running or stats.waiting):
             return stats
@@ -239,8 +240,17 @@ class EngineDriver:
             SchedulerTotals(**vars(scheduler.totals)),
             scheduler.uncomputed_tokens,
             scheduler.available_blocks,
-            deferred=scheduler.deferred if self._engine.blocks.ready else scheduler.waiting,
+            deferred=self._deferred(),
         )
+
+    def _count_requests(self) -> None:
+        """Count the requests before a step, because the end of the turn before it has older counts."""
+        scheduler = self._scheduler
+        running, waiting = scheduler.running, scheduler.waiting
+        self._stats = self._stats._replace(running=running, waiting=waiting, deferred=self._deferred())
+
+    def _deferred(self) -> int:
+        return self._scheduler.deferred if self._engine.blocks.ready else self._scheduler.waiting
 
     def _observe(self, times: StepTimes, tokens: int, delivering: float) -> None:
         waited, self._waited = self._waited, 0.0

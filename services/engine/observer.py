@@ -30,12 +30,12 @@ class ModelFormats(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """State of an engine at the end of a turn of its loop. `sessions` counts the pool's attachments.
+    """State of an engine: requests as of the launch or the end of a step, the rest as of its end.
 
-    `uncomputed_tokens` is the number of prompt tokens that live requests still have to compute. `deferred` counts the
-    waiting requests that would not start even if blocks were available. `recording_faults` has the kinds of steps that
-    were to be recorded: why they are not, empty if they are. `seconds_without_step` is the time since the last step
-    while requests are live.
+    `sessions` counts the pool's attachments. `uncomputed_tokens` is the number of prompt tokens that live requests
+    still have to compute. `deferred` counts the waiting requests that would not start even if blocks were available.
+    `recording_faults` has the kinds of steps that were to be recorded: why they are not, empty if they are.
+    `seconds_without_step` is the time since the last step while requests are live.
     """
 
     running: int

@@ -48,8 +48,8 @@ _OPERATIONS = {
     StepItem.SWAP_IN: "swap-in",
 }
 _STATUSES = {
-    RequestStatus.NEVER_ADMITTED: ["It has not been scheduled."],
-    RequestStatus.NOT_ADMITTED_AGAIN: ["It has not been scheduled again."],
+    RequestStatus.NEVER_ADMITTED: ["It has not been scheduled: it still waits, or it ended without blocks."],
+    RequestStatus.NOT_ADMITTED_AGAIN: ["It has not been scheduled again: it still waits, or it ended without blocks."],
     RequestStatus.POOL_DROPPED: ["Its pool was dropped while it held blocks."],
     RequestStatus.SWAPPED_OUT: ["It is swapped out."],
     RequestStatus.HOLDS_BLOCKS: ["It holds {blocks} now."],
@@ -167,8 +167,8 @@ def _sentences(finding: Finding) -> list[str]:
             return [f"{_capitalized(text)} and released {counted(_count(event.ranges), 'block')}."]
         case HistoryTruncated(event):
             return [f"Events before number {event.number} are no longer kept."]
-        case StateChange(event, preempted_for):
-            return [_state_change(event, preempted_for)]
+        case StateChange():
+            return [_state_change(finding)]
 
 
 def _admission(admitted: Admitted) -> str:
@@ -202,11 +202,13 @@ def _refusals(events: Sequence[Event]) -> str:
     return f"Its {_operation(last)} was refused as {reason} {when}: {last.detail}."
 
 
-def _state_change(event: Event, preempted_for: str) -> str:
+def _state_change(change: StateChange) -> str:
+    event, preempted_for, swapped_since = change
     if event.item is StepItem.SWAP_OUT:
         return f"It was swapped out to host memory in step {event.step}."
     if event.item is StepItem.SWAP_IN:
-        return f"It was swapped in from host memory in step {event.step}."
+        waited = f", {counted(event.step - swapped_since, 'step')} after that" if swapped_since is not None else ""
+        return f"It was swapped in from host memory in step {event.step}{waited}."
     if event.free_reason is None or event.free_reason is FreeReason.PREEMPTED:
         other = f"request {preempted_for}" if preempted_for else f"group {event.preempted_for_group}"
         return f"It was preempted in step {event.step} for {other}."

@@ -1,10 +1,10 @@
-"""10,000 short random requests in a tiny pool: each ends with the expected status, and no memory grows.
+"""14,000 short random requests in a tiny pool: each ends with the expected status, and no memory grows.
 
-Memory is the resident set of each idle process, after the first thousand requests, which are a warm-up, and after the
-last. Allowed growth in between:
+Memory is the resident set of each idle process after each thousand requests. Allowed growth:
 
-* gateway and engine: memory that the C library's allocator keeps. The number and size of Python objects stay constant;
-  resident memory grows by a quarter of a MiB per thousand requests, and less with requests of one kind.
+* gateway and engine: memory that the C library's allocator keeps. The number and size of Python objects stay constant.
+  Measured over 19,000 requests, in MiB: the engine grows from 483.2 to 489.2 in the first eleven thousand, and stays
+  between 488.7 and 489.4 then. So growth is bounded from the first thousand on, and ends in the last three.
 * KV manager: the same, and its ledger of the latest 100,000 events, which is full after about seven thousand requests.
 """
 
@@ -27,9 +27,10 @@ from tests.services.random_load import (
     start_in_a_tiny_pool,
 )
 
-THOUSANDS = 10
+THOUSANDS = 14
 MIB = 1024**2
-ALLOCATOR_MIB = 6
+ALLOCATOR_MIB = 8
+SETTLED_MIB = 1  # in the last three thousand: a leak of 350 bytes a request exceeds it
 MAX_EVENTS = 100_000
 EVENT_BYTES = 300  # including its list entries
 
@@ -43,7 +44,7 @@ def tiny_pool(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
     assert one.close() == 0, "a gateway with a live request would not have drained"
 
 
-def test_10000_random_requests_end_with_the_expected_status_and_no_memory_grows(
+def test_14000_random_requests_end_with_the_expected_status_and_no_memory_grows(
     tiny_pool: RunningQuire, record: Record
 ) -> None:
     outcomes = Outcomes()
@@ -78,7 +79,9 @@ def test_10000_random_requests_end_with_the_expected_status_and_no_memory_grows(
     assert totals.audits > 0
     assert outcomes.preempted.keys() == KINDS
     assert engine.value("quire_swapped_tokens_total") > 0
-    assert max(growth["gateway"], growth["engine"]) < ALLOCATOR_MIB
+    for name in ("gateway", "engine"):
+        assert growth[name] < ALLOCATOR_MIB
+        assert resident[-1][name] - resident[-4][name] < SETTLED_MIB, name
     assert growth["kvmanager"] < ALLOCATOR_MIB + kept * EVENT_BYTES / MIB
     assert full < THOUSANDS - 2
     assert manager[-1] - manager[full] < ALLOCATOR_MIB / 2

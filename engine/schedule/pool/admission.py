@@ -212,7 +212,7 @@ class Admissions:
                 token_ids=group.trunk_tokens,
                 compute_tokens=self._queue.limits.prefill_room,
                 spare_blocks=spare,
-                waited_seconds=max(0.0, now - request.arrival),
+                waited_seconds=max(0.0, now - group.stats.waiting_since(request.arrival)),
                 prefix_of=group.stats.deferred_behind,
             )
         )

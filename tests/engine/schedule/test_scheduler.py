@@ -304,6 +304,17 @@ class TestOrder:
             assert {free.preempted_for_group for free in step.frees} <= {extend.group for extend in step.extends}
         assert all(sequence.generated == 16 for sequence in rig.finished.values())
 
+    def test_a_victim_waits_since_its_preemption_not_since_it_arrived(self) -> None:
+        rig = Rig(device_blocks=5)
+        rig.submit([1] * 4, 16)
+        rig.submit([2] * 4, 16)
+        rig.run()
+        waited = [item.waited_seconds for step in rig.steps for item in step.allocates if item.request_id == "r1"]
+        stats = rig.finished["r1"].stats
+        (preempted,), (resumed,) = stats.preempted_at, stats.resumed_at
+        assert waited[0] == 1
+        assert waited[-1] == resumed - preempted, "earlier ones were refused"
+
     def test_no_sequence_requests_more_room_than_it_can_need(self) -> None:
         rig = Rig(device_blocks=8)
         rig.submit([1, 2, 3], 6)  # 8 slots, 2 blocks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocks import Extend, Fork, Free, FreeReason, Reset, StepItem
+from blocks import Allocate, Extend, Fork, Free, FreeReason, Reset, StepItem
 from kvmanager import KVManager, Ledger, UnknownRequest
 from services.kvmanager.renderer import summary
 from tests.kvmanager.history.test_ledger import Engine, prompt
@@ -98,7 +98,8 @@ def test_the_explanations_of_victim_and_preempting_request_name_each_other(engin
         "It holds 5 blocks now. It held at most 5 blocks."
     )
     assert explained(engine, "r2").endswith(
-        "It was preempted in step 4 for request r1. It has not been scheduled again. It held at most 4 blocks."
+        "It was preempted in step 4 for request r1. It has not been scheduled again: it still waits, or it ended "
+        "without blocks. It held at most 4 blocks."
     )
     engine.free(1)
     engine.allocate(2, prompt(100, 17))
@@ -121,7 +122,8 @@ def test_the_explanation_of_a_swap_says_when_and_where():
     engine.step(swap_outs=[1])
     assert "It was swapped out to host memory in step 2. It is swapped out." in explained(engine, "r1")
     engine.step(swap_ins=[1])
-    assert "It was swapped in from host memory in step 3. It holds 2 blocks now." in explained(engine, "r1")
+    swapped_in = "It was swapped in from host memory in step 3, 1 step after that."
+    assert f"{swapped_in} It holds 2 blocks now." in explained(engine, "r1")
 
 
 def test_the_explanation_of_a_request_whose_pool_was_dropped_says_so(engine):
@@ -134,7 +136,16 @@ def test_the_explanation_of_a_request_that_was_only_refused_says_that_it_was_not
     engine.allocate(1, prompt(0, 100))
     assert explained(engine, "r1") == (
         "Its allocation was refused as out_of_blocks in step 1: 25 blocks are needed, 8 are available. "
-        "It has not been scheduled."
+        "It has not been scheduled: it still waits, or it ended without blocks."
+    )
+
+
+def test_a_refusal_names_the_blocks_of_the_request_and_those_that_must_stay_free(engine):
+    engine.allocate(1, prompt(0, 8))
+    engine.step(allocates=[Allocate(2, 2, "r2", b"", prompt(100, 20), 20, spare_blocks=3)])
+    assert explained(engine, "r2").startswith(
+        "Its allocation was refused as out_of_blocks in step 2: 5 blocks are needed and 3 more must stay free, "
+        "6 are available. "
     )
 
 
@@ -158,11 +169,14 @@ def test_a_request_on_two_engines_has_one_explanation():
 
 
 @pytest.mark.parametrize("request_id", ["r2", ""])
-def test_a_request_without_kept_events_is_unknown(engine, request_id):
-    engine.allocate(1, prompt(0, 8))
-    engine.step(pins=[Reset()])
-    with pytest.raises(UnknownRequest, match="older than number 1, the oldest"):
-        engine.ledger.explain(request_id)
+def test_a_request_without_kept_events_is_unknown_for_one_of_four_reasons(request_id):
+    engine = Engine(KVManager(epoch=1, ledger=Ledger(events=2)))
+    reasons = "it does not exist, still waits for its turn, ended before that, or its events are older than"
+    for oldest in ("this KV manager", "number 4, the oldest that is kept"):
+        with pytest.raises(UnknownRequest, match=f"{reasons} {oldest}$"):
+            engine.ledger.explain(request_id)
+        engine.cache(1, prompt(0, 8))
+        engine.step(pins=[Reset()])
 
 
 def test_an_explanation_covers_only_events_before_it_was_requested(engine):
