@@ -97,5 +97,5 @@ class Beams:
         return self._search.early_stopping or self._score(self.logprobs[0], length) <= self.answers[-1].score
 
     def _score(self, logprob: float, length: int) -> float:
-        # MAX_LENGTH_PENALTY keeps the power within double precision. Logarithms would make nearly equal scores equal.
+        # Penalties from -10 to 10 keep the power within double precision. Logarithms would merge nearly equal scores.
         return float(logprob / length**self._search.length_penalty)

@@ -1,6 +1,5 @@
 """Requests as submitted, and the checks of their fields."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -13,11 +12,6 @@ from engine.errors import InvalidRequest
 
 # Most likely tokens returned for each position.
 MAX_LOGPROBS = 20
-# Gateways build ids from a tenant's name and a client's id, and salts likewise; block managers store both.
-MAX_REQUEST_ID_BYTES = 512
-MAX_SALT_BYTES = 480
-# Bound on the absolute length_penalty, so that the power of any length is a finite double.
-MAX_LENGTH_PENALTY = 10.0
 # Continuations compared for each beam; more would slow down every step of the search.
 MAX_CANDIDATES = 4096
 
@@ -66,9 +60,9 @@ class Sampling:
 class BeamSearch:
     """Keeps the `width` most likely continuations instead of sampling.
 
-    An answer's log-probability is divided by its length to the power of `length_penalty`, which is between
-    -MAX_LENGTH_PENALTY and MAX_LENGTH_PENALTY. With `early_stopping` the search ends with the first `width` answers.
-    Otherwise it continues while the most likely beam could still become an answer.
+    An answer's log-probability is divided by its length to the power of `length_penalty`, from -10 to 10. With
+    `early_stopping` the search ends with the first `width` answers. Otherwise it continues while the most likely beam
+    could still become an answer.
     """
 
     width: int
@@ -206,22 +200,20 @@ class Capacity:
         return self.device_blocks - self.pinned_blocks
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequest, naming the field, its value and its limit, if the request can never be served."""
+        """Raise InvalidRequest, naming the field, its value and its limit, if the request can never be served.
+
+        It is checked already by the rules of its fields, which the contract has.
+        """
         length, limit = len(request.prompt), request.stopping.max_tokens
-        _check_names(request)
         if not length:
             raise InvalidRequest("prompt must have at least 1 token, not 0", "prompt")
         _require(limit >= 1, "stopping.max_tokens", limit, "at least 1")
         self._check_ids(request.prompt, "prompt.token_ids")
         self._check_samples(request)
-        _check_sampling(request.sampling)
         self._check_rules(request.logit_rules)
         self._check_choice(request)
         if request.beam_search is not None:
             _check_beam_search(request, request.beam_search)
-        _check_constraint(request)
-        _check_logprobs(request.logprobs, "logprobs")
-        _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
         prompt = f"prompt ({counted(length, 'token')})"
         if length + limit > self.context_tokens:
             raise InvalidRequest(
@@ -270,13 +262,6 @@ class Capacity:
                 )
 
     def _check_rules(self, rules: LogitRules) -> None:
-        for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
-            value = getattr(rules, name)
-            _require(math.isfinite(value), f"logit_rules.{name}", value, "a finite number")
-        penalty = rules.repetition_penalty
-        _require(penalty > 0, "logit_rules.repetition_penalty", penalty, "above 0")
-        for token, bias in rules.logit_bias:
-            _require(math.isfinite(bias), f"logit_rules.logit_bias[{token}]", bias, "a finite number")
         self._check_ids((token for token, _ in rules.logit_bias), "logit_rules.logit_bias")
         self._check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids")
         self._check_bad_words(rules.bad_words.sequences)
@@ -322,28 +307,7 @@ def _require(holds: bool, field: str, value: object, bounds: str) -> None:
         raise InvalidRequest(f"{field} must be {bounds}, not {value}", field)
 
 
-def _check_names(request: Request) -> None:
-    for field, size, most in (
-        ("request_id", len(request.request_id.encode()), MAX_REQUEST_ID_BYTES),
-        ("salt", len(request.salt), MAX_SALT_BYTES),
-    ):
-        if size > most:
-            raise InvalidRequest(f"{field} must have at most {most} bytes, not {size}", field)
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-    _require(0 <= temperature < math.inf, "sampling.temperature", temperature, "a finite number of at least 0")
-    _require(top_k >= 0, "sampling.top_k", top_k, "at least 0")
-    _require(0 < top_p <= 1, "sampling.top_p", top_p, "above 0 and at most 1")
-    _require(0 <= min_p <= 1, "sampling.min_p", min_p, "between 0 and 1")
-
-
 def _check_beam_search(request: Request, search: BeamSearch) -> None:
-    _require(search.width >= 1, "beam_search.width", search.width, "at least 1")
-    bounds = f"between {-MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
-    holds = abs(search.length_penalty) <= MAX_LENGTH_PENALTY  # also False for NaN
-    _require(holds, "beam_search.length_penalty", search.length_penalty, bounds)
     if (candidates := candidates_per_beam(search, request.stopping)) > MAX_CANDIDATES:
         raise InvalidRequest(
             f"stopping.stop_token_ids has too many tokens: with beam_search.width {search.width} and "
@@ -359,13 +323,6 @@ def _check_beam_search(request: Request, search: BeamSearch) -> None:
         )
     if any(request.samples) or request.ended:
         raise InvalidRequest("samples must be empty with beam_search: a search starts at its prompt", "samples")
-    if not request.sampling.greedy:
-        raise InvalidRequest(
-            f"sampling.temperature must be 0 with beam_search, not {request.sampling.temperature}",
-            "sampling.temperature",
-        )
-    if request.logprobs is not None:
-        raise InvalidRequest("logprobs cannot be combined with beam_search", "logprobs")
 
 
 def _check_dead_ends(request: Request, choice: frozenset[int]) -> None:
@@ -377,24 +334,6 @@ def _check_dead_ends(request: Request, choice: frozenset[int]) -> None:
             raise InvalidRequest(
                 f"logit_rules.bad_words leaves no token to choose after {list(end)}", "logit_rules.bad_words"
             )
-
-
-def _check_constraint(request: Request) -> None:
-    """Reject other restrictions of the allowed tokens: combined with the constraint they could allow none."""
-    if request.constraint is None:
-        return
-    for field, given, why in (
-        ("logit_rules.allowed_token_ids", bool(request.logit_rules.allowed_token_ids), ""),
-        ("logit_rules.bad_words", bool(request.logit_rules.bad_words.sequences), ""),
-        ("stopping.min_tokens", request.stopping.min_tokens > 0, ": it alone says where an output may end"),
-        ("stopping.ignore_eos", bool(request.stopping.ignored_token_ids), ": a complete output must end"),
-    ):
-        if given:
-            raise InvalidRequest(f"{field} cannot be combined with constraint{why}", field)
-
-
-def _check_logprobs(count: int | None, field: str) -> None:
-    _require(count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"between 0 and {MAX_LOGPROBS}")
 
 
 OrderKey = tuple[int, float, int]

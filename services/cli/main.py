@@ -15,9 +15,10 @@ from services.cli.commands.bench import bench
 from services.cli.commands.issue_certificates import certificates
 from services.cli.commands.keys import key
 from services.cli.commands.plan import plan
-from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, gateway, kvmanager, serve
+from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, engine_variables, gateway, kvmanager, serve
 from services.cli.connection import address_option, connection_options, read_text
 from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together, warn_of_unused_variables
+from services.cli.request_options import request_options, search_options
 from services.engine.settings import EngineSettings
 from services.runtime.logs.records import print_stacks_at_signal
 from services.runtime.logs.relay import relay_child, service_with_json_log
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 # Default of one answer: models that never generate the end-of-sequence token fill the whole context.
 ANSWER_TOKENS = 256
-# Of messages.
-_INT32 = click.IntRange(-(2**31), 2**31 - 1)
 _TOKENS = click.IntRange(0, 2**31 - 1)
 
 
@@ -71,36 +70,12 @@ for command in (serve, kvmanager, engine, gateway):
     type=_TOKENS,
     help=f"Maximum number of generated tokens; 0: as many as fit. Default: {ANSWER_TOKENS}, or fewer if fewer fit.",
 )
-@click.option("--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: 1.")
-@click.option("--top-k", type=_INT32, help="Sample from the k most likely tokens.")
-@click.option(
-    "--top-p", type=FiniteFloat(), help="Sample from the most likely tokens up to this cumulative probability."
-)
-@click.option(
-    "--min-p", type=FiniteFloat(), help="Sample from tokens with at least this fraction of the highest probability."
-)
-@click.option(
-    "--seed", type=click.IntRange(-(2**63), 2**63 - 1), help="Seed of sampling; the same seed gives the same answer."
-)
 @click.option(
     "--beams",
     type=click.IntRange(1, 2**31 - 1),
     help="Beam search of this width instead of sampling; prints the best answer.",
 )
-@click.option(
-    "--length-penalty", type=FiniteFloat(), help="With --beams: values above 0 favour long answers. Default: 1."
-)
-@click.option("--early-stopping", is_flag=True, help="With --beams: stop at the first complete answers.")
-@click.option(
-    "--repetition-penalty", type=FiniteFloat(), help="Values above 1 make tokens of prompt and answer less likely."
-)
-@click.option("--presence-penalty", type=FiniteFloat(), help="Values above 0 make tokens of the answer less likely.")
-@click.option(
-    "--frequency-penalty",
-    type=FiniteFloat(),
-    help="Values above 0 make tokens less likely by their count in the answer.",
-)
-@click.option("--min-tokens", type=_INT32, help="Minimum number of generated tokens.")
+@request_options()
 @click.option("--stop", multiple=True, help="Stop string; can be given several times.")
 @click.option(
     "--json-schema", type=click.File(encoding="utf-8"), help="File with a JSON schema that the answer must follow."
@@ -119,8 +94,8 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
     """
     from services.cli.commands.talk import generate as run
 
-    if options["beams"] is None and (options["length_penalty"] is not None or options["early_stopping"]):
-        raise click.UsageError("--length-penalty and --early-stopping need --beams")
+    if options["beams"] is None and (given := search_options(options)):
+        raise click.UsageError(f"{' and '.join(given)} need --beams")
     if json_schema and options["regex"] is not None:
         raise click.UsageError("--json-schema and --regex cannot be given together")
     options["limit_given"] = options["max_tokens"] is not None
@@ -293,7 +268,11 @@ def model(name: str) -> None:
 
 @cli.command()
 @click.option("--results", type=click.Path(dir_okay=False), help="JSON file for the measured figures.")
-@options_of(EngineSettings, leave_out=(*NOT_OF_SERVES_ENGINE, "model_name", "engine_id", "metrics_compat"))
+@options_of(
+    EngineSettings,
+    leave_out=(*NOT_OF_SERVES_ENGINE, "model_name", "engine_id", "metrics_compat"),
+    variables=engine_variables("demo"),
+)
 def demo(results: str | None, **values: Any) -> None:
     """Start all services, and show the block pool at work.
 

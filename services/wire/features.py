@@ -4,22 +4,14 @@ Engines announce these fields, and gateways send requests that have one only to 
 different versions can run together. An engine that announces nothing is of version 0.1.0.
 """
 
-from google.protobuf.message import Message
-
 from quire.v1 import engine_pb2
+from services.wire.field_rules import field_paths
 
-# Paths of the fields added since version 0.1.0. Fields that an engine may ignore do not belong here.
-FEATURES = ("bad_words", "constraint.tool_calls")
+_ADDED = tuple(path for path in field_paths(engine_pb2.Submission.DESCRIPTOR) if path.field.rules.since)
+# Paths of the fields added since version 0.1.0. Fields that an engine may ignore have no `since` in their rules.
+FEATURES = tuple(path.text for path in _ADDED)
 
 
 def required_features(submission: engine_pb2.Submission) -> frozenset[str]:
-    """Return the features that an engine needs for this request."""
-    return frozenset(path for path in FEATURES if _has(submission, path))
-
-
-def _has(message: Message, path: str) -> bool:
-    name, _, rest = path.partition(".")
-    field = message.DESCRIPTOR.fields_by_name[name]
-    if field.is_repeated or not field.has_presence:
-        return bool(getattr(message, name))
-    return message.HasField(name) and (not rest or _has(getattr(message, name), rest))
+    """Return the features that an engine needs for this request: of the fields that are not at their default."""
+    return frozenset(path.text for path in _ADDED if path.given(submission) not in (None, path.field.default))

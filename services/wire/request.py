@@ -1,28 +1,24 @@
 """Submissions of gateways, read as requests of the engine."""
 
+from dataclasses import fields
+
 from engine.bad_words import NO_BAD_WORDS, BadWords
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 from engine.schedule.request import NO_RULES, BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
-from services.wire.duration import MAX_SECONDS, seconds_of
+from services.wire.duration import seconds_of
+from services.wire.field_rules import check as check_rules
+from services.wire.field_rules import effective
 
-# Gateways admit no more samples of one prompt.
-_MAX_SAMPLES = 128
+_SAMPLING = tuple(field.name for field in fields(Sampling))
+_BEAM_SEARCH = tuple(field.name for field in fields(BeamSearch))
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 def check(submission: engine_pb2.Submission) -> None:
-    """Check the fields that are used before the request is read. Raises InvalidRequest."""
-    count = max(submission.sampling.sample_count, len(submission.samples))
-    if submission.sampling.sample_count < 0 or count > _MAX_SAMPLES:
-        given = submission.sampling.sample_count if submission.sampling.sample_count < 0 else count
-        raise InvalidRequest(
-            f"sampling.sample_count must be between 1 and {_MAX_SAMPLES}, not {given}", "sampling.sample_count"
-        )
-    for name in ("age", "timeout"):
-        seconds, least = seconds_of(getattr(submission, name)), 0 if name == "age" else -MAX_SECONDS
-        if not least <= seconds <= MAX_SECONDS:
-            raise InvalidRequest(f"{name} must be between {least} and {MAX_SECONDS} s, not {seconds:g} s", name)
+    """Check a submission by the rules of its fields. Raises InvalidRequest."""
+    check_rules(submission, InvalidRequest)
 
 
 def request_of(
@@ -53,21 +49,11 @@ def request_of(
 
 
 def _sampling(given: decoding_pb2.Sampling) -> Sampling:
-    return Sampling(
-        temperature=given.temperature if given.HasField("temperature") else 1.0,
-        top_k=given.top_k,
-        top_p=given.top_p if given.HasField("top_p") else 1.0,
-        min_p=given.min_p,
-        seed=given.seed,
-    )
+    return Sampling(**{name: effective(given, name) for name in _SAMPLING})
 
 
 def _beam_search(given: decoding_pb2.BeamSearch) -> BeamSearch:
-    return BeamSearch(
-        width=given.width if given.HasField("width") else 1,
-        length_penalty=given.length_penalty if given.HasField("length_penalty") else 1.0,
-        early_stopping=given.early_stopping,
-    )
+    return BeamSearch(**{name: effective(given, name) for name in _BEAM_SEARCH})
 
 
 def _stopping(given: decoding_pb2.Stopping, eos_token_ids: frozenset[int]) -> Stopping:
@@ -79,9 +65,7 @@ def _stopping(given: decoding_pb2.Stopping, eos_token_ids: frozenset[int]) -> St
 def _logit_rules(submission: engine_pb2.Submission) -> LogitRules:
     given, words = submission.logit_rules, tuple(tuple(one.token_ids) for one in submission.bad_words)
     rules = LogitRules(
-        repetition_penalty=given.repetition_penalty if given.HasField("repetition_penalty") else 1.0,
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
+        **{name: effective(given, name) for name in _PENALTIES},
         logit_bias=tuple(given.logit_bias.items()),
         allowed_token_ids=tuple(dict.fromkeys(given.allowed_token_ids)),
         bad_words=BadWords(words) if words else NO_BAD_WORDS,

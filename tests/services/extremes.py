@@ -1,7 +1,7 @@
 """Requests with numbers at their extremes, two of them at a time, in requests of every kind.
 
 The number of a case says all about it: the same number is the same case in every run. It goes to the gateway, or, so
-that its checks are not all there is, to the engine itself. A field that is new to requests gets a line in `FIELDS`.
+that its checks are not all there is, to the engine itself. Numbers with rules in the protos are found there.
 """
 
 import itertools
@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.runtime.errors import FIELD_METADATA
+from services.wire.field_rules import FieldPath, field_paths
 from tests.running.neighbour import Neighbour, tokens_over_grpc
 from tests.running_quire import CALL_SECONDS, Answer, RunningQuire
 from tests.tiny_models import VOCABULARY
@@ -49,31 +51,20 @@ _TIMES = (
 )
 
 
-def _in(part: str, name: str) -> Set:
-    return lambda request, value: setattr(getattr(request, part), name, value)
-
-
 def _appended(part: str, name: str) -> Set:
     return lambda request, value: getattr(getattr(request, part), name).append(value)
-
-
-def _biased(request: Message, value: float) -> None:
-    request.logit_rules.logit_bias[7] = value
 
 
 def _bias_of(request: Message, token: int) -> None:
     request.logit_rules.logit_bias[token] = 1.5
 
 
-def _duration(name: str) -> Set:
+def _duration(path: FieldPath) -> Set:
     def apply(request: Any, value: tuple[int, int]) -> None:
-        getattr(request, name).seconds, getattr(request, name).nanos = value
+        time = getattr(request, path.field.name)
+        time.seconds, time.nanos = value
 
     return apply
-
-
-def _own(name: str) -> Set:
-    return lambda request, value: setattr(request, name, value)
 
 
 def _prompt(request: Message, token: int) -> None:
@@ -81,11 +72,8 @@ def _prompt(request: Message, token: int) -> None:
     ids.append(token)
 
 
-def _output(name: str) -> Set:
-    def apply(request: Any, value: int) -> None:
-        setattr(request if isinstance(request, engine_pb2.Submission) else request.output, name, value)
-
-    return apply
+def _of_output(request: Message) -> Any:
+    return request if isinstance(request, engine_pb2.Submission) else request.output
 
 
 def _generated(request: engine_pb2.Submission, token: int) -> None:
@@ -100,10 +88,6 @@ def _calls(request: Message, value: int) -> None:
         calls.tools.add(name="f", parameters='{"type": "object"}')
 
 
-def _truncated(request: gateway_pb2.GenerateRequest, value: int) -> None:
-    request.truncate_prompt_tokens = value
-
-
 def _bad_word(request: engine_pb2.Submission, token: int) -> None:
     request.bad_words.add(token_ids=[token])
 
@@ -113,44 +97,62 @@ def _from(least: float, most: float) -> Admits:
 
 
 _IS_TOKEN = _from(0, VOCABULARY - 1)
-_IS_TIME = _from((0, 1), (86_400, 0))  # type: ignore[arg-type]
+# Larger numbers are in range, but take long.
+_FAST = {"sampling.sample_count": 16, "beam_search.width": 17, "stopping.max_tokens": 21, "stopping.min_tokens": 4}
 
-# Setter, extremes and valid range of each field.
-_FIELDS: dict[str, tuple[Set, Sequence[Any], Admits]] = {
-    "sampling.temperature": (_in("sampling", "temperature"), _DOUBLES, _from(0, 1e308)),
-    "sampling.top_p": (_in("sampling", "top_p"), _DOUBLES, _from(5e-324, 1)),
-    "sampling.min_p": (_in("sampling", "min_p"), _DOUBLES, _from(0, 1)),
-    "sampling.top_k": (_in("sampling", "top_k"), _TOKENS, _from(0, _INT32)),
-    "sampling.seed": (_in("sampling", "seed"), _SEEDS, lambda _: True),
-    "sampling.sample_count": (_in("sampling", "sample_count"), _SEVERAL, _from(1, 16)),
-    "logit_rules.repetition_penalty": (_in("logit_rules", "repetition_penalty"), _DOUBLES, _from(5e-324, 1e308)),
-    "logit_rules.presence_penalty": (_in("logit_rules", "presence_penalty"), _DOUBLES, math.isfinite),
-    "logit_rules.frequency_penalty": (_in("logit_rules", "frequency_penalty"), _DOUBLES, math.isfinite),
-    "logit_rules.logit_bias": (_biased, _DOUBLES, math.isfinite),
+Extreme = tuple[Set, Sequence[Any], Admits]
+
+# Setter, extremes and valid range of token ids, which depend on the vocabulary.
+_TOKEN_FIELDS: dict[str, Extreme] = {
     "logit_rules.logit_bias's token": (_bias_of, _TOKENS, _IS_TOKEN),
     "logit_rules.allowed_token_ids": (_appended("logit_rules", "allowed_token_ids"), _TOKENS, _IS_TOKEN),
-    "beam_search.width": (_in("beam_search", "width"), _SEVERAL, _from(1, 17)),
-    "beam_search.length_penalty": (_in("beam_search", "length_penalty"), _DOUBLES, _from(-10, 10)),
-    "stopping.max_tokens": (_in("stopping", "max_tokens"), _COUNTS, _from(1, 21)),
-    "stopping.min_tokens": (_in("stopping", "min_tokens"), _COUNTS, _from(0, _MAX_TOKENS)),
     "stopping.stop_token_ids": (_appended("stopping", "stop_token_ids"), _TOKENS, _IS_TOKEN),
-    "constraint.tool_calls.max_calls": (_calls, _COUNTS, _from(1, 16)),
-    "logprobs": (_output("logprobs"), _COUNTS, _from(0, 20)),
-    "prompt_logprobs": (_output("prompt_logprobs"), _COUNTS, _from(0, 20)),
     "prompt": (_prompt, _TOKENS, _IS_TOKEN),
-    "priority": (_own("priority"), _COUNTS, lambda _: True),
-    "timeout": (_duration("timeout"), _TIMES, _IS_TIME),
 }
-_OF_THE_GATEWAY: dict[str, tuple[Set, Sequence[Any], Admits]] = {
-    "truncate_prompt_tokens": (_truncated, _COUNTS, lambda value: value == -1 or value > 0),
-}
-_OF_THE_ENGINE: dict[str, tuple[Set, Sequence[Any], Admits]] = {
-    "age": (_duration("age"), _TIMES, _IS_TIME),
+_TOKEN_FIELDS_OF_THE_ENGINE: dict[str, Extreme] = {
     "bad_words.token_ids": (_bad_word, _TOKENS, _IS_TOKEN),
-    "attempt": (_own("attempt"), _COUNTS, lambda _: True),
     "samples.generated_token_ids": (_generated, _TOKENS, _IS_TOKEN),
 }
-FIELDS = _FIELDS | _OF_THE_GATEWAY | _OF_THE_ENGINE
+_NUMBERS = {
+    FieldDescriptor.TYPE_DOUBLE: _DOUBLES,
+    FieldDescriptor.TYPE_INT32: (*_SEVERAL, VOCABULARY - 1, VOCABULARY, 1 << 24),
+    FieldDescriptor.TYPE_INT64: _SEEDS,
+}
+
+
+def _extreme(path: FieldPath) -> Extreme | None:
+    """The extremes of a number, None for other fields."""
+    field, most = path.field, _FAST.get(path.text, math.inf)
+    if field.is_duration:
+        return _duration(path), _TIMES, lambda value: field.holds(value[0] + value[1] / 1e9)
+    if field.is_map:
+        return (lambda request, value: path.set(request, {7: value})), _NUMBERS[field.value_type], field.holds
+    if field.descriptor.is_repeated or field.value_type not in _NUMBERS:
+        return None
+    return path.set, _NUMBERS[field.value_type], lambda value: field.holds(value) and value <= most
+
+
+def _extremes(request: Message) -> dict[str, Extreme]:
+    found = {path.text: _extreme(path) for path in field_paths(request.DESCRIPTOR)}
+    own = _TOKEN_FIELDS | {"constraint.tool_calls.max_calls": (_calls, _COUNTS, _from(1, 16))}
+    return {name: extreme for name, extreme in found.items() if extreme} | own
+
+
+def _priority(request: engine_pb2.Submission, value: int) -> None:
+    request.priority = value
+
+
+def _attempt(request: engine_pb2.Submission, value: int) -> None:
+    request.attempt = value
+
+
+_OF_THE_GATEWAY = _extremes(gateway_pb2.GenerateRequest())
+_OF_THE_ENGINE = (
+    _extremes(engine_pb2.Submission())
+    | _TOKEN_FIELDS_OF_THE_ENGINE
+    | {"attempt": (_attempt, _COUNTS, lambda _: True), "priority": (_priority, _COUNTS, lambda _: True)}
+)
+FIELDS = _OF_THE_GATEWAY | _OF_THE_ENGINE
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Case:
 def case(number: int) -> Case:
     draw = random.Random(number)
     of_the_engine = draw.random() < 0.5
-    fields = _FIELDS | (_OF_THE_ENGINE if of_the_engine else _OF_THE_GATEWAY)
+    fields = _OF_THE_ENGINE if of_the_engine else _OF_THE_GATEWAY
     kind = draw.choice([*_KINDS])
     request = _submission(number) if of_the_engine else gateway_pb2.GenerateRequest()
     _prompt(request, 20)
@@ -225,11 +227,11 @@ def _constrained_beams(request: Any) -> None:
 
 def _scored(request: Any) -> None:
     _sampled(request)
-    _output("logprobs")(request, 3)
+    _of_output(request).logprobs = 3
 
 
 def _scored_prompt(request: Any) -> None:
-    _output("prompt_logprobs")(request, 2)
+    _of_output(request).prompt_logprobs = 2
 
 
 _KINDS: dict[str, Callable[[Any], None]] = {

@@ -109,13 +109,14 @@ def tool(request: gateway_pb2.GenerateRequest) -> None:
 
 
 def call(request: gateway_pb2.GenerateRequest) -> None:
+    request.stopping.ClearField("ignore_eos")
     request.constraint.tool_calls.tools.add(name="x", parameters='{"type": "array"}')
 
 
 OUT_OF_RANGE = [
     ("no prompt", prompt(), "prompt", "must be given"),
     ("an empty text", prompt(text=""), "prompt.text", "empty"),
-    ("no token ids", prompt(token_ids={}), "prompt.token_ids", "empty"),
+    ("no token ids", prompt(token_ids={}), "prompt.token_ids.ids", "empty"),
     ("no messages", prompt(chat={}), "prompt.chat.messages", "empty"),
     ("a token id beyond the vocabulary", prompt(token_ids={"ids": [1, VOCABULARY]}), "prompt.token_ids.ids[1]", "384"),
     ("a negative token id", prompt(token_ids={"ids": [-1]}), "prompt.token_ids.ids[0]", "-1"),

@@ -21,13 +21,14 @@ from engine.errors import (
 )
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.step_builder import StepBuilder
-from engine.schedule.request import MAX_SALT_BYTES, Capacity, Failure, FinishReason, Request, Sampling, Stopping
+from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
 
 # Prefix of the request ids of pins, also in the history of blocks.
 _REQUEST_PREFIX = "pin:"
 MAX_NAME_BYTES = 128
+MAX_SALT_BYTES = 480
 
 
 class PinState(Enum):

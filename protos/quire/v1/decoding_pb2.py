@@ -22,35 +22,94 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from quire.v1 import field_rules_pb2 as quire_dot_v1_dot_field__rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17quire/v1/decoding.proto\x12\x08quire.v1\"\xd6\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x19\n\x0csample_count\x18\x06 \x01(\x05H\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x0f\n\r_sample_count\"\xc7\x02\n\nLogitRules\x12\x1f\n\x12repetition_penalty\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x37\n\nlogit_bias\x18\x04 \x03(\x0b\x32#.quire.v1.LogitRules.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x05 \x03(\x05\x12\x11\n\tbad_words\x18\x06 \x03(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\"\x8a\x01\n\nBeamSearch\x12\x12\n\x05width\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06_widthB\x11\n\x0f_length_penaltyB\x11\n\x0f_early_stopping\"\x8a\x01\n\x10OutputConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x03 \x01(\x08H\x00\x12/\n\ntool_calls\x18\x04 \x01(\x0b\x32\x19.quire.v1.ToolCallGrammarH\x00\x42\x06\n\x04kind\"^\n\x0fToolCallGrammar\x12%\n\x05tools\x18\x01 \x03(\x0b\x32\x16.quire.v1.CallableTool\x12\x16\n\tmax_calls\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_max_calls\"0\n\x0c\x43\x61llableTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x01(\t\"\xdc\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\x05\x12\x19\n\x0cinclude_stop\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0f\n\r_include_stopB\r\n\x0b_ignore_eos*\x96\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17quire/v1/decoding.proto\x12\x08quire.v1\x1a\x1aquire/v1/field_rules.proto\"\xd9\x07\n\x08Sampling\x12\x81\x01\n\x0btemperature\x18\x01 \x01(\x01\x42g\xc2\x8c\x19\x63\n;Divides the logits; 0 takes the most likely token (greedy).\x11\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00\x00\x00\x31\xa0\xc2\xeb\xfeKH\xb4\x39\x39\xea\x8c\xa0\x39Y>)Fx\x01H\x00\x88\x01\x01\x12\x95\x01\n\x05top_k\x18\x02 \x01(\x05\x42\x80\x01\xc2\x8c\x19|\n,Keeps the k most likely tokens; 0 keeps all.\x11\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x00\x00\x82\x01\x39more than the vocabulary: all; HTTP takes -1 for all, tooH\x01\x88\x01\x01\x12\xc1\x01\n\x05top_p\x18\x03 \x01(\x01\x42\xac\x01\xc2\x8c\x19\xa7\x01\ncKeeps the smallest set of most likely tokens with at least this share of what min_p and top_k keep.\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x00\x00)\x00\x00\x00\x00\x00\x00\xf0?x\x01\x82\x01\"the most likely token always staysH\x02\x88\x01\x01\x12~\n\x05min_p\x18\x04 \x01(\x01\x42j\xc2\x8c\x19\x66\nIKeeps the tokens at least this fraction as likely as the most likely one.\x11\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x00\x00)\x00\x00\x00\x00\x00\x00\xf0?H\x03\x88\x01\x01\x12\x63\n\x04seed\x18\x05 \x01(\x03\x42P\xc2\x8c\x19L\nHSeed of the request\'s random numbers: the same seed gives the same ones.x\x01H\x04\x88\x01\x01\x12\xbf\x01\n\x0csample_count\x18\x06 \x01(\x05\x42\xa3\x01\xc2\x8c\x19\x9e\x01\n@Number of samples of the prompt, or of answers of a beam search.\x11\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00\xf0?)\x00\x00\x00\x00\x00\x00`@b\x11\x62\x65\x61m_search.widthr\x01nx\x01\x82\x01&at most the engine\'s `--max-sequences`H\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x0f\n\r_sample_count\"\xe5\x07\n\nLogitRules\x12\x9d\x01\n\x12repetition_penalty\x18\x01 \x01(\x01\x42|\xc2\x8c\x19x\nRDivides positive and multiplies negative logits of tokens in the prompt or output.\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x00\x00\x31\x95\xd6&\xe8\x0b.\x11>9\x00\x00\x00\x00\x65\xcd\xcd\x41H\x00\x88\x01\x01\x12}\n\x10presence_penalty\x18\x02 \x01(\x01\x42^\xc2\x8c\x19Z\n;Is subtracted once from the logits of tokens in the output.\x11\x00\x00\x00\x00\x00\x00\x00\x00\x31\x00\x00\x00\x00\x65\xcd\xcd\xc1\x39\x00\x00\x00\x00\x65\xcd\xcd\x41x\x01H\x01\x88\x01\x01\x12\x88\x01\n\x11\x66requency_penalty\x18\x03 \x01(\x01\x42h\xc2\x8c\x19\x64\nEIs subtracted from a token\'s logit for each occurrence in the output.\x11\x00\x00\x00\x00\x00\x00\x00\x00\x31\x00\x00\x00\x00\x65\xcd\xcd\xc1\x39\x00\x00\x00\x00\x65\xcd\xcd\x41x\x01H\x02\x88\x01\x01\x12\x9e\x01\n\nlogit_bias\x18\x04 \x03(\x0b\x32#.quire.v1.LogitRules.LogitBiasEntryBe\xc2\x8c\x19\x61\n*Is added to the logits of these token ids.1\x00\x00\x00\x00\x65\xcd\xcd\xc1\x39\x00\x00\x00\x00\x65\xcd\xcd\x41x\x01\x82\x01\x1eof token ids of the vocabulary\x12\x8c\x01\n\x11\x61llowed_token_ids\x18\x05 \x03(\x05\x42q\xc2\x8c\x19m\n1If not empty, only these token ids can be chosen.\x82\x01\x37token ids of the vocabulary; HTTP refuses an empty list\x12\x88\x01\n\tbad_words\x18\x06 \x03(\tBu\xc2\x8c\x19q\n\x1dTexts that are not generated.H\x80\x02P\x01X\x80\x02\x82\x01Gat most 32 tokens each; words that leave no token to choose are refused\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\"\xa2\x05\n\nBeamSearch\x12\xb9\x01\n\x05width\x18\x01 \x01(\x05\x42\xa4\x01\xc2\x8c\x19\x9f\x01\n\x18\x42\x65\x61ms kept at each step.\x11\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00\xf0?)\x00\x00\x00\x00\x00\x00`@r\x07\x62\x65st_of\x82\x01^at most the engine\'s `--max-sequences`; times 1 + stop and end-of-sequence tokens at most 4096H\x00\x88\x01\x01\x12\xa8\x01\n\x0elength_penalty\x18\x02 \x01(\x01\x42\x8a\x01\xc2\x8c\x19\x85\x01\nhAn answer\'s log-probability is divided by its length to the power of this: above 0 favours long answers.\x11\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00$\xc0)\x00\x00\x00\x00\x00\x00$@H\x01\x88\x01\x01\x12]\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x08\x42@\xc2\x8c\x19<\n1Stops at the first answers, as many as the width.\x11\x00\x00\x00\x00\x00\x00\x00\x00H\x02\x88\x01\x01:\x9d\x01\xc2\x8c\x19\x1f\n\x14sampling.temperature\x11\x00\x00\x00\x00\x00\x00\x00\x00\xc2\x8c\x19\x10\n\x0esampling.top_k\xc2\x8c\x19\x10\n\x0esampling.top_p\xc2\x8c\x19\x10\n\x0esampling.min_p\xc2\x8c\x19\x11\n\x0foutput.logprobs\xc2\x8c\x19\n\n\x08logprobs\xc2\x8c\x19\x17\n\x15stopping.stop_stringsB\x08\n\x06_widthB\x11\n\x0f_length_penaltyB\x11\n\x0f_early_stopping\"\x90\x03\n\x10OutputConstraint\x12?\n\x0bjson_schema\x18\x01 \x01(\tB(\xc2\x8c\x19$\n\x1c\x41 JSON schema, as JSON text.P\x01X\x80\x80\x04H\x00\x12G\n\x05regex\x18\x02 \x01(\tB6\xc2\x8c\x19\x32\n*A regular expression for the whole output.P\x01X\x80\x80\x04H\x00\x12\x15\n\x0bjson_object\x18\x03 \x01(\x08H\x00\x12R\n\ntool_calls\x18\x04 \x01(\x0b\x32\x19.quire.v1.ToolCallGrammarB!\xc2\x8c\x19\x1d\n\x0f\x43\x61lls of tools.X\x80\x80\x04\x8a\x01\x05\x30.2.0H\x00:\x7f\xc2\x8c\x19\x1f\n\x1dlogit_rules.allowed_token_ids\xc2\x8c\x19\x17\n\x15logit_rules.bad_words\xc2\x8c\x19\x0b\n\tbad_words\xc2\x8c\x19\x15\n\x13stopping.min_tokens\xc2\x8c\x19\x15\n\x13stopping.ignore_eosB\x06\n\x04kind\"\xc0\x01\n\x0fToolCallGrammar\x12L\n\x05tools\x18\x01 \x03(\x0b\x32\x16.quire.v1.CallableToolB%\xc2\x8c\x19!\n\x1dThe tools that can be called.@\x01\x12Q\n\tmax_calls\x18\x02 \x01(\x05\x42\x39\xc2\x8c\x19\x35\n\x18Maximum number of calls.\x11\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00\xf0?)\x00\x00\x00\x00\x00\x00\x30@H\x00\x88\x01\x01\x42\x0c\n\n_max_calls\"C\n\x0c\x43\x61llableTool\x12\x1f\n\x04name\x18\x01 \x01(\tB\x11\xc2\x8c\x19\r\n\tIts name.P\x01\x12\x12\n\nparameters\x18\x02 \x01(\t\"\x86\x06\n\x08Stopping\x12\x9c\x01\n\nmax_tokens\x18\x01 \x01(\x05\x42\x82\x01\xc2\x8c\x19~\n+Maximum tokens to generate for each sample.\x19\x00\x00\x00\x00\x00\x00\xf0?x\x01\x82\x01\x43with the prompt at most the context and the pool; absent: what fitsH\x00\x88\x01\x01\x12\x61\n\nmin_tokens\x18\x02 \x01(\x05\x42H\xc2\x8c\x19\x44\n\x1bMinimum tokens to generate.\x11\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x00\x00\x62\x13stopping.max_tokensH\x01\x88\x01\x01\x12]\n\x0cstop_strings\x18\x03 \x03(\tBG\xc2\x8c\x19\x43\n2Texts that end a sample at their first occurrence.H@P\x01X\x80\x08r\x04stopx\x01\x12\x88\x01\n\x0estop_token_ids\x18\x04 \x03(\x05\x42p\xc2\x8c\x19l\nLToken ids that end a sample, besides the model\'s own end-of-sequence tokens.\x82\x01\x1btoken ids of the vocabulary\x12\x7f\n\x0cinclude_stop\x18\x05 \x01(\x08\x42\x64\xc2\x8c\x19`\n9Keeps the stop string or stop token\'s text in the output.\x11\x00\x00\x00\x00\x00\x00\x00\x00r\x1ainclude_stop_str_in_outputH\x02\x88\x01\x01\x12O\n\nignore_eos\x18\x06 \x01(\x08\x42\x36\xc2\x8c\x19\x32\n\'Continues after end-of-sequence tokens.\x11\x00\x00\x00\x00\x00\x00\x00\x00H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0f\n\r_include_stopB\r\n\x0b_ignore_eos*\x96\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.decoding_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['temperature']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['temperature']._serialized_options = b'\302\214\031c\n;Divides the logits; 0 takes the most likely token (greedy).\021\000\000\000\000\000\000\360?\031\000\000\000\000\000\000\000\0001\240\302\353\376KH\26499\352\214\2409Y>)Fx\001'
+  _globals['_SAMPLING'].fields_by_name['top_k']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['top_k']._serialized_options = b'\302\214\031|\n,Keeps the k most likely tokens; 0 keeps all.\021\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\000\000\202\0019more than the vocabulary: all; HTTP takes -1 for all, too'
+  _globals['_SAMPLING'].fields_by_name['top_p']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['top_p']._serialized_options = b'\302\214\031\247\001\ncKeeps the smallest set of most likely tokens with at least this share of what min_p and top_k keep.\021\000\000\000\000\000\000\360?!\000\000\000\000\000\000\000\000)\000\000\000\000\000\000\360?x\001\202\001\"the most likely token always stays'
+  _globals['_SAMPLING'].fields_by_name['min_p']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['min_p']._serialized_options = b'\302\214\031f\nIKeeps the tokens at least this fraction as likely as the most likely one.\021\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\000\000)\000\000\000\000\000\000\360?'
+  _globals['_SAMPLING'].fields_by_name['seed']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['seed']._serialized_options = b'\302\214\031L\nHSeed of the request\'s random numbers: the same seed gives the same ones.x\001'
+  _globals['_SAMPLING'].fields_by_name['sample_count']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['sample_count']._serialized_options = b'\302\214\031\236\001\n@Number of samples of the prompt, or of answers of a beam search.\021\000\000\000\000\000\000\360?\031\000\000\000\000\000\000\360?)\000\000\000\000\000\000`@b\021beam_search.widthr\001nx\001\202\001&at most the engine\'s `--max-sequences`'
   _globals['_LOGITRULES_LOGITBIASENTRY']._loaded_options = None
   _globals['_LOGITRULES_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1315
-  _globals['_FINISHREASON']._serialized_end=1465
-  _globals['_SAMPLING']._serialized_start=38
-  _globals['_SAMPLING']._serialized_end=252
-  _globals['_LOGITRULES']._serialized_start=255
-  _globals['_LOGITRULES']._serialized_end=582
-  _globals['_LOGITRULES_LOGITBIASENTRY']._serialized_start=468
-  _globals['_LOGITRULES_LOGITBIASENTRY']._serialized_end=516
-  _globals['_TOKENLOGPROBS']._serialized_start=584
-  _globals['_TOKENLOGPROBS']._serialized_end=661
-  _globals['_BEAMSEARCH']._serialized_start=664
-  _globals['_BEAMSEARCH']._serialized_end=802
-  _globals['_OUTPUTCONSTRAINT']._serialized_start=805
-  _globals['_OUTPUTCONSTRAINT']._serialized_end=943
-  _globals['_TOOLCALLGRAMMAR']._serialized_start=945
-  _globals['_TOOLCALLGRAMMAR']._serialized_end=1039
-  _globals['_CALLABLETOOL']._serialized_start=1041
-  _globals['_CALLABLETOOL']._serialized_end=1089
-  _globals['_STOPPING']._serialized_start=1092
-  _globals['_STOPPING']._serialized_end=1312
+  _globals['_LOGITRULES'].fields_by_name['repetition_penalty']._loaded_options = None
+  _globals['_LOGITRULES'].fields_by_name['repetition_penalty']._serialized_options = b'\302\214\031x\nRDivides positive and multiplies negative logits of tokens in the prompt or output.\021\000\000\000\000\000\000\360?!\000\000\000\000\000\000\000\0001\225\326&\350\013.\021>9\000\000\000\000e\315\315A'
+  _globals['_LOGITRULES'].fields_by_name['presence_penalty']._loaded_options = None
+  _globals['_LOGITRULES'].fields_by_name['presence_penalty']._serialized_options = b'\302\214\031Z\n;Is subtracted once from the logits of tokens in the output.\021\000\000\000\000\000\000\000\0001\000\000\000\000e\315\315\3019\000\000\000\000e\315\315Ax\001'
+  _globals['_LOGITRULES'].fields_by_name['frequency_penalty']._loaded_options = None
+  _globals['_LOGITRULES'].fields_by_name['frequency_penalty']._serialized_options = b'\302\214\031d\nEIs subtracted from a token\'s logit for each occurrence in the output.\021\000\000\000\000\000\000\000\0001\000\000\000\000e\315\315\3019\000\000\000\000e\315\315Ax\001'
+  _globals['_LOGITRULES'].fields_by_name['logit_bias']._loaded_options = None
+  _globals['_LOGITRULES'].fields_by_name['logit_bias']._serialized_options = b'\302\214\031a\n*Is added to the logits of these token ids.1\000\000\000\000e\315\315\3019\000\000\000\000e\315\315Ax\001\202\001\036of token ids of the vocabulary'
+  _globals['_LOGITRULES'].fields_by_name['allowed_token_ids']._loaded_options = None
+  _globals['_LOGITRULES'].fields_by_name['allowed_token_ids']._serialized_options = b'\302\214\031m\n1If not empty, only these token ids can be chosen.\202\0017token ids of the vocabulary; HTTP refuses an empty list'
+  _globals['_LOGITRULES'].fields_by_name['bad_words']._loaded_options = None
+  _globals['_LOGITRULES'].fields_by_name['bad_words']._serialized_options = b'\302\214\031q\n\035Texts that are not generated.H\200\002P\001X\200\002\202\001Gat most 32 tokens each; words that leave no token to choose are refused'
+  _globals['_BEAMSEARCH'].fields_by_name['width']._loaded_options = None
+  _globals['_BEAMSEARCH'].fields_by_name['width']._serialized_options = b'\302\214\031\237\001\n\030Beams kept at each step.\021\000\000\000\000\000\000\360?\031\000\000\000\000\000\000\360?)\000\000\000\000\000\000`@r\007best_of\202\001^at most the engine\'s `--max-sequences`; times 1 + stop and end-of-sequence tokens at most 4096'
+  _globals['_BEAMSEARCH'].fields_by_name['length_penalty']._loaded_options = None
+  _globals['_BEAMSEARCH'].fields_by_name['length_penalty']._serialized_options = b'\302\214\031\205\001\nhAn answer\'s log-probability is divided by its length to the power of this: above 0 favours long answers.\021\000\000\000\000\000\000\360?\031\000\000\000\000\000\000$\300)\000\000\000\000\000\000$@'
+  _globals['_BEAMSEARCH'].fields_by_name['early_stopping']._loaded_options = None
+  _globals['_BEAMSEARCH'].fields_by_name['early_stopping']._serialized_options = b'\302\214\031<\n1Stops at the first answers, as many as the width.\021\000\000\000\000\000\000\000\000'
+  _globals['_BEAMSEARCH']._loaded_options = None
+  _globals['_BEAMSEARCH']._serialized_options = b'\302\214\031\037\n\024sampling.temperature\021\000\000\000\000\000\000\000\000\302\214\031\020\n\016sampling.top_k\302\214\031\020\n\016sampling.top_p\302\214\031\020\n\016sampling.min_p\302\214\031\021\n\017output.logprobs\302\214\031\n\n\010logprobs\302\214\031\027\n\025stopping.stop_strings'
+  _globals['_OUTPUTCONSTRAINT'].fields_by_name['json_schema']._loaded_options = None
+  _globals['_OUTPUTCONSTRAINT'].fields_by_name['json_schema']._serialized_options = b'\302\214\031$\n\034A JSON schema, as JSON text.P\001X\200\200\004'
+  _globals['_OUTPUTCONSTRAINT'].fields_by_name['regex']._loaded_options = None
+  _globals['_OUTPUTCONSTRAINT'].fields_by_name['regex']._serialized_options = b'\302\214\0312\n*A regular expression for the whole output.P\001X\200\200\004'
+  _globals['_OUTPUTCONSTRAINT'].fields_by_name['tool_calls']._loaded_options = None
+  _globals['_OUTPUTCONSTRAINT'].fields_by_name['tool_calls']._serialized_options = b'\302\214\031\035\n\017Calls of tools.X\200\200\004\212\001\0050.2.0'
+  _globals['_OUTPUTCONSTRAINT']._loaded_options = None
+  _globals['_OUTPUTCONSTRAINT']._serialized_options = b'\302\214\031\037\n\035logit_rules.allowed_token_ids\302\214\031\027\n\025logit_rules.bad_words\302\214\031\013\n\tbad_words\302\214\031\025\n\023stopping.min_tokens\302\214\031\025\n\023stopping.ignore_eos'
+  _globals['_TOOLCALLGRAMMAR'].fields_by_name['tools']._loaded_options = None
+  _globals['_TOOLCALLGRAMMAR'].fields_by_name['tools']._serialized_options = b'\302\214\031!\n\035The tools that can be called.@\001'
+  _globals['_TOOLCALLGRAMMAR'].fields_by_name['max_calls']._loaded_options = None
+  _globals['_TOOLCALLGRAMMAR'].fields_by_name['max_calls']._serialized_options = b'\302\214\0315\n\030Maximum number of calls.\021\000\000\000\000\000\000\360?\031\000\000\000\000\000\000\360?)\000\000\000\000\000\0000@'
+  _globals['_CALLABLETOOL'].fields_by_name['name']._loaded_options = None
+  _globals['_CALLABLETOOL'].fields_by_name['name']._serialized_options = b'\302\214\031\r\n\tIts name.P\001'
+  _globals['_STOPPING'].fields_by_name['max_tokens']._loaded_options = None
+  _globals['_STOPPING'].fields_by_name['max_tokens']._serialized_options = b'\302\214\031~\n+Maximum tokens to generate for each sample.\031\000\000\000\000\000\000\360?x\001\202\001Cwith the prompt at most the context and the pool; absent: what fits'
+  _globals['_STOPPING'].fields_by_name['min_tokens']._loaded_options = None
+  _globals['_STOPPING'].fields_by_name['min_tokens']._serialized_options = b'\302\214\031D\n\033Minimum tokens to generate.\021\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\000\000b\023stopping.max_tokens'
+  _globals['_STOPPING'].fields_by_name['stop_strings']._loaded_options = None
+  _globals['_STOPPING'].fields_by_name['stop_strings']._serialized_options = b'\302\214\031C\n2Texts that end a sample at their first occurrence.H@P\001X\200\010r\004stopx\001'
+  _globals['_STOPPING'].fields_by_name['stop_token_ids']._loaded_options = None
+  _globals['_STOPPING'].fields_by_name['stop_token_ids']._serialized_options = b'\302\214\031l\nLToken ids that end a sample, besides the model\'s own end-of-sequence tokens.\202\001\033token ids of the vocabulary'
+  _globals['_STOPPING'].fields_by_name['include_stop']._loaded_options = None
+  _globals['_STOPPING'].fields_by_name['include_stop']._serialized_options = b'\302\214\031`\n9Keeps the stop string or stop token\'s text in the output.\021\000\000\000\000\000\000\000\000r\032include_stop_str_in_output'
+  _globals['_STOPPING'].fields_by_name['ignore_eos']._loaded_options = None
+  _globals['_STOPPING'].fields_by_name['ignore_eos']._serialized_options = b'\302\214\0312\n\'Continues after end-of-sequence tokens.\021\000\000\000\000\000\000\000\000'
+  _globals['_FINISHREASON']._serialized_start=4254
+  _globals['_FINISHREASON']._serialized_end=4404
+  _globals['_SAMPLING']._serialized_start=66
+  _globals['_SAMPLING']._serialized_end=1051
+  _globals['_LOGITRULES']._serialized_start=1054
+  _globals['_LOGITRULES']._serialized_end=2051
+  _globals['_LOGITRULES_LOGITBIASENTRY']._serialized_start=1937
+  _globals['_LOGITRULES_LOGITBIASENTRY']._serialized_end=1985
+  _globals['_TOKENLOGPROBS']._serialized_start=2053
+  _globals['_TOKENLOGPROBS']._serialized_end=2130
+  _globals['_BEAMSEARCH']._serialized_start=2133
+  _globals['_BEAMSEARCH']._serialized_end=2807
+  _globals['_OUTPUTCONSTRAINT']._serialized_start=2810
+  _globals['_OUTPUTCONSTRAINT']._serialized_end=3210
+  _globals['_TOOLCALLGRAMMAR']._serialized_start=3213
+  _globals['_TOOLCALLGRAMMAR']._serialized_end=3405
+  _globals['_CALLABLETOOL']._serialized_start=3407
+  _globals['_CALLABLETOOL']._serialized_end=3474
+  _globals['_STOPPING']._serialized_start=3477
+  _globals['_STOPPING']._serialized_end=4251
 # @@protoc_insertion_point(module_scope)

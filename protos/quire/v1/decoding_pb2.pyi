@@ -4,7 +4,7 @@ isort:skip_file
 Parameters that choose the tokens of a request and end it. Clients send them to the gateway, which passes them on to
 an engine.
 
-Every scalar is `optional`: absent means the documented default, and zero means zero.
+Every scalar is `optional`: absent means the default in its rules, and zero means zero.
 """
 
 from collections import abc as _abc
@@ -70,27 +70,14 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Divides the logits; 0 takes the most likely token (greedy). Default 1. Negative or not finite: INVALID_ARGUMENT.
-    Clamped to 1e-30 and 1e30.
-    """
     top_k: _builtins.int
-    """Keeps the k most likely tokens. Default and 0: all. Negative: INVALID_ARGUMENT."""
     top_p: _builtins.float
-    """Keeps the smallest set of most likely tokens with at least this share of what min_p and top_k have kept. Default 1.
-    Outside (0, 1]: INVALID_ARGUMENT.
-    """
     min_p: _builtins.float
-    """Keeps the tokens at least this fraction as likely as the most likely one. Default 0. Outside [0, 1]:
-    INVALID_ARGUMENT.
-    """
     seed: _builtins.int
-    """Seed of the request's random numbers. Equal seed, prompt and parameters give equal random numbers, in any batch;
-    equal tokens, too, where logits do not differ by rounding. Absent: the gateway draws one and reports it in Started.
+    """Equal seed, prompt and parameters give equal random numbers, in any batch; equal tokens, too, where logits do not
+    differ by rounding. Absent: the gateway draws one and reports it in Started.
     """
     sample_count: _builtins.int
-    """Samples of the prompt, or answers of a beam search. Default 1. Less than 1, or more than the width of the search:
-    INVALID_ARGUMENT.
-    """
     def __init__(
         self,
         *,
@@ -136,8 +123,7 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 class LogitRules(_message.Message):
     """Changes logits by previous tokens, or by token id. The rules apply in vLLM's order: OutputConstraint,
     allowed_token_ids, bad_words, min_tokens, logit_bias, repetition_penalty, frequency_penalty, presence_penalty. So a
-    repetition penalty multiplies a bias too. Numbers that are not finite: INVALID_ARGUMENT. Clamped to 1e9, and a
-    repetition penalty to at least 1e-9.
+    repetition penalty multiplies a bias too.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -169,28 +155,20 @@ class LogitRules(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens in the prompt or output. Default 1. Not above 0:
-    INVALID_ARGUMENT.
-    """
     presence_penalty: _builtins.float
-    """Subtracted once from the logits of tokens in the output. Default 0."""
     frequency_penalty: _builtins.float
-    """Subtracted from a token's logit for each occurrence in the output. Default 0."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits of these token ids. An id outside the vocabulary: INVALID_ARGUMENT."""
+        """An id outside the vocabulary: INVALID_ARGUMENT."""
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """If not empty, only these token ids can be chosen. An id outside the vocabulary, or only tokens that min_tokens or
-        bad_words exclude: INVALID_ARGUMENT.
-        """
+        """An id outside the vocabulary, or only tokens that min_tokens or bad_words exclude: INVALID_ARGUMENT."""
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that are not generated. Each is banned as a sequence of tokens, alone and after a space: the last token of the
-        sequence is not chosen after the others. Tokens of the prompt do not count. At most 256, each 1 to 256 bytes and at
-        most 32 tokens. Together with OutputConstraint: INVALID_ARGUMENT.
+        """Each is banned as a sequence of tokens, alone and after a space: the last token of the sequence is not chosen after
+        the others. Tokens of the prompt do not count. At most 32 tokens each.
         """
 
     def __init__(
@@ -264,9 +242,8 @@ class BeamSearch(_message.Message):
     search, best first; each is sent as a whole after the search. LogitRules and min_tokens then change log-probabilities
     instead of logits. If the search finds fewer answers than requested, the rest are empty.
 
-    INVALID_ARGUMENT with a temperature other than 0, top_k, top_p, min_p, log-probabilities of the answer, or stop
-    strings. Also if width * (1 + stop and end-of-sequence tokens) is above 4096, because that many continuations of each
-    beam are compared.
+    INVALID_ARGUMENT if width * (1 + stop and end-of-sequence tokens) is above 4096, because that many continuations of
+    each beam are compared.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -275,15 +252,9 @@ class BeamSearch(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     width: _builtins.int
-    """Beams kept at each step. Default 1. Less than 1: INVALID_ARGUMENT."""
     length_penalty: _builtins.float
-    """An answer's log-probability is divided by its length in tokens to the power of this: above 0 favours long answers.
-    Default 1. Outside -10 to 10: INVALID_ARGUMENT.
-    """
     early_stopping: _builtins.bool
-    """Stops at the first `width` answers. Otherwise the search continues while its best beam, at its current length, is
-    better than the worst of them. Default false.
-    """
+    """Otherwise the search continues while its best beam, at its current length, is better than the worst of them."""
     def __init__(
         self,
         *,
@@ -316,12 +287,11 @@ class OutputConstraint(_message.Message):
     may end with an end-of-sequence token; if nothing else can follow, it ends at once, with FINISH_REASON_STOP.
 
     An output that ends by max_tokens, a stop string or a stop token is the beginning of a match. The grammar alone says
-    where an output may end, and which tokens it has: together with LogitRules.allowed_token_ids, LogitRules.bad_words,
-    Stopping.min_tokens above 0 or Stopping.ignore_eos: INVALID_ARGUMENT.
+    where an output may end, and which tokens it has.
 
-    INVALID_ARGUMENT, naming the field, before anything is computed: a text of more than 65,536 bytes, one that cannot be
-    compiled or that no output matches, or one that takes seconds or some 100 MB to compile. A grammar that becomes too
-    expensive later ends the request with INVALID_ARGUMENT.
+    INVALID_ARGUMENT, naming the field, before anything is computed: a text that cannot be compiled or that no output
+    matches, or one that takes seconds or some 100 MB to compile. A grammar that becomes too expensive later ends the
+    request with INVALID_ARGUMENT.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -331,21 +301,19 @@ class OutputConstraint(_message.Message):
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema, as JSON text. Properties appear in the order of the schema. The engine's settings limit blanks
+    """Properties appear in the order of the schema. The engine's settings limit blanks
     between tokens, by default to one space, and the digits of numbers that the schema leaves open. INVALID_ARGUMENT,
     naming the place in the schema: unsupported keywords, such as uniqueItems and not, unknown keywords, and numbers
     that cannot be represented. docs/guided-decoding.md lists all.
     """
     regex: _builtins.str
-    """A regular expression for the whole output, in the syntax of Rust's regex crate: no look-around and no
-    back-references; classes such as \\d are Unicode's, and a dot matches anything but a new line.
+    """In the syntax of Rust's regex crate: no look-around and no back-references; classes such as \\d are Unicode's, and a
+    dot matches anything but a new line.
     """
     json_object: _builtins.bool
     """Any JSON object. False: INVALID_ARGUMENT."""
     @_builtins.property
-    def tool_calls(self) -> Global___ToolCallGrammar:
-        """Calls of tools."""
-
+    def tool_calls(self) -> Global___ToolCallGrammar: ...
     def __init__(
         self,
         *,
@@ -375,11 +343,8 @@ class ToolCallGrammar(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     MAX_CALLS_FIELD_NUMBER: _builtins.int
     max_calls: _builtins.int
-    """Maximum number of calls. Default 1. Outside 1 to 16: INVALID_ARGUMENT."""
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]:
-        """The tools that can be called. None: INVALID_ARGUMENT."""
-
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]: ...
     def __init__(
         self,
         *,
@@ -405,7 +370,6 @@ class CallableTool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name. Empty: INVALID_ARGUMENT."""
     parameters: _builtins.str
     """JSON schema of its arguments, as text; see OutputConstraint.json_schema. Empty: INVALID_ARGUMENT."""
     def __init__(
@@ -435,26 +399,19 @@ class Stopping(_message.Message):
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Maximum tokens to generate per sample. Absent: what fits the model's context and the pool. Less than 1:
-    INVALID_ARGUMENT. If the prompt and max_tokens exceed the context or the pool: INVALID_ARGUMENT, with both numbers.
+    """Absent: what fits the model's context and the pool. If the prompt and max_tokens exceed the context or the pool:
+    INVALID_ARGUMENT, with both numbers.
     """
     min_tokens: _builtins.int
-    """Minimum tokens to generate. Before that, end-of-sequence tokens (also with ignore_eos) and stop tokens are not
-    chosen, and a complete stop string does not end the sample. Default 0. Negative, more than max_tokens, or above 0
-    together with OutputConstraint: INVALID_ARGUMENT.
+    """Before that, end-of-sequence tokens (also with ignore_eos) and stop tokens are not chosen, and a complete stop string
+    does not end the sample.
     """
     include_stop: _builtins.bool
-    """Keeps the stop string or stop token's text in the output. Default false."""
     ignore_eos: _builtins.bool
-    """Continues after end-of-sequence tokens. Default false."""
     @_builtins.property
-    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that end a sample at their first occurrence. At most 64, each 1 to 1024 bytes."""
-
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end a sample, besides the model's own end-of-sequence tokens."""
-
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,

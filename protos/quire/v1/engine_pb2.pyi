@@ -195,11 +195,11 @@ class Submission(_message.Message):
     ISOLATED_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Unique among the engine's live requests."""
+    """Unique among the engine's live requests. Gateways build it from a tenant's name and a client's id."""
     attempt: _builtins.int
     """Number of this request's submissions, from 1. Outputs repeat it; the gateway drops outputs of other attempts."""
     logprobs: _builtins.int
-    """Log-probabilities of each generated token and of this many most likely ones, at most 20. Absent: none."""
+    """Log-probabilities of each generated token and of this many most likely ones. Absent: none."""
     prompt_logprobs: _builtins.int
     """The same for each prompt token except the first. The request's prompt is computed without the prefix cache, and its
     blocks are not shared with other requests. Absent: none.
@@ -246,9 +246,7 @@ class Submission(_message.Message):
 
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
-        """Time since the request's arrival at its first gateway; it orders requests of equal priority. Negative, or beyond
-        the limits of google.protobuf.Duration: REFUSAL_REASON_INVALID.
-        """
+        """Time since the request's arrival at its first gateway; it orders requests of equal priority."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:

@@ -175,9 +175,7 @@ class Chat(_message.Message):
     is not of the assistant: INVALID_ARGUMENT.
     """
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """Oldest first. At least one."""
-
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
         """Available tools. If the model's chat template does not render tools, a system message describes them, and calls
@@ -255,17 +253,14 @@ class OutputOptions(_message.Message):
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
-    """Log-probabilities of each generated token and of this many most likely ones. Absent: none. Outside 0 to 20:
-    INVALID_ARGUMENT.
-    """
+    """Log-probabilities of each generated token and of this many most likely ones. Absent: none."""
     prompt_logprobs: _builtins.int
     """The same for each prompt token except the first, in PromptLogprobs. Such a prompt is computed without the prefix
-    cache. Absent: none. Outside 0 to 20: INVALID_ARGUMENT.
+    cache. Absent: none.
     """
     special_tokens: _builtins.bool
-    """Keeps special tokens in the text. Default false."""
     prompt_token_ids: _builtins.bool
-    """Sends the prompt's token ids in Started. Default false."""
+    """They are sent in Started."""
     def __init__(
         self,
         *,
@@ -305,9 +300,7 @@ class CacheOptions(_message.Message):
 
     SALT_FIELD_NUMBER: _builtins.int
     salt: _builtins.str
-    """Requests share cached blocks only with requests of the same salt. Default empty. With API keys, tenants do not
-    share prefixes with each other, unless the operator enables it.
-    """
+    """With API keys, tenants do not share prefixes with each other, unless the operator enables it."""
     def __init__(
         self,
         *,
@@ -341,17 +334,13 @@ class GenerateRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Id of the request in answers, logs and explanations; unique among live requests. At most 128 bytes.
-    Empty: the gateway makes one.
-    """
+    """Empty: the gateway makes one."""
     model: _builtins.str
     """Name of a served model. Empty: the only one."""
     priority: _builtins.int
-    """Priority: smaller is served first. Default 0."""
     truncate_prompt_tokens: _builtins.int
-    """Keeps only the last tokens of the prompt, at most this many; -1: as many as fit the model's context and the pool
-    with stopping.max_tokens, or with one token. Everything else then concerns the kept tokens. Absent: all. 0, less
-    than -1, or more than the context: INVALID_ARGUMENT.
+    """-1: as many as fit the model's context and the pool with stopping.max_tokens, or with one token. Everything else then
+    concerns the kept tokens. Absent: all. 0, or more than the context: INVALID_ARGUMENT.
     """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
@@ -386,11 +375,7 @@ class GenerateRequest(_message.Message):
         """How cached prefixes are shared."""
 
     @_builtins.property
-    def timeout(self) -> _duration_pb2.Duration:
-        """Time limit from arrival to the last token, in addition to the call's own deadline. Not above 0, or more than a day:
-        INVALID_ARGUMENT.
-        """
-
+    def timeout(self) -> _duration_pb2.Duration: ...
     def __init__(
         self,
         *,

@@ -19,6 +19,7 @@ from quire.v1 import (
 )
 from services.cli.connection import Connection
 from services.cli.model_line import model_line
+from services.cli.request_options import set_request_options
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.runtime.errors import FIELD_METADATA
 from services.runtime.settings import InvalidSetting
@@ -150,24 +151,18 @@ def usage_line(finished: gateway_pb2.Finished) -> str:
 
 
 def _request(options: dict[str, Any]) -> gateway_pb2.GenerateRequest:
-    def given(*names: str) -> dict[str, Any]:
-        return {name: options[name] for name in names if options.get(name) is not None}
-
-    search = None
+    request = gateway_pb2.GenerateRequest(model=options["model"])
     if beams := options.get("beams"):
-        search = decoding_pb2.BeamSearch(width=beams, **given("length_penalty", "early_stopping"))
-    return gateway_pb2.GenerateRequest(
-        model=options["model"],
-        beam_search=search,
-        sampling=decoding_pb2.Sampling(**given("temperature", "top_k", "top_p", "min_p", "seed")),
-        logit_rules=decoding_pb2.LogitRules(**given("repetition_penalty", "presence_penalty", "frequency_penalty")),
-        stopping=decoding_pb2.Stopping(
-            stop_strings=options.get("stop", ()), max_tokens=options["max_tokens"] or None, **given("min_tokens")
-        ),
-        constraint=decoding_pb2.OutputConstraint(**constraint)
-        if (constraint := given("json_schema", "regex"))
-        else None,
-    )
+        request.beam_search.width = beams
+    set_request_options(request, options)
+    request.stopping.stop_strings.extend(options.get("stop", ()))
+    if options["max_tokens"]:
+        request.stopping.max_tokens = options["max_tokens"]
+    if (schema := options.get("json_schema")) is not None:
+        request.constraint.json_schema = schema
+    if (regex := options.get("regex")) is not None:
+        request.constraint.regex = regex
+    return request
 
 
 def _system(content: str | None) -> list[Message]:

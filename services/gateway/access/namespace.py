@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from quire.v1 import gateway_pb2
 from services.gateway.access.api_keys import is_tenant_name
 from services.runtime.errors import InvalidField
+from services.wire.field_rules import declared_fields
 
-MAX_SALT_BYTES = 256
+MAX_SALT_BYTES = declared_fields(gateway_pb2.CacheOptions.DESCRIPTOR)["salt"].rules.max_bytes
 # UTF-8 never contains this byte, so no client's salt equals a tenant's.
 _TENANT_PREFIX = b"\xff"
 

@@ -7,8 +7,9 @@ from typing import Any
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
+from services.wire.field_rules import declared_fields
 
-_MAX_CALLS = 16
+_MAX_CALLS = int(declared_fields(decoding_pb2.ToolCallGrammar.DESCRIPTOR)["max_calls"].rules.max)
 # Keywords beside which an object may get its properties from another schema.
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 _VALUES = ("const", "enum", "default", "examples", "example")

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.errors import InvalidRequest
 from engine.run.logprobs import score
 from engine.run.runner import outcomes
 from engine.schedule.limits import Preemption
-from engine.schedule.request import MAX_LOGPROBS, Capacity, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import LogitRules, Sampling
 from engine.schedule.step_plan import PromptPart, RowRules, Sampled, Work
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import reference_logprobs
@@ -167,12 +166,3 @@ class TestPrompts:
         engine.run()
         check(folder, PROMPT, engine.scored[victim], 1, 2)
         check(folder, PROMPT[:2], engine.scored[urgent], 1, 1)
-
-
-@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
-@pytest.mark.parametrize("count", [-1, MAX_LOGPROBS + 1])
-def test_more_logprobs_than_the_maximum_are_refused(field: str, count: int) -> None:
-    request = Request("r", PROMPT, GREEDY, Stopping(9), **{field: count})  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=f"^{field} must be between 0 and 20, not {count}") as refused:
-        Capacity(100, 384, 16, 16).check(request)
-    assert refused.value.field == field

@@ -17,7 +17,6 @@ from engine.run.continuations import continuations
 from engine.schedule.beams import Beams
 from engine.schedule.limits import Preemption
 from engine.schedule.request import (
-    MAX_LENGTH_PENALTY,
     BeamSearch,
     Failure,
     FinishReason,
@@ -193,16 +192,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "field"),
         [
-            ({"beam_search": BeamSearch(0)}, "beam_search.width"),
             ({"beam_search": BeamSearch(9)}, "beam_search.width"),
-            ({"beam_search": BeamSearch(2, math.inf)}, "beam_search.length_penalty"),
-            ({"beam_search": BeamSearch(2, math.nan)}, "beam_search.length_penalty"),
-            ({"beam_search": BeamSearch(2, -10.001)}, "beam_search.length_penalty"),
             ({"beam_search": BeamSearch(8), "stopping": Stopping(4, frozenset(range(600)))}, "stopping.stop_token_ids"),
             ({"samples": ((),) * 3}, "sampling.sample_count"),
             ({"samples": ((5,),)}, "samples"),
-            ({"sampling": Sampling(temperature=0.5)}, "sampling.temperature"),
-            ({"logprobs": 0}, "logprobs"),
             ({"stopping": Stopping(40)}, "stopping.max_tokens"),
         ],
     )
@@ -253,7 +246,7 @@ class TestSearch:
         assert [(answer.token_ids, answer.stop_token) for answer in beams.answers] == [((7, EOS), EOS)]
 
     @pytest.mark.parametrize("length", [1, 2, 3, 4097, 2**31])
-    @pytest.mark.parametrize("length_penalty", [-MAX_LENGTH_PENALTY, -5e-324, 0.0, 0.7, MAX_LENGTH_PENALTY])
+    @pytest.mark.parametrize("length_penalty", [-10.0, -5e-324, 0.0, 0.7, 10.0])
     def test_scores_keep_the_order_of_log_probabilities_at_every_length(
         self, length: int, length_penalty: float
     ) -> None:

@@ -11,14 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.bad_words import BadWords
 from engine.constraint import Constraint, ConstraintState
 from engine.errors import ConstraintFailed, InvalidRequest
 from engine.run.logit_rules import apply_rules
 from engine.schedule.limits import Preemption
 from engine.schedule.request import (
     BeamSearch,
-    Capacity,
     Failure,
     FinishReason,
     LogitRules,
@@ -185,24 +183,6 @@ def test_generated_tokens_that_violate_the_constraint_are_refused(folder: Path, 
         engine.take(Request("r", PROMPT, GREEDY, Stopping(9), samples=((), (350,)), constraint=constraint))
     assert refused.value.field == "samples.generated_token_ids"
     assert engine.scheduler.empty
-
-
-@pytest.mark.parametrize(
-    ("rules", "stopping", "field"),
-    [
-        (LogitRules(allowed_token_ids=(3,)), Stopping(9), "logit_rules.allowed_token_ids"),
-        (LogitRules(bad_words=BadWords(((3, 4),))), Stopping(9), "logit_rules.bad_words"),
-        (LogitRules(), Stopping(9, frozenset({END}), min_tokens=1), "stopping.min_tokens"),
-        (LogitRules(), Stopping(9, ignored_token_ids=frozenset({END})), "stopping.ignore_eos"),
-    ],
-)
-def test_rules_that_could_ban_all_tokens_are_refused(
-    constraint: Constraint, rules: LogitRules, stopping: Stopping, field: str
-) -> None:
-    request = Request("r", PROMPT, GREEDY, stopping, logit_rules=rules, constraint=constraint)
-    with pytest.raises(InvalidRequest, match=f"^{field} cannot be combined with constraint") as refused:
-        Capacity(100, VOCABULARY, 16, 16).check(request)
-    assert refused.value.field == field
 
 
 # Failures

@@ -14,12 +14,17 @@ NOW = 1 << 20  # an exact float, as all multiples of 1/512 below
 END_OF_TEXT = frozenset((1, 2))
 TOKENS = st.integers(-(1 << 31), (1 << 31) - 1)
 COUNTS = st.integers(0, 100)
-NUMBERS = st.floats(width=32, allow_nan=False)
+SCORES = st.integers(0, 20) | st.none()
+NUMBERS = st.floats(-100, 100)
+SHARES = st.floats(1 / 64, 1)
 TIMES = st.integers(0, 1 << 20).map(lambda units: units / 512)
-SAMPLING = st.builds(Sampling, NUMBERS, COUNTS, NUMBERS, NUMBERS, st.integers(0, (1 << 63) - 1))
+SEEDS = st.integers(0, (1 << 63) - 1)
+SAMPLING = st.builds(Sampling, SHARES | st.just(0.0), COUNTS, SHARES, SHARES, SEEDS)
+GREEDY = st.builds(Sampling, st.just(0.0), seed=SEEDS)
+SEARCH = st.builds(BeamSearch, st.integers(1, 128), st.floats(-10, 10), st.booleans())
 RULES = st.builds(
     LogitRules,
-    *(NUMBERS, NUMBERS, NUMBERS),
+    *(SHARES, NUMBERS, NUMBERS),
     st.dictionaries(TOKENS, NUMBERS, max_size=3).map(lambda biases: tuple(sorted(biases.items()))),
     st.lists(TOKENS, max_size=3, unique=True).map(tuple),
     st.builds(BadWords, st.lists(st.lists(TOKENS, max_size=3).map(tuple), max_size=3).map(tuple)),
@@ -31,16 +36,18 @@ def stopping(draw: st.DrawFn) -> Stopping:
     """Stop at the model's end tokens, or ignore them."""
     stops = draw(st.frozensets(st.integers(3, 100), max_size=3))
     ignored = draw(st.sampled_from((frozenset[int](), END_OF_TEXT)))
-    return Stopping(draw(COUNTS), stops | (END_OF_TEXT - ignored), draw(COUNTS), ignored)
+    limit = draw(st.integers(1, 100))
+    return Stopping(limit, stops | (END_OF_TEXT - ignored), draw(st.integers(0, limit)), ignored)
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
     samples = draw(st.lists(st.lists(TOKENS, max_size=3).map(tuple), min_size=1, max_size=4))
+    search = draw(SEARCH | st.none())
     return Request(
         request_id=draw(st.text(st.characters(codec="utf-8"), max_size=20)),
         prompt=tuple(draw(st.lists(TOKENS, max_size=20))),
-        sampling=draw(SAMPLING),
+        sampling=draw(GREEDY if search else SAMPLING),
         stopping=draw(stopping()),
         salt=draw(st.binary(max_size=20)),
         priority=draw(st.integers(-5, 5)),
@@ -48,9 +55,9 @@ def requests(draw: st.DrawFn) -> Request:
         samples=tuple(samples),
         deadline=draw(TIMES.map(lambda seconds: NOW + seconds) | st.none()),
         logit_rules=draw(RULES),
-        logprobs=draw(COUNTS | st.none()),
-        prompt_logprobs=draw(COUNTS | st.none()),
-        beam_search=draw(st.builds(BeamSearch, COUNTS, NUMBERS, st.booleans()) | st.none()),
+        logprobs=None if search else draw(SCORES),
+        prompt_logprobs=draw(SCORES),
+        beam_search=search,
         ended=draw(st.frozensets(st.integers(0, len(samples) - 1))),
         isolated=draw(st.booleans()),
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.field_names import ConstraintTools
-from services.gateway.parameters import check_alone
 from services.runtime.errors import InvalidField
+from services.wire.field_rules import check_alone
 
 _KINDS = ("json_schema", "regex", "json_object")
 _SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
@@ -97,6 +97,6 @@ def check_tool_choice(
         raise InvalidField(f"tool_choice {fault}", "tool_choice")
     if request.HasField("constraint"):
         raise InvalidField(f"tool_choice cannot be combined with {names['constraint']}", "tool_choice")
-    check_alone(request, "tool_choice")
+    check_alone(request, "constraint", "tool_choice", InvalidField)
     names |= {"constraint": "tools", "constraint.json_schema": "tools", "constraint.tool_calls": "tools"}
     return ConstraintTools(callable_tools, one=choice != "required")

@@ -5,21 +5,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.gateway.http.openai.declared_fields import HTTP_NAMES
+
 # Paths whose name in the HTTP API differs.
-_NAMES = {
-    "sampling.sample_count": "n",
+_NAMES = HTTP_NAMES | {
     "sampling": "",
     "logit_rules": "",
-    "beam_search.width": "best_of",
     "beam_search": "use_beam_search",
-    "beam_search.length_penalty": "length_penalty",
-    "beam_search.early_stopping": "early_stopping",
-    "stopping.stop_strings": "stop",
-    "stopping.include_stop": "include_stop_str_in_output",
     "stopping": "",
-    "output.special_tokens": "skip_special_tokens",
     "output": "",
-    "cache.salt": "cache_salt",
     "prompt.text": "prompt",
     "prompt.token_ids.ids": "prompt",
     "prompt.token_ids": "prompt",

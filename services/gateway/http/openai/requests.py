@@ -5,15 +5,18 @@ Unknown fields are rejected by name. Unsupported fields that could change the ou
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WrapValidator, model_validator
+from google.protobuf.descriptor import FieldDescriptor
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator, create_model, model_validator
+
+from services.gateway.http.openai.declared_fields import DECLARED
+from services.wire.field_rules import DeclaredField
 
 T = TypeVar("T")
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 # Validation ends at the first error: a body has room for a million, and each costs microseconds.
 Items = Annotated[list[T], Field(fail_fast=True)]
 Tokens = Items[Int32]
@@ -90,55 +93,51 @@ class StructuredOutputs(StrictBody):
     json_object: bool | None = Field(None, description="The output is any JSON object.")
 
 
-class GenerationRequest(StrictBody):
-    """Fields common to completions and chats."""
+_TYPES: dict[int, Any] = {
+    FieldDescriptor.TYPE_DOUBLE: Real,
+    FieldDescriptor.TYPE_INT32: Int32,
+    FieldDescriptor.TYPE_INT64: Int64,
+    FieldDescriptor.TYPE_BOOL: bool,
+    FieldDescriptor.TYPE_STRING: str,
+}
+
+
+def _schema_of(field: DeclaredField) -> tuple[Any, Any]:
+    """Return type and description of a field that the contract declares."""
+    kind = _TYPES[field.value_type]
+    if field.is_map or field.descriptor.is_repeated:
+        kind = (Members if field.is_map else Items)[kind]
+    return kind | None, Field(None, description=field.described())
+
+
+if TYPE_CHECKING:
+
+    class DeclaredFields(StrictBody):
+        """The fields of the contract that code reads by name."""
+
+        n: int | None
+        prompt_logprobs: int | None
+        return_token_ids: bool | None
+        stop_token_ids: list[int] | None
+
+else:
+    _SCHEMAS = {name: _schema_of(path.field) for name, path in DECLARED.items()}
+    DeclaredFields = create_model("DeclaredFields", __base__=StrictBody, **_SCHEMAS)
+
+
+class GenerationRequest(DeclaredFields):
+    """Fields common to completions and chats: those that the contract declares, and others."""
 
     model: str = Field("", description="Name of a served model. Default: the only served model.")
-    temperature: Real | None = Field(None, description="Divides the logits; 0 is greedy decoding. Default 1.")
-    top_p: Real | None = Field(
-        None, description="Sample from the most likely tokens up to this total probability. Default 1."
-    )
-    n: Int32 | None = Field(None, description="Number of choices for each prompt. Default 1.")
-    seed: Int64 | None = Field(None, description="Seed of the sampling; the same seed gives the same random numbers.")
     stop: str | Items[str] | None = Field(None, description="Stop strings, at most 64.")
-    presence_penalty: Real | None = Field(
-        None, description="Subtracted from the logits of generated tokens. Default 0."
-    )
-    frequency_penalty: Real | None = Field(
-        None, description="Subtracted once for each time a token was generated. Default 0."
-    )
-    logit_bias: Members[Real] | None = Field(None, description="Added to the logits, by token id.")
     stream: bool | None = Field(None, description="Respond with server-sent events. Default false.")
     stream_options: StreamOptions | None = Field(None, description="Options with `stream`.")
     response_format: ResponseFormat | None = Field(None, description="The format of the output.")
 
-    top_k: TopK | None = Field(None, description="Sample from the k most likely tokens; 0 and -1 mean all tokens.")
-    min_p: Real | None = Field(None, description="Minimum probability of a token, relative to the most likely one.")
-    repetition_penalty: Real | None = Field(
-        None, description="Above 1, tokens that occurred before are less likely. Default 1."
-    )
-    min_tokens: Int32 | None = Field(None, description="Minimum number of tokens to generate. Default 0.")
-    stop_token_ids: Tokens | None = Field(None, description="Stop tokens.")
-    include_stop_str_in_output: bool | None = Field(
-        None, description="Include the stop string or token in the output. Default false."
-    )
-    ignore_eos: bool | None = Field(
-        None, description="Continue after the model's end-of-sequence token. Default false."
-    )
     skip_special_tokens: bool | None = Field(None, description="Remove special tokens from the output. Default true.")
     spaces_between_special_tokens: Literal[True] | None = Field(None, description="Only true is supported.")
     allowed_token_ids: Annotated[Tokens, Field(min_length=1)] | None = Field(
         None, description="Sample only from these tokens."
-    )
-    bad_words: Items[str] | None = Field(None, description="Texts that are not generated, at most 256.")
-    truncate_prompt_tokens: Int32 | None = Field(
-        None, description="Keep only the last tokens of the prompt, at most this many; -1: as many as fit the context."
-    )
-    return_token_ids: bool | None = Field(
-        None, description="Return the token ids of the prompt and of each choice. Default false."
-    )
-    prompt_logprobs: Int32 | None = Field(
-        None, description="Number of most likely tokens to return for each token of the prompt, 0 to 20."
     )
     use_beam_search: bool | None = Field(None, description="Use beam search instead of sampling. Default false.")
     best_of: Int32 | None = Field(
@@ -154,8 +153,6 @@ class GenerationRequest(StrictBody):
     guided_regex: str | None = Field(None, description="Same as `structured_outputs.regex`.")
     guided_choice: Items[str] | None = Field(None, description="Same as `structured_outputs.choice`.")
     structured_outputs: StructuredOutputs | None = Field(None, description="The format of the output.")
-    cache_salt: str | None = Field(None, description="Share cached prefixes only with requests of the same salt.")
-    priority: Int32 | None = Field(None, description="Priority; smaller values are scheduled first. Default 0.")
     request_id: str | None = Field(None, description="Id of the request; same as the header X-Request-Id.")
     timeout: Real | None = Field(None, description="Deadline in seconds, from arrival to the last token.")
 

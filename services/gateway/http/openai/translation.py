@@ -1,6 +1,7 @@
 """Translates OpenAI's request bodies to the gateway's GenerateRequest."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,14 @@ from google.protobuf.duration_pb2 import Duration
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.constraints import check_tool_choice, constraint_of
+from services.gateway.http.openai.declared_fields import DECLARED, set_declared
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.messages import chat
-from services.gateway.parameters import MAX_TIMEOUT_SECONDS, new_request_id
+from services.gateway.parameters import new_request_id
 from services.runtime.errors import InvalidField, UnsupportedField
 from services.runtime.http.validation import shown
 from services.wire.duration import duration
+from services.wire.field_rules import declared_fields
 
 CHAT_ID_PREFIX = "chatcmpl-"
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -22,6 +25,7 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _PROMPT = dict.fromkeys(("prompt", "prompt.token_ids", "prompt.token_ids.ids"), "messages")
 _ALL = -1  # vLLM's value of top_k for all tokens
 _LAST_ID = 2**31 - 1
+_TIMEOUT = declared_fields(gateway_pb2.GenerateRequest.DESCRIPTOR)["timeout"]
 # Without leading zeros: "5" and "05" would be two biases of one token.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _REQUEST_ID = re.compile(r"[!-~]{1,100}")
@@ -81,50 +85,38 @@ def _common(body: requests.GenerationRequest) -> tuple[gateway_pb2.GenerateReque
     names = {"stopping.stop_strings[0]": "stop"} if isinstance(body.stop, str) else {}
     request = gateway_pb2.GenerateRequest(
         model=body.model,
-        sampling=_sampling(body),
-        logit_rules=_logit_rules(body),
         beam_search=_beam_search(body),
         constraint=constraint_of(body, names),
-        stopping=_stopping(body),
-        output=gateway_pb2.OutputOptions(
-            prompt_logprobs=body.prompt_logprobs,
-            special_tokens=None if body.skip_special_tokens is None else not body.skip_special_tokens,
-            prompt_token_ids=body.return_token_ids,
-        ),
-        cache=gateway_pb2.CacheOptions(salt=body.cache_salt or ""),
-        priority=body.priority,
         timeout=_timeout(body.timeout),
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
+    set_declared(request, {name: getattr(body, name) for name in DECLARED} | _converted(body))
     return request, names
 
 
-def _sampling(body: requests.GenerationRequest) -> decoding_pb2.Sampling:
-    return decoding_pb2.Sampling(
-        temperature=body.temperature,
-        top_k=0 if body.top_k == _ALL else body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        seed=body.seed,
-        sample_count=body.n,
-    )
-
-
-def _logit_rules(body: requests.GenerationRequest) -> decoding_pb2.LogitRules:
-    return decoding_pb2.LogitRules(
-        repetition_penalty=body.repetition_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        logit_bias={_token_id(token): bias for token, bias in (body.logit_bias or {}).items()},
-        allowed_token_ids=body.allowed_token_ids,
-        bad_words=body.bad_words,
-    )
+def _converted(body: requests.GenerationRequest) -> dict[str, Any]:
+    """Convert the values that HTTP writes otherwise than the contract."""
+    given = {name: getattr(body, name) for name in _CONVERSIONS}
+    return {name: _CONVERSIONS[name](value) for name, value in given.items() if value is not None}
 
 
 def _token_id(key: str) -> int:
     if not _TOKEN_ID.fullmatch(key) or int(key) > _LAST_ID:
         raise InvalidField(f"logit_bias must have token ids as keys, not {key[:40]!r}", "logit_bias")
     return int(key)
+
+
+def _top_k(given: int) -> int:
+    if given < _ALL:
+        raise InvalidField(f"top_k must be at least {_ALL}, not {given}", "top_k")
+    return max(0, given)
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "stop": lambda stop: [stop] if isinstance(stop, str) else stop,
+    "skip_special_tokens": lambda skip: not skip,
+    "top_k": _top_k,
+    "logit_bias": lambda biases: {_token_id(token): bias for token, bias in biases.items()},
+}
 
 
 def _beam_search(body: requests.GenerationRequest) -> decoding_pb2.BeamSearch | None:
@@ -143,16 +135,6 @@ def _beam_search(body: requests.GenerationRequest) -> decoding_pb2.BeamSearch | 
     return None
 
 
-def _stopping(body: requests.GenerationRequest) -> decoding_pb2.Stopping:
-    return decoding_pb2.Stopping(
-        min_tokens=body.min_tokens,
-        stop_strings=[body.stop] if isinstance(body.stop, str) else body.stop,
-        stop_token_ids=body.stop_token_ids,
-        include_stop=body.include_stop_str_in_output,
-        ignore_eos=body.ignore_eos,
-    )
-
-
 def _limit_chat(
     request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
 ) -> None:
@@ -168,8 +150,8 @@ def _limit_chat(
 def _timeout(seconds: float | None) -> Duration | None:
     if seconds is None:
         return None
-    if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
-        raise InvalidField(f"timeout must be above 0 and at most {MAX_TIMEOUT_SECONDS}, not {seconds}", "timeout")
+    if not _TIMEOUT.holds(seconds):
+        raise InvalidField(f"timeout must be {_TIMEOUT.bounds()}, not {seconds}", "timeout")
     return duration(seconds)
 
 

@@ -1,0 +1,83 @@
+"""Tables of a request's fields, for the pages of the APIs, from the rules in the protos."""
+
+from collections.abc import Iterator
+
+from quire.v1 import gateway_pb2
+from services.gateway.http.openai.declared_fields import DECLARED, HTTP_NAMES
+from services.wire.field_rules import DeclaredField, field_paths, shown
+
+
+def grpc_table() -> str:
+    """Return the table of all fields with rules: their names in gRPC and HTTP, ranges, defaults and meanings."""
+    rows = (
+        (_name(path.text), _range(path.field), _default(path.field), _meaning(path.field))
+        for path in field_paths(gateway_pb2.GenerateRequest.DESCRIPTOR)
+    )
+    return _table(("field", "range", "default", "meaning"), rows)
+
+
+def http_table() -> str:
+    """Return the table of the fields that HTTP has beyond OpenAI's, under vLLM's names."""
+    rows = (
+        (f"`{name}`", _range(path.field).replace("stopping.", ""), _meaning(path.field))
+        for name, path in DECLARED.items()
+        if not path.field.rules.openai
+    )
+    return _table(("field", "range", "meaning"), rows)
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    rule = f"|{'---|' * len(head)}"
+    lines = [" ".join(f"| {cell}" if cell else "|" for cell in line) + " |" for line in (head, *rows)]
+    return "\n".join([lines[0], rule, *lines[1:], ""])
+
+
+def _name(path: str) -> str:
+    own = path.rsplit(".", 1)[-1]
+    http = HTTP_NAMES.get(path, own)
+    return f"`{path}`" if http == own else f"`{path}` (`{http}`)"
+
+
+def _range(field: DeclaredField) -> str:
+    rules = field.rules
+    size = f"{rules.min_bytes} to {rules.max_bytes} bytes" if rules.min_bytes else f"at most {rules.max_bytes} bytes"
+    parts = [
+        f"at most {rules.max_entries}" * rules.HasField("max_entries"),
+        size * rules.HasField("max_bytes"),
+        "not empty" * (rules.min_entries == 1 or (rules.min_bytes == 1 and not rules.HasField("max_bytes"))),
+        _bounds(field),
+        f"at most `{rules.at_most}`" * bool(rules.at_most),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _bounds(field: DeclaredField) -> str:
+    """Shorten the sentence that errors have."""
+    bounds = (
+        field.bounds().removeprefix("a ").replace("finite number of", "finite,").replace("finite number ", "finite, ")
+    )
+    if bounds.startswith("between "):
+        bounds = bounds.removeprefix("between ").replace(" and ", " to ")
+    return "finite" if bounds == "finite number" else bounds
+
+
+def _default(field: DeclaredField) -> str:
+    if field.default is None:
+        return ""
+    return str(field.default).lower() if isinstance(field.default, bool) else shown(field.default)
+
+
+def _meaning(field: DeclaredField) -> str:
+    rules = field.rules
+    clamps = [f"at least {_power(rules.clamp_min)}"] * rules.HasField("clamp_min")
+    clamps += [f"at most {_power(rules.clamp_max)}"] * rules.HasField("clamp_max")
+    sentences = [rules.summary, f"Counts as {' and '.join(clamps)}." if clamps else "", _sentence(rules.remark)]
+    return " ".join(one for one in sentences if one)
+
+
+def _power(number: float) -> str:
+    return f"{number:g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}." if text else ""
