@@ -166,7 +166,7 @@ proto: .venv/installed ## generate the Python code of protos/
 dashboards: .venv/installed ## generate the Grafana dashboards
 	$(BIN)/python -m deploy.grafana $(DASHBOARDS)
 
-chart: .venv/installed ## generate schema, README and rules of the Helm chart
+chart: .venv/installed ## generate schema, README and rules of the Helm chart, and variables of compose
 	$(BIN)/python helm/generate.py
 
 rules: .venv/installed ## generate Prometheus' rules; then run make chart

@@ -198,6 +198,28 @@ def fractions(schema: Schema) -> dict[str, dict[str, Schema]]:
     }
 
 
+def requirements() -> list[dict[str, Any]]:
+    """Return what settings of an engine require of each other. A text compares values, but for fractions."""
+    fields = {field.name: field for field in dataclasses.fields(EngineSettings)}
+    return [
+        {
+            "name": name,
+            "default": field.default,
+            "of": [str(value) for value in one.of],
+            "where": dict(one.where),
+            "other": one.other,
+            "otherDefault": fields[one.other].default,
+            "among": [str(value) for value in one.among],
+            "without": [str(value) for value in one.without],
+            "most": one.most,
+            "permitted": one.permitted(),
+            "because": one.because,
+        }
+        for name, field in fields.items()
+        for one in field.metadata["requires"]
+    ]
+
+
 def _bounds_of_fraction(schema: Schema) -> Schema:
     if schema["type"] != _FRACTION["type"]:
         return {}

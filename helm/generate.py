@@ -1,6 +1,7 @@
-"""Writes the chart's generated files: values.schema.json, fractions.json, README.md, and Prometheus' rules.
+"""Writes the chart's generated files: values.schema.json, fractions.json, requirements.json, README.md, and rules.
 
-Also sets the version of `pyproject.toml` in Chart.yaml and in the values of ci/.
+Also sets the version of `pyproject.toml` in Chart.yaml and in the values of ci/, and writes the variables that docker
+compose passes on, because both deployments pass the same settings.
 
 `--check` writes nothing and exits with 1 if a file is stale.
 """
@@ -17,13 +18,15 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chart_readme import readme_of
-from chart_schema import fractions, schema_of
+from chart_schema import SETTINGS, fractions, requirements, schema_of
 from chart_values import values_of
+from compose_variables import variables_of
 
 from deploy.prometheus.rules import chart_rules
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "quire"
+COMPOSE = ROOT / "deploy" / "compose" / "settings"
 
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 # Of the chart, of the application in it, of a tag of the image, and of the image.
@@ -63,7 +66,9 @@ def generated() -> dict[Path, str]:
         **{path: _VERSIONED.sub(rf"\g<1>{VERSION}", path.read_text()) for path in versioned},
         CHART / "values.schema.json": json.dumps(schema, indent=2) + "\n",
         CHART / "fractions.json": json.dumps(fractions(schema), indent=2) + "\n",
+        CHART / "requirements.json": json.dumps(requirements(), indent=2) + "\n",
         CHART / "README.md": readme_of(about, values),
+        **{COMPOSE / f"{service}.env": variables_of(service, settings) for service, settings in SETTINGS.items()},
         **{CHART / "rules" / name: text for name, text in chart_rules().items()},
     }
 

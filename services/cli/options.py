@@ -68,14 +68,22 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
     return decorate
 
 
-def options_of(settings_type: type, leave_out: Iterable[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+def options_of(
+    settings_type: type,
+    leave_out: Iterable[str] = (),
+    variables: Mapping[str, list[str]] | None = None,
+    **defaults: Any,
+) -> Callable[[Command], Command]:
     """Add an option for each field: `--block-size` for `block_size`, `--insecure` and `--no-insecure` for a bool.
 
+    `variables` has environment variables by field, in place of the command's own; the first one that is set counts.
     `defaults` has defaults by field, in place of the fields' own.
     """
-    left_out = set(leave_out)
+    left_out, named = set(leave_out), variables or {}
     fields = [field for field in dataclasses.fields(settings_type) if field.name not in left_out]
-    return together(*(_option(field, defaults.get(field.name, field.default)) for field in fields))
+    return together(
+        *(_option(field, defaults.get(field.name, field.default), named.get(field.name)) for field in fields)
+    )
 
 
 def settings_from(settings_type: type[Settings], values: dict[str, Any]) -> Settings:
@@ -112,14 +120,15 @@ def unused_variables(
 ) -> Iterator[str]:
     """Yield a sentence for each variable that `warn_of_unused_variables` reports."""
     prefix = f"{context.auto_envvar_prefix}_"
-    named = [option.envvar for option in context.command.params if isinstance(option.envvar, str)]
-    read = {f"{prefix}{option.name}".upper() for option in context.command.params} | set(named)
+    named = [[option.envvar] if isinstance(option.envvar, str) else option.envvar for option in context.command.params]
+    read = {f"{prefix}{option.name}".upper() for option in context.command.params}
+    read.update(name for names in named for name in names or ())
     for name in sorted(environ):
         if name.startswith(prefix) and name not in read:
             yield f"{name} is ignored: `{context.command_path}` has no such option"
         for other in (*others, *starts):
             foreign = f"QUIRE_{other.upper()}_"
-            if not name.startswith(foreign):
+            if not name.startswith(foreign) or name in read:
                 continue
             if (right := prefix + name.removeprefix(foreign)) in read:
                 yield f"{name} is ignored: `{context.command_path}` reads {right}"
@@ -136,11 +145,11 @@ def arguments_of(settings: Any) -> list[str]:
     return arguments
 
 
-def _option(field: "dataclasses.Field[Any]", default: Any) -> Callable[[Command], Command]:
+def _option(field: "dataclasses.Field[Any]", default: Any, variables: list[str] | None) -> Callable[[Command], Command]:
     choices = field.metadata["choices"]
     if isinstance(field.default, bool):
         switches = "/".join(_switch(field.name, on=on) for on in (True, False))
-        return click.option(switches, field.name, default=default, help=field.metadata["meaning"])
+        return click.option(switches, field.name, default=default, help=field.metadata["meaning"], envvar=variables)
     return click.option(
         _flag(field.name),
         field.name,
@@ -148,6 +157,7 @@ def _option(field: "dataclasses.Field[Any]", default: Any) -> Callable[[Command]
         default=default,
         show_default=default != "",
         help=field.metadata["meaning"],
+        envvar=variables,
     )
 
 

@@ -10,12 +10,15 @@ from services.runtime import exposure
 from services.runtime.addresses import check_listen_address, check_server_address, check_url
 from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
-from services.runtime.settings import InvalidSetting, check, setting
+from services.runtime.settings import InvalidSetting, Requires, check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
 
 MAX_RANKS = 64
 # Attention backends whose KV cache may have 8 bits.
 CODED_BACKENDS = ("torch", "cpu")
+PACKED = ("int8", "int4")
+ONLY_CPU = "only the CPU's kernels run these weights"
+RUNS_AHEAD = "steps of a GPU run ahead of their tokens"
 # Defaults by device. On a GPU a step of 2,048 tokens of Llama-3-8B computes some 40 ms, within the 100 ms of the alerts
 # for the next token, and reads the weights and the cache of decoding sequences a quarter as often as one of 512. From
 # some 250 sequences on (184 on an H200), products are bound by arithmetic, so more of them gain little.
@@ -53,18 +56,34 @@ class EngineSettings:
         "Type of the KV cache: auto, that of --dtype; int8, with a scale for each token and head, takes about half the "
         "memory of bfloat16 (CPU, and the backend torch).",
         choices=("auto", "int8"),
+        requires=(
+            Requires("tensor_parallel", most=1),
+            Requires("attention_backend", among=("auto", *CODED_BACKENDS), because="the others read no such cache"),
+            Requires("attention_backend", among=("torch",), where={"device": "cuda"}),
+        ),
     )
     weights: str = setting(
         "auto",
         "Format of the weights: auto, as the files have them; bf16; int8 or int4, to which they are quantized at the "
         "start. Quantized weights are for CPUs: elsewhere, and with other types than bfloat16, auto dequantizes them.",
         choices=("auto", "bf16", "int8", "int4"),
+        requires=(
+            Requires("dtype", among=("auto", "bfloat16")),
+            Requires("device", among=("auto", "cpu"), of=PACKED, because=ONLY_CPU),
+            Requires("attention_backend", among=("auto", "cpu"), of=PACKED, because=ONLY_CPU),
+            Requires("tensor_parallel", most=1, of=PACKED),
+        ),
     )
     attention_backend: str = setting(
         "auto",
         "Attention kernels: torch, its operators; cpu, compiled at the first start; triton, for GPUs; flex, by "
         "torch.compile in the first steps. auto uses the fastest.",
         choices=("auto", "torch", "cpu", "triton", "flex"),
+        requires=(
+            Requires("device", without=("cpu",), of=("triton",)),
+            Requires("device", without=("cuda",), of=("cpu",)),
+            Requires("tensor_parallel", most=1, of=("flex",)),
+        ),
     )
     kernels_folder: str = setting("", "Folder for compiled kernels. Empty: beside the downloaded models.")
     block_size: int = setting(16, "Tokens per KV block.", least=1, most=4096)
@@ -82,6 +101,12 @@ class EngineSettings:
         "Fraction of a GPU's memory for weights, a step and the pool, unless --device-blocks or --cache-mib is given.",
         least=0.01,
         most=1,
+        requires=(
+            Requires("device", without=("cpu",), because="the pool of a CPU has cache_mib"),
+            Requires("device_blocks", among=(0,), because="give one of them"),
+            Requires("cache_mib", among=(0,), because="give one of them"),
+            Requires("attention_backend", without=("flex",), because="its pool has cache_mib"),
+        ),
     )
     host_blocks: int = setting(
         0,
@@ -150,6 +175,11 @@ class EngineSettings:
         "CPUs only. 0: none.",
         least=0,
         most=MAX_PROPOSED_TOKENS,
+        requires=(
+            Requires("tensor_parallel", most=1, because="ranks verify no proposals"),
+            Requires("device", without=("cuda",), because=RUNS_AHEAD),
+            Requires("attention_backend", without=("triton",), because=RUNS_AHEAD),
+        ),
     )
     json_blanks: int = setting(
         1,
@@ -201,11 +231,6 @@ class EngineSettings:
         check(self)
         exposure.check_tls(self, links=("kvmanager",))
         self._check_names()
-        self._check_weights()
-        self._check_kv_dtype()
-        self._check_pool()
-        self._check_speculation()
-        self._check_backend()
         try:
             self.limits()
         except ValueError as error:
@@ -219,66 +244,6 @@ class EngineSettings:
                 raise InvalidSetting(f"{field} must have at most {MAX_NAME_LENGTH} characters, not {len(name)}")
             if not name.isprintable():
                 raise InvalidSetting(f"{field} must be printable text, not {name!r}")
-
-    def _check_weights(self) -> None:
-        """Check that no other setting excludes the format of the weights."""
-        if self.weights == "auto":
-            return
-        given = f"weights is {self.weights!r}"
-        if self.dtype not in ("auto", "bfloat16"):
-            raise InvalidSetting(f"{given}, but dtype is {self.dtype!r}: it must be auto or bfloat16")
-        if self.weights == "bf16":
-            return
-        for name, permitted in (("device", ("auto", "cpu")), ("attention_backend", ("auto", "cpu"))):
-            if (value := getattr(self, name)) not in permitted:
-                raise InvalidSetting(f"{given}, which only the CPU's kernels run, but {name} is {value!r}")
-        if self.tensor_parallel > 1:
-            raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1")
-
-    def _check_kv_dtype(self) -> None:
-        """Check that no other setting excludes the type of the KV cache. `auto` may be a backend that has codes."""
-        if self.kv_dtype == "auto":
-            return
-        given = f"kv_dtype is {self.kv_dtype!r}"
-        if self.tensor_parallel > 1:
-            raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1, not {self.tensor_parallel}")
-        if self.attention_backend not in ("auto", *CODED_BACKENDS):
-            raise InvalidSetting(
-                f"{given}, which attention_backend {self.attention_backend!r} does not support: use torch"
-            )
-
-    def _check_pool(self) -> None:
-        """Check that no setting of the pool's size excludes another."""
-        if self.gpu_memory_utilization == GPU_MEMORY_UTILIZATION:
-            return
-        given = f"gpu_memory_utilization is {self.gpu_memory_utilization}"
-        if self.device == "cpu":
-            raise InvalidSetting(f"{given}, but the device is a CPU, whose pool has cache_mib")
-        for name in ("device_blocks", "cache_mib"):
-            if value := getattr(self, name):
-                raise InvalidSetting(f"{given}, but {name} is {value}: give one of them")
-        if self.attention_backend == "flex":
-            raise InvalidSetting(f"{given}, but attention_backend is 'flex', whose pool has cache_mib")
-
-    def _check_speculation(self) -> None:
-        """Check that nothing is proposed where steps do not wait for the tokens of the step before."""
-        if not self.speculate_ngram:
-            return
-        given = f"speculate_ngram is {self.speculate_ngram}"
-        if self.tensor_parallel > 1:
-            raise InvalidSetting(f"{given}, but tensor_parallel is {self.tensor_parallel}: ranks verify no proposals")
-        if self.device == "cuda" or self.attention_backend == "triton":
-            raise InvalidSetting(f"{given}, but the device is a GPU, whose steps run ahead of their tokens")
-
-    def _check_backend(self) -> None:
-        """Check what would otherwise be refused only after a model is loaded."""
-        given = f"attention_backend is {self.attention_backend!r}"
-        if self.attention_backend == "triton" and self.device == "cpu":
-            raise InvalidSetting(f"{given}, but the device is a CPU")
-        if self.attention_backend == "cpu" and self.device == "cuda":
-            raise InvalidSetting(f"{given}, but the device is a GPU")
-        if self.attention_backend == "flex" and self.tensor_parallel > 1:
-            raise InvalidSetting(f"{given}, which requires a tensor_parallel of 1")
 
     def for_device(self, *, on_gpu: bool) -> "EngineSettings":
         """Return the settings with the device's defaults. On a GPU, a pool without a size (0) is to be measured.

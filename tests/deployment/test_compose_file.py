@@ -26,6 +26,10 @@ SETTINGS = {"KVMANAGER": KVManagerSettings, "ENGINE": EngineSettings, "GATEWAY":
 VARIABLE = re.compile(r"\$\{([A-Z_]+):?-([^}]*)\}")
 PORTS = {"QUIRE_GRPC_PORT": 50051, "QUIRE_HTTP_PORT": 8000, "QUIRE_MAP_PORT": 8053}
 PORTS |= {"QUIRE_PROMETHEUS_PORT": 9090, "QUIRE_GRAFANA_PORT": 3000}
+# Settings that the image sets, that switches set, or that are files, which a container does not have.
+CHOSEN_OTHERWISE = {"log_format", "insecure", "engine_id", "pinned_prompts", "api_keys"}
+CHOSEN_OTHERWISE |= {f"tls_{name}" for name in ("certificate", "key", "client_ca")}
+CHOSEN_OTHERWISE |= {f"link_{name}" for name in ("ca", "certificate", "key", "server_name")}
 SWITCHES = {"QUIRE_TLS": "deploy/compose/tls", "QUIRE_API_KEYS": "deploy/compose/api_keys"}
 
 
@@ -146,14 +150,17 @@ def test_variables_have_the_same_defaults_in_the_file_of_variables() -> None:
     assert {name: value for name, value in found.items() if name.startswith("QUIRE_")} == listed
 
 
-@pytest.mark.parametrize("setting", ["speculate_ngram", "kv_dtype", "weights"])
-def test_settings_of_engines_on_a_cpu_are_variables_of_their_profile_alone(setting: str) -> None:
-    variable, name = f"QUIRE_{setting.upper()}", f"QUIRE_ENGINE_{setting.upper()}"
-    default = EngineSettings.__dataclass_fields__[setting].default
-    assert FILE["services"]["engine"]["environment"][name] == f"${{{variable}:-{default}}}"
-    assert variables_of(ROOT / ".env")[variable] == str(default)
-    assert f"| `{variable}` |" in (ROOT / "docs" / "deploy.md").read_text()
-    assert not any(name in FILE["services"][other].get("environment", {}) for other in ("engine-gpu", "engine-ranks"))
+@pytest.mark.parametrize("service", ["kvmanager", "engine", "engine-ranks", "engine-gpu", "gateway"])
+def test_every_setting_of_a_service_is_a_variable(service: str) -> None:
+    """Files of switches come after that of settings, where a name without a value would unset theirs."""
+    kind, container = service.split("-")[0], FILE["services"][service]
+    settings, *switches = container["env_file"]
+    assert settings == f"deploy/compose/settings/{kind}.env"
+    assert all("${QUIRE_" in one for one in switches)
+    passed = {line for line in (ROOT / settings).read_text().splitlines() if not line.startswith("#")}
+    fixed = {"listen", "http_listen", "map_listen", "kvmanager", "engines", "model"} | CHOSEN_OTHERWISE
+    names = {field.name for field in dataclasses.fields(SETTINGS[kind.upper()])} - fixed
+    assert passed == {f"QUIRE_{kind.upper()}_{name.upper()}" for name in names}
 
 
 def test_cpu_and_gpu_engines_share_a_service_name_and_never_start_together() -> None:

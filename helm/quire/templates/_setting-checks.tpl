@@ -1,61 +1,26 @@
-{{/* Settings of an engine that exclude each other: it would refuse them at each start (services/engine/settings.py). */}}
+{{/*
+What settings of an engine require of each other, by requirements.json, which is made of services/engine/settings.py: the
+engine would refuse them at each start.
+*/}}
 {{- define "quire.settingFaults" -}}
+{{- $requirements := .Files.Get "requirements.json" | fromJsonArray }}
 {{- range include "quire.engines" . | fromJsonArray }}
 {{- $key := printf "%s.settings" (include "quire.engineKey" .) }}
 {{- $settings := .values.settings }}
-{{- $device := dig "device" "auto" $settings }}
-{{- $backend := dig "attention_backend" "auto" $settings }}
-{{- $ranks := dig "tensor_parallel" 1 $settings | int }}
-{{- $share := dig "gpu_memory_utilization" 0.9 $settings | float64 }}
-{{- if ne $share 0.9 }}
-{{- $given := printf "%s.gpu_memory_utilization is %v" $key $share }}
-{{- if eq $device "cpu" }}
-{{ $given }}, but {{ $key }}.device is cpu: the pool of a CPU has cache_mib
+{{- range $one := $requirements }}
+{{- $value := dig $one.name $one.default $settings }}
+{{- $other := dig $one.other $one.otherDefault $settings }}
+{{- $differs := ternary (ne (float64 $value) (float64 $one.default)) (ne (toString $value) (toString $one.default)) (kindIs "float64" $one.default) }}
+{{- $concerned := ternary (has (toString $value) $one.of) $differs (gt (len $one.of) 0) }}
+{{- $beside := printf "with %s.%s %v" $key $one.name $value }}
+{{- range $name, $wanted := $one.where }}
+{{- $concerned = and $concerned (eq (dig $name "" $settings) $wanted) }}
+{{- $beside = printf "%s and %s.%s %s" $beside $key $name $wanted }}
 {{- end }}
-{{- range $name := list "device_blocks" "cache_mib" }}
-{{- with dig $name 0 $settings | int }}
-{{ $given }}, but {{ $key }}.{{ $name }} is {{ . }}: give one of them
-{{- end }}
-{{- end }}
-{{- if eq $backend "flex" }}
-{{ $given }}, but {{ $key }}.attention_backend is flex, whose pool has cache_mib
-{{- end }}
-{{- end }}
-{{- $excluded := get (dict "triton" "cpu" "cpu" "cuda") $backend }}
-{{- if and $excluded (eq $device $excluded) }}
-{{ $key }}.attention_backend is {{ $backend }}, but {{ $key }}.device is {{ $device }}
-{{- end }}
-{{- if and (eq $backend "flex") (gt $ranks 1) }}
-{{ $key }}.attention_backend is flex, which requires a tensor_parallel of 1
-{{- end }}
-{{- $kvDtype := dig "kv_dtype" "auto" $settings }}
-{{- if ne $kvDtype "auto" }}
-{{- if gt $ranks 1 }}
-{{ $key }}.kv_dtype is {{ $kvDtype }}, which requires a tensor_parallel of 1
-{{- end }}
-{{- if or (has $backend (list "flex" "triton")) (and (eq $device "cuda") (eq $backend "auto")) }}
-{{ $key }}.kv_dtype is {{ $kvDtype }}, which {{ $key }}.attention_backend {{ $backend }} does not support{{ if eq $device "cuda" }} on a GPU{{ end }}: use torch
-{{- end }}
-{{- end }}
-{{- $weights := dig "weights" "auto" $settings }}
-{{- if and (ne $weights "auto") (not (has (dig "dtype" "auto" $settings) (list "auto" "bfloat16"))) }}
-{{ $key }}.weights is {{ $weights }}, but {{ $key }}.dtype is {{ $settings.dtype }}: it must be auto or bfloat16
-{{- else if has $weights (list "int8" "int4") }}
-{{- if eq $device "cuda" }}
-{{ $key }}.weights is {{ $weights }}, which only the CPU's kernels run, but {{ $key }}.device is cuda
-{{- else if not (has $backend (list "auto" "cpu")) }}
-{{ $key }}.weights is {{ $weights }}, which only the CPU's kernels run, but {{ $key }}.attention_backend is {{ $backend }}
-{{- else if gt $ranks 1 }}
-{{ $key }}.weights is {{ $weights }}, which requires a tensor_parallel of 1
-{{- end }}
-{{- end }}
-{{- with dig "speculate_ngram" 0 $settings | int }}
-{{- if gt $ranks 1 }}
-{{ $key }}.speculate_ngram is {{ . }}, but {{ $key }}.tensor_parallel is {{ $ranks }}: ranks verify no proposals
-{{- else if eq $device "cuda" }}
-{{ $key }}.speculate_ngram is {{ . }}, but {{ $key }}.device is cuda: steps of a GPU run ahead of their tokens
-{{- else if eq $backend "triton" }}
-{{ $key }}.speculate_ngram is {{ . }}, but {{ $key }}.attention_backend is triton: steps of a GPU run ahead of their tokens
+{{- $among := or (not $one.among) (has (toString $other) $one.among) }}
+{{- $below := or (eq (toString $one.most) "<nil>") (le (float64 $other) (float64 $one.most)) }}
+{{- if and $concerned (not (and $among $below (not (has (toString $other) $one.without)))) }}
+{{ $key }}.{{ $one.other }} must {{ $one.permitted }} {{ $beside }}{{ if not $one.without }}, not {{ $other }}{{ end }}{{ with $one.because }}: {{ . }}{{ end }}
 {{- end }}
 {{- end }}
 {{- $budget := dig "token_budget" 0 $settings | int }}

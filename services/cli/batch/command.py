@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.commands.services import NOT_OF_SERVES_ENGINE
+from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine_variables
 from services.cli.connection import Connection
 from services.cli.options import options_of, settings_from, together, warn_of_unused_variables
 from services.engine.settings import EngineSettings
@@ -62,7 +62,7 @@ _SERVER_OPTIONS = together(
     "times.",
 )
 @_SERVER_OPTIONS
-@options_of(EngineSettings, leave_out=_LEFT_OUT, log_level="warning")
+@options_of(EngineSettings, leave_out=_LEFT_OUT, variables=engine_variables("run_batch"), log_level="warning")
 def run_batch(**values: Any) -> None:
     """Answer a file of requests, as fast as the engine can, and end.
 

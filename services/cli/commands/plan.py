@@ -17,6 +17,7 @@ from services.engine.settings import (
     GPU_TOKEN_BUDGET,
     EngineSettings,
 )
+from services.runtime.settings import unmet_requirements
 
 if TYPE_CHECKING:
     from engine.model.memory_plan import MemoryPlan
@@ -159,12 +160,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     goal = _goal(values)
     on_gpu = goal == "gpu_memory" or (goal != "memory" and values["device"] != "cpu")
     type_name = _type_name(dtype, values["weights"], on_gpu=on_gpu)
-    _check_weights(type_name, values, on_gpu=on_gpu)
-    if values["kv_dtype"] != "auto":
-        if on_gpu:
-            raise click.UsageError(f"--kv-dtype {values['kv_dtype']} is for a CPU, but the plan is for a GPU")
-        if values["tensor_parallel"] > 1:
-            raise click.UsageError(f"--kv-dtype {values['kv_dtype']} requires a --tensor-parallel of 1")
+    _check_requirements(type_name, values, on_gpu=on_gpu)
     values["token_budget"] = values["token_budget"] or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
     shape = _shape(model, type_name, values)
     found = _found(goal, shape, type_name, values, on_gpu=on_gpu)
@@ -220,16 +216,16 @@ def _type_name(dtype: str, weights: str, *, on_gpu: bool) -> str:
     return "bfloat16" if on_gpu or weights != "auto" or supported() else "float32"
 
 
-def _check_weights(type_name: str, values: dict[str, Any], *, on_gpu: bool) -> None:
-    weights = values["weights"]
-    if weights == "auto":
-        return
-    if type_name != "bfloat16":
-        raise click.UsageError(f"--weights {weights} requires a --dtype of bfloat16, not {type_name}")
-    if weights != "bf16" and on_gpu:
-        raise click.UsageError(f"--weights {weights} is for a CPU, but the plan is for a GPU")
-    if weights != "bf16" and values["tensor_parallel"] > 1:
-        raise click.UsageError(f"--weights {weights} requires a --tensor-parallel of 1")
+def _check_requirements(type_name: str, values: dict[str, Any], *, on_gpu: bool) -> None:
+    """Raise click.UsageError for settings that an engine would refuse together."""
+    given = {name: values[name] for name in ("weights", "kv_dtype", "tensor_parallel")}
+    engine = _DEFAULTS | given | {"dtype": type_name, "device": "cuda" if on_gpu else "cpu"}
+
+    def label(name: str) -> str:
+        return f"--{name.replace('_', '-')}" if name in values or name == "dtype" else f"the engine's {name}"
+
+    for unmet in unmet_requirements(EngineSettings, engine):
+        raise click.UsageError(unmet.sentence(engine, label))
 
 
 def _shape(model: str, type_name: str, values: dict[str, Any]) -> "ModelShape":

@@ -32,6 +32,18 @@ NOT_OF_SERVES_ENGINE = (
     *("listen", "kvmanager", "tls_certificate", "tls_key", "tls_client_ca", "insecure"),
     *_OF_LINKS,
 )
+
+
+def engine_variables(command: str) -> dict[str, list[str]]:
+    """Return the environment variables of an engine's settings in a command that starts engines: its own, then theirs.
+
+    A variable of an engine does not set what is one option for several services.
+    """
+    names = [field.name for field in dataclasses.fields(EngineSettings) if field.name not in _COMMON]
+    prefixes = (f"QUIRE_{command.upper()}", "QUIRE_ENGINE")
+    return {name: [f"{prefix}_{name.upper()}" for prefix in prefixes] for name in names}
+
+
 _OF_SERVES_KVMANAGER = ("map_listen", "kv_cache_metrics_sample", "record_folder", "record_megabytes")
 _NOT_OF_SERVES_KVMANAGER = tuple(
     field.name for field in dataclasses.fields(KVManagerSettings) if field.name not in _OF_SERVES_KVMANAGER
@@ -71,7 +83,7 @@ def _closed(settings: _Settings) -> _Settings:
 @click.argument("served", metavar="[MODEL]", required=False)
 @options_of(LocalSettings)
 @options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY, failover_seconds=_SECONDS_TO_RESTART)
-@options_of(EngineSettings, leave_out=NOT_OF_SERVES_ENGINE)
+@options_of(EngineSettings, leave_out=NOT_OF_SERVES_ENGINE, variables=engine_variables("serve"))
 @options_of(KVManagerSettings, leave_out=_NOT_OF_SERVES_KVMANAGER)
 @_metrics_option(
     "127.0.0.1:9151",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import click
 import click.testing
@@ -64,7 +65,8 @@ def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: s
 @pytest.mark.parametrize(
     ("command", "variable", "warning"),
     [
-        ("serve", "QUIRE_ENGINE_WEIGHTS", "QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads QUIRE_SERVE_WEIGHTS"),
+        ("serve", "QUIRE_ENGINE_LOG_LEVEL", "QUIRE_ENGINE_LOG_LEVEL is ignored: `quire serve` reads QUIRE_SERVE_LOG"),
+        ("serve", "QUIRE_ENGINE_WIEGHTS", "`quire serve` has no such option; run `quire engine` by itself"),
         ("serve", "QUIRE_GATEWAY_MAX_REQUESTS", "`quire serve` reads QUIRE_SERVE_MAX_REQUESTS"),
         ("serve", "QUIRE_SERVE_WIEGHTS", "QUIRE_SERVE_WIEGHTS is ignored: `quire serve` has no such option"),
         ("serve", "QUIRE_KVMANAGER_LEASE_SECONDS", "`quire serve` has no such option; run `quire kvmanager` by itself"),
@@ -72,7 +74,7 @@ def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: s
         ("engine", "QUIRE_ENGINE_WIEGHTS", "QUIRE_ENGINE_WIEGHTS is ignored: `quire engine` has no such option"),
         ("gateway", "QUIRE_GATEWAY_ENGINE", "QUIRE_GATEWAY_ENGINE is ignored: `quire gateway` has no such option"),
         ("kvmanager", "QUIRE_KVMANAGER_LEASE", "QUIRE_KVMANAGER_LEASE is ignored: `quire kvmanager` has no"),
-        ("run-batch", "QUIRE_ENGINE_WEIGHTS", "`quire run-batch` reads QUIRE_RUN_BATCH_WEIGHTS"),
+        ("run-batch", "QUIRE_ENGINE_LOG_LEVEL", "`quire run-batch` reads QUIRE_RUN_BATCH_LOG_LEVEL"),
         ("demo", "QUIRE_SERVE_WEIGHTS", "`quire demo` reads QUIRE_DEMO_WEIGHTS"),
     ],
 )
@@ -88,17 +90,33 @@ def test_a_variable_that_a_command_ignores_is_named_at_its_start(command: str, v
 
 
 def test_a_warning_is_a_line_of_a_log_in_json() -> None:
-    environment = {**os.environ, "QUIRE_ENGINE_WEIGHTS": "int8"}
+    environment = {**os.environ, "QUIRE_ENGINE_LOG_LEVEL": "info"}
     done = quire("serve", "--log-format", "json", "--map-listen", "nowhere", env=environment)
     line = json.loads(done.stderr.splitlines()[0])
     assert (line["service"], line["level"]) == ("serve", "WARNING")
-    assert line["message"] == "QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads QUIRE_SERVE_WEIGHTS"
+    assert line["message"] == "QUIRE_ENGINE_LOG_LEVEL is ignored: `quire serve` reads QUIRE_SERVE_LOG_LEVEL"
 
 
 def test_serve_warns_of_a_variable_of_the_engine_before_it_starts() -> None:
-    done = quire("serve", "--map-listen", "nowhere", env={**os.environ, "QUIRE_ENGINE_WEIGHTS": "int8"})
+    done = quire("serve", "--map-listen", "nowhere", env={**os.environ, "QUIRE_ENGINE_LOG_LEVEL": "info"})
     assert done.returncode == 2
-    assert done.stderr.startswith("serve     | WARNING QUIRE_ENGINE_WEIGHTS is ignored: `quire serve` reads")
+    assert done.stderr.startswith("serve     | WARNING QUIRE_ENGINE_LOG_LEVEL is ignored: `quire serve` reads")
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "run-batch"])
+def test_a_variable_of_the_engine_holds_where_a_command_starts_engines(command: str) -> None:
+    def block_size(environment: dict[str, str]) -> int:
+        with mock.patch.dict(os.environ, environment):
+            name, required = command.replace("-", "_"), ["-i", "-", "-o", "answers"] * (command == "run-batch")
+            with cli.commands[command].make_context(
+                command, required, auto_envvar_prefix=f"QUIRE_{name.upper()}"
+            ) as made:
+                size: int = made.params["block_size"]
+                return size
+
+    own = f"QUIRE_{command.replace('-', '_').upper()}_BLOCK_SIZE"
+    assert block_size({"QUIRE_ENGINE_BLOCK_SIZE": "32"}) == 32
+    assert block_size({"QUIRE_ENGINE_BLOCK_SIZE": "32", own: "64"}) == 64
 
 
 @pytest.fixture
@@ -233,7 +251,7 @@ def test_generate_follows_a_pattern_or_the_schema_of_a_file(at: tuple[str, ...],
     ("arguments", "reason"),
     [
         (("--address", "unix:/no/such/gateway.sock"), "unix:/no/such/gateway.sock: UNAVAILABLE: "),
-        (("--top-p", "5"), "INVALID_ARGUMENT: sampling.top_p must be above 0 and at most 1, not 5.0"),
+        (("--min-tokens", "9", "--max-tokens", "5"), "INVALID_ARGUMENT: stopping.min_tokens must be at most "),
         (("--model", "gpt-9"), "NOT_FOUND: model must be one of 'tiny-llama', not 'gpt-9'"),
         (("--timeout", "0.001"), "DEADLINE_EXCEEDED: "),
     ],

@@ -106,11 +106,17 @@ def test_a_model_that_the_kernels_do_not_run_is_dequantized_or_refused(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"weights": "int8", "dtype": "float32"}, "weights is 'int8', but dtype is 'float32': it must be auto or"),
-        ({"weights": "bf16", "dtype": "float16"}, "weights is 'bf16', but dtype is 'float16': it must be auto or"),
-        ({"weights": "int4", "device": "cuda"}, "only the CPU's kernels run, but device is 'cuda'"),
-        ({"weights": "int4", "attention_backend": "torch"}, "kernels run, but attention_backend is 'torch'"),
-        ({"weights": "int8", "tensor_parallel": 2}, "weights is 'int8', which requires a tensor_parallel of 1"),
+        ({"weights": "int8", "dtype": "float32"}, "dtype must be auto or bfloat16 with weights int8, not float32"),
+        ({"weights": "bf16", "dtype": "float16"}, "dtype must be auto or bfloat16 with weights bf16, not float16"),
+        (
+            {"weights": "int4", "device": "cuda"},
+            "device must be auto or cpu with weights int4, not cuda: only the CPU's kernels",
+        ),
+        (
+            {"weights": "int4", "attention_backend": "torch"},
+            "attention_backend must be auto or cpu with weights int4, not torch",
+        ),
+        ({"weights": "int8", "tensor_parallel": 2}, "tensor_parallel must be at most 1 with weights int8, not 2"),
         ({"weights": "int3"}, "weights must be one of auto, bf16, int8, int4"),
     ],
 )

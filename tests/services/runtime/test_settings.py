@@ -98,58 +98,64 @@ def test_defaults_of_an_engine_follow_its_device_and_give_way_to_what_is_set() -
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ({"device_blocks": 9}, "but device_blocks is 9: give one of them"),
-        ({"cache_mib": 9}, "but cache_mib is 9: give one of them"),
-        ({"device": "cpu"}, "but the device is a CPU, whose pool has cache_mib"),
-        ({"attention_backend": "flex"}, "but attention_backend is 'flex', whose pool has cache_mib"),
+        ({"device_blocks": 9}, "device_blocks must be 0 GIVEN, not 9: give one of them"),
+        ({"cache_mib": 9}, "cache_mib must be 0 GIVEN, not 9: give one of them"),
+        ({"device": "cpu"}, "device must not be cpu GIVEN: the pool of a CPU has cache_mib"),
+        ({"attention_backend": "flex"}, "attention_backend must not be flex GIVEN: its pool has cache_mib"),
     ],
 )
 def test_a_share_of_a_gpu_is_refused_beside_another_size_of_the_pool(others: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"^gpu_memory_utilization is 0.8, {reason}$"):
+    with pytest.raises(InvalidSetting, match=f"^{reason.replace('GIVEN', 'with gpu_memory_utilization 0.8')}$"):
         EngineSettings(gpu_memory_utilization=0.8, **others)
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"attention_backend": "triton", "device": "cpu"}, "'triton', but the device is a CPU"),
-        ({"attention_backend": "cpu", "device": "cuda"}, "'cpu', but the device is a GPU"),
-        ({"attention_backend": "flex", "tensor_parallel": 3}, "'flex', which requires a tensor_parallel of 1"),
+        ({"attention_backend": "triton", "device": "cpu"}, "device must not be cpu with attention_backend triton"),
+        ({"attention_backend": "cpu", "device": "cuda"}, "device must not be cuda with attention_backend cpu"),
+        (
+            {"attention_backend": "flex", "tensor_parallel": 3},
+            "tensor_parallel must be at most 1 with attention_backend flex, not 3",
+        ),
     ],
 )
 def test_an_attention_backend_that_cannot_run_is_refused_before_a_model_is_loaded(
     given: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(InvalidSetting, match=f"^attention_backend is {reason}$"):
+    with pytest.raises(InvalidSetting, match=f"^{reason}$"):
         EngineSettings(**given)
 
 
 def test_a_backend_for_gpus_is_refused_when_the_device_is_found_to_be_a_cpu() -> None:
-    with pytest.raises(InvalidSetting, match=r"^attention_backend is 'triton', but the device is a CPU$"):
+    with pytest.raises(InvalidSetting, match=r"^device must not be cpu with attention_backend triton$"):
         EngineSettings(attention_backend="triton").for_device(on_gpu=False)
 
 
 def test_a_share_of_a_gpu_is_refused_where_a_cpu_was_found() -> None:
     settings = EngineSettings(gpu_memory_utilization=0.8)
-    with pytest.raises(InvalidSetting, match="but the device is a CPU"):
+    with pytest.raises(InvalidSetting, match=r"^device must not be cpu with gpu_memory_utilization 0.8"):
         settings.for_device(on_gpu=False)
 
 
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ({"tensor_parallel": 2}, "but tensor_parallel is 2: ranks verify no proposals"),
-        ({"device": "cuda"}, "but the device is a GPU, whose steps run ahead of their tokens"),
-        ({"attention_backend": "triton"}, "but the device is a GPU, whose steps run ahead of their tokens"),
+        ({"tensor_parallel": 2}, "tensor_parallel must be at most 1 GIVEN, not 2: ranks verify no proposals"),
+        ({"device": "cuda"}, "device must not be cuda GIVEN: steps of a GPU run ahead of their tokens"),
+        (
+            {"attention_backend": "triton"},
+            "attention_backend must not be triton GIVEN: steps of a GPU run ahead of their tokens",
+        ),
     ],
 )
 def test_proposals_are_refused_where_steps_do_not_wait_for_tokens(others: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"^speculate_ngram is 8, {reason}$"):
+    with pytest.raises(InvalidSetting, match=f"^{reason.replace('GIVEN', 'with speculate_ngram 8')}$"):
         EngineSettings(speculate_ngram=8, **others)
 
 
 def test_proposals_are_refused_where_a_gpu_was_found() -> None:
-    with pytest.raises(InvalidSetting, match="speculate_ngram is 8, but the device is a GPU"):
+    with pytest.raises(InvalidSetting, match=r"^device must not be cuda with speculate_ngram 8"):
         EngineSettings(speculate_ngram=8).for_device(on_gpu=True)
     assert EngineSettings(speculate_ngram=8).for_device(on_gpu=False).limits().proposed_tokens == 8
 
@@ -280,12 +286,12 @@ def test_serve_has_settings_of_gateway_and_kv_manager_but_not_of_internal_links(
         (
             ("serve", "--kv-dtype", "int8", "--tensor-parallel", "2"),
             {},
-            "kv_dtype is 'int8', which requires a tensor_parallel of 1, not 2",
+            "tensor_parallel must be at most 1 with kv_dtype int8, not 2",
         ),
         (
             ("engine", "--attention-backend", "flex"),
             {"QUIRE_ENGINE_KV_DTYPE": "int8"},
-            "kv_dtype is 'int8', which attention_backend 'flex' does not support: use torch",
+            "attention_backend must be auto, torch or cpu with kv_dtype int8, not flex: the others read no such cache",
         ),
         (("engine", "--device", "abacus"), {}, "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
         (("serve", "--listen", "[::]:0"), {}, "and no API key is needed: set api_keys, or insecure"),

@@ -100,8 +100,11 @@ def test_a_cache_in_8_bits_is_planned_with_its_scales(tiny_model: Tiny) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ((), "--kv-dtype int8 is for a CPU, but the plan is for a GPU"),
-        (("--device", "cpu", "--tensor-parallel", "2"), "--kv-dtype int8 requires a --tensor-parallel of 1"),
+        ((), "the engine's attention_backend must be torch with --kv-dtype int8 and --device cuda, not auto"),
+        (
+            ("--device", "cpu", "--tensor-parallel", "2"),
+            "--tensor-parallel must be at most 1 with --kv-dtype int8, not 2",
+        ),
     ],
 )
 def test_a_cache_in_8_bits_is_refused_where_no_engine_has_it(
@@ -127,9 +130,15 @@ def test_quantized_weights_are_planned_beside_the_loaded_ones(tiny_model: Tiny, 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--gpu-memory", "8GiB"), "--weights int8 is for a CPU, but the plan is for a GPU"),
-        (("--memory", "8GiB", "--dtype", "float32"), "--weights int8 requires a --dtype of bfloat16, not float32"),
-        (("--memory", "8GiB", "--tensor-parallel", "2"), "--weights int8 requires a --tensor-parallel of 1"),
+        (("--gpu-memory", "8GiB"), "--device must be auto or cpu with --weights int8, not cuda"),
+        (
+            ("--memory", "8GiB", "--dtype", "float32"),
+            "--dtype must be auto or bfloat16 with --weights int8, not float32",
+        ),
+        (
+            ("--memory", "8GiB", "--tensor-parallel", "2"),
+            "--tensor-parallel must be at most 1 with --weights int8, not 2",
+        ),
     ],
 )
 def test_quantized_weights_are_refused_where_no_engine_has_them(
