@@ -6,7 +6,6 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int6
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
-from struct import Struct
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,8 +17,6 @@ from engine.attention.backend import PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.native.cpu_class import CpuClass
 
-# One draw: state of the noise; temperature, top_p, min_p; top_k.
-ROW_DRAW = Struct("<Q3fi")
 MAX_HEAD_SIZE = 256
 # Attention is fast if block size and head size are multiples of it.
 PACKED_SIZE = 16
@@ -258,7 +255,7 @@ class Kernels:
     def sample(self, logits: torch.Tensor, draws: bytes, rows: torch.Tensor, threads: int) -> torch.Tensor:
         """Sample a token for each of `rows` `[draws]` int64, rows of contiguous float32 `[rows, vocabulary]` logits.
 
-        `draws` has the fields of x86/sampler.h for each, ROW_DRAW. Returns `[draws]` int64 token ids.
+        `draws` has the fields of RowDraw in x86/sampler.h for each. Returns `[draws]` int64 token ids.
         """
         tokens = torch.empty(len(rows), dtype=torch.int64)
         self._library.quire_sample(

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from struct import Struct
 from typing import Protocol
 
 import torch
 
 from engine.gpu.current_device import on_device
-from engine.native.kernels import ROW_DRAW, Kernels
+from engine.native.kernels import Kernels
 from engine.run.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE, Draw, row_states, sample_on_device
 from engine.schedule.request import Sampling
 
+# RowDraw of engine/native/x86/sampler.h: state of the noise; temperature, top_p, min_p; top_k.
+_ROW_DRAW = Struct("<Q3fi")
 _MOST_TOP_K = (1 << 31) - 1  # of the kernels: larger than any vocabulary
 
 
@@ -54,7 +57,7 @@ class NativeSampler:
 
     def _sample_rows(self, logits: torch.Tensor, rows: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
         states = row_states(draws)
-        packed = [ROW_DRAW.pack(state, *_parameters(draw.sampling)) for state, draw in zip(states, draws, strict=True)]
+        packed = [_ROW_DRAW.pack(state, *_parameters(draw.sampling)) for state, draw in zip(states, draws, strict=True)]
         return self._kernels.sample(logits.contiguous(), b"".join(packed), rows, self._threads)
 
 
