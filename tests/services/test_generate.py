@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 
 from quire.v1 import decoding_pb2, gateway_pb2, kvmanager_pb2
+from services.wire.field_rules import fill
 from tests.engine.native_kernels import device_name
 from tests.faults import wait_until
 from tests.load import SLOW_SEED, prompt_request, slow_request
@@ -281,7 +282,9 @@ def test_started_holds_the_defaults_of_sampling(tiny_quire: RunningQuire) -> Non
     sampling = tiny_quire.generate(request).started.sampling
     assert sampling.HasField("seed")
     sampling.ClearField("seed")
-    assert sampling == decoding_pb2.Sampling(temperature=1, top_k=0, top_p=1, min_p=0, sample_count=1)
+    usual = decoding_pb2.Sampling(temperature=1, top_k=0, top_p=1, min_p=0, sample_count=1)
+    fill(usual)
+    assert sampling == usual
 
 
 # The prefix cache

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.errors import InvalidRequest
 from engine.run.logit_rules import MAX_LOGIT
 from engine.run.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE
-from engine.schedule.request import MAX_LOGPROBS
+from engine.schedule.request import MAX_LOGPROBS, Sampling
 from quire.v1 import decoding_pb2, engine_pb2, field_rules_pb2, gateway_pb2
 from services.runtime.errors import InvalidField
 from services.wire.field_rules import check, check_alone, declared_fields, effective, field_paths, fill
@@ -130,9 +130,9 @@ def test_no_error_repeats_a_text_of_the_request(request_: Request) -> None:
 
 
 def test_absent_fields_get_their_defaults_and_given_ones_stay() -> None:
-    sampling = decoding_pb2.Sampling(temperature=0, top_k=3)
-    fill(sampling)
-    assert sampling == decoding_pb2.Sampling(temperature=0, top_k=3, top_p=1, min_p=0, sample_count=1)
+    search = decoding_pb2.BeamSearch(length_penalty=0)
+    fill(search)
+    assert search == decoding_pb2.BeamSearch(width=1, length_penalty=0, early_stopping=False)
 
 
 @pytest.mark.parametrize(("given", "value"), [(0.0, 0.0), (1e-300, 1e-30), (1e-30, 1e-30), (0.7, 0.7), (1e300, 1e30)])
@@ -142,7 +142,7 @@ def test_a_temperature_is_clamped_but_for_0(given: float, value: float) -> None:
 
 def test_an_engine_samples_with_the_defaults_of_absent_fields() -> None:
     read = request_of(Submission(logit_rules={"repetition_penalty": 1e300}), frozenset(), 0.0)
-    assert vars(read.sampling) == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+    assert read.sampling == Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
     assert read.logit_rules.repetition_penalty == 1e9
 
 
