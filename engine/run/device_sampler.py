@@ -1,7 +1,8 @@
 """Samples on a GPU with Triton kernels: the same tokens as engine.run.sampling, near ties aside.
 
 Temperature, noise and argmax are one pass over the logits, in their own type; top_k, top_p and min_p take two more and
-no sort. Token counts for penalties stay on the device, so penalized sequences need no tokens from the host.
+no sort, top_n_sigma another two. Token counts for penalties stay on the device, so penalized sequences need no tokens
+from the host.
 """
 
 import struct
@@ -22,8 +23,9 @@ from engine.schedule.request import LogitRules, Sampling
 from engine.triton_kernels.sampling.launch import ROW_WORDS, Batch, choose_tokens
 
 _ADVANCES = 1  # flag of a row: its token is added to the slot
-# State of the noise; temperature, top_p, min_p; top_k; penalties; slot, source, place among filtered rows, flags.
-_ROW = struct.Struct("<Q3fi3f4i4x")
+# State of the noise; temperature, top_p, min_p; top_k; penalties; slot, source, place among filtered rows, flags;
+# top_n_sigma.
+_ROW = struct.Struct("<Q3fi3f4if")
 assert _ROW.size == 4 * ROW_WORDS
 _NO_PENALTIES = (1.0, 0.0, 0.0)
 _NONE = -1  # no slot, no changed row, no filter
@@ -48,7 +50,7 @@ class DeviceSampler:
     def compile(self, dtype: torch.dtype) -> None:
         """Launch the kernels for logits of this type, so that no request waits until they are compiled."""
         logits = torch.zeros(1, self._counts.table.shape[1], dtype=dtype, device=self._counts.table.device)
-        for sampling in (Sampling(), Sampling(min_p=0.5)):
+        for sampling in (Sampling(), Sampling(top_n_sigma=1.0)):
             self.sample(logits, [Draw(sampling, 0, 0)])
 
     def holds(self, sequence: int, position: int) -> bool:
@@ -77,7 +79,8 @@ class DeviceSampler:
         changed, sources = _changed_rows(logits, draws, slots)
         words, filtered = _packed(draws, slots, sources, advancing, logits.shape[-1])
         rows = upload(words, torch.int32, logits.device)
-        tokens = choose_tokens(Batch(logits, rows, changed, self._counts.table, filtered))
+        spread = any(draw.sampling.top_n_sigma > 0 for draw in draws)
+        tokens = choose_tokens(Batch(logits, rows, changed, self._counts.table, filtered, spread))
         for sequence in advancing:
             self._counts.advance(sequence)
         return tokens
@@ -144,7 +147,8 @@ def _packed(
         place = filtered if filters else _NONE
         flags = _ADVANCES if draw.sequence in advancing else 0
         source = sources.get(row, _NONE)
-        _ROW.pack_into(packed, row * _ROW.size, state, *parameters, top_k, *penalties, slot, source, place, flags)
+        numbers = (state, *parameters, top_k, *penalties, slot, source, place, flags, draw.sampling.top_n_sigma)
+        _ROW.pack_into(packed, row * _ROW.size, *numbers)
         filtered += filters
     return np.frombuffer(packed, dtype=np.int32).reshape(len(draws), ROW_WORDS), filtered
 
@@ -156,7 +160,7 @@ def _parameters(sampling: Sampling, vocabulary: int) -> tuple[tuple[float, float
         return (0.0, inf, 0.0), vocabulary, False
     top_p = sampling.top_p if sampling.top_p < 1 else inf
     top_k = min(sampling.top_k or vocabulary, vocabulary)
-    filters = top_p < 1 or top_k < vocabulary or sampling.min_p > 0
+    filters = top_p < 1 or top_k < vocabulary or sampling.min_p > 0 or sampling.top_n_sigma > 0
     temperature = min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
     return (temperature, top_p, sampling.min_p), top_k, filters
 

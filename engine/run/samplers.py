@@ -12,8 +12,8 @@ from engine.native.kernels import Kernels
 from engine.run.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE, Draw, row_states, sample_on_device
 from engine.schedule.request import Sampling
 
-# RowDraw of engine/native/x86/sampler.h: state of the noise; temperature, top_p, min_p; top_k.
-_ROW_DRAW = Struct("<Q3fi")
+# RowDraw of engine/native/x86/sampler.h: state of the noise; temperature, top_p, min_p, top_n_sigma; top_k.
+_ROW_DRAW = Struct("<Q4fi4x")
 _MOST_TOP_K = (1 << 31) - 1  # of the kernels: larger than any vocabulary
 
 
@@ -61,9 +61,10 @@ class NativeSampler:
         return self._kernels.sample(logits.contiguous(), b"".join(packed), rows, self._threads)
 
 
-def _parameters(sampling: Sampling) -> tuple[float, float, float, int]:
+def _parameters(sampling: Sampling) -> tuple[float, float, float, float, int]:
     temperature = min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
-    return temperature, sampling.top_p, sampling.min_p, min(sampling.top_k, _MOST_TOP_K)
+    top_k = min(sampling.top_k, _MOST_TOP_K)
+    return temperature, sampling.top_p, sampling.min_p, sampling.top_n_sigma, top_k
 
 
 class StepSampler:

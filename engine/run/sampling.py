@@ -91,17 +91,18 @@ def _sample_rows(logits: torch.Tensor, rows: torch.Tensor, draws: list[Draw]) ->
 
 
 def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """Set tokens that min_p, then top_k, then top_p exclude to -inf, in vLLM's order.
+    """Set tokens that top_n_sigma, min_p, top_k and then top_p exclude to -inf, in vLLM's order.
 
-    top_p applies to the probability that the first two filters keep.
+    top_p applies to the probability that the other filters keep.
     """
     parameters = [draw.sampling for draw in draws]
-    if all(p.top_k == 0 and p.top_p >= 1 and p.min_p == 0 for p in parameters):
+    if all(p.top_k == 0 and p.top_p >= 1 and p.min_p == p.top_n_sigma == 0 for p in parameters):
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(logits.shape[-1], device=logits.device)
     probabilities = ordered.softmax(dim=-1)
-    least = probabilities[:, :1] * _column(logits, [p.min_p for p in parameters])
+    least_chance = _column(logits, [p.min_p for p in parameters]).maximum(_least_chance(logits, parameters))
+    least = probabilities[:, :1] * least_chance
     top_k = upload([p.top_k or logits.shape[-1] for p in parameters], torch.int64, logits.device)
     kept = ordered.masked_fill((probabilities < least) | (ranks >= top_k[:, None]), float("-inf"))
     probabilities = kept.softmax(dim=-1)
@@ -111,6 +112,23 @@ def _filter(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     top_p = _column(logits, [p.top_p if p.top_p < 1 else float("inf") for p in parameters])
     kept = kept.masked_fill((before >= top_p) & (ranks > 0), float("-inf"))
     return torch.empty_like(logits).scatter_(-1, order, kept)
+
+
+def _least_chance(logits: torch.Tensor, parameters: list[Sampling]) -> torch.Tensor:
+    """Return the `[rows, 1]` min_p that keeps the tokens that top_n_sigma keeps; 0 without it.
+
+    A logit divided by the temperature is n deviations below the largest if its chance is exp(-n deviations) of the
+    largest one (Tang et al. 2024).
+    """
+    if all(p.top_n_sigma == 0 for p in parameters):
+        return torch.zeros((), device=logits.device)
+    distance = logits.amax(dim=-1, keepdim=True) - logits
+    finite = distance.isfinite()
+    count = finite.sum(dim=-1, keepdim=True).clamp_(min=1)
+    mean = distance.where(finite, 0).sum(dim=-1, keepdim=True) / count
+    deviation = ((distance - mean).where(finite, 0).square().sum(dim=-1, keepdim=True) / count).sqrt()
+    sigmas = _column(logits, [p.top_n_sigma for p in parameters])
+    return torch.where(sigmas > 0, (-sigmas * deviation).exp(), 0)
 
 
 def gumbel_noise(draws: Sequence[Draw], vocabulary: int, device: torch.device) -> torch.Tensor:

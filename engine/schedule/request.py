@@ -39,9 +39,9 @@ class Failure(Enum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of one token: logits are divided by temperature, then filtered by min_p, top_k and top_p.
+    """Sampling parameters of one token: logits are divided by temperature, then filtered.
 
-    A top_k of 0 turns the filter off.
+    The filters are top_n_sigma, min_p, top_k and top_p, in this order; a top_n_sigma or top_k of 0 turns it off.
     """
 
     temperature: float = 1.0
@@ -49,6 +49,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    top_n_sigma: float = 0.0
 
     @property
     def greedy(self) -> bool:

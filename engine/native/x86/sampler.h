@@ -17,10 +17,10 @@
 
 namespace quire {
 
-// How a row is sampled. Of no filter: top_k 0, top_p 1, min_p 0.
+// How a row is sampled. Of no filter: top_k 0, top_p 1, min_p 0, top_n_sigma 0.
 struct RowDraw {
   uint64_t state;  // from which the noise of each token is counted
-  float temperature, top_p, min_p;
+  float temperature, top_p, min_p, top_n_sigma;
   int32_t top_k;
 };
 
@@ -62,6 +62,21 @@ class Candidates {
   // Keeps tokens at least min_p times as likely as the most likely one.
   void keep_by_chance(float min_p) {
     if (min_p > 0) keep(std::bit_cast<uint32_t>(std::fabs(std::log(min_p))), kAll);
+  }
+
+  // Keeps tokens within so many standard deviations of the largest logit (Tang et al. 2024).
+  void keep_by_deviation(float sigmas) {
+    if (sigmas <= 0) return;
+    double sum = 0, squares = 0;
+    const Sum all = total();
+    for (int i = 0; i < count_; ++i) sum += distances_[i] <= kFarthest ? std::bit_cast<float>(distances_[i]) : 0.0f;
+    const double mean = sum / std::max(1, all.count);
+    for (int i = 0; i < count_; ++i) {
+      const double difference = std::bit_cast<float>(distances_[i]) - mean;
+      squares += distances_[i] <= kFarthest ? difference * difference : 0.0;
+    }
+    const double bound = sigmas * std::sqrt(squares / std::max(1, all.count));
+    keep(std::bit_cast<uint32_t>(static_cast<float>(std::min<double>(bound, std::numeric_limits<float>::max()))), kAll);
   }
 
   // Keeps the `most` most likely tokens.
@@ -234,6 +249,7 @@ class Candidates {
 // Returns the token of a row; the first one if none has a finite logit.
 inline int32_t sample_row(const float* logits, int vocabulary, const RowDraw& draw, Candidates& candidates) {
   candidates.fill(logits, vocabulary, draw.temperature);
+  candidates.keep_by_deviation(draw.top_n_sigma);
   candidates.keep_by_chance(draw.min_p);
   candidates.keep_by_rank(draw.top_k);
   candidates.keep_by_mass(draw.top_p);

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from engine.triton_kernels.sampling.noise import number_of
 from engine.triton_kernels.sampling.scan import (
+    ROW_WORDS,
     min_p_of,
     place_of,
     row_logits,
@@ -21,6 +22,7 @@ from engine.triton_kernels.sampling.scan import (
 CUTS = 8
 _CUTS = tl.constexpr(CUTS)
 _MARGIN = tl.constexpr(1 + 2.0**-16)  # more than the rounding error of a sum of probabilities
+_WORDS = tl.constexpr(ROW_WORDS)
 _NOTHING = tl.constexpr(-(1 << 31))
 
 
@@ -43,6 +45,49 @@ def largest(tops, row, tiles, TILES: tl.constexpr):
 def is_finite(number):
     """Return whether a number is neither infinite nor NaN."""
     return tl.abs(number) < float("inf")
+
+
+@triton.jit
+def bound_spread(
+    logits,
+    changed,
+    counts,
+    words,
+    floats,
+    tops,
+    vocabulary,
+    stride,
+    tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Raise the min_p of a row to the chance of a token n standard deviations of its finite logits below the largest.
+
+    So it keeps the tokens that top_n_sigma keeps (Tang et al. 2024).
+    """
+    row = tl.program_id(0)
+    sigmas = tl.load(floats + row * _WORDS + 13)
+    maximum = largest(tops, row, tiles, TILES)
+    if (sigmas > 0) & is_finite(maximum):
+        temperature = temperature_of(floats, row)
+        count, total = tl.zeros((), tl.int32), tl.zeros((), tl.float32)
+        for start in range(0, vocabulary, TILE):
+            token = start + tl.arange(0, TILE)
+            number = row_logits(logits, changed, counts, words, floats, row, token, vocabulary, stride, INTERPRETED)
+            distance = -scaled(number, maximum, temperature)
+            finite = is_finite(distance)
+            count += tl.sum(finite.to(tl.int32), 0)
+            total += tl.sum(tl.where(finite, distance, 0.0), 0)
+        mean, squares = total / count.to(tl.float32), tl.zeros((), tl.float32)
+        for start in range(0, vocabulary, TILE):
+            token = start + tl.arange(0, TILE)
+            number = row_logits(logits, changed, counts, words, floats, row, token, vocabulary, stride, INTERPRETED)
+            distance = -scaled(number, maximum, temperature)
+            difference = tl.where(is_finite(distance), distance - mean, 0.0)
+            squares += tl.sum(difference * difference, 0)
+        least = tl.exp(-sigmas * tl.sqrt(squares / count.to(tl.float32)))
+        tl.store(floats + row * _WORDS + 4, tl.maximum(min_p_of(floats, row), least))
 
 
 @triton.jit

@@ -1,7 +1,7 @@
-"""Chooses one token for each row of logits, in two launches, or four if rows have filters.
+"""Chooses one token for each row of logits, in two launches, four if rows have filters, five with top_n_sigma.
 
-The logits are read once in their own type, three times for rows with filters. There are no atomic operations, so the
-same logits give the same tokens.
+The logits are read once in their own type, three times for rows with filters, five times with top_n_sigma. There are no
+atomic operations, so the same logits give the same tokens.
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from engine.triton_kernels.sampling.candidates import CUTS, gather, measure
+from engine.triton_kernels.sampling.candidates import CUTS, bound_spread, gather, measure
 from engine.triton_kernels.sampling.choose import choose
 from engine.triton_kernels.sampling.scan import ROW_WORDS, scan
 from engine.triton_kernels.tuning import INTERPRETED
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     `logits`: `[rows, vocabulary]`, of any float type. `rows`: `[rows, ROW_WORDS]` int32, the parameters that
     engine.run.device_sampler packs. `changed`: `[changed rows, vocabulary]` float32, read instead of the logits by rows
     with a source. `counts`: `[slots, vocabulary]` int16, see engine.run.token_counts. `filtered`: number of rows with
-    filters.
+    filters. `spread`: a row has top_n_sigma.
     """
 
     logits: torch.Tensor
@@ -36,6 +36,7 @@ class Batch(NamedTuple):
     changed: torch.Tensor | None
     counts: torch.Tensor
     filtered: int
+    spread: bool = False
 
 
 def choose_tokens(batch: Batch) -> torch.Tensor:
@@ -53,6 +54,8 @@ def choose_tokens(batch: Batch) -> torch.Tensor:
     stride, padded = logits.stride(0), triton.next_power_of_2(tiles)
     scan[(tiles, rows)](*source, tops, bests, vocabulary, stride, **sizes)
     lists = _Lists.allocate(batch.filtered, tiles, vocabulary, logits.device)
+    if batch.spread:
+        bound_spread[(rows,)](*source, tops, vocabulary, stride, tiles, TILES=padded, **sizes)
     if batch.filtered:
         table = (tops, lists.within, lists.masses)
         measure[(tiles, rows)](*source, *table, vocabulary, stride, TILES=padded, **sizes)

@@ -57,8 +57,8 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
-    """Chooses one token from the model's distribution, after LogitRules and min_tokens. Filters apply in vLLM's order:
-    temperature, min_p, top_k, top_p.
+    """Chooses one token from the model's distribution, after LogitRules and min_tokens. Filters apply in vLLM's order, with
+    llama.cpp's top_n_sigma first: temperature, top_n_sigma, min_p, top_k, top_p.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -69,6 +69,7 @@ class Sampling(_message.Message):
     MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
+    TOP_N_SIGMA_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
     top_p: _builtins.float
@@ -78,6 +79,8 @@ class Sampling(_message.Message):
     differ by rounding. Absent: the gateway draws one and reports it in Started.
     """
     sample_count: _builtins.int
+    top_n_sigma: _builtins.float
+    """The standard deviation is that of the row's finite logits; Tang et al. 2024, arXiv:2411.07641."""
     def __init__(
         self,
         *,
@@ -87,10 +90,11 @@ class Sampling(_message.Message):
         min_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
         sample_count: _builtins.int | None = ...,
+        top_n_sigma: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "sample_count", b"sample_count", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_n_sigma", b"_top_n_sigma", "_top_p", b"_top_p", "min_p", b"min_p", "sample_count", b"sample_count", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "sample_count", b"sample_count", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_n_sigma", b"_top_n_sigma", "_top_p", b"_top_p", "min_p", b"min_p", "sample_count", b"sample_count", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
@@ -102,6 +106,8 @@ class Sampling(_message.Message):
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_n_sigma: _TypeAlias = _typing.Literal["top_n_sigma"]  # noqa: Y015
+    _WhichOneofArgType__top_n_sigma: _TypeAlias = _typing.Literal["_top_n_sigma", b"_top_n_sigma"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
@@ -114,6 +120,8 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n_sigma) -> _WhichOneofReturnType__top_n_sigma | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 

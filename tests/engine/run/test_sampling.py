@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import pstdev
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ samplings = st.builds(
     top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.01]),
     min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
     seed=st.integers(-(2**63), 2**63 - 1),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.4, 1.0, 2.5, 1e30]),
 )
 
 
@@ -74,9 +76,10 @@ class Twin:
     def allowed(cls, logits: list[float], sampling: Sampling) -> list[int]:
         order = sorted(range(len(logits)), key=lambda token: -logits[token])
         weights = [math.exp((logits[token] - logits[order[0]]) / sampling.temperature) for token in order]
+        least = max(sampling.min_p, cls.least_chance(logits, sampling))
         for weight in weights:
-            cls.clear(weight, sampling.min_p)
-        weights = [weight for weight in weights if weight >= sampling.min_p][: sampling.top_k or None]
+            cls.clear(weight, least)
+        weights = [weight for weight in weights if weight >= least][: sampling.top_k or None]
         kept, reached = [], 0.0
         for token, weight in zip(order, weights, strict=False):
             cls.clear(reached, sampling.top_p)
@@ -84,6 +87,12 @@ class Twin:
                 kept.append(token)
             reached += weight / sum(weights)
         return kept
+
+    @staticmethod
+    def least_chance(logits: list[float], sampling: Sampling) -> float:
+        if not sampling.top_n_sigma:
+            return 0.0
+        return math.exp(-min(700.0, sampling.top_n_sigma * pstdev(logits) / sampling.temperature))
 
     @classmethod
     def choose(cls, logits: list[float], draw: Draw) -> int:
@@ -350,6 +359,22 @@ class TestEdges:
         logits = tuple(math.log(chance) for chance in (0.5, 0.3, 0.15, 0.05))
         assert self.support(Sampling(top_k=2, top_p=0.6), logits) == {0}
         assert self.support(Sampling(top_p=0.6), logits) == {0, 1}
+
+    def test_top_n_sigma_keeps_logits_near_the_largest_at_any_temperature(self) -> None:
+        # Mean 2.75 and deviation 2.95 of the finite ones.
+        logits = [7.0, 4.0, -math.inf, 0.0, 0.0]
+        for temperature in (0.2, 1.0, 5.0):
+            for sigmas, kept in (
+                (0.5, {0}),
+                (1.0, {0}),
+                (1.1, {0, 1}),
+                (2.3, {0, 1}),
+                (2.5, {0, 1, 3, 4}),
+                (0.0, {0, 1, 3, 4}),
+            ):
+                drawn = self.support(Sampling(temperature, top_n_sigma=sigmas), logits)
+                assert drawn <= kept
+                assert temperature < 5 or drawn == kept
 
     def test_min_p_comes_before_top_p(self) -> None:
         # Of the first two, which min_p keeps, the first has 0.625, above 0.6; of all it would have 0.5.

@@ -43,10 +43,10 @@ def is_near_tie(logits: torch.Tensor, draw: Draw) -> bool:
     sampling = draw.sampling
     nudged = [
         replace(sampling, **{name: getattr(sampling, name) * (1 + sign * MARGIN)})
-        for name in ("temperature", "top_p", "min_p")
+        for name in ("temperature", "top_p", "min_p", "top_n_sigma")
         for sign in (-1, 1)
     ]
-    return len(set(sample(logits.expand(6, -1), [draw._replace(sampling=one) for one in nudged]))) > 1
+    return len(set(sample(logits.expand(8, -1), [draw._replace(sampling=one) for one in nudged]))) > 1
 
 
 def check(logits: torch.Tensor, draws: list[Draw]) -> int:
@@ -65,6 +65,7 @@ def random_sampling(source: random.Random) -> Sampling:
         top_p=source.choice([1.0, 1.0, 0.95, 0.5, 0.01]),
         min_p=source.choice([0.0, 0.0, 0.02, 0.3, 1.0]),
         seed=source.randrange(-(2**63), 2**63),
+        top_n_sigma=source.choice([0.0, 0.0, 0.5, 1.5, 1e30]),
     )
 
 
@@ -98,6 +99,7 @@ def test_tokens_are_the_cpus_except_for_few_near_ties(dtype: torch.dtype) -> Non
         *(Sampling(top_k=one, seed=5) for one in (1, 2, 69, 70, 2**31 - 1)),
         *(Sampling(top_p=one, seed=6) for one in (5e-324, 1e-9, 0.999999, 1.0)),
         *(Sampling(min_p=one, seed=7) for one in (1e-50, 0.9, 1.0)),
+        *(Sampling(top_n_sigma=one, seed=8) for one in (5e-324, 0.7, 1e30)),
         Sampling(1.5, 8, 0.9, 0.1, seed=-9),
     ],
 )
