@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from services.runtime import transport
 from services.runtime.slices import run_in_slices
 from services.runtime.tls import ClientTLS
 from services.wire.attach import register_message
+from services.wire.features import MANAGER_FEATURES, without_features
 from services.wire.report import pages_of
 from services.wire.step import step_message
 from services.wire.step_result import result_of
@@ -59,11 +60,12 @@ _NO_TRACE_PARENTS: Mapping[str, str] = {}
 class _NewStream:
     """A new stream, with its own queue, so that Steps for an older stream never enter it.
 
-    `reattached` describes the pool if the stream replaces another.
+    `reattached` describes the pool if the stream replaces another. `missing` has the fields that the manager lacks.
     """
 
     outgoing: _Outgoing
     reattached: Reattached | None
+    missing: Collection[str]
 
 
 class _Disconnect:
@@ -85,10 +87,12 @@ class BlockClient:
         tls: ClientTLS | None = None,
         trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS,
         connect: Connect | None = None,
+        needs: Collection[str] = (),
     ) -> None:
         """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
-        With `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
+        `needs` has the features that the manager must have: names of services.wire.features.MANAGER_FEATURES. With
+        `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
         thread changes it. `connect` opens a channel in place of gRPC's.
         """
         self._address = address
@@ -96,6 +100,8 @@ class BlockClient:
         self.replica = Replica(spec)
         self._wake = wake
         self._trace_parents = trace_parents
+        self._needs = needs
+        self._missing: Collection[str] = ()
         self._loop = asyncio.get_running_loop()
         self._incoming: deque[StepResult | _NewStream | _Disconnect] = deque()
         self._outgoing: _Outgoing = asyncio.Queue()
@@ -128,6 +134,8 @@ class BlockClient:
         """Send a Step; a disconnect loses its answer."""
         assert self._sending is not None, "the stream is ready"
         message = step_message(step)
+        if self._missing:
+            without_features(message, self._missing)
         if self._trace_parents:
             for allocate in message.step.allocates:
                 allocate.trace_parent = self._trace_parents.get(allocate.request_id, "")
@@ -142,8 +150,8 @@ class BlockClient:
                 case _Disconnect():
                     self._sending = None
                     self._loop.call_soon_threadsafe(self._disconnect_received.set)
-                case _NewStream(outgoing, reattached):
-                    self._sending = outgoing
+                case _NewStream(outgoing, reattached, missing):
+                    self._sending, self._missing = outgoing, missing
                     if reattached:
                         raise reattached
         return None
@@ -200,13 +208,19 @@ class BlockClient:
         if not isinstance(first, pb.PoolResponse):
             await call.code()
             return
+        features = frozenset(first.registered.features)
+        if lacking := [name for name in self._needs if name not in features]:
+            raise AttachRefused(
+                f"the KV manager at {self._address} lacks {', '.join(lacking)}: it is of an older version"
+            )
+        missing = [name for name in MANAGER_FEATURES if name not in features]
         session = {"session": first.registered.session, "engine": self.replica.spec.engine_id}
         log.info("attached to the KV manager at %s", self._address, extra=session)
         self.detached.clear()
         self.attached.set()
         replica = self.replica
         reattached = Reattached(replica.available_blocks, replica.available_host_blocks, replica.pins)
-        self._put(_NewStream(self._outgoing, reattached if self._sessions else None))
+        self._put(_NewStream(self._outgoing, reattached if self._sessions else None, missing))
         self._sessions += 1
         while isinstance(response := await call.read(), pb.PoolResponse):
             if not self._receive_result(result_of(response.result)):
@@ -230,7 +244,7 @@ class BlockClient:
         spec = self.replica.spec
         if not spec.boot_id:
             spec = replace(spec, **start_after_boot())
-        yield pb.PoolRequest(register=register_message(spec))
+        yield pb.PoolRequest(register=register_message(spec, tuple(self._needs)))
         report = await run_in_slices(self.replica.reporting())
         for page in pages_of(report):
             yield pb.PoolRequest(report=page)

@@ -1,12 +1,22 @@
 """Messages of an Attach stream: their kinds, and the registration of a pool."""
 
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
-from services.runtime.errors import InvalidField, UnexpectedMessage
+from services.runtime.errors import InvalidField, UnexpectedMessage, UnsupportedField
+from services.runtime.http.validation import shown
 from services.wire.duration import duration
+from services.wire.features import MANAGER_FEATURES
 from services.wire.wire_fields import ENTRY_BYTES, Message, field_at, root_message
+
+_SHOWN_FEATURES = 4
+
+log = logging.getLogger("quire.kvmanager")
 
 
 def kind_of(data: bytes) -> str:
@@ -25,9 +35,9 @@ def only_field(data: bytes, kind: str) -> Message:
     return root_message(data).of(field, kind)
 
 
-def register_message(spec: PoolSpec) -> pb.Register:
-    """Write the registration of an engine's pool."""
-    return pb.Register(**vars(spec))
+def register_message(spec: PoolSpec, needs: Sequence[str] = ()) -> pb.Register:
+    """Write the registration of an engine's pool, which needs these features of its manager."""
+    return pb.Register(**vars(spec), needs=needs)
 
 
 def spec_of(message: pb.Register) -> PoolSpec:
@@ -36,16 +46,34 @@ def spec_of(message: pb.Register) -> PoolSpec:
 
 
 def read_register(data: bytes) -> PoolSpec:
-    """Read a PoolRequest with a Register. Raises InvalidField, InvalidRegistration, DecodeError, UnexpectedMessage."""
+    """Read a PoolRequest with a Register.
+
+    Raises UnsupportedField for a feature that the engine needs and this version lacks; InvalidField,
+    InvalidRegistration, DecodeError and UnexpectedMessage. A field that this version does not know is logged: what the
+    engine needs stands in `needs`.
+    """
     if len(data) > ENTRY_BYTES:
         raise InvalidField(f"register must have at most {ENTRY_BYTES} bytes, not {len(data)}", "register")
     request = pb.PoolRequest.FromString(data)
     if request.WhichOneof("kind") != "register":
         raise UnexpectedMessage(f"expected register, got {request.WhichOneof('kind')}")
+    if missing := missing_features(request.register.needs):
+        lacking = ", ".join(shown(name) for name in missing[:_SHOWN_FEATURES])
+        message = f"register.needs has {lacking}, which this KV manager lacks: it is of an older version"
+        raise UnsupportedField(message, "register.needs")
+    unknown = UnknownFieldSet(request.register)
+    for index in range(len(unknown)):
+        log.warning("register has field %d, which this version ignores", unknown[index].field_number)
     return spec_of(request.register)
 
 
+def missing_features(needs: Iterable[str]) -> list[str]:
+    """Return the features that an engine needs and this version lacks."""
+    return [name for name in needs if name not in MANAGER_FEATURES]
+
+
 def registered_message(epoch: int, session: int, lease_seconds: float) -> pb.PoolResponse:
-    """Write that the pool is attached."""
-    registered = pb.Registered(manager_epoch=epoch, session=session, lease=duration(lease_seconds))
+    """Write that the pool is attached, and what this manager knows."""
+    lease = duration(lease_seconds)
+    registered = pb.Registered(manager_epoch=epoch, session=session, lease=lease, features=MANAGER_FEATURES)
     return pb.PoolResponse(registered=registered)

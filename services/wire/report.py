@@ -11,9 +11,10 @@ from blocks import KEY_BYTES
 from kvmanager import InvalidReport, PoolReport, PoolSpec, SequenceReport, TierReport, limits
 from kvmanager.parts import parts_of
 from quire.v1 import kvmanager_pb2 as pb
-from services.wire.wire_fields import ENTRY_BYTES, Message, Sliced, check_length, numbers, parts
+from services.wire.wire_fields import ENTRY_BYTES, Message, Sliced, check_known, check_length, numbers, parts
 
 _Entry = TypeVar("_Entry")
+_Known = TypeVar("_Known", pb.SequenceReport, pb.PinReport)
 
 # Limits of a written page, so that reading it takes well below a millisecond.
 _BLOCKS_TOGETHER = 2048
@@ -92,6 +93,7 @@ class ReportReader:
         entries = {_SEQUENCES: _PAGE_ENTRIES, _PINS: _PAGE_ENTRIES}
         found = yield from parts(message, pb.ReportPage.DESCRIPTOR, _COLUMNS, entries, ENTRY_BYTES)
         rest = pb.ReportPage.FromString(bytes(found.rest))
+        check_known(rest, "report")
         if not (rest.last or any(found.entries.values()) or any(found.columns.values())):
             self._empty_pages += 1
         if self._empty_pages > _EMPTY_PAGES:
@@ -107,7 +109,7 @@ class ReportReader:
 
     def _add_sequence(self, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.SequenceReport.DESCRIPTOR)
-        self.report.sequences.append(_sequence(pb.SequenceReport.FromString(rest), blocks))
+        self.report.sequences.append(_sequence(_known(pb.SequenceReport.FromString(rest), message.path), blocks))
         if len(self.report.sequences) > limits.MAX_SEQUENCES:
             raise InvalidReport(f"the report must have at most {limits.MAX_SEQUENCES} sequences")
         if not len(self.report.sequences) % 64:
@@ -115,7 +117,7 @@ class ReportReader:
 
     def _add_pin(self, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.PinReport.DESCRIPTOR)
-        pin_id = pb.PinReport.FromString(rest).pin_id
+        pin_id = _known(pb.PinReport.FromString(rest), message.path).pin_id
         if check_length(pin_id, limits.MAX_PIN_ID_LENGTH, "report.pins.pin_id") in self.report.pins:
             raise InvalidReport(f"pin {pin_id!r} is listed twice")
         self.report.pins[pin_id] = blocks
@@ -162,6 +164,11 @@ def _add_keys(keyed: dict[int, bytes], blocks: "array[int]", keys: bytes) -> Sli
         keyed[block] = keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
         if not (position + 1) % _ROWS:
             yield
+
+
+def _known(message: _Known, path: str) -> _Known:
+    check_known(message, path)
+    return message
 
 
 def _sequence(message: pb.SequenceReport, blocks: list[int]) -> SequenceReport:

@@ -12,7 +12,7 @@ from services.runtime.errors import InvalidField, UnexpectedMessage
 from services.wire.attach import only_field
 from services.wire.columns import check_columns, check_counts, pairs
 from services.wire.step import allocate_of, step_of
-from services.wire.wire_fields import ENTRY_BYTES, Field, Message, Sliced, batches, numbers, parts
+from services.wire.wire_fields import ENTRY_BYTES, Field, Message, Sliced, batches, check_known, numbers, parts
 
 # Sizes that protobuf parses, and that become values, well within a millisecond.
 SMALL_BYTES = 1 << 14
@@ -46,6 +46,7 @@ def read_step(data: bytes) -> Sliced[ReadStep]:
     if kind != "step":
         raise UnexpectedMessage(f"expected step, got {kind or 'an empty message'}")
     message = request.step
+    check_known(message, "step")
     items = len(message.allocates) + len(message.frees) + len(message.forks) + len(message.pins)
     if items > _FEW_ITEMS:
         return (yield from _large(Message(message.SerializeToString(), 0, message.ByteSize(), "step")))
@@ -64,6 +65,7 @@ def _large(message: Message) -> Sliced[ReadStep]:
     most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MAX_ITEMS) | {_COMMITS: 1, _EXTENDS: 1}
     found = yield from parts(message, pb.Step.DESCRIPTOR, columns, most, ENTRY_BYTES)
     rest = pb.Step.FromString(bytes(found.rest))
+    check_known(rest, "step")
     swap_outs = yield from _column(found.columns[_SWAP_OUTS], "step.swap_outs", wide=True)
     swap_ins = yield from _column(found.columns[_SWAP_INS], "step.swap_ins", wide=True)
     lengths = yield from _pairs(found.columns[_LENGTHS[0]], found.columns[_LENGTHS[1]], "step.lengths")
@@ -113,6 +115,7 @@ def _pairs(first: bytearray, second: bytearray, field: str) -> Sliced[list[tuple
 def _commits(message: Message) -> Sliced[list[Commit]]:
     columns = dict.fromkeys((1, 2, 3), _COLUMN_BYTES) | {4: limits.MAX_COMMITTED_TOKENS * _VARINT_BYTES}
     found = yield from parts(message, pb.Commits.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    check_known(pb.Commits.FromString(bytes(found.rest)), "step.commits")
     sequences = yield from _column(found.columns[1], "step.commits.sequences", wide=True)
     first_indices = yield from _column(found.columns[2], "step.commits.first_indices")
     counts = yield from _column(found.columns[3], "step.commits.token_counts")
@@ -123,6 +126,7 @@ def _commits(message: Message) -> Sliced[list[Commit]]:
 def _extends(message: Message) -> Sliced[list[Extend]]:
     columns = dict.fromkeys((1, 2, 3, 4), _COLUMN_BYTES)
     found = yield from parts(message, pb.Extends.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    check_known(pb.Extends.FromString(bytes(found.rest)), "step.extends")
     groups = yield from _column(found.columns[1], "step.extends.groups", wide=True)
     rooms = yield from _pairs(found.columns[3], found.columns[4], "step.extends")
     counts = (yield from _column(found.columns[2], "step.extends.sequence_counts")) or array("i", [1]) * len(rooms)
@@ -160,6 +164,7 @@ def _items(message: Message, fields: list[Field]) -> Sliced[tuple[dict[str, list
         for batch in batches(message, list(run), _FEW_ITEMS, _BATCH_BYTES):
             yield
             part = pb.Step.FromString(batch)
+            check_known(part, "step")
             traces |= trace_parents(part, len(allocates))
             step = step_of(part)
             for name, found in items.items():
@@ -179,4 +184,5 @@ def _long_allocate(message: Message, field: Field, max_tokens: int) -> Sliced[tu
     found = yield from parts(inner, pb.Allocate.DESCRIPTOR, columns, {}, ENTRY_BYTES)
     token_ids = yield from numbers(found.columns[_TOKEN_IDS], max_tokens, "step.allocates.token_ids")
     rest = pb.Allocate.FromString(bytes(found.rest))
+    check_known(rest, "step.allocates")
     return allocate_of(rest)._replace(token_ids=token_ids), rest.trace_parent

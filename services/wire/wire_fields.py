@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
@@ -187,6 +189,20 @@ def batches(message: Message, fields: list[Field], max_fields: int, max_bytes: i
         size += field.end - field.begin
     if batch:
         yield b"".join(batch)
+
+
+def check_known(message: ProtobufMessage, path: str) -> None:
+    """Raise InvalidField for a field that this version does not know, in a message or in the messages in it.
+
+    To ignore it would change what the sender means. An engine sends only fields that the manager lists in Registered.
+    """
+    if unknown := UnknownFieldSet(message):
+        number = unknown[0].field_number
+        raise InvalidField(f"{path} has field {number}, which this version does not know", path)
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for one in value if field.is_repeated else (value,):
+                check_known(one, f"{path}.{field.name}")
 
 
 def check_length(value: _Text, maximum: int, field: str) -> _Text:

@@ -295,6 +295,7 @@ class Register(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     STARTED_AFTER_BOOT_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Unique among engines; the default is host name and port."""
     incarnation: _builtins.int
@@ -315,6 +316,12 @@ class Register(_message.Message):
     """Identifies the boot of the engine's machine. Empty: unknown."""
     started_after_boot: _builtins.int
     """Start of the engine process in nanoseconds since this boot, by a clock that is never set back."""
+    @_builtins.property
+    def needs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features that the engine needs, as `Registered.features` names them. One that the manager lacks: UNIMPLEMENTED, with
+        its name.
+        """
+
     def __init__(
         self,
         *,
@@ -327,10 +334,11 @@ class Register(_message.Message):
         model: _builtins.str = ...,
         boot_id: _builtins.str = ...,
         started_after_boot: _builtins.int = ...,
+        needs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "boot_id", b"boot_id", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint", "started_after_boot", b"started_after_boot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "boot_id", b"boot_id", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint", "needs", b"needs", "started_after_boot", b"started_after_boot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -556,6 +564,7 @@ class Registered(_message.Message):
     MANAGER_EPOCH_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     manager_epoch: _builtins.int
     """Random, drawn when the manager started; compared for equality only."""
     session: _builtins.int
@@ -564,16 +573,24 @@ class Registered(_message.Message):
     def lease(self) -> _duration_pb2.Duration:
         """Time that the pool outlives a broken stream. Zero: it is dropped with the stream."""
 
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields added after version 0.1.0 that the manager knows, by their paths from PoolRequest, such as
+        `step.allocates.prefix_of`. Engines leave out others: a field that the manager does not know is INVALID_ARGUMENT, but
+        for those of Register.
+        """
+
     def __init__(
         self,
         *,
         manager_epoch: _builtins.int = ...,
         session: _builtins.int = ...,
         lease: _duration_pb2.Duration | None = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "manager_epoch", b"manager_epoch", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "lease", b"lease", "manager_epoch", b"manager_epoch", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """Handshakes of engines: which one succeeds, how long they may last, and how a replaced stream ends."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from blocks import Allocate, Step
 from kvmanager import KVManager, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc
@@ -18,6 +20,8 @@ from services.kvmanager.raw_request_interceptor import RawRequestInterceptor
 from services.kvmanager.recorder import OperationsRecorder
 from services.kvmanager.servicer import KVManagerServicer
 from services.runtime import transport
+from services.wire.features import MANAGER_FEATURES
+from services.wire.step_reader import read_step
 from tests.services.kvmanager.attach_stream import register
 
 pytestmark = pytest.mark.anyio
@@ -258,3 +262,46 @@ async def test_an_engine_refused_twice_ends() -> None:
         with pytest.raises(AttachRefused, match="older than the attaching 6"):
             await asyncio.wait_for(client.run(), 30)
         newer.call.cancel()
+
+
+async def test_an_engine_ends_if_its_manager_lacks_what_it_needs() -> None:
+    async with serving() as (_, _, address):
+        client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None, needs=["step.trims"])
+        with pytest.raises(AttachRefused, match=r'refused the pool: register\.needs has "step\.trims"'):
+            await asyncio.wait_for(client.run(), 30)
+
+
+async def test_an_engine_ends_if_its_manager_does_not_announce_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager of version 0.1.0 ignores what an engine needs, and announces nothing."""
+    monkeypatch.setattr("services.wire.attach.MANAGER_FEATURES", ())
+    monkeypatch.setattr("services.wire.attach.missing_features", lambda needs: [])
+    async with serving() as (_, _, address):
+        client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None, needs=["step.trims"])
+        with pytest.raises(AttachRefused, match=r"lacks step\.trims: it is of an older version"):
+            await asyncio.wait_for(client.run(), 30)
+
+
+async def test_an_engine_leaves_out_what_its_manager_does_not_announce(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_prefix_of(request: bytes) -> str:
+        return pb.PoolRequest.FromString(request).step.allocates[0].prefix_of
+
+    def reading(data: bytes) -> Any:
+        sent.append(first_prefix_of(data))
+        return read_step(data)
+
+    sent: list[str] = []
+    monkeypatch.setattr("services.kvmanager.servicer.read_step", reading)
+    for announced in (MANAGER_FEATURES, ()):
+        monkeypatch.setattr("services.wire.attach.MANAGER_FEATURES", announced)
+        async with serving() as (_, _, address):
+            client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None)
+            running = asyncio.create_task(client.run())
+            await asyncio.wait_for(client.attached.wait(), 30)
+            assert client.receive() is None
+            client.send(Step(step=1, allocates=[Allocate(1, 1, "r", b"", array("i", [5]), 1, prefix_of="other")]))
+            while (answer := client.receive()) is None:
+                await asyncio.sleep(0.001)
+            assert answer.step == 1
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert sent == ["other", ""]

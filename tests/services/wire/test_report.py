@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from blocks import KEY_BYTES
 from kvmanager import InvalidReport, Pool, PoolReport, PoolSpec, SequenceReport, TierReport, report_of
 from quire.v1 import kvmanager_pb2 as pb
+from services.runtime.errors import InvalidField
 from services.wire.attach import kind_of, only_field
 from services.wire.report import ReportReader, pages_of
 from tests.services.wire.slicing import drain
@@ -77,3 +78,15 @@ def test_pages_of_empty_columns_count_as_empty() -> None:
         drain(reader.add(only_field(message, "report")))
     with pytest.raises(InvalidReport, match="empty pages"):
         drain(reader.add(only_field(message, "report")))
+
+
+@pytest.mark.parametrize("place", ["report", "report.sequences", "report.pins"])
+def test_a_field_that_a_later_version_has_is_refused_by_its_number(place: str) -> None:
+    request = pb.PoolRequest(report={"sequences": [{"sequence": 1}], "pins": [{"pin_id": "a"}], "last": True})
+    _, _, name = place.partition(".")
+    message = getattr(request.report, name)[0] if name else request.report
+    message.MergeFromString(b"\x98\x03\x01")  # field 51
+    data = request.SerializeToString()
+    reader = ReportReader(PoolSpec("engine", 1, "model", 4, BLOCKS, BLOCKS))
+    with pytest.raises(InvalidField, match=rf"^{place} has field 51, which this version does not know"):
+        drain(reader.add(only_field(data, "report")))

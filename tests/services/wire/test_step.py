@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
 from quire.v1 import kvmanager_pb2 as pb
+from services.runtime.errors import InvalidField
 from services.wire import step_reader
 from services.wire.attach import kind_of
 from services.wire.step import step_message, step_of
@@ -72,3 +73,35 @@ def test_a_step_round_trips_in_slices(monkeypatch: pytest.MonkeyPatch, small_byt
         assert plain(drain(read_step(step_message(step).SerializeToString())).step) == plain(step)
 
     check()
+
+
+UNKNOWN = b"\xa0\x03\x01"  # field 52, which a later version may have
+
+
+def with_unknown_field(place: str) -> pb.PoolRequest:
+    request = pb.PoolRequest(
+        step={"step": 1, "commits": {}, "extends": {}, "allocates": [{"group": 1}], "frees": [{"reason": 1}]}
+    )
+    message = request.step
+    for name in place.split(".")[1:]:
+        message = getattr(message, name)
+        message = message[0] if name in ("allocates", "frees") else message
+    message.MergeFromString(UNKNOWN)
+    return request
+
+
+@pytest.mark.parametrize("small_bytes", [0, step_reader.SMALL_BYTES])
+@pytest.mark.parametrize("place", ["step", "step.commits", "step.extends", "step.allocates", "step.frees"])
+def test_a_field_that_a_later_version_has_is_refused_by_its_number(
+    monkeypatch: pytest.MonkeyPatch, small_bytes: int, place: str
+) -> None:
+    monkeypatch.setattr(step_reader, "SMALL_BYTES", small_bytes)
+    with pytest.raises(InvalidField, match=rf"^{place} has field 52, which this version does not know"):
+        drain(read_step(with_unknown_field(place).SerializeToString()))
+
+
+def test_an_unknown_field_of_a_long_allocate_is_refused() -> None:
+    request = with_unknown_field("step.allocates")
+    request.step.allocates[0].token_ids.extend(range(1 << 16))
+    with pytest.raises(InvalidField, match=r"^step.allocates has field 52"):
+        drain(read_step(request.SerializeToString()))
