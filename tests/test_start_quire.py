@@ -1,0 +1,61 @@
+"""The command loads Quire's packages, whatever else has their names."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("blocks", "engine", "kvmanager", "services")
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A folder with other packages of these names."""
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('a package of somebody else')")
+    return tmp_path
+
+
+def run(command: Path, python_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    path = os.pathsep.join((str(python_path), str(ROOT / "protos"), os.environ.get("PYTHONPATH", "")))
+    line = [sys.executable, str(command), *arguments]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(line, cwd=python_path, env=environment, text=True, capture_output=True, check=False)
+
+
+def test_packages_of_the_same_names_on_the_path_are_not_imported(foreign: Path) -> None:
+    done = run(ROOT / "start_quire.py", foreign, "generate", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Continue PROMPT" in done.stdout
+
+
+def test_processes_that_it_starts_import_quires_packages_too(foreign: Path) -> None:
+    launcher = foreign / "launcher.py"
+    launcher.write_text(
+        f"""
+import contextlib, subprocess, sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.argv = ["quire", "--version"]
+import start_quire
+with contextlib.suppress(SystemExit):
+    start_quire.main()
+subprocess.run([sys.executable, "-P", "-c", "import services; print(services.__file__)"], check=True)
+"""
+    )
+    done = run(launcher, foreign)
+    assert done.stdout.splitlines()[-1] == str(ROOT / "services" / "__init__.py")
+
+
+def test_a_package_that_another_distribution_overwrote_is_named(foreign: Path) -> None:
+    shutil.copy(ROOT / "start_quire.py", foreign)
+    done = run(foreign / "start_quire.py", foreign)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        f"quire: the package 'blocks' in {foreign.resolve()} is not Quire's: another installed"
+    )
+    assert done.stderr.count("\n") == 1
