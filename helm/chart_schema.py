@@ -11,6 +11,7 @@ from deploy.prometheus.thresholds import PRESETS, THRESHOLDS, Threshold
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER
 
 Schema = dict[str, Any]
 
@@ -195,6 +196,15 @@ def fractions(schema: Schema) -> dict[str, dict[str, Schema]]:
     return {
         key: {name: found for name, one in level["properties"].items() if (found := _bounds_of_fraction(one))}
         for key, level in {**below, "thresholds": of_rules}.items()
+    }
+
+
+def ports() -> dict[str, dict[str, int]]:
+    """Return the ports of each component, by the names that its service gives them."""
+    return {
+        "kvmanager": {"grpc": KVMANAGER.grpc, "map": KVMANAGER.http, "metrics": KVMANAGER.metrics},
+        "engine": {"grpc": ENGINE.grpc, "metrics": ENGINE.metrics},
+        "gateway": {"grpc": GATEWAY.grpc, "http": GATEWAY.http, "metrics": GATEWAY.metrics},
     }
 
 

@@ -1,4 +1,4 @@
-"""Writes the chart's generated files: values.schema.json, fractions.json, requirements.json, README.md, and rules.
+"""Writes the generated files of the chart: schema, README, rules, and the JSON that its templates read.
 
 Also sets the version of `pyproject.toml` in Chart.yaml and in the values of ci/, and writes the variables that docker
 compose passes on, because both deployments pass the same settings.
@@ -18,7 +18,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chart_readme import readme_of
-from chart_schema import SETTINGS, fractions, requirements, schema_of
+from chart_schema import SETTINGS, fractions, ports, requirements, schema_of
 from chart_values import values_of
 from compose_variables import variables_of
 
@@ -66,6 +66,7 @@ def generated() -> dict[Path, str]:
         **{path: _VERSIONED.sub(rf"\g<1>{VERSION}", path.read_text()) for path in versioned},
         CHART / "values.schema.json": json.dumps(schema, indent=2) + "\n",
         CHART / "fractions.json": json.dumps(fractions(schema), indent=2) + "\n",
+        CHART / "ports.json": json.dumps(ports(), indent=2) + "\n",
         CHART / "requirements.json": json.dumps(requirements(), indent=2) + "\n",
         CHART / "README.md": readme_of(about, values),
         **{COMPOSE / f"{service}.env": variables_of(service, settings) for service, settings in SETTINGS.items()},

@@ -13,6 +13,7 @@ import click
 
 from services.cli.options import together
 from services.runtime.addresses import check_server_address
+from services.runtime.ports import GATEWAY, KVMANAGER, local
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _NEEDED = (
     ("server_name", "ca"),
 )
 # Default addresses of services that were started one by one.
-_ADDRESSES = {"gateway": "127.0.0.1:50051", "kvmanager": "127.0.0.1:50053"}
+_ADDRESSES = {"gateway": local(GATEWAY.grpc), "kvmanager": local(KVMANAGER.grpc)}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from services.runtime import exposure
 from services.runtime.addresses import check_listen_address, check_server_address, check_url
 from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
+from services.runtime.ports import ENGINE, KVMANAGER, local
 from services.runtime.settings import InvalidSetting, Requires, check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
 
@@ -36,9 +37,9 @@ class EngineSettings:
     """
 
     listen: str = setting(
-        "127.0.0.1:50052", "Address to listen on: host:port or unix:/path.", form=check_listen_address
+        local(ENGINE.grpc), "Address to listen on: host:port or unix:/path.", form=check_listen_address
     )
-    kvmanager: str = setting("127.0.0.1:50053", "Address of the KV manager.", form=check_server_address)
+    kvmanager: str = setting(local(KVMANAGER.grpc), "Address of the KV manager.", form=check_server_address)
     model: str = setting("demo", "Model: demo, a local folder, a .gguf file, or a hub id.")
     model_name: str = setting("", "Model name for clients. Empty: the value of --model.")
     engine_id: str = setting("", "Unique name at the KV manager. Empty: host name and address.")

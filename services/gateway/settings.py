@@ -8,6 +8,7 @@ from services.runtime import exposure
 from services.runtime.addresses import check_http_listen_address, check_listen_address, check_url
 from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
+from services.runtime.ports import ENGINE, GATEWAY, local
 from services.runtime.settings import check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
 
@@ -17,10 +18,10 @@ class GatewaySettings:
     """Addresses, engines, and limits of a gateway."""
 
     listen: str = setting(
-        "127.0.0.1:50051", "Address to listen on: host:port or unix:/path.", form=check_listen_address
+        local(GATEWAY.grpc), "Address to listen on: host:port or unix:/path.", form=check_listen_address
     )
     http_listen: str = setting(
-        "127.0.0.1:8000",
+        local(GATEWAY.http),
         "Address of the OpenAI-compatible HTTP API: host:port. Empty: none.",
         may_be_empty=True,
         form=check_http_listen_address,
@@ -42,7 +43,7 @@ class GatewaySettings:
         most=86400,
     )
     engines: str = setting(
-        "127.0.0.1:50052",
+        local(ENGINE.grpc),
         "Addresses of the engines, separated by commas. dns:NAME:PORT means every address that NAME resolves to.",
     )
     discovery_seconds: float = setting(

@@ -7,6 +7,7 @@ from services.runtime import exposure
 from services.runtime.addresses import check_http_listen_address, check_listen_address, check_url
 from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
+from services.runtime.ports import KVMANAGER, local
 from services.runtime.settings import check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
 
@@ -16,10 +17,10 @@ class KVManagerSettings:
     """Settings of the KV manager: addresses, leases, TLS, metrics, logs and records."""
 
     listen: str = setting(
-        "127.0.0.1:50053", "Address to listen on: host:port or unix:/path.", form=check_listen_address
+        local(KVMANAGER.grpc), "Address to listen on: host:port or unix:/path.", form=check_listen_address
     )
     map_listen: str = setting(
-        "127.0.0.1:8053",
+        local(KVMANAGER.http),
         "Address of the live block map page: host:port. Empty: none.",
         may_be_empty=True,
         form=check_http_listen_address,

@@ -90,13 +90,18 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
-{{/* The ports of each component, as JSON. */}}
+{{/* The ports of each component, as JSON: the services' defaults (services/runtime/ports.py). */}}
 {{- define "quire.ports" -}}
-{
-  "kvmanager": {"grpc": 50053, {{ if .Values.kvmanager.map.open }}"map": 8053, {{ end }}"metrics": 9153},
-  "engine": {"grpc": 50052, "metrics": 9152},
-  "gateway": {"grpc": 50051, "http": 8000, "metrics": 9151}
-}
+{{- $ports := .Files.Get "ports.json" | fromJson }}
+{{- if not .Values.kvmanager.map.open }}
+{{- $_ := unset $ports.kvmanager "map" }}
+{{- end }}
+{{- toJson $ports }}
+{{- end }}
+
+{{/* The gRPC port of a component, from `root` and `component`. */}}
+{{- define "quire.port" -}}
+{{- (get (include "quire.ports" .root | fromJson) .component).grpc | int }}
 {{- end }}
 
 {{/* The service names of readiness checks, as JSON. */}}

@@ -24,19 +24,20 @@ each model. engine: a container in the pod of each engine.
 
 {{/* The address at which an engine reaches its KV manager, from `root` and `engine`. */}}
 {{- define "quire.kvmanagerAddress" -}}
-{{- eq .root.Values.kvmanager.placement "engine" | ternary "127.0.0.1" .engine.kvmanager }}:50053
+{{- eq .root.Values.kvmanager.placement "engine" | ternary "127.0.0.1" .engine.kvmanager }}:{{ include "quire.port" (dict "root" .root "component" "kvmanager") }}
 {{- end }}
 
 {{/* The KV managers of a gateway. */}}
 {{- define "quire.kvmanagerAddresses" -}}
 {{- $addresses := list }}
+{{- $port := include "quire.port" (dict "root" . "component" "kvmanager") }}
 {{- range include "quire.kvmanagers" . | fromJsonArray }}
-{{- $addresses = append $addresses (printf "%s:50053" .name) }}
+{{- $addresses = append $addresses (printf "%s:%s" .name $port) }}
 {{- end }}
 {{- if $addresses }}
 {{- join "," $addresses }}
 {{- else }}
-{{- printf "dns:%s:50053" (include "quire.kvmanagerName" (dict "root" .)) }}
+{{- printf "dns:%s:%s" (include "quire.kvmanagerName" (dict "root" .)) $port }}
 {{- end }}
 {{- end }}
 

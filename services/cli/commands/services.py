@@ -15,6 +15,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.addresses import check_http_listen_address
+from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER, local
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _closed(settings: _Settings) -> _Settings:
 @options_of(EngineSettings, leave_out=NOT_OF_SERVES_ENGINE, variables=engine_variables("serve"))
 @options_of(KVManagerSettings, leave_out=_NOT_OF_SERVES_KVMANAGER)
 @_metrics_option(
-    "127.0.0.1:9151",
+    local(GATEWAY.metrics),
     "Address of the gateway's metrics for Prometheus: host:port. Engine and KV manager use the next two ports, further "
     "engines the ports after them.",
 )
@@ -129,7 +130,7 @@ def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
 
 @click.command()
 @options_of(KVManagerSettings)
-@_metrics_option("127.0.0.1:9153")
+@_metrics_option(local(KVMANAGER.metrics))
 def kvmanager(metrics_listen: str, **values: Any) -> None:
     """Start a KV manager: the bookkeeping of blocks.
 
@@ -149,7 +150,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 
 @click.command()
 @options_of(EngineSettings)
-@_metrics_option("127.0.0.1:9152")
+@_metrics_option(local(ENGINE.metrics))
 def engine(metrics_listen: str, **values: Any) -> None:
     """Start an engine: one model with its KV cache.
 
@@ -181,7 +182,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
 
 @click.command()
 @options_of(GatewaySettings)
-@_metrics_option("127.0.0.1:9151")
+@_metrics_option(local(GATEWAY.metrics))
 def gateway(metrics_listen: str, **values: Any) -> None:
     """Start a gateway: the service that clients call.
 

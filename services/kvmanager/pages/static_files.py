@@ -4,9 +4,12 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from http import HTTPStatus
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
+
+from services.runtime.ports import KVMANAGER
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -23,7 +26,11 @@ def static_routes() -> dict[str, Page]:
     """Return the handler of each path."""
     folder = resources.files(__package__) / "page"
     files = [file for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))]
-    return {_NAMES.get(file.name, f"/{file.name}"): _page(file.name, file.read_bytes()) for file in files}
+    return {_NAMES.get(file.name, f"/{file.name}"): _page(file.name, _contents(file)) for file in files}
+
+
+def _contents(file: Traversable) -> bytes:
+    return file.read_bytes().replace(b"%KVMANAGER_PORT%", b"%d" % KVMANAGER.grpc)
 
 
 def _page(name: str, contents: bytes) -> Page:

@@ -86,7 +86,7 @@ function showWaiting(kind, text) {
   find("#waiting").dataset.text = text;
   const commands = [
     ["With all services, on one machine:", "quire serve"],
-    ["Or an engine for this KV manager:", `quire engine --kvmanager ${location.hostname}:50053`],
+    ["Or an engine for this KV manager:", `quire engine --kvmanager ${location.hostname}:%KVMANAGER_PORT%`],
   ];
   find("#waiting").replaceChildren(make("p", {}, `${text[0].toUpperCase()}${text.slice(1)}.`),
     ...(kind === "waiting" ? commands.flatMap(([when, one]) => [make("p", {}, when), command(one)]) : []),
