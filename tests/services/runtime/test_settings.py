@@ -194,6 +194,13 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
     return field.metadata["least"] if most == field.default else most
 
 
+def required_by(field: "dataclasses.Field[Any]", kind: type[Any]) -> dict[str, Any]:
+    """Return values of the settings whose default does not meet what a setting requires."""
+    defaults = {one.name: one for one in dataclasses.fields(kind)}
+    others = [one.other for one in field.metadata["requires"] if not one.holds(defaults[one.other].default)]
+    return {name: another_value(defaults[name]) for name in others}
+
+
 def parse(label: str, *arguments: str) -> Any:
     """Return the settings of a command line and the environment."""
     with cli.make_context("quire", [label, *arguments], auto_envvar_prefix="QUIRE") as group:
@@ -206,10 +213,10 @@ def parse(label: str, *arguments: str) -> Any:
 def test_every_setting_has_a_flag_and_an_environment_variable(
     monkeypatch: pytest.MonkeyPatch, label: str, field: "dataclasses.Field[Any]"
 ) -> None:
-    value, needed = another_value(field), NEEDED.get(field.name, {})
+    value, needed = another_value(field), NEEDED.get(field.name, {}) | required_by(field, TYPES[label])
     expected = dataclasses.replace(TYPES[label](), **{field.name: value}, **needed)
     assert expected != TYPES[label]() == parse(label)
-    flags = [word for name, text in needed.items() for word in (flag(name), text)]
+    flags = [word for name, one in needed.items() for word in (flag(name), str(one))]
     given = [flag(field.name)] if isinstance(value, bool) else [flag(field.name), str(value)]
     assert parse(label, *flags, *given) == expected
     monkeypatch.setenv(f"QUIRE_{label}_{field.name}".upper(), str(value))
@@ -224,9 +231,7 @@ def test_every_setting_is_read() -> None:
 
 @pytest.mark.parametrize("label", TYPES)
 def test_settings_reach_a_child_process_unchanged(label: str) -> None:
-    # A share of a GPU excludes sizes of the pool; formats, proposals and backends exclude types and ranks.
-    excluding = ("gpu_memory_utilization", "weights", "kv_dtype", "speculate_ngram", "attention_backend")
-    fields = [field for field in dataclasses.fields(TYPES[label]) if field.name not in excluding]
+    fields = [field for field in dataclasses.fields(TYPES[label]) if not field.metadata["requires"]]
     settings = TYPES[label](**{field.name: another_value(field) for field in fields})
     assert parse(label, *arguments_of(settings)) == settings
 
