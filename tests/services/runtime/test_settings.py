@@ -74,7 +74,8 @@ def test_a_setting_on_its_bound_is_accepted(label: str, field: "dataclasses.Fiel
     bounds = [field.metadata[name] for name in ("least", "most") if field.metadata[name] is not None]
     for value in [*bounds, *field.metadata["choices"], field.default]:
         kind = type(field.default)
-        settings = TYPES[label](**{field.name: kind(value)}, **FITTING.get(field.name, {}))
+        beside = FITTING.get(field.name, {}) | required_by(field, TYPES[label])
+        settings = TYPES[label](**{field.name: kind(value)}, **beside)
         assert getattr(settings, field.name) == value
 
 
@@ -197,7 +198,8 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
 def required_by(field: "dataclasses.Field[Any]", kind: type[Any]) -> dict[str, Any]:
     """Return values of the settings whose default does not meet what a setting requires."""
     defaults = {one.name: one for one in dataclasses.fields(kind)}
-    others = [one.other for one in field.metadata["requires"] if not one.holds(defaults[one.other].default)]
+    always = [one for one in field.metadata["requires"] if not one.where]
+    others = [one.other for one in always if not one.holds(defaults[one.other].default)]
     return {name: another_value(defaults[name]) for name in others}
 
 
