@@ -42,7 +42,8 @@ class Limits:
     With `priority_aging` (seconds), a request of priority p is ordered as if it had arrived p times that much later; 0
     orders by priority first. An isolated request blocks the others for at most `isolation_seconds`.
 
-    At most `proposed_tokens` are proposed for a sequence in one step; 0 turns speculation off.
+    At most `proposed_tokens` are proposed for a sequence in one step, behind at least `matched_tokens` that occurred
+    before; 0 turns speculation off.
     """
 
     token_budget: int = 512
@@ -57,6 +58,7 @@ class Limits:
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
+    matched_tokens: int = 2
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from engine.schedule.limits import MAX_PROPOSED_TOKENS, Limits, Preemption
+from engine.schedule.speculation.ngram_index import MATCHES
 from kvmanager.pool_spec import MAX_NAME_LENGTH, MAX_TIER_BLOCKS
 from services.engine.guided.json_output import JsonBounds
 from services.runtime import exposure
@@ -182,6 +183,17 @@ class EngineSettings:
             Requires("attention_backend", without=("triton",), because=RUNS_AHEAD),
         ),
     )
+    speculate_ngram_min: int = setting(
+        MATCHES[-1],
+        "Minimum tokens of an n-gram whose continuation is proposed; longer ones occur less often, and are right more "
+        "often.",
+        least=MATCHES[-1],
+        most=MATCHES[0],
+        requires=(
+            Requires("speculate_ngram", without=(0,), because="nothing is proposed without it"),
+            Requires("tensor_parallel", most=1, because="ranks verify no proposals"),
+        ),
+    )
     json_blanks: int = setting(
         1,
         "Maximum blanks between two tokens of guided JSON. 1: one space; more: whitespace of any kind.",
@@ -284,6 +296,7 @@ class EngineSettings:
             max(0, self.long_prefill_token_threshold or token_budget),
             self.max_num_partial_prefills,
             self.max_long_partial_prefills,
+            self.speculate_ngram_min,
         )
 
     def json_bounds(self) -> JsonBounds:

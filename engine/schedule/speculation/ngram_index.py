@@ -27,8 +27,9 @@ class NgramIndex:
     a context that is far longer than the table; a lookup compares the tokens themselves.
     """
 
-    def __init__(self, longest: int) -> None:
-        """Start empty. `longest` is the most tokens that the sequence can have."""
+    def __init__(self, longest: int, least: int = MATCHES[-1]) -> None:
+        """Start empty. `longest` is the most tokens that the sequence can have, `least` the fewest of a match."""
+        self._matches = tuple(match for match in MATCHES if match >= least)
         slots = min(max(_LEAST_SLOTS, 1 << (longest * _SLOTS_PER_TOKEN - 1).bit_length()), _MOST_SLOTS)
         self._ends = array("i", bytes(array("i").itemsize * slots))  # where each n-gram ends; 0: an empty slot
         self._mask = slots - 1
@@ -41,7 +42,7 @@ class NgramIndex:
         taken to repeat.
         """
         self._advance(tokens)
-        for match in MATCHES:
+        for match in self._matches:
             last = tokens[-match:]
             end = self._ends[hash(tuple(last)) & self._mask]
             if end >= match and tokens[end - match : end] == last:
@@ -52,7 +53,7 @@ class NgramIndex:
     def _advance(self, tokens: list[int]) -> None:
         """Add the n-grams that end before the last token: the last ones would match themselves."""
         for end in range(self._indexed + 1, len(tokens)):
-            for match in MATCHES:
+            for match in self._matches:
                 if end >= match:
                     self._ends[hash(tuple(tokens[end - match : end])) & self._mask] = end
         self._indexed = max(self._indexed, len(tokens) - 1)

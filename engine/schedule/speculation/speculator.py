@@ -128,7 +128,7 @@ class Speculator:
     def _drafter(self, sequence: Sequence) -> _Drafter:
         if sequence.id not in self._drafters:
             self._sweep()
-            index = NgramIndex(sequence.group.request.longest)
+            index = NgramIndex(sequence.group.request.longest, self._queue.limits.matched_tokens)
             self._drafters[sequence.id] = _Drafter(index, self._rates.for_sequence())
         return self._drafters[sequence.id]
 

@@ -61,6 +61,14 @@ def test_settings_that_an_engine_accepts_together_are_accepted() -> None:
     assert render({"models": models})
 
 
+def test_a_minimum_of_n_grams_is_refused_without_proposals_and_by_ranks() -> None:
+    message = refusal(values({"speculate_ngram_min": 3, "tensor_parallel": 2}))
+    assert (
+        "engine.settings.speculate_ngram must not be 0 with engine.settings.speculate_ngram_min 3: nothing" in message
+    )
+    assert "engine.settings.tensor_parallel must be at most 1 with engine.settings.speculate_ngram_min 3" in message
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [

@@ -33,6 +33,13 @@ def test_the_latest_of_the_longest_matches_is_continued(tokens: list[int], most:
         assert index.draft(tokens[:known], most) == latest_longest_match(tokens[:known], most)
 
 
+def test_matches_shorter_than_the_minimum_propose_nothing() -> None:
+    tokens = [1, 2, 3, 9, 7, 2, 3]
+    assert NgramIndex(longest=100).draft(tokens, 2) == Draft((9, 7), 2)
+    assert NgramIndex(longest=100, least=3).draft(tokens, 2) is None
+    assert NgramIndex(longest=100, least=3).draft([1, 2, 3, 9, 1, 2, 3], 1) == Draft((9,), 3)
+
+
 def test_a_full_table_forgets_n_grams_and_makes_up_none() -> None:
     draw = random.Random(1)
     tokens = [draw.randrange(40) for _ in range(3000)]
