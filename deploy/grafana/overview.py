@@ -110,6 +110,12 @@ _TRAFFIC = (
         unit="/s",
     ),
     Panel(
+        "Invalid requests",
+        "By the field for which they were refused: clients that send it must change.",
+        (Query(_of_model("quire_invalid_requests_total", "field"), "{{model_name}} {{field}}"),),
+        unit="/s",
+    ),
+    Panel(
         "Routing",
         "By engine and reason: prefix has most of the prompt, load has less load, new has the least load.",
         (Query(rate("quire_routed_requests_total", "engine, reason"), "{{engine}} {{reason}}"),),

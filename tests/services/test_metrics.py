@@ -45,6 +45,7 @@ SHOWN = {
         "quire_admission_rejections": ("reason",),
         "quire_deadline_exceeded": ("phase",),
         "quire_slow_clients": (),
+        "quire_invalid_requests": ("field",),
         "quire_http_requests": ("route", "method", "status"),
         "quire_tenant_requests": ("tenant",),
         "quire_tenant_requests_running": ("tenant",),

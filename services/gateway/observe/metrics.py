@@ -22,12 +22,14 @@ from services.gateway.observe.tenant_metrics import TenantMetrics
 from services.runtime.errors import (
     DeadlineExceeded,
     GenerationFailed,
+    InvalidField,
     RejectionReason,
     ServiceError,
     SlowClient,
     Unavailable,
 )
 from services.runtime.metrics.histograms import Histogram
+from services.wire.field_rules import field_paths
 
 _LABELS = ("model_name", "engine")
 _NO_MODEL = ""  # of calls rejected before their model was known
@@ -79,6 +81,11 @@ _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Requests whose deadline was exceeded, by phase: queued or running.",
         ("model_name", "phase"),
     ),
+    "invalid": (
+        "quire_invalid_requests",
+        "Requests refused for a field, by its path in gRPC; other: a field without rules.",
+        ("model_name", "field"),
+    ),
     "slow_clients": (
         "quire_slow_clients",
         "Streams cancelled because their clients did not read them.",
@@ -100,6 +107,7 @@ _RARE_OF_ENGINES: dict[str, tuple[tuple[str, ...], ...]] = {
     "routed": tuple((reason.value,) for reason in RoutingReason),
 }
 _PROTOCOLS = ("grpc", "http")
+_FIELDS = {path.text for path in field_paths(gateway_pb2.GenerateRequest.DESCRIPTOR)}
 
 
 class GatewayMetrics(GatewayObserver):
@@ -305,6 +313,9 @@ class _RequestMetrics(RequestObserver):
         del now
         if isinstance(error, ServiceError) and error.rejection is not None:
             self._metrics.on_rejected(self._request.model_name, error.rejection)
+        if isinstance(error, InvalidField):
+            field = error.field.partition("[")[0]
+            self._metrics.count("invalid", self._request.model_name, field if field in _FIELDS else "other")
         self._end(_finished_reason(error))
 
     def _end(self, reason: FinishedReason | None) -> None:

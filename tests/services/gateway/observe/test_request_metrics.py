@@ -9,6 +9,7 @@ from services.gateway.observe.observer import RequestInfo, RequestObserver, Requ
 from services.runtime.errors import (
     DeadlineExceeded,
     GenerationFailed,
+    InvalidField,
     Overloaded,
     SlowClient,
     Unavailable,
@@ -155,3 +156,19 @@ def test_the_first_request_of_an_engine_creates_the_series_of_rare_events() -> N
     shown.request.on_slow_client()
     shown.request.on_failed(DeadlineExceeded("late"), ARRIVAL + 1)
     assert count() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("sampling.top_p", "sampling.top_p"),
+        ("logit_rules.logit_bias[7]", "logit_rules.logit_bias"),
+        ("prompt.chat.messages[2].role", "prompt.chat.messages"),
+        ("prompt.chat.tools[0].parameters", "other"),
+    ],
+)
+def test_a_request_refused_for_a_field_counts_under_its_path(path: str, field: str) -> None:
+    metrics = GatewayMetrics()
+    metrics.on_request(RequestInfo("r", "m", DEFAULT_ORIGIN, ARRIVAL)).on_failed(InvalidField("no", path), ARRIVAL)
+    labels = {"model_name": "m", "field": field}
+    assert metrics.registry.get_sample_value("quire_invalid_requests_total", labels) == 1
