@@ -109,6 +109,7 @@ BOUNDS: dict[str, Schema] = {
         "items": {"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]},
     },
     "terminationMarginSeconds": _AT_LEAST_1,
+    "revisionHistoryLimit": {"type": "integer", "minimum": 0},
     "kvmanager.placement": {"type": "string", "enum": ["shared", "model", "engine"]},
     "priorityClass.value": {"type": "integer", "minimum": -(2**31), "maximum": 10**9},
     "priorityClass.preemptionPolicy": {"type": "string", "enum": ["PreemptLowerPriority", "Never"]},

@@ -27,6 +27,7 @@ spec:
   {{- if not (include "quire.autoscaled" .) }}
   replicas: {{ int (default 1 $values.replicas) }}
   {{- end }}
+  revisionHistoryLimit: {{ int .root.Values.revisionHistoryLimit }}
   strategy:
     {{- toYaml .strategy | nindent 4 }}
   # Longer than the startup probe allows, so that a rollout does not fail while it fetches a model.

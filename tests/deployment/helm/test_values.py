@@ -161,6 +161,7 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "modelCache.persistence.storageClassName": ("other", CLAIM),
     "modelCache.persistence.accessModes": (["ReadWriteOnce"], CLAIM),
     "terminationMarginSeconds": (1, {}),
+    "revisionHistoryLimit": (2, {}),
     "podSecurityContext": ({"fsGroup": 7}, {}),
     "securityContext": ({"readOnlyRootFilesystem": False}, {}),
     "tls.enabled": (True, {"tls": {**CERT_MANAGER["tls"], "enabled": True}}),
