@@ -44,10 +44,10 @@ class Generation:
         self.request = request
         self._attempts = attempts
         self._clock = clock
-        parameters, tokenizer = request.parameters, request.model.tokenizer
+        asked, tokenizer = request.request, request.model.tokenizer
         self._samples = [
             SampleOutput(
-                TextStream(tokenizer, parameters.stopping, parameters.special_tokens), parameters.stopping.include_stop
+                TextStream(tokenizer, asked.stopping, asked.output.special_tokens), asked.stopping.include_stop
             )
             for _ in request.submission.samples
         ]
@@ -78,7 +78,7 @@ class Generation:
         except ServiceError:
             raise
         except Exception as error:
-            log.exception("request %s failed", self.request.parameters.request_id)
+            log.exception("request %s failed", self.request.request.request_id)
             raise GenerationFailed(f"internal error of the gateway: {type(error).__name__}") from error
 
     def on_slow_client(self) -> None:
@@ -125,13 +125,13 @@ class Generation:
         request, progress = self.request, self.request.progress
         progress.cached_tokens, progress.started = started.cached_tokens, True
         message = gateway_pb2.Started(
-            request_id=request.parameters.request_id,
+            request_id=request.request.request_id,
             model=request.model.name,
             prompt_tokens=progress.prompt_tokens,
             cached_tokens=started.cached_tokens,
-            sampling=request.parameters.sampling,
+            sampling=request.request.sampling,
             max_tokens=request.submission.stopping.max_tokens,
-            prompt_token_ids=request.submission.prompt_token_ids if request.parameters.prompt_token_ids else (),
+            prompt_token_ids=request.submission.prompt_token_ids if request.request.output.prompt_token_ids else (),
         )
         return Response(started=message)
 

@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from quire.v1 import gateway_pb2
 from services.gateway.administration import FleetAdministration
 from services.gateway.fleet.engine_link import EngineLink
-from services.gateway.parameters import check_prompt
+from services.gateway.request_checks import check_prompt
 from services.runtime.errors import ServiceError
 from services.runtime.settings import InvalidSetting
 

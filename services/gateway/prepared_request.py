@@ -1,16 +1,21 @@
-"""A request ready for submission: checked against its model, tokenized, with its limits filled in."""
+"""A request ready for submission, and the one place that makes it: checked, tokenized, with its limits filled in."""
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from blocks import blocks_for
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
+from services.gateway.access.admission import AdmissionSlot
+from services.gateway.access.namespace import Namespace, qualified
+from services.gateway.access.tenants import Reservation
 from services.gateway.access.token_bound import sequences_of
 from services.gateway.deadlines import Deadline
 from services.gateway.fleet.fleet import ServedModel
-from services.gateway.observe.observer import RequestProgress
-from services.gateway.parameters import Parameters, check_truncation
-from services.runtime.errors import InvalidField
+from services.gateway.observe.observer import RequestInfo, RequestProgress
+from services.gateway.request_checks import check_fits, check_truncation, check_vocabulary
+from services.gateway.text.bad_words import sequences_of as sequences_of_words
+from services.gateway.tokenization import PromptTokenizer
 from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
 
@@ -18,11 +23,22 @@ _AS_MANY_AS_FIT = -1
 
 
 @dataclass(frozen=True)
-class PreparedRequest:
-    """The first submission and the state of its generation. `arrival` is in seconds."""
+class AdmittedRequest:
+    """A checked request, which has no prompt, with its model and its resources."""
 
     model: ServedModel
-    parameters: Parameters
+    request: gateway_pb2.GenerateRequest
+    reservation: Reservation
+    slot: AdmissionSlot
+    deadline: Deadline
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """The first submission of a checked request and the state of its generation. `arrival` is in seconds."""
+
+    model: ServedModel
+    request: gateway_pb2.GenerateRequest
     submission: engine_pb2.Submission
     arrival: float
     deadline: Deadline
@@ -42,37 +58,69 @@ class PreparedRequest:
         submission.CopyFrom(self.submission)
         submission.attempt = self.progress.attempts + 1
         submission.isolated = isolated
-        set_times(submission, self.deadline, self.arrival)
+        _set_times(submission, self.deadline, self.arrival)
         del submission.samples[:]
         submission.samples.extend(samples)
         return submission
 
 
+class Preparation:
+    """Prepares admitted requests. `namespace` separates the prefixes and ids of tenants."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self.tokenizer = PromptTokenizer()
+
+    async def prepare(
+        self, given: gateway_pb2.GenerateRequest, info: RequestInfo, admitted: AdmittedRequest
+    ) -> PreparedRequest:
+        """Prepare a request as the client sent it, which is admitted. Raises InvalidField."""
+        model, request, tenant = admitted.model, admitted.request, info.origin.caller.tenant
+        check_vocabulary(request, model.description().vocabulary_size)
+        if given.prompt.HasField("token_ids") and not given.HasField("truncate_prompt_tokens"):
+            check_fits(len(given.prompt.token_ids.ids), "prompt.token_ids.ids", model)
+        with info.span.start_child("tokenize"):
+            token_ids = await self.prompt_ids(given, model)
+        check_fits(len(token_ids), "prompt", model)
+        submission = submission_of(request, token_ids, model)
+        submission.request_id = qualified(tenant, request.request_id)
+        submission.salt = self._namespace.salt(tenant, request.cache.salt)
+        if words := request.logit_rules.bad_words:
+            sequences = await asyncio.to_thread(sequences_of_words, words, model.tokenizer)
+            submission.bad_words.extend(engine_pb2.TokenSequence(token_ids=one) for one in sequences)
+        _set_times(submission, admitted.deadline, info.arrival)
+        progress = RequestProgress(len(token_ids))
+        return PreparedRequest(model, request, submission, info.arrival, admitted.deadline, progress, info.span)
+
+    async def prompt_ids(self, given: gateway_pb2.GenerateRequest, model: ServedModel) -> list[int]:
+        """Return the token ids of a request's prompt, truncated as it says. Raises InvalidField."""
+        most = None if given.HasField("truncate_prompt_tokens") else model.description().context_tokens
+        return _truncated(await self.tokenizer.token_ids(model, given.prompt, most), given, model)
+
+
 def submission_of(
-    parameters: Parameters, token_ids: list[int], model: ServedModel, request_id: str, salt: bytes
+    request: gateway_pb2.GenerateRequest, token_ids: list[int], model: ServedModel
 ) -> engine_pb2.Submission:
-    """Return the first submission, without its times and bad words."""
-    rules = decoding_pb2.LogitRules()
-    rules.CopyFrom(parameters.logit_rules)
-    del rules.bad_words[:]
-    return engine_pb2.Submission(
-        request_id=request_id,
+    """Return the first submission of a checked request, without what its tenant and the time determine."""
+    output = request.output
+    submission = engine_pb2.Submission(
         attempt=1,
         prompt_token_ids=token_ids,
-        samples=[engine_pb2.SampleState()] * parameters.sampling.sample_count,
-        sampling=parameters.sampling,
-        logit_rules=rules,
-        beam_search=parameters.beam_search,
-        logprobs=parameters.logprobs,
-        prompt_logprobs=parameters.prompt_logprobs,
-        constraint=parameters.constraint,
-        stopping=_engine_stopping(parameters, len(token_ids), model),
-        salt=salt,
-        priority=parameters.priority,
+        samples=[engine_pb2.SampleState()] * request.sampling.sample_count,
+        sampling=request.sampling,
+        logit_rules=request.logit_rules,
+        beam_search=request.beam_search if request.HasField("beam_search") else None,
+        logprobs=output.logprobs if output.HasField("logprobs") else None,
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        constraint=request.constraint if request.HasField("constraint") else None,
+        stopping=_engine_stopping(request, len(token_ids), model),
+        priority=request.priority,
     )
+    del submission.logit_rules.bad_words[:]
+    return submission
 
 
-def truncated(token_ids: list[int], request: gateway_pb2.GenerateRequest, model: ServedModel) -> list[int]:
+def _truncated(token_ids: list[int], request: gateway_pb2.GenerateRequest, model: ServedModel) -> list[int]:
     """Return the last tokens of a prompt, as many as the request keeps."""
     if not request.HasField("truncate_prompt_tokens"):
         return token_ids
@@ -90,24 +138,26 @@ def _most_prompt_tokens(request: gateway_pb2.GenerateRequest, model: ServedModel
     return max(1, min(description.context_tokens - max_tokens, (model.request_blocks() - own_blocks) * size))
 
 
-def set_times(submission: engine_pb2.Submission, deadline: Deadline, arrival: float) -> None:
+def _set_times(submission: engine_pb2.Submission, deadline: Deadline, arrival: float) -> None:
     """Set the current age and remaining timeout."""
     submission.age.CopyFrom(duration(deadline.clock() - arrival))
     if (seconds := deadline.seconds_left()) is not None:
         submission.timeout.CopyFrom(duration(seconds))
 
 
-def _engine_stopping(parameters: Parameters, prompt_tokens: int, model: ServedModel) -> decoding_pb2.Stopping:
-    rules, max_tokens = parameters.stopping, parameters.stopping.max_tokens
-    if max_tokens is None:
-        search = parameters.beam_search
-        sequences = search.width if search else parameters.sampling.sample_count
-        max_tokens = _default_max_tokens(prompt_tokens, sequences, model)
+def _engine_stopping(
+    request: gateway_pb2.GenerateRequest, prompt_tokens: int, model: ServedModel
+) -> decoding_pb2.Stopping:
+    """Return what the engine needs of the stopping: stop strings are the gateway's."""
+    given = request.stopping
+    max_tokens = given.max_tokens
+    if not given.HasField("max_tokens"):
+        max_tokens = _default_max_tokens(prompt_tokens, sequences_of(request).count, model)
     return decoding_pb2.Stopping(
         max_tokens=max_tokens,
-        min_tokens=rules.min_tokens,
-        stop_token_ids=rules.token_ids,
-        ignore_eos=rules.ignore_eos,
+        min_tokens=given.min_tokens,
+        stop_token_ids=given.stop_token_ids,
+        ignore_eos=given.ignore_eos,
     )
 
 
@@ -120,32 +170,3 @@ def _default_max_tokens(prompt_tokens: int, sequences: int, model: ServedModel) 
     shared = min(prompt_tokens // description.block_size, request_blocks)
     slots = (shared + (request_blocks - shared) // sequences) * description.block_size + 1
     return max(1, min(description.context_tokens, slots) - prompt_tokens)
-
-
-def check_vocabulary(parameters: Parameters, vocabulary_size: int) -> None:
-    """Raise InvalidField for a token id in the parameters that is outside the vocabulary."""
-    rules = parameters.logit_rules
-    check_ids(parameters.stopping.token_ids, "stopping.stop_token_ids", vocabulary_size)
-    check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids", vocabulary_size)
-    for token in sorted(rules.logit_bias):
-        _check_id(token, f"logit_rules.logit_bias[{token}]", vocabulary_size)
-
-
-def check_fits(count: int, field: str, model: ServedModel) -> None:
-    """Raise InvalidField if there are more tokens than the model's context."""
-    context = model.description().context_tokens
-    if count > context:
-        raise InvalidField(f"{field} must have at most {context} tokens, the model's context, not {count}", field)
-
-
-def check_ids(token_ids: Collection[int], field: str, vocabulary_size: int) -> None:
-    """Raise InvalidField for the first token id outside the vocabulary."""
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocabulary_size):
-        return  # ten times faster than the loop
-    for position, token in enumerate(token_ids):
-        _check_id(token, f"{field}[{position}]", vocabulary_size)
-
-
-def _check_id(token: int, field: str, vocabulary_size: int) -> None:
-    if not 0 <= token < vocabulary_size:
-        raise InvalidField(f"{field} must be a token id between 0 and {vocabulary_size - 1}, not {token}", field)

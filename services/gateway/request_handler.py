@@ -5,32 +5,22 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 
-from quire.v1 import engine_pb2, gateway_pb2
+from quire.v1 import gateway_pb2
 from services.gateway.access.admission import AdmissionControl, AdmissionSlot
 from services.gateway.access.callers import DEFAULT_ORIGIN, Caller, Origin
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.slow_clients import ClientStream, SlowClients
-from services.gateway.access.tenants import Reservation, Tenants
+from services.gateway.access.tenants import Tenants
 from services.gateway.access.token_bound import Sequences, sequences_of, token_upper_bound
 from services.gateway.attempts import FailoverLimits, RequestAttempts
 from services.gateway.deadlines import Deadline
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.generation import Generation
-from services.gateway.observe.observer import GatewayObserver, Inventory, RequestInfo, RequestObserver, RequestProgress
-from services.gateway.parameters import Parameters
-from services.gateway.prepared_request import (
-    PreparedRequest,
-    check_fits,
-    check_ids,
-    check_vocabulary,
-    set_times,
-    submission_of,
-    truncated,
-)
-from services.gateway.text.bad_words import sequences_of as sequences_of_words
+from services.gateway.observe.observer import GatewayObserver, Inventory, RequestInfo, RequestObserver
+from services.gateway.prepared_request import AdmittedRequest, Preparation, PreparedRequest
+from services.gateway.request_checks import check_fits, check_ids, check_vocabulary, checked, timeout_of
 from services.gateway.text.tokenizer import Tokenizer
-from services.gateway.tokenization import PromptTokenizer
 from services.runtime.errors import Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
 from services.runtime.tracing.spans import Tracing
 
@@ -52,17 +42,6 @@ class RequestLimits:
     slow_clients: SlowClients
 
 
-@dataclass(frozen=True)
-class _AdmittedRequest:
-    """An admitted request and its resources."""
-
-    model: ServedModel
-    parameters: Parameters
-    reservation: Reservation
-    slot: AdmissionSlot
-    deadline: Deadline
-
-
 class RequestHandler:
     """Takes requests from all servers. `clock` is the event loop's, in seconds."""
 
@@ -80,11 +59,10 @@ class RequestHandler:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._limits = limits
-        self._namespace = namespace
+        self._preparation = Preparation(namespace)
         self._observer = observer
         self._tracing = tracing
         self._clock = clock
-        self._tokenizer = PromptTokenizer()
         self._live_ids: set[str] = set()
         self._draining = False
         self._last_rejected_at = 0.0
@@ -102,8 +80,8 @@ class RequestHandler:
         try:
             async with AsyncExitStack() as resources:
                 admitted = self._admit(resources, request, info, observer)
-                observer.on_admitted(admitted.parameters.request_id)
-                prepared = await self._prepare(request, info, admitted)
+                observer.on_admitted(admitted.request.request_id)
+                prepared = await self._preparation.prepare(request, info, admitted)
                 observer.on_prepared(prepared.progress)
                 admitted.reservation.resize(prepared.token_upper_bound(), prepared.progress.used_tokens)
                 admitted.slot.set_tokens(prepared.token_upper_bound(), self._clock())
@@ -132,7 +110,7 @@ class RequestHandler:
     def check(self, request: gateway_pb2.GenerateRequest) -> None:
         """Raise InvalidField if a field other than the prompt is invalid for its model."""
         vocabulary_size = self._fleet.model(request.model).description().vocabulary_size
-        check_vocabulary(Parameters.of(request), vocabulary_size)
+        check_vocabulary(checked(request), vocabulary_size)
 
     def check_count(self, prompts: Sequence[gateway_pb2.GenerateRequest], origin: Origin) -> None:
         """Raise InvalidField if the prompts of one HTTP request exceed the limit of its tenant together."""
@@ -154,13 +132,11 @@ class RequestHandler:
 
         Raises a ServiceError.
         """
-        return await self._tokenizer.token_ids(self._fleet.model(model), prompt, open_turn=open_turn)
+        return await self._preparation.tokenizer.token_ids(self._fleet.model(model), prompt, open_turn=open_turn)
 
     async def prompt_ids(self, request: gateway_pb2.GenerateRequest) -> list[int]:
         """Return the token ids of a request's prompt, truncated as it says. Raises a ServiceError."""
-        model = self._fleet.model(request.model)
-        most = None if request.HasField("truncate_prompt_tokens") else model.description().context_tokens
-        return truncated(await self._tokenizer.token_ids(model, request.prompt, most), request, model)
+        return await self._preparation.prompt_ids(request, self._fleet.model(request.model))
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
@@ -214,19 +190,21 @@ class RequestHandler:
         request: gateway_pb2.GenerateRequest,
         info: RequestInfo,
         observer: RequestObserver,
-    ) -> _AdmittedRequest:
+    ) -> AdmittedRequest:
         """Admit a request by its token upper bound, and acquire its resources, before any work is done for it."""
         caller, clock = info.origin.caller, self._clock
-        parameters = _parameters(request, info.origin)
-        resources.enter_context(self._live_id(caller, parameters.request_id))
+        own = checked(request)
+        timeout = timeout_of(own, info.origin.seconds_left)
+        caller.check_priority(own.priority)
+        resources.enter_context(self._live_id(caller, own.request_id))
         model = self._fleet.model(request.model)
         tokens, sequences = token_upper_bound(request, model.description().context_tokens), sequences_of(request)
         reservation = resources.enter_context(self._limits.tenants.admitted(caller, tokens, sequences))
         slot = resources.enter_context(self._slot(model, tokens, request, info.arrival))
-        deadline = Deadline.after(info.arrival, parameters.timeout, clock)
+        deadline = Deadline.after(info.arrival, timeout, clock)
         resources.enter_context(deadline.reported(lambda: observer.on_deadline_exceeded(queued=slot.queued)))
         resources.enter_context(model.in_use())
-        return _AdmittedRequest(model, parameters, reservation, slot, deadline)
+        return AdmittedRequest(model, own, reservation, slot, deadline)
 
     async def _submit(
         self, resources: AsyncExitStack, prepared: PreparedRequest, observer: RequestObserver
@@ -269,32 +247,6 @@ class RequestHandler:
             slot.release(self._clock())
             if not admission.requests:
                 self._idle.set()
-
-    async def _prepare(
-        self, request: gateway_pb2.GenerateRequest, info: RequestInfo, admitted: _AdmittedRequest
-    ) -> PreparedRequest:
-        model, parameters, tenant = admitted.model, admitted.parameters, info.origin.caller.tenant
-        check_vocabulary(parameters, model.description().vocabulary_size)
-        if request.prompt.HasField("token_ids") and not request.HasField("truncate_prompt_tokens"):
-            check_fits(len(request.prompt.token_ids.ids), "prompt.token_ids.ids", model)
-        with info.span.start_child("tokenize"):
-            token_ids = await self.prompt_ids(request)
-        check_fits(len(token_ids), "prompt", model)
-        salt = self._namespace.salt(tenant, parameters.salt)
-        submission = submission_of(parameters, token_ids, model, qualified(tenant, parameters.request_id), salt)
-        if words := parameters.logit_rules.bad_words:
-            sequences = await asyncio.to_thread(sequences_of_words, words, model.tokenizer)
-            submission.bad_words.extend(engine_pb2.TokenSequence(token_ids=one) for one in sequences)
-        set_times(submission, admitted.deadline, info.arrival)
-        progress = RequestProgress(len(token_ids))
-        return PreparedRequest(model, parameters, submission, info.arrival, admitted.deadline, progress, info.span)
-
-
-def _parameters(request: gateway_pb2.GenerateRequest, origin: Origin) -> Parameters:
-    """Check a request and its caller's permission. Raises InvalidField or PermissionDenied."""
-    parameters = Parameters.of(request).within(origin.seconds_left)
-    origin.caller.check_priority(parameters.priority)
-    return parameters
 
 
 def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:

@@ -14,7 +14,7 @@ from services.gateway.access.auth_interceptor import Authenticate, authorization
 from services.gateway.access.callers import Caller, Origin
 from services.gateway.access.unfinished_calls import UnfinishedCalls
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
-from services.gateway.parameters import MAX_REQUEST_ID_BYTES, new_request_id
+from services.gateway.request_checks import MAX_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.utf8 import parse_request
 from services.runtime.interceptors import Handler, HandlerInterceptor, Metadata

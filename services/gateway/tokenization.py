@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from quire.v1 import gateway_pb2
 from services.gateway.fleet.fleet import ServedModel
-from services.gateway.parameters import check_prompt
-from services.gateway.prepared_request import check_ids
+from services.gateway.request_checks import check_ids, check_prompt
 from services.gateway.text.chat_template import ChatTemplateError
 from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import TextTooLong

@@ -14,7 +14,7 @@ from services.engine.settings import EngineSettings
 from services.gateway.access.api_keys import is_tenant_name
 from services.gateway.access.namespace import MAX_SALT_BYTES as MAX_CLIENT_SALT_BYTES
 from services.gateway.access.namespace import Namespace, qualified
-from services.gateway.parameters import MAX_REQUEST_ID_BYTES
+from services.gateway.request_checks import MAX_REQUEST_ID_BYTES
 from services.wire.field_rules import declared_fields
 from services.wire.request import check
 from services.wire.wire_fields import ENTRY_BYTES

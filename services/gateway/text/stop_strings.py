@@ -2,20 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
-
-
-@dataclass(frozen=True)
-class StopRules:
-    """The conditions that end a sample. With `max_tokens` None the context length is the only limit."""
-
-    max_tokens: int | None
-    min_tokens: int
-    strings: tuple[str, ...]
-    token_ids: tuple[int, ...]
-    include_stop: bool
-    ignore_eos: bool
 
 
 class ReleasedText(NamedTuple):

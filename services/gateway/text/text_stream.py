@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+from quire.v1 import decoding_pb2
 from services.gateway.text.detokenizer import Detokenizer
-from services.gateway.text.stop_strings import StopRules, StopStringMatcher
+from services.gateway.text.stop_strings import StopStringMatcher
 from services.gateway.text.tokenizer import Tokenizer
 
 
@@ -18,10 +19,10 @@ class TextDelta(NamedTuple):
 class TextStream:
     """The text of one sample. Stop strings within the first `min_tokens` do not end it."""
 
-    def __init__(self, tokenizer: Tokenizer, stopping: StopRules, special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, stopping: decoding_pb2.Stopping, special_tokens: bool) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=not special_tokens)
-        self._stops = StopStringMatcher(stopping.strings, stopping.include_stop)
-        self._has_stops = bool(stopping.strings)
+        self._stops = StopStringMatcher(stopping.stop_strings, stopping.include_stop)
+        self._has_stops = bool(stopping.stop_strings)
         self._tokens_before_stop = stopping.min_tokens
 
     def push(self, token_ids: list[int]) -> TextDelta:

@@ -27,7 +27,7 @@ def test_an_internal_error_fails_only_its_request(
     delta = Generation._delta
 
     def with_delta(generation: Generation, index: int, batch: object) -> object:
-        if GUILTY in generation.request.parameters.stopping.strings:
+        if GUILTY in generation.request.request.stopping.stop_strings:
             raise Oops("secret")
         return delta(generation, index, batch)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from services.gateway.http.openai.constraints import check_tool_choice, constrai
 from services.gateway.http.openai.declared_fields import DECLARED, set_declared
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.messages import chat
-from services.gateway.parameters import new_request_id
+from services.gateway.request_checks import new_request_id
 from services.runtime.errors import InvalidField, UnsupportedField
 from services.runtime.http.validation import shown
 from services.wire.duration import duration
