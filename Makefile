@@ -27,7 +27,7 @@ ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers simulate simulate-all soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -117,6 +117,9 @@ alerts-check: .venv/installed model ## make each alert fire after changes of ale
 
 bench-%: .venv/installed model
 	$(BIN)/python -m bench $* $(ARGS)
+
+amplification: .venv/installed ## count the files that one more of a kind took
+	$(BIN)/python -m bench.report.amplification
 
 papers: .venv/installed model ## remake the papers' figures; QUICK=1: some of them, on short traces
 	$(BIN)/python -m bench.papers figures $(if $(QUICK),--quick) $(ARGS)

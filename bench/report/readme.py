@@ -51,7 +51,12 @@ _WORKLOADS = {
 }
 _PROGRAMS = ("quire", "openvino", "vllm")
 _RATIOS = {"Quire over the better": "over_the_better_peer", "Quire over the ceiling": "of_the_ceiling"}
-_COMMANDS = {"gpu": "make gpu-check", "papers": "make papers", "soak": "make soak"}
+_COMMANDS = {
+    "gpu": "make gpu-check",
+    "papers": "make papers",
+    "soak": "make soak",
+    "amplification": "make amplification",
+}
 
 
 def _command(benchmark: str) -> str:
