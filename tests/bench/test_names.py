@@ -9,7 +9,7 @@ from bench.__main__ import main, module_of
 from bench.report.targets import RESULTS, ROOT, targets
 
 # Results of other programs.
-OTHERS = {"gpu", "acceptance", "last_green", "papers", "soak"}
+OTHERS = {"gpu", "acceptance", "amplification", "last_green", "papers", "soak"}
 
 
 def test_every_name_with_targets_or_results_has_a_benchmark() -> None:
