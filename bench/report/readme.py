@@ -4,7 +4,8 @@ A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
 targets and their measured values, `headlines` the table of those with a `headline`, `classes` the speeds of programs by
 class of CPU, `formats` those of weights by form, and `picture NAME` the picture of a benchmark. `papers` and `papers
 pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core. `fields of
-gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos.
+gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements` that of
+settings that exclude each other.
 
 Pages say as of which commit their results are stale or not. The check uses that commit: it fails where a page hides a
 stale result, but not because code has changed since the page was written.
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.papers import page, worked_examples
-from bench.report import formats, request_fields
+from bench.report import declared, formats
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.staleness import code_of, commits_behind, has_history, is_ancestor
 from bench.report.targets import RESULTS, ROOT, path_of, results_of, targets
@@ -31,7 +32,15 @@ PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / name
-        for name in ("performance.md", "measurements.md", "models.md", "papers.md", "api-grpc.md", "api-http.md")
+        for name in (
+            "performance.md",
+            "measurements.md",
+            "models.md",
+            "papers.md",
+            "api-grpc.md",
+            "api-http.md",
+            "deploy.md",
+        )
     ),
 )
 _BLOCK = re.compile(r"(<!-- ([\w -]+): begin -->\n)(.*?)(<!-- \2: end -->)", re.DOTALL)
@@ -127,7 +136,8 @@ class Pages:
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
         blocks = {"performance": self._table, "headlines": self._headlines}
-        blocks |= {"fields of gRPC": request_fields.grpc_table, "fields of HTTP": request_fields.http_table}
+        blocks |= {"fields of gRPC": declared.grpc_table, "fields of HTTP": declared.http_table}
+        blocks["requirements"] = declared.requirements_table
         blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
         return {**blocks, "papers": page.table, "papers pictures": page.pictures}[name]()
 

@@ -1,9 +1,12 @@
-"""Tables of a request's fields, for the pages of the APIs, from the rules in the protos."""
+"""Tables of what is declared once: a request's fields, from the rules in the protos, and requirements of settings."""
 
+import dataclasses
 from collections.abc import Iterator
 
 from quire.v1 import gateway_pb2
+from services.engine.settings import EngineSettings
 from services.gateway.http.openai.declared_fields import DECLARED, HTTP_NAMES
+from services.runtime.settings import Requires
 from services.wire.field_rules import DeclaredField, field_paths, shown
 
 
@@ -24,6 +27,21 @@ def http_table() -> str:
         if not path.field.rules.openai
     )
     return _table(("field", "range", "meaning"), rows)
+
+
+def requirements_table() -> str:
+    """Return the table of what settings of an engine require of each other."""
+    rows = (
+        (f"`{_condition(field.name, one)}`", f"`{one.other}` must {one.permitted()}", one.because)
+        for field in dataclasses.fields(EngineSettings)
+        for one in field.metadata["requires"]
+    )
+    return _table(("with", "requires", "because"), rows)
+
+
+def _condition(name: str, one: Requires) -> str:
+    own = f"{name}={' or '.join(map(str, one.of))}" if one.of else name
+    return " ".join((own, *(f"{other}={value}" for other, value in one.where.items())))
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
