@@ -73,8 +73,10 @@ class DeclaredField:
         least, above, most = (
             shown(getattr(rules, name)) if rules.HasField(name) else "" for name in ("min", "above", "max")
         )
-        if most:
+        if most and (above or least):
             return f"above {above} and at most {most}" if above else f"between {least} and {most}"
+        if most:
+            return f"at most {most}"
         if above or least:
             bound = f"above {above}" if above else f"at least {least}"
             return f"a finite number {'' if above else 'of '}{bound}" if self.is_fraction else bound
