@@ -119,7 +119,7 @@ bench-%: .venv/installed model
 	$(BIN)/python -m bench $* $(ARGS)
 
 amplification: .venv/installed ## count the files that one more of a kind took
-	$(BIN)/python -m bench.report.amplification
+	$(BIN)/python -m bench.declared.amplification
 
 papers: .venv/installed model ## remake the papers' figures; QUICK=1: some of them, on short traces
 	$(BIN)/python -m bench.papers figures $(if $(QUICK),--quick) $(ARGS)

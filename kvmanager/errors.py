@@ -85,8 +85,12 @@ class SessionReplaced(KVManagerError):
     """A newer session of the same engine replaced this one."""
 
 
-def shortage(needed: int, available: int, spare: int = 0) -> str:
-    """Return the message of OutOfBlocks for `needed` blocks, and `spare` that must stay free, with few `available`."""
+def shortage(needed: int, available: int, spare: int = 0, hits: int = 0) -> str:
+    """Return the message of OutOfBlocks for `needed` blocks, and `spare` that must stay free, with few `available`.
+
+    `hits` are blocks without a holder that the request shares: they are neither needed nor available.
+    """
     verb, other = ("is" if count == 1 else "are" for count in (needed, available))
     kept = f" and {spare} more must stay free" if spare else ""
-    return f"{counted(needed, 'block')} {verb} needed{kept}, {available} {other} available"
+    cached = f" beside {hits} with its cached prefix" if hits else ""
+    return f"{counted(needed, 'block')} {verb} needed{kept}, {available} {other} available{cached}"

@@ -194,7 +194,7 @@ def read_kubectl(words: list[str], _shown: bool) -> None:
     assert words[0] in ("port-forward", "rollout", "get", "describe", "logs", "exec")
     if words[0] == "rollout" and words[1:]:
         words = words[1:]
-        assert words[0] in ("pause", "resume", "restart", "status")
+        assert words[0] in ("pause", "resume", "restart", "status", "undo")
     golden = (ROOT / "tests" / "deployment" / "helm" / "golden" / "default.yaml").read_text()
     objects = [one for one in yaml.safe_load_all(golden) if one]
     for named in (word for word in words[1:] if "/" in word):

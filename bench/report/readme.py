@@ -20,8 +20,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.declared import tables
 from bench.papers import page, worked_examples
-from bench.report import declared, formats
+from bench.report import formats
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.staleness import code_of, commits_behind, has_history, is_ancestor
 from bench.report.targets import RESULTS, ROOT, path_of, results_of, targets
@@ -136,8 +137,8 @@ class Pages:
         if name.startswith("picture "):
             return self._picture(name.removeprefix("picture "))
         blocks = {"performance": self._table, "headlines": self._headlines}
-        blocks |= {"fields of gRPC": declared.grpc_table, "fields of HTTP": declared.http_table}
-        blocks["requirements"] = declared.requirements_table
+        blocks |= {"fields of gRPC": tables.grpc_table, "fields of HTTP": tables.http_table}
+        blocks["requirements"] = tables.requirements_table
         blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
         return {**blocks, "papers": page.table, "papers pictures": page.pictures}[name]()
 

@@ -72,7 +72,7 @@ def _finding_prefix(
     state.check_shares(len(hits))
     needed, available = state.blocks_for(len(item.token_ids)) - on_device, state.device.available - idle
     if needed + item.spare_blocks > available:
-        raise OutOfBlocks(shortage(needed, available, item.spare_blocks))
+        raise OutOfBlocks(shortage(needed, available, item.spare_blocks, idle))
     return missed
 
 

@@ -132,8 +132,18 @@ def unused_variables(
                 continue
             if (right := prefix + name.removeprefix(foreign)) in read:
                 yield f"{name} is ignored: `{context.command_path}` reads {right}"
+            elif other in starts and not _reads(context, other, name):
+                yield f"{name} is ignored: `quire {other}` has no such option"
             elif other in starts:
                 yield f"{name} is ignored: `{context.command_path}` has no such option; run `quire {other}` by itself"
+
+
+def _reads(context: click.Context, command_name: str, variable: str) -> bool:
+    """Return whether another command of the program has an option for a variable."""
+    program = context.find_root().command
+    command = program.get_command(context, command_name) if isinstance(program, click.Group) else None
+    named = variable.removeprefix(f"QUIRE_{command_name.upper()}_").lower()
+    return command is not None and any(option.name == named for option in command.params)
 
 
 def arguments_of(settings: Any) -> list[str]:

@@ -100,7 +100,7 @@ class EngineDriver:
         )
         self._manager = ManagerMonitor(seconds_without_kvmanager, clock())
         self._observer = observer
-        self._stats = self._count()
+        self._stats = _stats_of(engine)
         engine.on_launch(self._count_requests)
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -205,13 +205,13 @@ class EngineDriver:
     def turn(self) -> Pause | None:
         """Execute the queued commands and one turn of the engine. Return how long nothing can be done, if so."""
         if self._execute_commands():
-            self._stats = self._count()
+            self._stats = _stats_of(self._engine)
         turn = self._engine.turn()
         turned, computed = self.clock(), self._stats.totals.computed_tokens
         self._watch_manager()  # after the turn, which has received the manager's last answers
         if (failure := self._engine.take_failure()) is not None:
             log.error("a step failed", exc_info=failure)
-        self._stats = self._count()  # before the outputs are sent, so that both agree
+        self._stats = _stats_of(self._engine)  # before the outputs are sent, so that both agree
         self._requests.deliver([*turn.outputs, *self._scheduler.take_outputs()])
         if turn.step is not None:
             self._observe(turn.step, self._stats.totals.computed_tokens - computed, self.clock() - turned)
@@ -232,25 +232,10 @@ class EngineDriver:
             executed = True
         return executed
 
-    def _count(self) -> EngineStats:
-        scheduler = self._scheduler
-        return EngineStats(
-            scheduler.running,
-            scheduler.waiting,
-            SchedulerTotals(**vars(scheduler.totals)),
-            scheduler.uncomputed_tokens,
-            scheduler.available_blocks,
-            deferred=self._deferred(),
-        )
-
     def _count_requests(self) -> None:
         """Count the requests before a step, because the end of the turn before it has older counts."""
-        scheduler = self._scheduler
-        running, waiting = scheduler.running, scheduler.waiting
-        self._stats = self._stats._replace(running=running, waiting=waiting, deferred=self._deferred())
-
-    def _deferred(self) -> int:
-        return self._scheduler.deferred if self._engine.blocks.ready else self._scheduler.waiting
+        running, waiting, deferred = _requests_of(self._engine)
+        self._stats = self._stats._replace(running=running, waiting=waiting, deferred=deferred)
 
     def _observe(self, times: StepTimes, tokens: int, delivering: float) -> None:
         waited, self._waited = self._waited, 0.0
@@ -281,6 +266,25 @@ class EngineDriver:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             log.debug("the event loop is closed")
+
+
+def _stats_of(engine: Engine) -> EngineStats:
+    scheduler = engine.scheduler
+    running, waiting, deferred = _requests_of(engine)
+    return EngineStats(
+        running,
+        waiting,
+        SchedulerTotals(**vars(scheduler.totals)),
+        scheduler.uncomputed_tokens,
+        scheduler.available_blocks,
+        deferred=deferred,
+    )
+
+
+def _requests_of(engine: Engine) -> tuple[int, int, int]:
+    """Return how many requests run, wait, and wait for something other than blocks."""
+    scheduler = engine.scheduler
+    return scheduler.running, scheduler.waiting, scheduler.deferred if engine.blocks.ready else scheduler.waiting
 
 
 def _pause_after(reason: IdleReason | None, *, without_manager: bool) -> Pause:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.report import amplification
+from bench.declared import amplification
 
 PAGE = "A page.\n<!-- table: begin -->\n{}\n<!-- table: end -->\n{}"
 

@@ -121,7 +121,7 @@ class UnderLoad:
 
 
 class Load:
-    """Streams of two tenants with a shared prefix; some disconnect, time out, are rejected or use HTTP."""
+    """Streams of two tenants with a shared prefix; some disconnect, time out, are rejected, invalid or use HTTP."""
 
     def __init__(self, quire: RunningQuire) -> None:
         self._quire = quire
@@ -130,7 +130,8 @@ class Load:
     def run(self) -> None:
         with ThreadPoolExecutor(STREAMS) as clients:
             streams = list(clients.map(self._stream, range(2 * STREAMS + 4)))
-            for other in (self._disconnect, self._exceed_deadline, self._exceed_limit, self._use_http):
+            others = self._disconnect, self._exceed_deadline, self._exceed_limit, self._use_http, self._break_a_bound
+            for other in others:
                 other()
         assert all(answer.finished.HasField("usage") for answer in streams)
 
@@ -157,6 +158,12 @@ class Load:
             next(call)
             list(self.zeta.gateway.Generate(prompt_request("one too many", 2), timeout=CALL_SECONDS))
         call.cancel()
+
+    def _break_a_bound(self) -> None:
+        request = prompt_request("Once", 2)
+        request.sampling.temperature = -1
+        with pytest.raises(grpc.RpcError, match="temperature"):
+            list(self.acme.gateway.Generate(request, timeout=CALL_SECONDS))
 
     def _use_http(self) -> None:
         body = {"prompt": "The sky is", "max_tokens": 4}

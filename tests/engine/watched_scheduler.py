@@ -256,7 +256,9 @@ class WatchedScheduler(Scheduler):
         own, others = waiting.trunk_tokens, other.trunk.tokens
         shareable = min((len(own) - 1) // size, len(others) // size)
         common = sum(own[: end * size] == others[: end * size] for end in range(1, shareable + 1))
-        return common > other.trunk.committed and other.key < waiting.key
+        if common <= other.trunk.committed:
+            return False
+        return other.key < waiting.key or other.request.priority == waiting.request.priority
 
     def _check_refusals(self, step: Step, result: StepResult) -> None:
         # The scheduler does not know yet which blocks an audit withheld, so any pin may be refused.

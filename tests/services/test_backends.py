@@ -98,7 +98,7 @@ def test_a_cache_in_8_bits_that_no_kernel_of_a_gpu_reads_is_refused_before_the_m
 ) -> None:
     monkeypatch.setattr(assembly, "device_of", lambda name: torch.device("cuda"))
     settings = EngineSettings(model=str(tmp_path), device_blocks=9, kv_dtype="int8")
-    with pytest.raises(InvalidSetting, match=r"^kv_dtype is 'int8', which attention_backend 'triton' does not support"):
+    with pytest.raises(InvalidSetting, match=r"^attention_backend must be torch with kv_dtype int8 and device cuda"):
         assembly.assemble(settings)
 
 

@@ -127,6 +127,7 @@ OUTLIVING = {
     *(
         "quire_admission_rejections",
         "quire_deadline_exceeded",
+        "quire_invalid_requests",
         "quire_slow_clients",
         "quire_open_streams",
         "quire_usable_engines",

@@ -7,11 +7,13 @@ to be admitted, the step is *limited*: long prompts receive a small part of it a
 `MAX_LIMITED_STEPS` in a row one step is computed in the order of the queue, so that a long prompt is never stopped,
 even if short ones could fill all steps.
 
-A long prompt is not long up to the blocks that a waiting request shares with it: see `PrefixClaims`.
+A long prompt is not long up to the blocks that a waiting request shares with it: see `PrefixClaims`. These blocks are
+computed in the place of the first such request, if that is before the prompt's own.
 
 Names as in vLLM: long_prefill_token_threshold, max_num_partial_prefills, max_long_partial_prefills.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import NamedTuple
@@ -77,22 +79,36 @@ class PrefillOrder:
         """Return what the prompts can compute, in the order in which it is served."""
         threshold = self._queue.limits.long_prefill_token_threshold
         last: dict[int, int] = {}  # position of the last short prompt, by priority
-        demands, rests = [], []
+        demands: list[tuple[float, _Demand]] = []
+        rests = []
         for index, cursor in enumerate(prompts):
             tokens = min(cursor.remaining, cursor.sequence.room - cursor.start)
-            if not threshold or cursor.remaining <= threshold:
+            place, awaited = self._awaited(prompts, index)
+            urgent = min(tokens, awaited)
+            if threshold and cursor.remaining > threshold:
+                rests.append(_Demand(index, tokens - urgent, rest=True))
+            else:
                 last[_priority(cursor)] = index
-                demands.append((index, _Demand(index, tokens, rest=False)))
-                continue
-            urgent = min(tokens, max(0, self._claims.awaited_tokens(cursor.sequence.group) - cursor.start))
-            demands.append((index, _Demand(index, urgent, rest=False)))
-            rests.append(_Demand(index, tokens - urgent, rest=True))
+                urgent = urgent if place < index else tokens
+                demands.append((index, _Demand(index, tokens - urgent, rest=False)))
+            demands.append((place, _Demand(index, urgent, rest=False)))
         for rest in rests:
             priority = _priority(prompts[rest.position])
             behind = [position for other, position in last.items() if other <= priority and not self._in_order]
             demands.append((max([rest.position, *behind]), rest))
         served = sorted(demands, key=lambda pair: (pair[0], pair[1].rest, pair[1].position))
         return [demand for _, demand in served if demand.tokens]
+
+    def _awaited(self, prompts: list[Cursor], index: int) -> tuple[float, int]:
+        """Return the place in which a prompt's awaited tokens are computed, and how many are left of them."""
+        group = prompts[index].sequence.group
+        awaited = self._claims.awaited(group)
+        if awaited is None:
+            return index, 0
+        left = max(0, awaited.tokens - prompts[index].start)
+        if awaited.key > group.key:
+            return index, left
+        return bisect_left(prompts, awaited.key, key=lambda cursor: cursor.sequence.group.key) - 0.5, left
 
     @property
     def _in_order(self) -> bool:

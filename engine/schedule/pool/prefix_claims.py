@@ -2,17 +2,27 @@
 
 A running group claims the full blocks of its prompt that it still has to compute. A waiting group whose next blocks are
 claimed waits for their commit and then hits them in the prefix cache. It waits only for a group before it in the order,
-which receives its part of each step first: so it waits no longer than computing these blocks itself would take. Blocks
-that `CachedPrefixes` has are not claimed, and nobody waits for them.
+or one of its priority that was admitted before it came: requests reach the engine in another order than the gateway,
+and the order is that of the gateway. Meanwhile the owner takes the place of the first that waits for it (`PrefillOrder`
+does this), so nobody waits longer than computing these blocks itself would take. Blocks that `CachedPrefixes` has are
+not claimed, and nobody waits for them.
 
 Blocks are identified by a chained hash of their tokens: Python's, which takes less than half the time of a block key. A
 collision only delays a request. It never shares blocks wrongly, because the block manager has its own keys.
 """
 
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 from engine.schedule.pool.cached_prefixes import CachedPrefixes, chained_hashes
 from engine.schedule.sequence_group import Group, Sequence
+
+
+class Awaited(NamedTuple):
+    """What waiting groups expect of an owner: its leading tokens, and the key of the first of them in the order."""
+
+    tokens: int
+    key: tuple[float, ...]
 
 
 class PrefixClaims:
@@ -23,7 +33,7 @@ class PrefixClaims:
         self._caching = caching
         self._block_size = block_size
         self._owners: dict[int, Group] = {}
-        self._awaited: dict[Group, int] = {}  # leading tokens that another group waits for
+        self._awaited: dict[Group, Awaited] = {}
 
     # Owners.
 
@@ -78,27 +88,31 @@ class PrefixClaims:
         return len(self.cached_blocks(group)) * self._block_size
 
     def awaited_owner(self, group: Group) -> Group | None:
-        """Return the group before this one that computes a block which it could share, None if there is none."""
+        """Return the group that computes a block which this one could share and waits for, None if there is none."""
         if not self._owners:
             return None
         links = self._shareable(group)
         first = len(self.cached.find(links))
         owner = self._owners.get(links[first]) if first < len(links) else None
-        return owner if owner is not None and owner.key < group.key else None
+        if owner is None or owner is group:
+            return None
+        return owner if owner.key < group.key or owner.request.priority == group.request.priority else None
 
     def expect(self, owner: Group, group: Group) -> None:
         """Record that a group waits for the blocks that `owner` computes."""
         links = self._shareable(group)
         shared = len(self.cached.find(links)) + sum(self._owners.get(link) is owner for link in links)
-        self._awaited[owner] = max(shared * self._block_size, self._awaited.get(owner, 0))
+        tokens = shared * self._block_size
+        before = self._awaited.get(owner, Awaited(tokens, group.key))
+        self._awaited[owner] = Awaited(max(tokens, before.tokens), min(group.key, before.key))
 
     def clear_expected(self) -> None:
         """Forget which blocks other groups wait for."""
         self._awaited.clear()
 
-    def awaited_tokens(self, group: Group) -> int:
-        """Return the leading tokens of a group that another group waits for."""
-        return self._awaited.get(group, 0)
+    def awaited(self, group: Group) -> Awaited | None:
+        """Return what other groups wait for that this one computes, None if there is nothing."""
+        return self._awaited.get(group)
 
     def _shareable(self, group: Group) -> list[int]:
         # At least one token must be computed, so a block that ends with the last token is never shared.

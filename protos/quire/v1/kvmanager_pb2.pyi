@@ -908,7 +908,7 @@ class Allocate(_message.Message):
 
     @_builtins.property
     def waited(self) -> _duration_pb2.Duration:
-        """Queue time of the group, for the ledger."""
+        """Time since the group arrived or was preempted, for the ledger."""
 
     def __init__(
         self,
@@ -1844,7 +1844,7 @@ class Event(_message.Message):
     preempted_for_group: _builtins.int
     """For preemptions: the group that needed the blocks."""
     cached_tokens: _builtins.int
-    """For allocates: cached tokens, and the queue time of the group."""
+    """For allocates: cached tokens, and the time since the group arrived or was preempted."""
     pool: Global___PoolChange.ValueType
     """For changes of a whole pool: the event has no step and no item then."""
     prefix_of: _builtins.str

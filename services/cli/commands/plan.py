@@ -160,7 +160,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     goal = _goal(values)
     on_gpu = goal == "gpu_memory" or (goal != "memory" and values["device"] != "cpu")
     type_name = _type_name(dtype, values["weights"], on_gpu=on_gpu)
-    _check_requirements(type_name, values, on_gpu=on_gpu)
+    required = _required_settings(type_name, values, on_gpu=on_gpu)
     values["token_budget"] = values["token_budget"] or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
     shape = _shape(model, type_name, values)
     found = _found(goal, shape, type_name, values, on_gpu=on_gpu)
@@ -174,7 +174,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         return
     from services.cli.commands.plan_table import show
 
-    formats = {"weights": values["weights"], "kv-dtype": values["kv_dtype"]}
+    formats = {"weights": values["weights"], "kv-dtype": values["kv_dtype"], **required}
     show(model, type_name, shape, found, values["tensor_parallel"], formats)
 
 
@@ -216,16 +216,19 @@ def _type_name(dtype: str, weights: str, *, on_gpu: bool) -> str:
     return "bfloat16" if on_gpu or weights != "auto" or supported() else "float32"
 
 
-def _check_requirements(type_name: str, values: dict[str, Any], *, on_gpu: bool) -> None:
-    """Raise click.UsageError for settings that an engine would refuse together."""
+def _required_settings(type_name: str, values: dict[str, Any], *, on_gpu: bool) -> dict[str, str]:
+    """Return the engine's options without which it would refuse those of the plan.
+
+    Raises click.UsageError for options that it refuses together, whatever the others are.
+    """
+    required = {}
     given = {name: values[name] for name in ("weights", "kv_dtype", "tensor_parallel")}
-    engine = _DEFAULTS | given | {"dtype": type_name, "device": "cuda" if on_gpu else "cpu"}
-
-    def label(name: str) -> str:
-        return f"--{name.replace('_', '-')}" if name in values or name == "dtype" else f"the engine's {name}"
-
-    for unmet in unmet_requirements(EngineSettings, engine):
-        raise click.UsageError(unmet.sentence(engine, label))
+    given |= {"dtype": type_name, "device": "cuda" if on_gpu else "cpu"}
+    for unmet in unmet_requirements(EngineSettings, _DEFAULTS | given):
+        if unmet.requirement.other in given:
+            raise click.UsageError(unmet.sentence(given, lambda name: f"--{name.replace('_', '-')}"))
+        required[unmet.requirement.other.replace("_", "-")] = str(unmet.requirement.among[0])
+    return required
 
 
 def _shape(model: str, type_name: str, values: dict[str, Any]) -> "ModelShape":

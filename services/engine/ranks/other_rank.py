@@ -68,7 +68,10 @@ class LocalRank(OtherRank):
             command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
         )
         theirs.close()
-        super().__init__(rank, settings, ours, port)
+        try:
+            super().__init__(rank, settings, ours, port)
+        except RankFailed as failure:  # it ended before it could receive anything
+            raise RankFailed(f"rank {rank} ended {self.end()}") from failure
 
     def end(self) -> str:
         """Return how the process ended, whose link has ended."""

@@ -87,6 +87,22 @@ def test_short_prompts_that_could_fill_all_steps_do_not_starve_a_long_one() -> N
     rig.run()
 
 
+@pytest.mark.parametrize("limits", [FAIR, IN_ORDER])
+def test_a_request_that_comes_late_waits_for_its_prefix_no_longer_than_if_it_computed_it(limits: Limits) -> None:
+    """Requests reach the engine in another order than the gateway: the later one is computing the prefix already."""
+    prefix, turns = [4000] * 160, {}
+    for owned in (False, True):
+        rig = Rig(limits)
+        owner = rig.submit([*prefix, 1] if owned else [3000] * 161, 1)
+        rig.turn_times(3)
+        rig.submit([2000] * 640, 1, age=20)
+        late = rig.submit([*prefix, 2], 1, age=40)
+        turns[owned] = rig.turns_to_first_token(late)
+        rig.run()
+        assert (rig.cached[owner], rig.cached[late]) == (0, len(prefix) if owned else 0)
+    assert turns[True] <= turns[False]
+
+
 def test_without_a_threshold_prompts_are_computed_in_the_order_of_arrival() -> None:
     rig = Rig(IN_ORDER)
     long = rig.submit_prompt(640)

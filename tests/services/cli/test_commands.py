@@ -66,7 +66,7 @@ def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: s
     ("command", "variable", "warning"),
     [
         ("serve", "QUIRE_ENGINE_LOG_LEVEL", "QUIRE_ENGINE_LOG_LEVEL is ignored: `quire serve` reads QUIRE_SERVE_LOG"),
-        ("serve", "QUIRE_ENGINE_WIEGHTS", "`quire serve` has no such option; run `quire engine` by itself"),
+        ("serve", "QUIRE_ENGINE_WIEGHTS", "QUIRE_ENGINE_WIEGHTS is ignored: `quire engine` has no such option"),
         ("serve", "QUIRE_GATEWAY_MAX_REQUESTS", "`quire serve` reads QUIRE_SERVE_MAX_REQUESTS"),
         ("serve", "QUIRE_SERVE_WIEGHTS", "QUIRE_SERVE_WIEGHTS is ignored: `quire serve` has no such option"),
         ("serve", "QUIRE_KVMANAGER_LEASE_SECONDS", "`quire serve` has no such option; run `quire kvmanager` by itself"),
@@ -82,7 +82,8 @@ def test_a_variable_that_a_command_ignores_is_named_at_its_start(command: str, v
     others = {"run-batch": ("engine", "serve"), "demo": ("engine", "serve"), "plan": ("engine", "serve")}
     starts = ("engine", "gateway", "kvmanager") if command == "serve" else ()
     prefix = f"QUIRE_{command.replace('-', '_').upper()}"
-    context = click.Context(cli.commands[command], info_name=f"quire {command}", auto_envvar_prefix=prefix)
+    program = click.Context(cli, info_name="quire")
+    context = click.Context(cli.commands[command], program, info_name=command, auto_envvar_prefix=prefix)
     read = f"{prefix}_MODEL" if command == "plan" else f"{prefix}_LOG_LEVEL"
     environment = {variable: "1", read: "info", "PATH": "/bin", "QUIRE_CPU_CLASS": "avx2"}
     (found,) = unused_variables(context, environment, others.get(command, ()), starts)

@@ -149,6 +149,16 @@ def test_a_refusal_names_the_blocks_of_the_request_and_those_that_must_stay_free
     )
 
 
+def test_a_refusal_counts_the_cached_prefix_apart_from_needed_and_available_blocks(engine):
+    engine.cache(1, prompt(0, 12))
+    engine.allocate(2, prompt(100, 16))
+    engine.allocate(3, [*prompt(0, 12), *prompt(200, 8)])
+    assert explained(engine, "r3").startswith(
+        "Its allocation was refused as out_of_blocks in step 5: 2 blocks are needed, 1 is available beside 3 with its "
+        "cached prefix. "
+    )
+
+
 def test_an_explanation_states_that_its_first_events_were_dropped():
     engine = Engine(KVManager(epoch=1, ledger=Ledger(events=2)))
     engine.allocate(1, prompt(0, 8))

@@ -114,12 +114,12 @@ def test_nobody_waits_where_the_block_manager_caches_nothing() -> None:
     rig.run()
 
 
-@pytest.mark.parametrize(("priority", "deferred"), [(-1, 0), (0, 1), (1, 1)])
-def test_a_request_waits_only_for_one_before_it(priority: int, deferred: int) -> None:
+@pytest.mark.parametrize(("priority", "age", "deferred"), [(-1, 0, 0), (0, 0, 1), (0, 9, 1), (1, 0, 1)])
+def test_a_request_waits_for_one_before_it_or_of_its_priority(priority: int, age: int, deferred: int) -> None:
     rig = Rig(Limits(token_budget=8, max_sequences=4))
     rig.submit((*PREFIX, 99), 4)
     rig.turn_until(lambda: rig.scheduler.running == 1)
-    rig.submit((*PREFIX, 98), 4, priority=priority)
+    rig.submit((*PREFIX, 98), 4, priority=priority, age=age)
     rig.turn_times(2)
     assert (rig.scheduler.deferred, rig.scheduler.running) == (deferred, 2 - deferred)
     rig.run()

@@ -97,22 +97,16 @@ def test_a_cache_in_8_bits_is_planned_with_its_scales(tiny_model: Tiny) -> None:
     assert "(16 bytes and 2 of a scale)" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ((), "the engine's attention_backend must be torch with --kv-dtype int8 and --device cuda, not auto"),
-        (
-            ("--device", "cpu", "--tensor-parallel", "2"),
-            "--tensor-parallel must be at most 1 with --kv-dtype int8, not 2",
-        ),
-    ],
-)
-def test_a_cache_in_8_bits_is_refused_where_no_engine_has_it(
-    tiny_model: Tiny, options: tuple[str, ...], reason: str
-) -> None:
-    done = run("--model", tiny_model("llama"), "--device-blocks", "100", "--kv-dtype", "int8", *options)
+def test_a_cache_in_8_bits_on_a_gpu_is_planned_with_the_only_backend_that_reads_it(tiny_model: Tiny) -> None:
+    shown = run("--model", tiny_model("llama"), "--device-blocks", "100", "--kv-dtype", "int8").stdout
+    assert "quire engine --dtype bfloat16 --kv-dtype int8 --attention-backend torch" in shown
+
+
+def test_a_cache_in_8_bits_is_refused_where_no_engine_has_it(tiny_model: Tiny) -> None:
+    options = ("--device", "cpu", "--tensor-parallel", "2", "--kv-dtype", "int8")
+    done = run("--model", tiny_model("llama"), "--device-blocks", "100", *options)
     assert done.exit_code == 2
-    assert reason in done.output
+    assert "--tensor-parallel must be at most 1 with --kv-dtype int8, not 2" in done.output
 
 
 @pytest.mark.parametrize(("weights", "bits"), [("auto", 16), ("bf16", 16), ("int8", 8), ("int4", 5)])
