@@ -15,6 +15,7 @@ from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
 from services.runtime.logs import relay
+from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER
 from tests.deployment.prometheus import CONFIGURATION
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +25,9 @@ OWN = ("certificates", "kvmanager", "engine", "engine-gpu", "gateway")
 SETTINGS = {"KVMANAGER": KVManagerSettings, "ENGINE": EngineSettings, "GATEWAY": GatewaySettings}
 # A variable and its default.
 VARIABLE = re.compile(r"\$\{([A-Z_]+):?-([^}]*)\}")
-PORTS = {"QUIRE_GRPC_PORT": 50051, "QUIRE_HTTP_PORT": 8000, "QUIRE_MAP_PORT": 8053}
-PORTS |= {"QUIRE_PROMETHEUS_PORT": 9090, "QUIRE_GRAFANA_PORT": 3000}
+PORTS = {"KVMANAGER": KVMANAGER, "ENGINE": ENGINE, "GATEWAY": GATEWAY}
+PUBLISHED = {"QUIRE_GRPC_PORT": GATEWAY.grpc, "QUIRE_HTTP_PORT": GATEWAY.http, "QUIRE_MAP_PORT": KVMANAGER.http}
+PUBLISHED |= {"QUIRE_PROMETHEUS_PORT": 9090, "QUIRE_GRAFANA_PORT": 3000}
 # Settings that the image sets, that switches set, or that are files, which a container does not have.
 CHOSEN_OTHERWISE = {"log_format", "insecure", "engine_id", "pinned_prompts", "api_keys"}
 CHOSEN_OTHERWISE |= {f"tls_{name}" for name in ("certificate", "key", "client_ca")}
@@ -104,7 +106,7 @@ def test_limits_of_services_are_variables(service: str) -> None:
 
 def test_every_published_port_is_a_variable() -> None:
     published = [port for service in FILE["services"].values() for port in service.get("ports", [])]
-    assert sorted(published) == sorted(f"127.0.0.1:${{{name}-{port}}}:{port}" for name, port in PORTS.items())
+    assert sorted(published) == sorted(f"127.0.0.1:${{{name}-{port}}}:{port}" for name, port in PUBLISHED.items())
 
 
 def test_monitoring_is_a_profile_that_is_on_by_default() -> None:
@@ -172,7 +174,6 @@ def test_cpu_and_gpu_engines_share_a_service_name_and_never_start_together() -> 
     }
     assert gpu["environment"]["QUIRE_ENGINE_DEVICE"] == "cuda", "auto would go on without the GPU"
     assert gpu["build"]["args"].keys() == cpu["build"]["args"].keys()
-    assert FILE["services"]["gateway"]["environment"]["QUIRE_GATEWAY_ENGINES"] == "dns:engine:50052"
 
 
 @pytest.mark.parametrize("keys", ["off", "on"])
@@ -198,13 +199,32 @@ def test_with_tls_every_link_has_certificates_on_both_sides() -> None:
         )
 
 
+@pytest.mark.parametrize("service", ["kvmanager", "engine", "engine-ranks", "engine-gpu", "gateway"])
+def test_services_listen_and_call_at_the_default_ports(service: str) -> None:
+    name = service.split("-")[0].upper()
+    environment = FILE["services"][service]["environment"]
+    ports = [("LISTEN", PORTS[name].grpc), ("METRICS_LISTEN", PORTS[name].metrics)]
+    ports += {"KVMANAGER": [("MAP_LISTEN", KVMANAGER.http)], "GATEWAY": [("HTTP_LISTEN", GATEWAY.http)]}.get(name, [])
+    listening = {f"QUIRE_{name}_{kind}": f"0.0.0.0:{port}" for kind, port in ports}
+    assert {key: value for key, value in environment.items() if key.endswith("LISTEN")} == listening
+    called = {"KVMANAGER": f"kvmanager:{KVMANAGER.grpc}", "ENGINES": f"dns:engine:{ENGINE.grpc}"}
+    links = {"KVMANAGER": [], "ENGINE": ["KVMANAGER"], "GATEWAY": ["KVMANAGER", "ENGINES"]}[name]
+    assert [environment[f"QUIRE_{name}_{link}"] for link in links] == [called[link] for link in links]
+
+
 def test_prometheus_scrapes_the_metrics_ports() -> None:
     jobs = yaml.safe_load(CONFIGURATION.read_text())["scrape_configs"]
     scraped = {found["names"][0]: found["port"] for job in jobs for found in job["dns_sd_configs"]}
-    shown = {
-        name.lower(): FILE["services"][name.lower()]["environment"][f"QUIRE_{name}_METRICS_LISTEN"] for name in SETTINGS
-    }
-    assert {name: f"0.0.0.0:{port}" for name, port in scraped.items()} == shown
+    assert scraped == {name.lower(): ports.metrics for name, ports in PORTS.items()}
+
+
+def test_the_health_check_of_the_image_has_the_default_ports() -> None:
+    script = (ROOT / "deploy" / "image" / "healthcheck.sh").read_text()
+    of_commands = {**{name.lower(): ports for name, ports in PORTS.items()}, "serve": GATEWAY}
+    for array, kind in (("metrics", "metrics"), ("listen", "grpc")):
+        entries = re.search(rf"^declare -A {array}=\((.*)\)$", script, re.M)[1].split()
+        expected = {f"[{command}]=127.0.0.1:{getattr(ports, kind)}" for command, ports in of_commands.items()}
+        assert set(entries) == expected
 
 
 def test_the_restart_script_refuses_an_unknown_service_before_any_restart(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER
+
 ROOT = Path(__file__).parents[3]
 PROJECT = "quire-check"
 SERVICES = ("kvmanager", "engine", "gateway")
-METRICS_PORTS = {"gateway": 9151, "engine": 9152, "kvmanager": 9153}
-GRPC_PORT, HTTP_PORT, MAP_PORT = "50051/tcp", "8000/tcp", "8053/tcp"
+METRICS_PORTS = {"gateway": GATEWAY.metrics, "engine": ENGINE.metrics, "kvmanager": KVMANAGER.metrics}
+GRPC_PORT, HTTP_PORT, MAP_PORT = f"{GATEWAY.grpc}/tcp", f"{GATEWAY.http}/tcp", f"{KVMANAGER.http}/tcp"
 MONITORING = ("prometheus", "grafana")
 # Pages whose commands of docker compose are run as they stand there.
 README, DEPLOY = ROOT / "README.md", ROOT / "docs" / "deploy.md"

@@ -17,6 +17,7 @@ from services.cli.options import settings_from
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
+from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm" / "quire"
@@ -35,9 +36,9 @@ CI_VALUES = {
 
 TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
 PORTS = {
-    "kvmanager": {"grpc": 50053, "metrics": 9153},
-    "engine": {"grpc": 50052, "metrics": 9152},
-    "gateway": {"grpc": 50051, "http": 8000, "metrics": 9151},
+    "kvmanager": {"grpc": KVMANAGER.grpc, "metrics": KVMANAGER.metrics},
+    "engine": {"grpc": ENGINE.grpc, "metrics": ENGINE.metrics},
+    "gateway": {"grpc": GATEWAY.grpc, "http": GATEWAY.http, "metrics": GATEWAY.metrics},
 }
 HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gateway": "quire.v1.Gateway"}
 

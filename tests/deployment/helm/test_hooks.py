@@ -8,6 +8,7 @@ import pytest
 from services.gateway.pinned_prompts import read
 from tests.deployment.helm.chart import (
     CHART,
+    PORTS,
     TYPES,
     Object,
     all_containers,
@@ -85,7 +86,9 @@ def test_helm_test_checks_health_and_generates(monkeypatch: pytest.MonkeyPatch) 
     assert pod["spec"]["restartPolicy"] == "Never"
     parsed = [parse(container["args"], variables(container), monkeypatch) for container in pod["spec"]["containers"]]
     assert [name for name, _ in parsed] == ["health", "generate"]
-    assert {options.get("at") or options["address"] for _, options in parsed} == {"blue-quire-gateway:50051"}
+    assert {options.get("at") or options["address"] for _, options in parsed} == {
+        f"blue-quire-gateway:{PORTS['gateway']['grpc']}"
+    }
 
 
 @pytest.mark.parametrize(("key", "commands"), [("", ["health"]), ("test-key", ["health", "generate-0"])])
@@ -136,11 +139,11 @@ def test_the_notes_explain_how_to_call_the_gateway_and_warn(monitored: bool) -> 
     text = notes(nested("metrics.serviceMonitor.enabled", monitored))
     assert "WARNING: no API key is required." in text
     assert "WARNING: nothing is encrypted." in text
-    assert "kubectl --namespace llm port-forward service/blue-quire-gateway 50051\n" in text
+    assert f"kubectl --namespace llm port-forward service/blue-quire-gateway {PORTS['gateway']['grpc']}\n" in text
     assert 'quire generate --chat "Why is the sky blue?"\n' in text
     assert "helm test blue --namespace llm" in text
     assert "fetches the model demo" in text
-    assert "gateway 9151, engine 9152, kvmanager 9153" in text
+    assert ", ".join(f"{name} {PORTS[name]['metrics']}" for name in ("gateway", "engine", "kvmanager")) in text
     assert ("metrics.serviceMonitor.enabled=true" in text) is not monitored
     assert "For the alerts, set metrics.prometheusRule.enabled=true." in text
 

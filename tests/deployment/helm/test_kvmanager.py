@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.deployment.helm.chart import (
+    PORTS,
     VALUES,
     Object,
     by_name,
@@ -23,6 +24,7 @@ from tests.deployment.helm.test_ranks import TWO_PODS, templates
 
 MODELS = {"models": [{"name": "a", "model": "org/a"}, {"name": "b", "model": "org/b"}]}
 OF_MODELS = merged(MODELS, {"kvmanager": {"placement": "model"}})
+PORT = PORTS["kvmanager"]["grpc"]
 BESIDE = {"kvmanager": {"placement": "engine"}}
 
 
@@ -41,7 +43,7 @@ def test_each_model_has_a_kv_manager_to_which_its_engines_attach(monkeypatch: py
     assert sorted(deployments(objects)) == ["engine-a", "engine-b", "gateway", "kvmanager-a", "kvmanager-b"]
     for name in "ab":
         engine = settings_of(pods(objects)[f"engine-{name}"], monkeypatch)
-        assert engine.kvmanager == f"blue-quire-kvmanager-{name}:50053"
+        assert engine.kvmanager == f"blue-quire-kvmanager-{name}:{PORT}"
         selector = by_name(objects, "Service")[f"kvmanager-{name}"]["spec"]["selector"]
         assert selector["quire-model"] == name
         assert deployments(objects)[f"kvmanager-{name}"]["spec"]["replicas"] == 1
@@ -56,13 +58,13 @@ def test_a_kv_manager_beside_its_engine_is_reached_by_loopback_and_by_gateways(m
     assert sorted(deployments(objects)) == ["engine-a", "engine-b", "gateway"]
     for name in "ab":
         pod = pods(objects)[f"engine-{name}"]
-        assert settings_of(pod, monkeypatch).kvmanager == "127.0.0.1:50053"
-        assert variables(beside(pod))["QUIRE_KVMANAGER_LISTEN"] == "0.0.0.0:50053"
+        assert settings_of(pod, monkeypatch).kvmanager == f"127.0.0.1:{PORT}"
+        assert variables(beside(pod))["QUIRE_KVMANAGER_LISTEN"] == f"0.0.0.0:{PORT}"
     ports = [port["name"] for one in pod["spec"]["containers"] for port in one["ports"]]
     assert len(ports) == len(set(ports)), "a Service finds the port by its name"
     service = by_name(objects, "Service")["kvmanager"]["spec"]
     assert {port["targetPort"] for port in service["ports"]} == {port["name"] for port in beside(pod)["ports"]}
-    assert settings_of(pods(objects)["gateway"], monkeypatch).kvmanager == "dns:blue-quire-kvmanager:50053"
+    assert settings_of(pods(objects)["gateway"], monkeypatch).kvmanager == f"dns:blue-quire-kvmanager:{PORT}"
     assert {component_of(item) for item in of_kind(objects, "ServiceAccount")} == {"engine", "gateway"}
 
 
@@ -95,12 +97,14 @@ def test_only_the_first_pod_of_ranks_has_a_kv_manager() -> None:
 def test_only_gateways_reach_the_kv_managers_beside_engines() -> None:
     policies = by_name(render_ci("sidecars"), "NetworkPolicy")
     assert policies.keys() == {"engine", "gateway"}
-    (calls,) = [one for one in policies["engine"]["spec"]["ingress"] if {"port": 50053} in one["ports"]]
-    assert {"port": 50052} in calls["ports"]
+    (calls,) = [one for one in policies["engine"]["spec"]["ingress"] if {"port": PORT} in one["ports"]]
+    assert {"port": PORTS["engine"]["grpc"]} in calls["ports"]
     assert [one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for one in calls["from"]] == ["gateway"]
-    (to,) = [one for one in policies["gateway"]["spec"]["egress"] if {"port": 50053} in one["ports"]]
+    (to,) = [one for one in policies["gateway"]["spec"]["egress"] if {"port": PORT} in one["ports"]]
     assert [one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for one in to["to"]] == ["engine"]
-    (metrics,) = [one for one in policies["engine"]["spec"]["ingress"] if {"port": 9153} in one["ports"]]
+    (metrics,) = [
+        one for one in policies["engine"]["spec"]["ingress"] if {"port": PORTS["kvmanager"]["metrics"]} in one["ports"]
+    ]
     assert "namespaceSelector" in metrics["from"][0]
 
 

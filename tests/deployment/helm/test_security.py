@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from services.runtime.ports import KVMANAGER
 from tests.deployment.helm.chart import (
     CI_VALUES,
     PORTS,
@@ -203,11 +204,11 @@ def test_network_policies_allow_metrics_and_clients_from_their_namespaces_only()
 def test_the_block_map_is_unreachable_unless_it_is_opened_to_named_peers() -> None:
     def rules(values: Object) -> list[Object]:
         policies = by_name(render(merged({"networkPolicy": {"enabled": True}}, values)), "NetworkPolicy")
-        return [rule for rule in policies["kvmanager"]["spec"]["ingress"] if {"port": 8053} in rule["ports"]]
+        return [rule for rule in policies["kvmanager"]["spec"]["ingress"] if {"port": KVMANAGER.http} in rule["ports"]]
 
     opened, peers = {"kvmanager": {"map": {"open": True}}}, [{"podSelector": {"matchLabels": {"app": "browser"}}}]
     assert rules(opened) == rules({"networkPolicy": {"map": peers}}) == []
-    assert rules({**opened, "networkPolicy": {"map": peers}}) == [{"ports": [{"port": 8053}], "from": peers}]
+    assert rules({**opened, "networkPolicy": {"map": peers}}) == [{"ports": [{"port": KVMANAGER.http}], "from": peers}]
 
 
 def test_only_engines_reach_the_internet_and_all_reach_dns() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.cli.main import cli
+from services.runtime.ports import ENGINE, KVMANAGER
 from tests.deployment.helm.chart import (
     CI_VALUES,
     HEALTH,
@@ -27,6 +28,7 @@ from tests.deployment.helm.chart import (
     settings_of,
     variables,
 )
+from tests.services.runtime.test_settings import required_by
 
 
 @pytest.mark.parametrize("name", CI_VALUES)
@@ -63,10 +65,6 @@ def test_the_command_reads_every_variable_that_the_chart_sets(name: str) -> None
         assert {variable["name"] for variable in main_container(pod)["env"]} - read == set()
 
 
-# Settings that exclude others, so they are given one at a time.
-EXCLUDING = ("attention_backend", "gpu_memory_utilization", "kv_dtype", "speculate_ngram", "weights")
-
-
 def another_value(field: "dataclasses.Field[Any]") -> Any:
     """Return another value than the default; for a number a large one, which Helm can write as 1e+06."""
     if field.metadata["choices"]:
@@ -78,15 +76,20 @@ def another_value(field: "dataclasses.Field[Any]") -> Any:
     return type(field.default)(field.metadata["most"] or 2_000_000)
 
 
-@pytest.mark.parametrize("component", TYPES)
-def test_every_setting_reaches_its_service(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def values_of_all(component: str) -> list[dict[str, Any]]:
+    """Return values of all settings: those that require nothing together, each other one with what it requires."""
     names = SCHEMA["properties"][component]["properties"]["settings"]["properties"]
     fields = [field for field in dataclasses.fields(TYPES[component]) if field.name in names]
-    values = {field.name: another_value(field) for field in fields}
-    alone = [{name: values.pop(name)} for name in EXCLUDING if name in values]
+    together = {field.name: another_value(field) for field in fields if not field.metadata["requires"]}
+    requiring = [field for field in fields if field.metadata["requires"]]
+    return [together, *({one.name: another_value(one), **required_by(one, TYPES[component])} for one in requiring)]
+
+
+@pytest.mark.parametrize("component", TYPES)
+def test_every_setting_reaches_its_service(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = {"kvmanager": {"settings": {"grace_seconds": 3_000_000}}}
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 64}}} if component == "engine" else {}
-    for given in (values, *alone):
+    for given in values_of_all(component):
         rendered = render({**longest, component: {"settings": given, **gpu}})
         _, options = parse([component], variables(containers(rendered)[component]), monkeypatch)
         assert {name: options[name] for name in given} == given
@@ -134,10 +137,10 @@ def test_the_block_map_listens_on_the_network_only_if_it_is_opened() -> None:
     name = "QUIRE_KVMANAGER_MAP_LISTEN"
     assert name not in variables(containers(render())["kvmanager"])
     rendered = render({"kvmanager": {"map": {"open": True}}})
-    assert variables(containers(rendered)["kvmanager"])[name] == "0.0.0.0:8053"
-    assert {"name": "map", "containerPort": 8053} in containers(rendered)["kvmanager"]["ports"]
+    assert variables(containers(rendered)["kvmanager"])[name] == f"0.0.0.0:{KVMANAGER.http}"
+    assert {"name": "map", "containerPort": KVMANAGER.http} in containers(rendered)["kvmanager"]["ports"]
     ports = by_name(rendered, "Service")["kvmanager"]["spec"]["ports"]
-    assert {"name": "map", "port": 8053, "targetPort": "map"} in ports
+    assert {"name": "map", "port": KVMANAGER.http, "targetPort": "map"} in ports
 
 
 @pytest.mark.parametrize("component", TYPES)
@@ -158,16 +161,17 @@ def test_the_services_find_each_other_and_the_gateway_every_engine(name: str, mo
     for pod in [*groups, *(pod for pod in pods(rendered).values() if component_of(pod) == "engine")]:
         assert services["engine"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
         address = variables(main_container(pod))["QUIRE_ENGINE_KVMANAGER"]
-        if address == "127.0.0.1:50053":
+        if address == f"127.0.0.1:{KVMANAGER.grpc}":
             assert "kvmanager" in {one["name"] for one in pod["spec"]["containers"]}
             assert services["kvmanager"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
             assert services["kvmanager"]["spec"]["clusterIP"] == "None", "the name must resolve to all pods"
-            address = "dns:blue-quire-kvmanager:50053"
+            address = f"dns:blue-quire-kvmanager:{KVMANAGER.grpc}"
         managers.add(address)
-    found = {address.removeprefix("dns:").removeprefix("blue-quire-").removesuffix(":50053") for address in managers}
+    suffix = f":{KVMANAGER.grpc}"
+    found = {address.removeprefix("dns:").removeprefix("blue-quire-").removesuffix(suffix) for address in managers}
     assert {component_of(services[name]) for name in found} == {"kvmanager"}
     assert set(gateway.kvmanager.split(",")) == managers
-    assert gateway.engines == "dns:blue-quire-engine:50052"
+    assert gateway.engines == f"dns:blue-quire-engine:{ENGINE.grpc}"
     assert services["engine"]["spec"]["clusterIP"] == "None", "the name must resolve to all pods"
 
 

@@ -132,7 +132,7 @@ class Deployed:
         output = Output(process)
         self.metrics[component] = output.wait_for(f"{component} shows its metrics at ").rpartition(" ")[2]
         address = output.wait_for(f"{component} listens on ").split(" on ")[1]
-        port = {"kvmanager": 50053, "engine": 50052, "gateway": 50051}[component]
+        port = PORTS[component]["grpc"]
         self.addresses |= {
             f"dns:blue-quire-{component}:{port}": address,
             f"blue-quire-{component}:{port}": address,
