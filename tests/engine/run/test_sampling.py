@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import pstdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from engine.native.cpu_class import NAMES
 from engine.run.samplers import NativeSampler, TorchSampler, sampler_for
 from engine.run.sampling import Draw, gumbel_noise
 from engine.schedule.request import LogitRules, Sampling
+from quire.v1 import decoding_pb2
 from tests.engine import native_kernels
 from tests.engine.run.chi_square import chi_square_is_likely
 from tests.engine_in_process import ModelEngine
@@ -28,15 +30,17 @@ MARGIN = 1e-4
 
 Sample = Callable[[torch.Tensor, list[Draw]], list[int]]
 
-samplings = st.builds(
-    Sampling,
-    temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.3, 5.0]),
-    top_k=st.sampled_from([0, 0, 1, 2, 7, 1000]),
-    top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.01]),
-    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
-    seed=st.integers(-(2**63), 2**63 - 1),
-    top_n_sigma=st.sampled_from([0.0, 0.0, 0.4, 1.0, 2.5, 1e30]),
-)
+DRAWN: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.3, 5.0]),
+    "top_k": st.sampled_from([0, 0, 1, 2, 7, 1000]),
+    "top_p": st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.01]),
+    "min_p": st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
+    "seed": st.integers(-(2**63), 2**63 - 1),
+    "top_n_sigma": st.sampled_from([0.0, 0.0, 0.4, 1.0, 2.5, 1e30]),
+}
+# Fields of a request's Sampling that no sampler receives, with the reason.
+OTHERS = {"sample_count": "each sample is a row of its own"}
+samplings = st.builds(Sampling, **DRAWN)
 
 
 @pytest.fixture(scope="module", params=["torch", *NAMES])
@@ -109,6 +113,11 @@ class Twin:
     def clear(one: float, other: float) -> None:
         if one != other and abs(one - other) < MARGIN * max(1.0, abs(one)) and other not in (0.0, 1.0):
             raise Unclear
+
+
+def test_every_parameter_of_a_request_is_drawn() -> None:
+    """A field that is declared and applied by no sampler would have no effect."""
+    assert {field.name for field in decoding_pb2.Sampling.DESCRIPTOR.fields} == {*DRAWN, *OTHERS}
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
