@@ -153,7 +153,7 @@ lint: .venv/installed ## check format, style, types, imports, generated code and
 	$(BIN)/lint-imports
 	fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	$(call generate,"$$fresh") || exit 1; \
-	diff -rq -x '*.proto' -x py.typed -x __pycache__ "$$fresh/quire" protos/quire >&2 || \
+	diff -rq -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$fresh/quire" protos/quire >&2 || \
 		{ echo 'generated protos are stale: run make proto' >&2; exit 1; }; \
 	$(BIN)/python protos/compatibility.py || exit 1; \
 	mkdir "$$fresh/dashboards"; \

@@ -1,7 +1,7 @@
 """The command `quire`, in a module of its own name: it loads Quire's packages from the folder that it stands in.
 
-Their names are common: `services` and `engine`. A folder of PYTHONPATH, or the folder in which a user stands, may have
-others, which would be imported in their place.
+Their names are common: `services` and `engine`; and a script of a user may be called `quire`. A folder of PYTHONPATH,
+or the folder in which a user stands, may have others, which would be imported in their place.
 """
 
 import os
@@ -10,10 +10,12 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 
-_PACKAGES = ("blocks", "kvmanager", "engine", "services")
+_PACKAGES = ("quire", "blocks", "kvmanager", "engine", "services")
 # One module of each package that no other package has.
 _OWN = ("blocks/step.py", "kvmanager/pool_spec.py", "engine/schedule/scheduler.py", "services/cli/main.py")
 _HERE = Path(__file__).resolve().parent
+# A checkout has the package `quire` in a folder of its own.
+_FOLDERS = (str(_HERE), str(_HERE / "protos"))
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
             " name. Install Quire again, in an environment of its own."
         )
     if others := os.environ.get("PYTHONPATH"):
-        os.environ["PYTHONPATH"] = os.pathsep.join((str(_HERE), others))  # of processes that this one starts
+        os.environ["PYTHONPATH"] = os.pathsep.join((*_FOLDERS, others))  # of processes that this one starts
     for name in _PACKAGES:
         _load(name)
     from services.cli.main import main as run
@@ -36,7 +38,7 @@ def main() -> None:
 
 def _load(name: str) -> None:
     """Import a package from this folder, whatever precedes it on the path."""
-    spec = PathFinder.find_spec(name, [str(_HERE)])
+    spec = PathFinder.find_spec(name, _FOLDERS)
     assert spec is not None, "its modules were found"
     assert spec.loader is not None, "it has an __init__.py"
     sys.modules[name] = module = module_from_spec(spec)

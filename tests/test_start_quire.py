@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("blocks", "engine", "kvmanager", "services")
+NAMES = ("blocks", "engine", "kvmanager", "services", "quire")
 
 
 @pytest.fixture
@@ -34,6 +34,12 @@ def test_packages_of_the_same_names_on_the_path_are_not_imported(foreign: Path) 
     assert "Continue PROMPT" in done.stdout
 
 
+def test_a_script_that_is_called_quire_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "quire.py").write_text("raise SystemExit('a script of a user')")
+    done = run(ROOT / "start_quire.py", tmp_path, "generate", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_processes_that_it_starts_import_quires_packages_too(foreign: Path) -> None:
     launcher = foreign / "launcher.py"
     launcher.write_text(
@@ -44,11 +50,13 @@ sys.argv = ["quire", "--version"]
 import start_quire
 with contextlib.suppress(SystemExit):
     start_quire.main()
-subprocess.run([sys.executable, "-P", "-c", "import services; print(services.__file__)"], check=True)
+files = "import quire, services; print(quire.__file__, services.__file__)"
+subprocess.run([sys.executable, "-P", "-c", files], check=True)
 """
     )
     done = run(launcher, foreign)
-    assert done.stdout.splitlines()[-1] == str(ROOT / "services" / "__init__.py")
+    files = ROOT / "protos" / "quire" / "__init__.py", ROOT / "services" / "__init__.py"
+    assert done.stdout.splitlines()[-1] == " ".join(map(str, files))
 
 
 def test_a_package_that_another_distribution_overwrote_is_named(foreign: Path) -> None:

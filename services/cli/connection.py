@@ -127,14 +127,20 @@ def _check_text(values: dict[str, Any]) -> None:
     for name, value in values.items():
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and not text.isascii():
-                _check_encodable(_flag(name), text)
+                _check_encodable(_shown_name(name), text)
+
+
+def _shown_name(name: str) -> str:
+    """Return the name of a parameter of the current command, as its help shows it."""
+    parameter = next((one for one in click.get_current_context().command.params if one.name == name), None)
+    return parameter.human_readable_name if isinstance(parameter, click.Argument) else _flag(name)
 
 
 def _check_encodable(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise click.UsageError(f"{name} must be UTF-8 text, not {text[:40]!r}") from error
+        raise click.UsageError(f"{name} must be UTF-8 text: its character {error.start + 1} is not") from error
 
 
 def read_text(name: str, source: TextIO) -> str:

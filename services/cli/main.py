@@ -53,7 +53,8 @@ def cli() -> None:
     alone, on one machine or on several.
 
     Every option is also an environment variable with the name of its command: QUIRE_ENGINE_BLOCK_SIZE is the
-    --block-size of `quire engine`, QUIRE_SERVE_BLOCK_SIZE that of `quire serve`.
+    --block-size of `quire engine`, QUIRE_SERVE_BLOCK_SIZE that of `quire serve`. `serve`, `demo` and `run-batch` read
+    the engine's variables too, but their own first.
     """
 
 
@@ -95,7 +96,7 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
     from services.cli.commands.talk import generate as run
 
     if options["beams"] is None and (given := search_options(options)):
-        raise click.UsageError(f"{' and '.join(given)} need --beams")
+        raise click.UsageError(f"{' and '.join(given)} {'needs' if len(given) == 1 else 'need'} --beams")
     if json_schema and options["regex"] is not None:
         raise click.UsageError("--json-schema and --regex cannot be given together")
     options["limit_given"] = options["max_tokens"] is not None

@@ -130,7 +130,9 @@ def unused_variables(
             foreign = f"QUIRE_{other.upper()}_"
             if not name.startswith(foreign) or name in read:
                 continue
-            if (right := prefix + name.removeprefix(foreign)) in read:
+            own = name.removeprefix(foreign)
+            # The address of another service is not that of the command.
+            if (right := prefix + own) in read and not own.endswith("LISTEN"):
                 yield f"{name} is ignored: `{context.command_path}` reads {right}"
             elif other in starts and not _reads(context, other, name):
                 yield f"{name} is ignored: `quire {other}` has no such option"

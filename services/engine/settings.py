@@ -209,7 +209,7 @@ class EngineSettings:
     json_exponent_digits: int = setting(
         2, "Maximum digits of the exponent of a number in guided JSON.", least=1, most=4
     )
-    threads: int = setting(0, "Threads of the compute kernels. 0: torch's default.", least=0)
+    threads: int = setting(0, "Threads of the compute kernels. 0: torch's default.", least=0, most=1024)
     tensor_parallel: int = setting(
         1,
         "Ranks that compute the model together: processes, each with a GPU and a slice of weights and KV cache.",

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from quire.v1 import gateway_pb2
 from services.gateway.fleet.fleet import ServedModel
-from services.gateway.text.tool_choice import check_arguments_schema
+from services.gateway.text.tool_choice import check_arguments_schema, check_names
 from services.runtime.errors import InvalidField
 from services.runtime.http.json_body import parse_text
 from services.wire.duration import checked_seconds_of
@@ -119,6 +119,7 @@ def _check_constraint(request: gateway_pb2.GenerateRequest) -> None:
         _require(given.json_object, "constraint.json_object", "must be true; for no constraint, leave constraint out")
     elif kind == "json_schema":
         parse_text(given.json_schema, "constraint.json_schema")
+    check_names((tool.name for tool in given.tool_calls.tools), "constraint.tool_calls.tools")
     for at, tool in enumerate(given.tool_calls.tools):
         place = f"constraint.tool_calls.tools[{at}].parameters"
         check_arguments_schema(parse_text(tool.parameters, place), place)

@@ -58,6 +58,12 @@ class DeclaredField:
         self._above = rules.above if rules.HasField("above") else -math.inf
         self._most = rules.max if rules.HasField("max") else math.inf
 
+    @property
+    def is_required(self) -> bool:
+        """Whether an empty field breaks its rules, although a message cannot show whether it was given."""
+        texts = self.rules.min_bytes and not self.descriptor.is_repeated and not self.descriptor.has_presence
+        return bool(self.rules.min_entries or texts)
+
     def described(self) -> str:
         """Return its sentence with its bounds and its default."""
         bounds = "" if self.value_type in _TEXTS else self.bounds().removeprefix("a finite number").removeprefix(" of ")
@@ -312,7 +318,7 @@ def _plan(message: Descriptor) -> _Plan:
         for field in message.fields
         if field.GetOptions().HasExtension(field_rules_pb2.rules)
     }
-    required = tuple(one for one in declared.values() if one.rules.min_entries)
+    required = tuple(one for one in declared.values() if one.is_required)
     nested = frozenset(field.name for field in message.fields if _has_rules(field))
     return _Plan(declared, required, nested)
 

@@ -108,9 +108,13 @@ def tool(request: gateway_pb2.GenerateRequest) -> None:
     request.prompt.chat.tools.add(name="x", parameters='{"type": "string"}')
 
 
-def call(request: gateway_pb2.GenerateRequest) -> None:
-    request.stopping.ClearField("ignore_eos")
-    request.constraint.tool_calls.tools.add(name="x", parameters='{"type": "array"}')
+def calls(*names: str, parameters: str = "{}") -> Callable[[gateway_pb2.GenerateRequest], None]:
+    def change(request: gateway_pb2.GenerateRequest) -> None:
+        request.stopping.ClearField("ignore_eos")
+        for name in names:
+            request.constraint.tool_calls.tools.add(name=name, parameters=parameters)
+
+    return change
 
 
 OUT_OF_RANGE = [
@@ -175,7 +179,14 @@ OUT_OF_RANGE = [
     ("a length penalty of 500", beams(length_penalty=500), "beam_search.length_penalty", "500"),
     ("a length penalty of -1e9", beams(length_penalty=-1e9), "beam_search.length_penalty", "-1000000000"),
     ("a tool whose arguments are a string", tool, "prompt.chat.tools[0].parameters", "'object', not \"string\""),
-    ("a call whose arguments are a list", call, "constraint.tool_calls.tools[0].parameters", "'object', not \"array\""),
+    (
+        "a call whose arguments are a list",
+        calls("x", parameters='{"type": "array"}'),
+        "constraint.tool_calls.tools[0].parameters",
+        "'object', not \"array\"",
+    ),
+    ("a call without a name", calls("x", ""), "constraint.tool_calls.tools[1].name", "empty"),
+    ("two calls of one name", calls("x", "x"), "constraint.tool_calls.tools[1].name", "that of constraint"),
     ("more end tokens than a search considers", beams(width=14, ends=300), "stopping.stop_token_ids", "4096"),
 ]
 

@@ -1,5 +1,6 @@
 """The command `quire run-batch`. Heavy imports wait until it runs."""
 
+import dataclasses
 import os
 import ssl
 import sys
@@ -22,6 +23,11 @@ _WINDOW_OF_SERVER = 256
 _MAX_WINDOW = 4096
 
 _LEFT_OUT = (*NOT_OF_SERVES_ENGINE, "engine_id", "metrics_compat", "heartbeat_seconds", "seconds_without_kvmanager")
+_ENGINE_SETTINGS = tuple(
+    field.name
+    for field in dataclasses.fields(EngineSettings)
+    if field.name not in (*_LEFT_OUT, "log_format", "log_level")
+)
 _SERVER_OPTIONS = together(
     click.option("--base-url", help="URL of a running server, such as http://127.0.0.1:8000. No engine is started."),
     click.option("--api-key", default="", envvar="QUIRE_API_KEY", help="API key of the server."),
@@ -93,6 +99,9 @@ def _server(values: dict[str, Any]) -> "Source":
     """Return a running server. Raises click.UsageError."""
     from services.cli.batch.sources import RunningServer
 
+    if given := [name for name in _ENGINE_SETTINGS if _is_given(name)]:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"{flags} cannot be given with --base-url: it is for an engine of this process")
     if values["explain"]:
         raise click.UsageError("--explain needs an engine of its own; of a server `quire explain REQUEST_ID` explains")
     names = ("api_key", "api_key_file", "ca")
@@ -106,6 +115,11 @@ def _server(values: dict[str, Any]) -> "Source":
         return RunningServer(values["base_url"], Connection.of("", options).api_key, context, window)
     except ValueError as error:
         raise click.UsageError(f"--base-url {error}") from error
+
+
+def _is_given(name: str) -> bool:
+    """Return whether an option is on the command line; variables may hold for other commands."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _engine(values: dict[str, Any]) -> "Source":

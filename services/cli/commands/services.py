@@ -125,6 +125,11 @@ def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
         metrics = metrics_addresses(metrics_listen, local.engines)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    if gateway.link_timeout_seconds <= engine.heartbeat_seconds:
+        raise click.UsageError(
+            f"link_timeout_seconds must be more than heartbeat_seconds, {engine.heartbeat_seconds:g}, not"
+            f" {gateway.link_timeout_seconds:g}: the gateway would lose engines between two heartbeats"
+        )
     sys.exit(run(kvmanager, engine, gateway, metrics, local))
 
 

@@ -42,7 +42,7 @@ def tool_call_grammar(
     lines = [f"start: call{more}", "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))]
     for at, (name, parameters) in enumerate(tools):
         try:
-            schema = json.loads(prepare_schema(parameters)) | options
+            schema = {"type": "object"} | json.loads(prepare_schema(parameters)) | options
         except ValueError as error:
             raise InvalidTool(f"tools[{at}].parameters: {error}") from error
         opening = _literal(f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')

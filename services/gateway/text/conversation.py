@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.v1 import gateway_pb2
 from services.gateway.text.chat_template import Conversation
-from services.gateway.text.tool_choice import check_arguments_schema
+from services.gateway.text.tool_choice import check_arguments_schema, check_names
 from services.runtime.errors import InvalidField
 from services.runtime.http.json_body import MAX_DEPTH, parse_text
 from services.runtime.http.validation import shown
@@ -65,11 +65,7 @@ def _check_calls(chat: gateway_pb2.Chat) -> None:
 
 
 def _check_tool_names(chat: gateway_pb2.Chat) -> None:
-    first: dict[str, int] = {}
-    for at, tool in enumerate(chat.tools):
-        if (before := first.setdefault(tool.name, at)) != at:
-            field = f"prompt.chat.tools[{at}].name"
-            raise InvalidField(f"{field} is that of prompt.chat.tools[{before}], too: {shown(tool.name)}", field)
+    check_names([tool.name for tool in chat.tools], "prompt.chat.tools")
 
 
 def _variables(chat: gateway_pb2.Chat) -> dict[str, Any]:

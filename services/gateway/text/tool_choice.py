@@ -1,7 +1,7 @@
 """Grammars and JSON schemas that force the output to be a tool call."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
@@ -21,6 +21,15 @@ def check_arguments_schema(schema: Any, field: str) -> None:
     kind = schema.get("type", "object") if isinstance(schema, dict) else schema
     if kind not in ("object", ["object"]):
         raise InvalidField(f"{field} must be a JSON schema of type 'object', not {shown(kind)}", field)
+
+
+def check_names(names: Iterable[str], tools: str) -> None:
+    """Raise InvalidField if two tools, in the field `tools`, have one name."""
+    first: dict[str, int] = {}
+    for at, name in enumerate(names):
+        if (before := first.setdefault(name, at)) != at:
+            field = f"{tools}[{at}].name"
+            raise InvalidField(f"{field} is that of {tools}[{before}], too: {shown(name)}", field)
 
 
 def arguments_schema(tool: gateway_pb2.Tool) -> str:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from blocks import counted
+
 MAX_SHOWN = 80
 # The type of errors that schemas raise for a value that is not supported; the message is the reason.
 UNSUPPORTED = "unsupported"
@@ -27,6 +29,8 @@ _LISTS = {  # the members of union types
     "list[int]": "an array of integers",
     "list[list[int]]": "an array of such arrays",
 }
+# Types of errors for values that are not one of a few, so that the given one is no text of a user.
+_OF_FEW_VALUES = ("literal_error", "enum")
 _JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _RANGES = ((-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1))
 
@@ -114,7 +118,21 @@ def _describe(meant: Sequence[_Found]) -> Violation:
     expected = list(dict.fromkeys(_expected(one) for one in meant))
     *others, last = expected
     either = f"{', '.join(others)} or {last}" if others else last
-    return Violation(path, f"{name} must be {either}, not {shown(error.get('input'))}", code)
+    given = error.get("input")
+    described = shown(given) if error["type"] in _OF_FEW_VALUES else _described(given)
+    return Violation(path, f"{name} must be {either}, not {described}", code)
+
+
+def _described(value: Any) -> str:
+    """Describe a value without its text, which may be a prompt."""
+    match value:
+        case str():
+            return f"a string of {counted(len(value), 'character')}"
+        case list():
+            return f"an array of {len(value)} {'entry' if len(value) == 1 else 'entries'}"
+        case dict():
+            return "an object"
+    return shown(value)
 
 
 def _expected(found: _Found) -> str:

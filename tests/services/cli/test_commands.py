@@ -69,6 +69,7 @@ def assert_fails_in_one_line(done: "subprocess.CompletedProcess[str]", reason: s
         ("serve", "QUIRE_ENGINE_WIEGHTS", "QUIRE_ENGINE_WIEGHTS is ignored: `quire engine` has no such option"),
         ("serve", "QUIRE_GATEWAY_MAX_REQUESTS", "`quire serve` reads QUIRE_SERVE_MAX_REQUESTS"),
         ("serve", "QUIRE_SERVE_WIEGHTS", "QUIRE_SERVE_WIEGHTS is ignored: `quire serve` has no such option"),
+        ("serve", "QUIRE_ENGINE_LISTEN", "`quire serve` has no such option; run `quire engine` by itself"),
         ("serve", "QUIRE_KVMANAGER_LEASE_SECONDS", "`quire serve` has no such option; run `quire kvmanager` by itself"),
         ("plan", "QUIRE_PLAN_MODLE", "QUIRE_PLAN_MODLE is ignored: `quire plan` has no such option"),
         ("engine", "QUIRE_ENGINE_WIEGHTS", "QUIRE_ENGINE_WIEGHTS is ignored: `quire engine` has no such option"),
@@ -96,6 +97,12 @@ def test_a_warning_is_a_line_of_a_log_in_json() -> None:
     line = json.loads(done.stderr.splitlines()[0])
     assert (line["service"], line["level"]) == ("serve", "WARNING")
     assert line["message"] == "QUIRE_ENGINE_LOG_LEVEL is ignored: `quire serve` reads QUIRE_SERVE_LOG_LEVEL"
+
+
+def test_serve_refuses_a_link_timeout_that_is_no_longer_than_the_time_between_heartbeats() -> None:
+    done = quire("serve", "--heartbeat-seconds", "5", "--link-timeout-seconds", "5", env={**os.environ})
+    assert done.returncode == 2
+    assert "link_timeout_seconds must be more than heartbeat_seconds, 5, not 5" in done.stderr
 
 
 def test_serve_warns_of_a_variable_of_the_engine_before_it_starts() -> None:

@@ -149,6 +149,11 @@ def test_an_engine_samples_with_the_defaults_of_absent_fields() -> None:
 # The rules themselves
 
 
+def test_a_number_that_a_float_of_32_bits_cannot_hold_does_not_become_the_0_that_turns_a_filter_off() -> None:
+    assert effective(decoding_pb2.Sampling(top_n_sigma=5e-324), "top_n_sigma") == 1e-30
+    assert effective(decoding_pb2.Sampling(), "top_n_sigma") == 0
+
+
 def test_the_rules_agree_with_the_engine() -> None:
     temperature = declared_fields(decoding_pb2.Sampling.DESCRIPTOR)["temperature"].rules
     assert (temperature.clamp_min, temperature.clamp_max) == (MIN_TEMPERATURE, MAX_TEMPERATURE)

@@ -69,7 +69,7 @@ def test_a_key_that_no_gateway_would_accept_is_refused(arguments: tuple[str, ...
         (("--api-key", "a", "--api-key-file", "f"), "give either --api-key or --api-key-file"),
         (("--api-key-file", "/no/file"), "--api-key-file cannot be read"),
         (("--api-key", "a\nb"), "the API key must be printable ASCII"),
-        (("--model", "\udcff"), "--model must be UTF-8 text"),
+        (("--model", "a\udcff"), "--model must be UTF-8 text: its character 2 is not"),
         (("--timeout", "nan"), "'--timeout': must be a number above 0 and at most 315360000, not nan"),
     ],
 )

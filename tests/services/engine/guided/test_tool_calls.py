@@ -67,6 +67,12 @@ def test_an_output_is_calls_whose_arguments_follow_the_schema_of_their_tool(
     assert matches(tiny, compiled, text) == matched
 
 
+def test_arguments_are_an_object_where_the_schema_leaves_it_open(tiny: Vocabulary) -> None:
+    compiled = grammar(tiny, {"now": {}}, max_calls=1)
+    assert matches(tiny, compiled, call("now", '{"a": 1}'))
+    assert not matches(tiny, compiled, call("now", "[1]"))
+
+
 def test_an_output_of_one_call_at_most_ends_with_it(tiny: Vocabulary) -> None:
     state = grammar(tiny, {"now": NOTHING}, max_calls=1).start()
     for token in tiny.tokens.tokenize_str(call("now", "{}")):
@@ -82,9 +88,9 @@ def test_an_output_of_one_call_at_most_ends_with_it(tiny: Vocabulary) -> None:
         ({"now": NOTHING}, 17, "max_calls between 1 and 16"),
         ({"now": NOTHING, "add": {"type": "thing"}}, 1, r"\[1\].parameters: #/type must be one or several"),
         (
-            {"now": NOTHING, "add": {"format": "x"}},
+            {"now": NOTHING, "add": {"properties": {"a": {"format": "x"}}}},
             1,
-            r'^tools\[1\].parameters: #/format: the format "x" is not supported$',
+            r'^tools\[1\].parameters: #/properties/a/format: the format "x" is not supported$',
         ),
     ],
 )

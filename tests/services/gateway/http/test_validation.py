@@ -19,7 +19,7 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
     ("kind", "body", "path", "message"),
     [
         (CompletionRequest, {}, "prompt", "prompt is missing"),
-        (CompletionRequest, [], "", "the body must be an object, not []"),
+        (CompletionRequest, [], "", "the body must be an object, not an array of 0 entries"),
         (
             CompletionRequest,
             {"prompt": 5},
@@ -27,14 +27,24 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
             "prompt must be a string, an array of strings, an array of integers or ",
         ),
         (CompletionRequest, {"prompt": [1, 1.5]}, "prompt[1]", "prompt[1] must be an integer, not 1.5"),
-        (CompletionRequest, {"prompt": [1, "a"]}, "prompt[1]", 'prompt[1] must be an integer, not "a"'),
+        (
+            CompletionRequest,
+            {"prompt": [1, "a"]},
+            "prompt[1]",
+            "prompt[1] must be an integer, not a string of 1 character",
+        ),
         (CompletionRequest, {"prompt": ["a", 5]}, "prompt[1]", "prompt[1] must be a string, not 5"),
-        (CompletionRequest, {"prompt": [[1], [2, "a"]]}, "prompt[1][1]", 'prompt[1][1] must be an integer, not "a"'),
+        (
+            CompletionRequest,
+            {"prompt": [[1], [2, "a"]]},
+            "prompt[1][1]",
+            "prompt[1][1] must be an integer, not a string of 1 character",
+        ),
         (
             CompletionRequest,
             {"prompt": "a", "stop": {}},
             "stop",
-            "stop must be a string or an array of strings, not {}",
+            "stop must be a string or an array of strings, not an object",
         ),
         (
             CompletionRequest,
@@ -52,7 +62,12 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
             "x" * 80 + "... is not a field of this request",
         ),
         (CompletionRequest, {"prompt": "a", "add_special_tokens": "y"}, "add_special_tokens", 'must be true, not "y"'),
-        (CompletionRequest, {"prompt": "a", "user": ["b" * 99]}, "user", f'user must be a string, not ["{"b" * 78}...'),
+        (
+            CompletionRequest,
+            {"prompt": "a", "user": ["b" * 99]},
+            "user",
+            "user must be a string, not an array of 1 entry",
+        ),
         (ChatCompletionRequest, {"messages": [{"content": "a"}]}, "messages[0].role", "messages[0].role is missing"),
         (ChatCompletionRequest, {"messages": MESSAGES, "tool_choice": "x"}, "tool_choice", '"auto" or "required"'),
         (
@@ -63,7 +78,7 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
         ),
         (ResponsesRequest, {}, "input", "input is missing"),
         (ResponsesRequest, {"input": 5}, "input", "input must be a string or an array, not 5"),
-        (ResponsesRequest, {"input": ["x"]}, "input[0]", 'input[0] must be an object, not "x"'),
+        (ResponsesRequest, {"input": ["x"]}, "input[0]", "input[0] must be an object, not a string of 1 character"),
         (ResponsesRequest, {"input": [{"role": "user"}]}, "input[0].content", "input[0].content is missing"),
         (
             ResponsesRequest,
