@@ -9,6 +9,9 @@ from services.gateway.http.openai.declared_fields import DECLARED, HTTP_NAMES
 from services.runtime.settings import Requires
 from services.wire.field_rules import DeclaredField, field_paths, shown
 
+# Default and meaning of HTTP's fields that are true where the declared one is false.
+_OPPOSITES = {"skip_special_tokens": ("true", "Removes special tokens from the text.")}
+
 
 def grpc_table() -> str:
     """Return the table of all fields with rules: their names in gRPC and HTTP, ranges, defaults and meanings."""
@@ -22,11 +25,15 @@ def grpc_table() -> str:
 def http_table() -> str:
     """Return the table of the fields that HTTP has beyond OpenAI's, under vLLM's names."""
     rows = (
-        (f"`{name}`", _range(path.field).replace("stopping.", ""), _meaning(path.field))
+        (
+            f"`{name}`",
+            _range(path.field).replace("stopping.", ""),
+            *_OPPOSITES.get(name, (_default(path.field), _meaning(path.field))),
+        )
         for name, path in DECLARED.items()
         if not path.field.rules.openai
     )
-    return _table(("field", "range", "meaning"), rows)
+    return _table(("field", "range", "default", "meaning"), rows)
 
 
 def requirements_table() -> str:
