@@ -162,7 +162,7 @@ def read_make(words: list[str], _shown: bool) -> None:
 
 def read_docker(words: list[str], _shown: bool) -> None:
     if words[0] != "compose":
-        assert words[0] in ("stop", "build", "push", "events")
+        assert words[0] in ("stop", "build", "push", "events", "ps")
         return
     name, *rest = words[1:]
     options = {word.split("=")[0] for word in rest if word.startswith("--")}
@@ -178,7 +178,7 @@ def read_docker(words: list[str], _shown: bool) -> None:
     if name == "up" and "--no-deps" not in options:
         assert "--wait" in options, "later commands need an engine"
     named = {word.split(":")[0] for word in rest if re.fullmatch(r"[a-z-]+(:/\S+)?", word) and not word.startswith("-")}
-    assert named & {"certificates", "kvmanager", "engine", "gateway"} == named - {"renew"}
+    assert named & COMPOSE["services"].keys() == named - {"renew"}
 
 
 def read_helm(words: list[str], _shown: bool) -> None:
