@@ -118,7 +118,7 @@ def use_kernels_without_cache() -> None:
 
 def use_sampler(dtype: torch.dtype) -> None:
     penalties = RowRules(LogitRules(1.1, 0.2, 0.3), (1, 2), (3,))
-    for sampling in (Sampling(), Sampling(top_p=0.9, top_k=50, min_p=0.1)):
+    for sampling in (Sampling(), Sampling(top_p=0.9, top_k=50, min_p=0.1, top_n_sigma=1.0)):
         draws = [Draw(sampling, 0, 3, penalties, 7), Draw(Sampling(temperature=0.0), 0, 3)]
         DeviceSampler(2, VOCABULARY, CPU).sample(torch.randn(2, VOCABULARY).to(dtype), draws)
 
