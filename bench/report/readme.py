@@ -336,10 +336,11 @@ def _wrong(path: Path) -> str | None:
 
 
 def _rewrite(path: Path) -> None:
-    """Write a page as of now, unless nothing but the commit would change."""
+    """Write a page as of now, unless nothing but the commit would change and the page's is not older than a result."""
     text, head = path.read_text(), output_of(["git", "rev-parse", "--short=8", "HEAD"], ROOT) or "HEAD"
-    new = filled(path, Pages(as_of=head))
-    if _AS_OF.sub("", new) != _AS_OF.sub("", text):
+    pages, before = Pages(as_of=head), _as_of(text)
+    new = filled(path, pages)
+    if _AS_OF.sub("", new) != _AS_OF.sub("", text) or (before and _hides(before, pages.commits())):
         path.write_text(new)
 
 

@@ -226,6 +226,16 @@ def test_a_page_of_which_only_the_commit_would_change_is_not_rewritten(history: 
     assert (history / "page.md").read_text() == page
 
 
+def test_a_page_that_is_older_than_a_result_which_it_does_not_show_is_rewritten(history: Path) -> None:
+    assert readme.main(check=False) == 0
+    change(history, "docs/page.md", "1")
+    write_result(history, "amplification", default_port_files=1)  # has no headline
+    change_result(history, "amplification", commit=git(history, "rev-parse", "--short=8", "HEAD"))
+    assert readme.main(check=True) == 1
+    assert readme.main(check=False) == 0
+    assert readme.main(check=True) == 0
+
+
 @pytest.mark.parametrize("benchmark", [name for name in PICTURES if results_of(name)])
 def test_a_result_is_drawn_from_its_file_alone(benchmark: str, tmp_path: Path) -> None:
     picture = draw(benchmark, images=tmp_path)
