@@ -294,13 +294,16 @@ async def test_an_engine_leaves_out_what_its_manager_does_not_announce(monkeypat
     for announced in (MANAGER_FEATURES, ()):
         monkeypatch.setattr("services.wire.attach.MANAGER_FEATURES", announced)
         async with serving() as (_, _, address):
-            client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None)
+            woken = asyncio.Event()
+            client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), woken.set)
             running = asyncio.create_task(client.run())
             await asyncio.wait_for(client.attached.wait(), 30)
             assert client.receive() is None
+            woken.clear()
             client.send(Step(step=1, allocates=[Allocate(1, 1, "r", b"", array("i", [5]), 1, prefix_of="other")]))
-            while (answer := client.receive()) is None:
-                await asyncio.sleep(0.001)
+            await asyncio.wait_for(woken.wait(), 30)
+            answer = client.receive()
+            assert answer is not None
             assert answer.step == 1
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
