@@ -2,7 +2,7 @@
 
 import io
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -102,7 +102,7 @@ class Part:
         """Pass lines on until there are no more: after the end of a process, a child may keep the descriptor open."""
         pending = b""
         while (left := until - time.monotonic()) > 0:
-            if select.select([self._notes], [], [], min(left, _LOOK_SECONDS))[0]:
+            if readable(self._notes, min(left, _LOOK_SECONDS)):
                 if not (read := os.read(self._notes, 1 << 16)):
                     return
                 *lines, pending = (pending + read).split(b"\n")
@@ -119,6 +119,13 @@ class Part:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         return self._process.returncode is not None
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    """Return whether the descriptor becomes readable in this time; it may be above 1,023, which `select` refuses."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def kill_all(leader: int, mark: str) -> None:

@@ -1,7 +1,10 @@
 """Parts of `make gpu-check` that crash or hang. tests/gpu_check runs the real parts."""
 
+import fcntl
 import io
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +21,7 @@ from bench.gpu_check import probe, run
 from bench.gpu_check.budgets import Deadline
 from bench.gpu_check.notes import Notes, Result
 from bench.gpu_check.parts import tests as suite
-from bench.gpu_check.processes import Part
+from bench.gpu_check.processes import Part, readable
 from services.loadgen.report import machine
 from tests.faults import wait_until
 
@@ -32,6 +35,21 @@ def part(then: str) -> Part:
         f"import os, signal, subprocess, sys, time\nnotes = int(sys.argv[-1])\nos.write(notes, b'{ROW}\\n')\n{then}"
     )
     return Part([sys.executable, "-c", program])
+
+
+def test_descriptors_that_select_refuses_are_read_too() -> None:
+    read, written = os.pipe()
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    high = fcntl.fcntl(read, fcntl.F_DUPFD, 1024)
+    try:
+        assert not readable(high, 0)
+        os.write(written, b"a")
+        assert readable(high, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        for descriptor in (high, read, written):
+            os.close(descriptor)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +120,7 @@ def test_a_part_that_the_killed_check_leaves_behind_is_killed(tmp_path: Path) ->
     """)
     program = textwrap.dedent(f"""
         import sys
-        from bench.gpu_check.processes import Part
+        from bench.gpu_check.processes import Part, readable
         Part([sys.executable, "-c", {hanging!r}]).follow(3600, print)
     """)
     running = subprocess.Popen([sys.executable, "-c", program])
@@ -252,7 +270,7 @@ def test_a_check_that_is_ended_leaves_no_part_behind(ending: int, tmp_path: Path
     program = textwrap.dedent(f"""
         import sys
         from bench.gpu_check import __main__ as check, run
-        from bench.gpu_check.processes import Part
+        from bench.gpu_check.processes import Part, readable
         hanging = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(3600)"
         run.Part = lambda command: Part([sys.executable, "-c", hanging, {str(started)!r}])
         check.main()

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from bench.gpu_check.processes import readable
 from quire.v1 import gateway_pb2
 from services.cli.main import ANSWER_TOKENS, cli
 from services.cli.options import unused_variables
@@ -316,7 +316,7 @@ def read_until(terminal: int, holds: Callable[[str], bool]) -> str:
     """Return a terminal's output once it fulfils a condition."""
     shown, deadline = b"", time.monotonic() + START_SECONDS
     while not holds(shown.decode(errors="replace")):
-        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], f"the output is {shown!r}"
+        assert readable(terminal, max(0, deadline - time.monotonic())), f"the output is {shown!r}"
         shown += os.read(terminal, 65536)
     return shown.decode(errors="replace")
 
