@@ -4,7 +4,7 @@ Memory is the resident set of each idle process after each thousand requests. Al
 
 * gateway and engine: memory that the C library's allocator keeps. The number and size of Python objects stay constant.
   Measured over 19,000 requests, in MiB: the engine grows from 483.2 to 489.2 in the first eleven thousand, and stays
-  between 488.7 and 489.4 then. So growth is bounded from the first thousand on, and ends in the last six: the medians of
+  between 488.7 and 489.4 then. So growth is bounded from the first thousand on, and ends in the last six: medians of
   three readings are compared, because one reading varies by 0.5.
 * KV manager: the same, and its ledger of the latest 100,000 events, which is full after about seven thousand requests.
 """
