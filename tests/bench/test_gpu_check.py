@@ -120,7 +120,7 @@ def test_a_part_that_the_killed_check_leaves_behind_is_killed(tmp_path: Path) ->
     """)
     program = textwrap.dedent(f"""
         import sys
-        from bench.gpu_check.processes import Part, readable
+        from bench.gpu_check.processes import Part
         Part([sys.executable, "-c", {hanging!r}]).follow(3600, print)
     """)
     running = subprocess.Popen([sys.executable, "-c", program])
@@ -270,7 +270,7 @@ def test_a_check_that_is_ended_leaves_no_part_behind(ending: int, tmp_path: Path
     program = textwrap.dedent(f"""
         import sys
         from bench.gpu_check import __main__ as check, run
-        from bench.gpu_check.processes import Part, readable
+        from bench.gpu_check.processes import Part
         hanging = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(3600)"
         run.Part = lambda command: Part([sys.executable, "-c", hanging, {str(started)!r}])
         check.main()

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from bench.gpu_check.processes import readable
 from quire.v1 import gateway_pb2
 from services.cli.main import ANSWER_TOKENS, cli
 from services.cli.options import unused_variables
@@ -315,8 +315,10 @@ def test_chat_on_a_terminal_ends_with_ctrl_d(tiny_quire: RunningQuire, at: tuple
 def read_until(terminal: int, holds: Callable[[str], bool]) -> str:
     """Return a terminal's output once it fulfils a condition."""
     shown, deadline = b"", time.monotonic() + START_SECONDS
+    waiting = select.poll()  # `select` refuses descriptors above 1,023
+    waiting.register(terminal, select.POLLIN)
     while not holds(shown.decode(errors="replace")):
-        assert readable(terminal, max(0, deadline - time.monotonic())), f"the output is {shown!r}"
+        assert waiting.poll(1000 * max(0.0, deadline - time.monotonic())), f"the output is {shown!r}"
         shown += os.read(terminal, 65536)
     return shown.decode(errors="replace")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -76,6 +77,13 @@ async def ends_of_request(url: str, context: ssl.SSLContext | None = None) -> li
     found = ends(url)
     writer.close()
     return found
+
+
+def test_a_search_for_connections_keeps_no_descriptor(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w"), socket.create_server(("127.0.0.1", 0)) as server:
+        before = sorted(Path("/proc/self/fd").iterdir())
+        assert connections(server.getsockname()[1]) == []
+        assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 async def test_every_http_listener_sends_at_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
