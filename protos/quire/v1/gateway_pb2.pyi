@@ -60,6 +60,7 @@ class ChatMessage(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    NO_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """`system`, `user`, `assistant`, `tool`, or another role of the model's chat template, of at most 64 characters. A role
     that the template does not render: INVALID_ARGUMENT. `developer` is `system` for a template that does not name it.
@@ -70,6 +71,10 @@ class ChatMessage(_message.Message):
     """For the role `tool`: id of the call that it answers."""
     name: _builtins.str
     """Name of the speaker or tool, if the chat template uses it."""
+    no_content: _builtins.bool
+    """The message has no content, which some templates distinguish from an empty text. Only for a message with
+    `tool_calls`, beside no `content`.
+    """
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """Tool calls of the assistant in this turn."""
@@ -82,10 +87,11 @@ class ChatMessage(_message.Message):
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
         name: _builtins.str = ...,
+        no_content: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "no_content", b"no_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -105,7 +111,9 @@ class ToolCall(_message.Message):
     name: _builtins.str
     """Name of the tool."""
     arguments: _builtins.str
-    """A JSON object, as text. Other text reaches the chat template unchanged."""
+    """A JSON object, as text. Other text reaches the chat template unchanged; a template that needs an object:
+    INVALID_ARGUMENT.
+    """
     def __init__(
         self,
         *,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
+from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimit, Conversation
 
 # Some templates check the length of ids.
 _ID = "call00001"
@@ -27,6 +27,11 @@ class TemplateFeatures:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._roles: dict[str, bool] = {}
+        self._exceeds_limits = False
+
+    def find(self) -> None:
+        """Find what is needed of every template, so that later reads do not wait for it."""
+        _ = self.renders_tools, self.frame
 
     @cached_property
     def renders_tools(self) -> bool:
@@ -34,12 +39,15 @@ class TemplateFeatures:
         return any(_NAME in self._rendered([*before, _USER], [_TOOL]) for before in ([], [_SYSTEM]))
 
     def renders_role(self, role: str) -> bool:
-        """Return True if a prompt contains messages of this role, in some place of a conversation."""
+        """Return True if a prompt contains messages of this role, in some place of a conversation.
+
+        A template that exceeds its limits with a short conversation is not tried again, and may render any role.
+        """
         if role not in self._roles:
             if len(self._roles) >= _MAX_ROLES:
                 self._roles.clear()
             self._roles[role] = any(_TEXT in self._rendered(messages) for messages in _conversations(role))
-        return self._roles[role]
+        return self._roles[role] or self._exceeds_limits
 
     @cached_property
     def frame(self) -> str:
@@ -47,8 +55,13 @@ class TemplateFeatures:
         return self._rendered([_USER, _ASSISTANT, _USER]) or self._rendered([_USER])
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        if self._exceeds_limits:
+            return ""
         try:
             return self._template.render(Conversation(messages, tools, open_turn=False))
+        except ChatTemplateLimit:
+            self._exceeds_limits = True
+            return ""
         except ChatTemplateError:
             return ""
 

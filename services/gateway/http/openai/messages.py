@@ -29,7 +29,8 @@ def _message(message: requests.ChatMessage, path: str) -> gateway_pb2.ChatMessag
         raise InvalidField(f"{path}.content is missing", f"{path}.content")
     return gateway_pb2.ChatMessage(
         role=message.role,
-        content=_text(message.content, f"{path}.content"),
+        content="" if message.content is None else _text(message.content, f"{path}.content"),
+        no_content=message.content is None,
         tool_calls=[
             gateway_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
             for call in message.tool_calls or ()
@@ -39,9 +40,9 @@ def _message(message: requests.ChatMessage, path: str) -> gateway_pb2.ChatMessag
     )
 
 
-def _text(content: str | list[requests.ContentPart] | None, path: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
+def _text(content: str | list[requests.ContentPart], path: str) -> str:
+    if isinstance(content, str):
+        return content
     for at, part in enumerate(content):
         if part.type != "text":
             raise UnsupportedField(f"{path}[{at}].type must be 'text', not {part.type!r}", f"{path}[{at}].type")

@@ -9,6 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from quire.v1 import gateway_pb2
+from services.gateway.http.openai.messages import chat
+from services.gateway.http.openai.requests import ChatCompletionRequest
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
 from services.gateway.text.conversation import conversation_of
@@ -72,10 +74,71 @@ def test_calls_and_results_are_written_in_the_same_form() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '{"a": ' + "[" * 64 + "]" * 64 + "}"])
 def test_arguments_that_are_no_json_object_are_written_as_they_are(arguments: str) -> None:
-    chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="assistant")])
-    chat.messages[0].tool_calls.add(name="sum", arguments=arguments)
-    text = renderer(CHATML).render(conversation_of(chat))
+    sent = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="assistant")])
+    sent.messages[0].tool_calls.add(name="sum", arguments=arguments)
+    text = renderer(CHATML).render(conversation_of(sent))
     assert f'{{"name": "sum", "arguments": {arguments}}}\n</tool_call>' in text
+
+
+# Each distinguishes a missing content from an empty one in a way of its own.
+CONTENTS = [
+    "{{ m.content is none }}{{ m.content is defined }}{{ 'content' in m }}{{ m.content or '' }}",
+    "{% if m.content is not none %}[{{ m.content }}]{% endif %}",
+    "{% if m.content is string %}[{{ m.content }}]{% elif not m.content %}nothing{% endif %}",
+    "{{ m['content'] | default('absent') | trim }}{{ m.content | length }}{{ m | tojson }}",
+]
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": "So:"}], ids=str)
+@pytest.mark.parametrize("template", CONTENTS)
+def test_the_content_of_a_message_with_calls_is_as_in_transformers(
+    tiny_model: Callable[[str], Path], template: str, content: dict[str, Any]
+) -> None:
+    whole = f"{{{{ tools }}}}{{% for m in messages %}}{template}{{% endfor %}}"
+    arguments = {"a": 1}
+    call = {"type": "function", "id": "1", "function": {"name": "sum", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", **content, "tool_calls": [call]}]
+    reference = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    expected = reference.apply_chat_template(messages, chat_template=whole, tokenize=False)
+    sent = json.loads(json.dumps(messages))
+    sent[1]["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+    body = ChatCompletionRequest.model_validate({"messages": sent})
+    conversation = conversation_of(chat(body.messages, [], body))._replace(open_turn=False)
+    assert renderer(whole).render(conversation) == expected
+
+
+WITH_ITEMS = (
+    "{{ tools or '' }}{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls %}"
+    "{% for key, value in c.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "not json", "7", '"{}"'])
+def test_arguments_that_the_template_cannot_render_are_refused_by_their_call(arguments: str) -> None:
+    sent = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content="Add.")])
+    message = sent.messages.add(role="assistant", no_content=True)
+    for text in ("", '{"a": 1}', arguments, arguments):
+        message.tool_calls.add(id="1", name="sum", arguments=text)
+    with pytest.raises(
+        ChatTemplateError, match=r"arguments that are no JSON object; .*has no attribute 'items'"
+    ) as fault:
+        renderer(WITH_ITEMS).render(conversation_of(sent))
+    assert fault.value.field == ".messages[1].tool_calls[2].arguments"
+    del message.tool_calls[2:]
+    assert renderer(WITH_ITEMS).render(conversation_of(sent)) == "userAdd.assistanta=1"
+
+
+def test_other_arguments_are_not_blamed_for_another_fault() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": [CALLS[0]]}
+    other = json.loads(json.dumps(called))
+    other["tool_calls"][0]["function"]["arguments"] = "[1]"
+    with pytest.raises(ChatTemplateError, match="no calls here") as fault:
+        render(
+            "{{ tools }}{% if messages[1].tool_calls %}{{ raise_exception('no calls here') }}{% endif %}" + CHATML,
+            USER,
+            other,
+        )
+    assert fault.value.field == ""
 
 
 def test_a_template_that_renders_tools_gets_them() -> None:
@@ -161,11 +224,12 @@ def test_a_model_without_a_template_says_so(tiny_model: Callable[[str], Path]) -
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"messages": [gateway_pb2.ChatMessage(content="x")]}, "messages[0].role"),
         ({"messages": [gateway_pb2.ChatMessage(role="x" * 65)]}, "messages[0].role"),
+        ({"messages": [gateway_pb2.ChatMessage(role="user", no_content=True)]}, "messages[0].no_content"),
     ],
 )
 def test_an_invalid_chat_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
-    chat = gateway_pb2.Chat(**{"messages": [gateway_pb2.ChatMessage(role="user", content="Hi")], **fields})
+    sent = gateway_pb2.Chat(**{"messages": [gateway_pb2.ChatMessage(role="user", content="Hi")], **fields})
     with pytest.raises(InvalidField) as refused:
-        conversation_of(chat)
+        conversation_of(sent)
     assert refused.value.field == f"prompt.chat.{field}"
     assert f"prompt.chat.{field}" in str(refused.value)

@@ -1,0 +1,1 @@
+"""Reads and checks the files of a model folder."""
