@@ -1,4 +1,4 @@
-"""Models in float32 run by their modules over a KV cache in 8 bits."""
+"""Codes of a KV cache in 8 bits do not depend on the batch: a last bit of a sum would change most later codes."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from blocks import blocks_for
-from engine.model.decoder import ModulesDecoder, row_unit
+from engine.model.decoder import row_unit
 from engine.model.loaded import with_kv_dtype
 from engine.model.loading import load_model
-from engine.native.cpu_backend import CpuBackend
 from engine.run.runner import ModelRunner
+from engine.schedule.request import Capacity
+from services.engine.startup.backends import BackendOptions, choose_backend
 from tests.engine import native_kernels
 from tests.engine.decoding import logits, prompt
 from tests.engine.families import FAMILIES, Checkpoint
@@ -22,23 +23,23 @@ Tiny = Callable[[str], Path]
 Feed = tuple[tuple[int, ...], int, tuple[int, ...]]
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(params=[1, 2], autouse=True, ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
+    yield
     torch.set_num_threads(before)
 
 
-def runner_of(folder: Path, threads: int, blocks: int) -> tuple[ModelRunner, torch.Tensor]:
+def runner_of(folder: Path, blocks: int, dtype: torch.dtype = torch.float32) -> tuple[ModelRunner, torch.Tensor]:
     """Return a runner and its cache. Skip the test if no multiple of rows has products of its own."""
-    loaded = with_kv_dtype(load_model(folder, torch.float32, torch.device("cpu")), torch.int8)
-    sizes = (BLOCK, blocks, torch.float32)
-    kernels = native_kernels.kernels()
-    backend = CpuBackend(kernels, loaded.geometry, *sizes, threads=threads, kv_dtype=torch.int8)
-    if (unit := row_unit(loaded.model)) is None:
+    loaded = with_kv_dtype(load_model(folder, dtype, torch.device("cpu")), torch.int8)
+    if dtype == torch.float32 and row_unit(loaded.model) is None:
         pytest.skip("this CPU's products of a row depend on the other rows")
-    return ModelRunner(loaded, backend, BLOCK, decoder=ModulesDecoder(loaded, backend, unit)), backend.cache
+    capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, BLOCK, blocks)
+    options = BackendOptions("cpu", loaded, capacity, native_kernels.kernels(), max_sequences=8, token_budget=1024)
+    backend, decoder, *_ = choose_backend(options)
+    return ModelRunner(loaded, backend, BLOCK, decoder=decoder), backend.cache
 
 
 def check_in_batches(runner: ModelRunner, cache: torch.Tensor, length: int, first: int) -> None:
@@ -64,18 +65,23 @@ def check_in_batches(runner: ModelRunner, cache: torch.Tensor, length: int, firs
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_codes_and_logits_of_a_token_do_not_depend_on_the_batch(tiny_model: Tiny, threads: int, family: str) -> None:
-    runner, cache = runner_of(tiny_model(family), threads, blocks=9 * 38 + 1)
+def test_codes_and_logits_of_a_token_do_not_depend_on_the_batch(tiny_model: Tiny, family: str) -> None:
+    runner, cache = runner_of(tiny_model(family), blocks=9 * 38 + 1)
     check_in_batches(runner, cache, length=600, first=580)
 
 
 @pytest.mark.parametrize("kind", ["qwen3 with windows", "gemma2", "phi3", "gpt_neox"])
-def test_neither_do_those_of_other_families(checkpoint: Checkpoint, threads: int, kind: str) -> None:
-    runner, cache = runner_of(checkpoint(FAMILIES[kind]), threads, blocks=9 * 6 + 1)
+def test_neither_do_those_of_other_families(checkpoint: Checkpoint, kind: str) -> None:
+    runner, cache = runner_of(checkpoint(FAMILIES[kind]), blocks=9 * 6 + 1)
     check_in_batches(runner, cache, length=90, first=70)
 
 
-def test_products_of_rows_in_multiples_of_the_unit_do_not_depend_on_the_others(tiny_model: Tiny, threads: int) -> None:
+def test_neither_do_those_of_a_model_that_the_kernels_run_as_a_whole(tiny_model: Tiny) -> None:
+    runner, cache = runner_of(tiny_model("llama"), blocks=9 * 38 + 1, dtype=torch.bfloat16)
+    check_in_batches(runner, cache, length=600, first=580)
+
+
+def test_products_of_rows_in_multiples_of_the_unit_do_not_depend_on_the_others(tiny_model: Tiny) -> None:
     model = load_model(tiny_model("llama"), torch.float32, torch.device("cpu")).model
     unit = row_unit(model)
     assert unit is not None
