@@ -12,6 +12,8 @@ import tokenizers
 
 from engine.errors import ModelUnsupported
 from quire.v1.decoding_pb2 import GenerationDefaults
+from services.engine.settings import EngineSettings
+from services.engine.startup.assembly import assemble
 from services.engine.startup.generation_config import check_generation, end_tokens, generation_defaults
 from services.runtime.settings import InvalidSetting
 from tests.tiny_models import VOCABULARY
@@ -140,6 +142,14 @@ def test_the_end_token_of_the_tokenizer_ends_texts_too(
     with caplog.at_level(logging.INFO, "quire.engine"):
         assert end_tokens("auto", folder, frozenset({0}), VOCABULARY) == {0, BEGIN}
     assert caplog.messages == [f"texts end at the tokens 0 ({GENERATION}) and {BEGIN} ({TOKENIZER})"]
+
+
+def test_an_engine_stops_at_the_end_tokens_of_all_files(folder: Path, tiny_model: Callable[[str], Path]) -> None:
+    shutil.copy(tiny_model("llama") / "model.safetensors", folder)
+    write(folder, eos_token_id=[0, 5])
+    change(folder / TOKENIZER, eos_token="<|begin|>")
+    parts = assemble(EngineSettings(model=str(folder), dtype="float32", attention_backend="torch", device_blocks=8))
+    assert parts.loaded.eos_token_ids == {0, BEGIN, 5}
 
 
 def test_an_end_token_that_is_no_token_of_the_model_is_left_out_with_a_warning(
