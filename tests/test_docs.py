@@ -152,6 +152,7 @@ FOREIGN: dict[str, set[str]] = {
         *("mv", "cp"),
         "/etc/quire/tls",
     },
+    "is a file of a model": {"generation_config.json", "config.json"},
     "is a path that prometheus_client serves": {"/metrics"},
     "is a formula or an operation of the paper": {
         *("2 x layers x KV heads x head size x bytes of an element", "RESERVE(seq, len)", "ASSIGN(seq, pos, K, V)"),

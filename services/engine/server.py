@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.run.loop import Engine
 from kvmanager import PoolSpec
-from quire.v1 import engine_pb2, engine_pb2_grpc
+from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient
 from services.engine.driver import EngineDriver
 from services.engine.guided.constraints import Constraints
@@ -23,6 +23,7 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
+from services.engine.startup.generation_config import check_generation, generation_defaults
 from services.engine.startup.parts import Assembly, Attachment, BlockLink, Model, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
@@ -30,6 +31,7 @@ from services.runtime.service import Readiness
 from services.runtime.tls import link_tls, server_tls
 from services.runtime.tracing.export import create_tracing
 from services.wire.features import FEATURES
+from services.wire.field_rules import numbers_of
 
 # At shutdown: for the step in flight, and for gateways to read their last outputs.
 _LAST_SECONDS = 2.0
@@ -96,6 +98,7 @@ class EngineService:
 
     async def run(self) -> None:
         """Load the model, and run until cancelled. Raises the error that stopped the engine."""
+        check_generation(self._settings.generation_config, Path(self._settings.model))
         try:
             parts = await asyncio.to_thread(self._assembly, self._settings)
         except asyncio.CancelledError:
@@ -173,7 +176,14 @@ class EngineService:
             max_sequences=parts.scheduler.limits.max_sequences,
             device=parts.device,
             features=FEATURES,
+            generation_defaults=self._generation_defaults(),
         )
+
+    def _generation_defaults(self) -> decoding_pb2.GenerationDefaults:
+        defaults = generation_defaults(self._settings.generation_config, Path(self._settings.model))
+        if text := numbers_of(defaults):
+            log.info("generation_config.json: requests that leave them out get %s", text)
+        return defaults
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:
         """Body of the engine's thread; an exception of the loop ends the service."""

@@ -25,7 +25,13 @@ from services.engine.ranks.placement import LOOPBACK, Placement, placement
 from services.engine.ranks.rank_group import RankGroup
 from services.engine.ranks.rank_slice import SECONDS_TO_LOAD, RankSlice, SliceLoader
 from services.engine.settings import EngineSettings
-from services.engine.startup.assembly import log_formats, log_pool, seconds_per_swapped_block, source_of
+from services.engine.startup.assembly import (
+    log_formats,
+    log_pool,
+    seconds_per_swapped_block,
+    source_of,
+    with_end_tokens,
+)
 from services.engine.startup.device import device_name
 
 log = logging.getLogger("quire.engine")
@@ -80,7 +86,8 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     device = f"{settings.tensor_parallel} x {device_name(loader.device, loader.kernels)}"
     log_pool(mine.capacity, mine.backend, f"each of {device}")
     log_formats(settings, loaded)
-    return ParallelParts(mine.loaded, scheduler, watched, device, mine.recording_faults, group)
+    loaded = with_end_tokens(loaded, settings)
+    return ParallelParts(loaded, scheduler, watched, device, mine.recording_faults, group)
 
 
 def _start(settings: EngineSettings) -> tuple[Store, RankGroup]:

@@ -29,6 +29,7 @@ from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
+from services.engine.startup.generation_config import end_tokens
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured, run_sampled
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
@@ -100,7 +101,14 @@ def assemble(settings: EngineSettings) -> EngineParts:
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
     log_formats(settings, loaded)
-    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name, chosen.recording_faults)
+    watched = WatchedRunner(runner, check_of(device))
+    return EngineParts(with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults)
+
+
+def with_end_tokens(loaded: LoadedModel, settings: EngineSettings) -> LoadedModel:
+    """Return the model with all tokens that its files name as ends of texts. Raises ModelUnsupported."""
+    given = settings.generation_config, Path(settings.model)
+    return replace(loaded, eos_token_ids=end_tokens(*given, loaded.eos_token_ids, loaded.vocabulary_size))
 
 
 def source_of(folder: Path) -> Path:
