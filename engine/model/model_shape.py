@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import head_size, is_llama_shaped
@@ -15,6 +15,7 @@ from engine.model.gguf_configuration import gguf_configuration
 from engine.model.loading import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
+from engine.model.text_part import served_class
 from engine.model.unsupported import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.stored import WeightFormat
@@ -84,8 +85,9 @@ def shape_of(
     """Create the model on the meta device and measure it. Raises ModelUnsupported and exceptions of transformers."""
     if fault := declared_quantization(configuration.to_dict()):
         raise ModelUnsupported(fault)
+    kind, served = served_class(configuration)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(configuration, dtype=dtype)
+        model = kind._from_config(served, dtype=dtype)
     config = model.config.get_text_config()
     return ModelShape(
         geometry=_geometry(config),
