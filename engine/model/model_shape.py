@@ -18,6 +18,7 @@ from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.text_part import served_class
 from engine.model.unsupported import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.stored import WeightFormat
 
 
@@ -26,7 +27,8 @@ class ModelShape:
     """Sizes of a model for one dtype of weights, and one format of them on a CPU.
 
     `packed` has the sizes of weights on a CPU whose kernels run the model. `inner_size` is as in StepSizes.
-    `whole_bytes` are the weights that each of several ranks has whole.
+    `whole_bytes` are the weights that each of several ranks has whole. `text_part_of` is the type of an image-text
+    model, whose text part this is.
     """
 
     geometry: CacheGeometry
@@ -41,6 +43,7 @@ class ModelShape:
     element_bytes: int
     whole_bytes: int
     ranks: int = 1
+    text_part_of: str = ""
 
     def of_rank(self, ranks: int) -> "ModelShape":
         """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
@@ -101,6 +104,7 @@ def shape_of(
         heads=config.num_attention_heads,
         element_bytes=dtype.itemsize,
         whole_bytes=_whole_bytes(model),
+        text_part_of=configuration.model_type if configuration.model_type in IMAGE_TEXT_TYPES else "",
     )
 
 

@@ -22,6 +22,9 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4v_text": ("glm4", {"attention_bias": True}),
     "glm4v_moe_text": ("glm4_moe", {}),
 }
+# Sizes that only configurations of text models have. Files of LLaVA's authors have them without a text_config, where
+# transformers would take the defaults.
+_TEXT_FIELDS = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps")
 _OWN_FIELDS = ("model_type", "architectures", "base_config_key", "transformers_version")
 
 
@@ -40,6 +43,7 @@ def served_class(config: Any) -> tuple[Any, Any]:
 
 
 def _text_class(whole: Any) -> tuple[Any, Any]:
+    _check_inner(whole, whole.get_text_config())
     text = _plain(whole.get_text_config())
     if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelUnsupported(
@@ -49,6 +53,14 @@ def _text_class(whole: Any) -> tuple[Any, Any]:
     if (tied := getattr(whole, "tie_word_embeddings", None)) is not None:
         text.tie_word_embeddings = tied  # the head is outside the text part
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(text)], text
+
+
+def _check_inner(whole: Any, text: Any) -> None:
+    """Raise ModelUnsupported if a configuration has other sizes than its part for text."""
+    for name in _TEXT_FIELDS:
+        outer, inner = vars(whole).get(name), getattr(text, name, None)
+        if outer is not None and inner is not None and outer != inner:
+            raise ModelUnsupported(f"its configuration has {name} {outer}, but its text_config {inner}")
 
 
 def _plain(text: Any) -> Any:

@@ -16,6 +16,7 @@ import tokenizers
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
 from services.gateway.text.literal_text import LiteralText
+from services.models.processor_template import processor_template
 from services.models.token_bytes import BYTE_CHARACTERS, TokenBytes, token_bytes
 from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 
@@ -230,12 +231,15 @@ def _convert(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer  # imported here because it takes seconds
 
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    templates = _by_name(loaded.chat_template)
+    own = processor_template(folder)
+    templates = _by_name(loaded.chat_template if own is None else own)
     template = ChatTemplate(templates.get("default"), loaded.special_tokens_map, templates.get("tool_use"))
     return Tokenizer(loaded.backend_tokenizer, template)
 
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    if (own := processor_template(folder)) is not None:
+        return {"default": own}
     path = folder / "chat_template.jinja"
     if path.is_file():
         return {"default": path.read_text(encoding="utf-8")}

@@ -186,6 +186,7 @@ def test_what_the_text_configuration_does_not_say_has_the_defaults_of_its_class(
     [
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, r"quantized \(awq, 4 bits\)"),
         ({"text_config": {"model_type": "mllama_text_model"}}, "text part of type 'mllama_text_model'"),
+        ({"rms_norm_eps": 1e-05}, "has rms_norm_eps 1e-05, but its text_config 1e-06"),
         ({"model_type": "blip-2"}, "models of type 'blip-2' are no causal language models"),
     ],
 )
