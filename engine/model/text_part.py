@@ -34,12 +34,9 @@ def served_class(config: Any) -> tuple[Any, Any]:
         return _text_class(config)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelUnsupported(f"models of type {config.model_type!r} are no causal language models of transformers")
-    kinds = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if isinstance(kinds, list | tuple):
-        declared = getattr(config, "architectures", None) or ()
-        kinds = next((kind for kind in kinds if kind.__name__ in declared), kinds[0])
+    kind = _kind(config)
     text = config.sub_configs.get("text_config")
-    return kinds, config.get_text_config() if text and kinds.config_class is text else config
+    return kind, config.get_text_config() if text and kind.config_class is text else config
 
 
 def _text_class(whole: Any) -> tuple[Any, Any]:
@@ -52,7 +49,16 @@ def _text_class(whole: Any) -> tuple[Any, Any]:
         )
     if (tied := getattr(whole, "tie_word_embeddings", None)) is not None:
         text.tie_word_embeddings = tied  # the head is outside the text part
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(text)], text
+    return _kind(text), text
+
+
+def _kind(config: Any) -> Any:
+    """Return the class of a causal language model: of several, the declared one or the first."""
+    kinds = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not isinstance(kinds, list | tuple):
+        return kinds
+    declared = getattr(config, "architectures", None) or ()
+    return next((kind for kind in kinds if kind.__name__ in declared), kinds[0])
 
 
 def _check_inner(whole: Any, text: Any) -> None:

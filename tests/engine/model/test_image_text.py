@@ -181,6 +181,20 @@ def test_what_the_text_configuration_does_not_say_has_the_defaults_of_its_class(
     assert near_ties(llava, prompts, answers, MAX_TOKENS) <= FEW
 
 
+def test_a_configuration_without_a_part_for_text_is_read_as_by_transformers(
+    image_text: Folder, tmp_path: Path, random_prompt: Prompt
+) -> None:
+    folder = Path(shutil.copytree(image_text("qwen2_vl"), tmp_path / "qwen2_vl"))
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rotation = text.pop("rope_parameters")
+    flat = {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": rotation["mrope_section"]}}
+    (folder / "config.json").write_text(json.dumps(text | config | flat))
+    prompts = [random_prompt(40)]
+    answers = ModelEngine(folder, block_size=BLOCK_SIZE).generate(prompts, MAX_TOKENS)
+    assert near_ties(folder, prompts, answers, MAX_TOKENS) <= FEW
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
