@@ -28,6 +28,7 @@ from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import (
     log_formats,
     log_pool,
+    log_text_part,
     seconds_per_swapped_block,
     source_of,
     with_end_tokens,
@@ -53,6 +54,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     """Start the other ranks and load the model's slices. Raises ModelUnsupported, InvalidSetting or RankFailed."""
     source = source_of(Path(settings.model))
     log.info("loading %s from %s on %d ranks", settings.served_name(), source, settings.tensor_parallel)
+    log_text_part(settings)
     given = placement(settings.tensor_parallel, os.environ)
     # It refuses a model before others start.
     loader = SliceLoader(settings, given or Placement.local(0, settings.tensor_parallel, 0))
