@@ -14,9 +14,9 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
 from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel, fingerprint_of
 from engine.model.probe import probe
-from engine.model.unsupported import quantization
 from engine.model.waits import avoid_waits
 from engine.model.weights import check_complete, load_modules
+from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.gguf_header import read_header

@@ -15,7 +15,7 @@ from engine.model.gguf_configuration import gguf_configuration
 from engine.model.loading import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
-from engine.model.unsupported import declared_quantization
+from engine.native.formats.declared_quantization import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.stored import WeightFormat
 

@@ -25,7 +25,7 @@ from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
-from engine.model.unsupported import quantization
+from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
 from engine.parallel.llama import ParallelLlama
