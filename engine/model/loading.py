@@ -69,6 +69,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             output_loading_info=True,
+            use_safetensors=True,  # never a pickle, which may run any code
             **given,
         )
     except torch.OutOfMemoryError:

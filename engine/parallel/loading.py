@@ -101,6 +101,7 @@ class ModelFolder:
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
+            use_safetensors=True,
             distributed_config=DistributedConfig(tp_plan="auto", tp_size=ranks.size),
         )
         check_finite(

@@ -1,13 +1,15 @@
 """Special tokens that a model folder names beside its `tokenizer.json`, which need not mark them as special."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.models.files.bounded_json import read_object
+from services.models.files.schemas import TokenizerConfig, check_schema
+
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a tokenizer; empty for a folder without any. Raises OSError and ValueError."""
+    """Read the settings of a tokenizer; empty for a folder without any. Raises InvalidModelFile."""
     return _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
 
 
@@ -18,7 +20,11 @@ def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    found = read_object(path)
+    check_schema(path.name, TokenizerConfig, found)
+    return found
 
 
 def _content(token: object) -> str | None:

@@ -18,7 +18,7 @@ from engine.errors import ConstraintFailed
 from services.engine.guided.faults import locate, sentence
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.json_schemas import prepare_schema
-from services.engine.guided.text_tokenizer import text_tokenizer
+from services.engine.guided.text_tokenizer import read_tokenizer, text_tokenizer
 from services.engine.guided.tool_calls import split_fault, tool_call_grammar
 from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 
@@ -62,7 +62,7 @@ class Vocabulary:
 
         Raises the errors of `tokenizers`, llguidance and transformers.
         """
-        backend = _tokenizer(folder)
+        backend = read_tokenizer(folder)
         ends = sorted(token for token in eos_token_ids if 0 <= token < size)
         named = [backend.token_to_id(name) for name in named_tokens(tokenizer_settings(folder)).values()]
         copy = text_tokenizer(backend, {token for token in (*ends, *named) if token is not None})
@@ -198,13 +198,3 @@ def _shown_names(backend: tokenizers.Tokenizer, hidden: Set[int]) -> dict[str, i
     """Return the hidden tokens that are shown in an output: the tags with which some models write calls of tools."""
     added = backend.get_added_tokens_decoder()
     return {token.content: at for at, token in added.items() if at in hidden and not token.special}
-
-
-def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Read a tokenizer; older formats, such as `vocab.json` and `tokenizer.model`, are converted."""
-    if (file := folder / "tokenizer.json").is_file():
-        return tokenizers.Tokenizer.from_file(str(file))
-    from transformers import AutoTokenizer  # takes seconds unless the engine has imported it
-
-    backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    return backend

@@ -9,6 +9,7 @@ the changed text would not match.
 import json
 import secrets
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -22,6 +23,19 @@ class TextTokenizer(NamedTuple):
 
     source: str
     hidden: frozenset[int]
+
+
+def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer; older formats, such as `vocab.json` and `tokenizer.model`, are converted.
+
+    Raises the errors of `tokenizers` and transformers.
+    """
+    if (file := folder / "tokenizer.json").is_file():
+        return tokenizers.Tokenizer.from_file(str(file))
+    from transformers import AutoTokenizer  # takes seconds unless the engine has imported it
+
+    backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    return backend
 
 
 def text_tokenizer(backend: tokenizers.Tokenizer, special: Iterable[int]) -> TextTokenizer:

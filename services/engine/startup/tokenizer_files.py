@@ -4,7 +4,10 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.errors import ModelUnsupported
 from quire.v1 import engine_pb2
+from services.engine.guided.text_tokenizer import read_tokenizer
+from services.models.tokenizer_settings import tokenizer_settings
 
 # Files of a model's folder that transformers' tokenizers read. Older tokenizers need config.json for their class.
 _NAMES = (
@@ -34,3 +37,13 @@ class TokenizerFiles:
             with path.open("rb") as file:
                 while content := file.read(_PIECE_BYTES):
                     yield engine_pb2.GetTokenizerResponse(file=path.name, content=content)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Read a model's tokenizer. Raises ModelUnsupported: gateways could not read it either, and would wait for ever."""
+    try:
+        read_tokenizer(folder)
+        tokenizer_settings(folder)
+    except Exception as error:  # `tokenizers` raises nothing more precise
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelUnsupported(f"{folder.name}: its tokenizer cannot be read: {reason}") from error

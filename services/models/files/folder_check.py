@@ -25,16 +25,15 @@ from services.models.files.schemas import (
     GenerationConfig,
     GgufMetadata,
     ModelConfig,
-    TokenizerConfig,
     TokenizerFile,
     check_schema,
 )
 from services.models.files.tensor_headers import Shape, tensor_shapes
+from services.models.tokenizer_settings import tokenizer_settings
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _ADAPTER = "adapter_config.json"
 _TOKENIZER = "tokenizer.json"
-_SPECIAL_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 # Files that transformers converts to a tokenizer.
 _OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 # Files that are read of a folder, and handed to gateways.
@@ -92,9 +91,7 @@ def check_tokenizer(folder: Path) -> None:
         raise InvalidModelFile(
             f"{_TOKENIZER} is missing, and so is any older tokenizer: {', '.join(_OLDER_TOKENIZERS)}"
         )
-    for name in _SPECIAL_TOKENS:
-        if (folder / name).is_file():
-            check_schema(name, TokenizerConfig, read_object(folder / name))
+    tokenizer_settings(folder)
 
 
 def check_gguf(path: Path) -> None:
