@@ -38,6 +38,8 @@ _TOKENIZER = "tokenizer.json"
 _OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 # Files that are read of a folder, and handed to gateways.
 _READ = (".json", ".jinja", ".safetensors", ".model", ".txt")
+# A folder, with named chat templates.
+_TEMPLATES = "additional_chat_templates"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _WIDTHS = (
@@ -77,9 +79,7 @@ def check_configuration(folder: Path) -> dict[str, Any]:
     for part in (config, config.get("text_config") or {}):
         _check_relations(part)
     if (folder / GENERATION).is_file():
-        generation = read_configuration(folder / GENERATION)
-        check_schema(GENERATION, GenerationConfig, generation)
-        _check_ends(GENERATION, generation, (config.get("text_config") or {}) or config)
+        _check_generation(folder / GENERATION, config)
     return config
 
 
@@ -117,12 +117,19 @@ def check_links(folder: Path) -> None:
     in Quire's cache links to it.
     """
     folder = folder.resolve()
-    inside = [folder, folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [folder]
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() and path.name.lower().endswith(_READ):
+    inside = [folder, (folder.parent.parent / "blobs").resolve()] if folder.parent.name == "snapshots" else [folder]
+    for path in (*sorted(folder.iterdir()), *sorted(folder.glob(f"{_TEMPLATES}/*"))):
+        if path.is_symlink() and (path.name == _TEMPLATES or path.name.lower().endswith(_READ)):
             target = path.resolve()
             if not any(target.is_relative_to(one) for one in inside):
                 raise InvalidModelFile(f"{path.name} is a link out of the model's folder, to {target}")
+
+
+def _check_generation(path: Path, config: Mapping[str, Any]) -> None:
+    generation = read_configuration(path)
+    check_schema(path.name, GenerationConfig, generation)
+    text = config.get("text_config") or {}
+    _check_ends(path.name, generation, text.get("vocab_size") or config.get("vocab_size"))
 
 
 def _refuse_adapter(path: Path) -> None:
@@ -139,7 +146,7 @@ def _refuse_adapter(path: Path) -> None:
 
 def _check_relations(config: Mapping[str, Any]) -> None:
     """Check numbers that depend on each other. Raises InvalidModelFile."""
-    _check_ends(CONFIG, config, config)
+    _check_ends(CONFIG, config, config.get("vocab_size"))
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
         raise InvalidModelFile(
@@ -154,8 +161,8 @@ def _check_relations(config: Mapping[str, Any]) -> None:
         raise InvalidModelFile(f"{CONFIG}: pad_token_id is {padding}, but vocab_size is {vocabulary}")
 
 
-def _check_ends(name: str, ends: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    declared, vocabulary = ends.get("eos_token_id"), config.get("vocab_size")
+def _check_ends(name: str, ends: Mapping[str, Any], vocabulary: int | None) -> None:
+    declared = ends.get("eos_token_id")
     for token in declared if isinstance(declared, list) else [declared]:
         if token is not None and vocabulary and token >= vocabulary:
             raise InvalidModelFile(f"{name}: eos_token_id is {token}, but vocab_size is {vocabulary}")

@@ -113,6 +113,7 @@ NESTED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"short_factor": [1.0, 0]}}, r"rope_scaling.short_factor\[1\] must be above 0, not 0"),
     ({"text_config": {"rms_norm_eps": 0}}, "text_config.rms_norm_eps must be above 0, not 0"),
     ({"text_config": {"vocab_size": 3, "eos_token_id": 3}}, "eos_token_id is 3, but vocab_size is 3"),
+    ({"text_config": {"head_dim": 4, "num_key_value_heads": 3, "num_attention_heads": 2}}, "num_key_value_heads is 3"),
     ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok is 3, but num_experts is 2"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"its weights are quantized \(gptq, 4 bits\)"),
     ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, r"its weights are quantized \(fp8\)"),
@@ -167,6 +168,11 @@ def index(**places: str) -> Damage:
 def piped(folder: Path) -> None:
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
+
+
+def linked_template(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").symlink_to("/etc/passwd")
 
 
 def pickled(folder: Path) -> None:
@@ -255,6 +261,11 @@ FILES: list[tuple[Damage, str]] = [
     (put("tokenizer_config.json", '{"added_tokens_decoder": {"1": {}}}'), "added_tokens_decoder.1.content is missing"),
     (put("special_tokens_map.json", "[]"), "special_tokens_map.json must be a JSON object, not an array"),
     (link("chat_template.jinja", "../secret"), "chat_template.jinja is a link out of the model's folder, to /"),
+    (
+        link("additional_chat_templates", "/etc"),
+        "additional_chat_templates is a link out of the model's folder, to /etc",
+    ),
+    (linked_template, "tool_use.jinja is a link out of the model's folder, to /etc/passwd"),
     (drop("model.safetensors"), "model.safetensors is missing, and so is model.safetensors.index.json or a .gguf file"),
     (pickled, "pytorch_model.bin is a pickle, which may run any code when it is read"),
     (link("model.safetensors", "/dev/zero"), "model.safetensors is a link out of the model's folder, to /dev/zero"),
