@@ -14,8 +14,8 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
 from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel, fingerprint_of
 from engine.model.probe import probe
-from engine.model.unsupported import quantization
 from engine.model.weights import check_complete, load_modules
+from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.gguf_header import read_header
@@ -75,6 +75,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             output_loading_info=True,
+            use_safetensors=True,  # never a pickle, which may run any code
             **given,
         )
     except torch.OutOfMemoryError:

@@ -16,7 +16,7 @@ from engine.model.loading import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.text_part import served_class
-from engine.model.unsupported import declared_quantization
+from engine.native.formats.declared_quantization import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.stored import WeightFormat

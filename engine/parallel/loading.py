@@ -26,7 +26,7 @@ from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
 from engine.model.text_part import served_class
-from engine.model.unsupported import quantization
+from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.image_text import image_text_type
@@ -108,6 +108,7 @@ class ModelFolder:
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
+            use_safetensors=True,
             distributed_config=DistributedConfig(tp_plan="auto", tp_size=ranks.size),
         )
         check_finite(

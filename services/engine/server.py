@@ -222,10 +222,11 @@ class EngineService:
         await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._tracing.close)
-        if self._stopped_early and self._settings.tensor_parallel > 1:
-            log.info("engine was stopped before its ranks were loaded")
+        if self._stopped_early:
+            log.info("engine was stopped before its model was loaded")
             await asyncio.sleep(_FLUSH_SECONDS)
-            # Its thread may wait for other ranks for half an hour. The ranks that it has started end with it.
+            # Its thread may load for minutes, or wait for other ranks for half an hour, and the interpreter would wait
+            # for it. The ranks that it has started end with it.
             os._exit(0)
 
 

@@ -55,6 +55,19 @@ class GgufHeader(NamedTuple):
         return found if isinstance(found, int) else None
 
 
+def gguf_of(folder: Path) -> Path | None:
+    """Return the GGUF file with a folder's weights, None if it has none or has safetensors files.
+
+    Raises ModelUnsupported if there are several.
+    """
+    found = sorted(folder.glob("*.gguf"))
+    if not found or any(folder.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        raise ModelUnsupported(f"{folder.name} has several .gguf files: {', '.join(one.name for one in found[:3])}")
+    return found[0]
+
+
 def read_header(path: Path) -> GgufHeader:
     """Read a file's header. Nothing large is allocated, whatever it says.
 

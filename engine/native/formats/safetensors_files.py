@@ -44,7 +44,8 @@ def _of_one(folder: Path) -> dict[str, Any]:
     return dict.fromkeys(opened.keys(), opened)
 
 
-def _of_index(folder: Path) -> dict[str, Any]:
+def placements(folder: Path) -> dict[str, str]:
+    """Return the name of each tensor's file, as the index says. Raises ModelUnsupported if one is not in the folder."""
     placed = _read_index(folder / INDEX)
     for tensor, name in placed.items():
         if name in ("", "..") or Path(name).name != name or "\0" in name:
@@ -53,6 +54,11 @@ def _of_index(folder: Path) -> dict[str, Any]:
             )
         if not (folder / name).is_file():
             raise ModelUnsupported(f"its folder lacks {name}, where {INDEX} places tensor {tensor}")
+    return placed
+
+
+def _of_index(folder: Path) -> dict[str, Any]:
+    placed = placements(folder)
     files = {name: _open(folder, name) for name in sorted(set(placed.values()))}
     held = {name: set(file.keys()) for name, file in files.items()}
     for tensor, name in placed.items():

@@ -23,7 +23,14 @@ from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
 from services.engine.settings import CODED_BACKENDS
-from services.engine.startup.decoder_check import matches, replays, replays_prompts, run_behind_prefix, warm_up
+from services.engine.startup.decoder_check import (
+    check_logits,
+    matches,
+    replays,
+    replays_prompts,
+    run_behind_prefix,
+    warm_up,
+)
 from services.engine.startup.gpu_pool import DeviceMemory, recorded_sizes
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
@@ -98,10 +105,11 @@ def choose_backend(options: BackendOptions, measure: "Measure | None" = None) ->
     """Allocate the cache of the requested backend, or of the fastest available one, and make its decoder.
 
     `measure` finds the number of blocks of a pool whose cache is only large enough for trials; then steps are recorded.
-    Raises InvalidSetting if the requested backend cannot run.
+    Raises InvalidSetting if the requested backend cannot run, and ModelUnsupported if logits are not finite.
     """
     name = _fastest(options) if options.attention == "auto" else options.attention
     choice = _DECODERS[name](options, _allocate(name, options))
+    check_logits(choice.decoder, options.loaded, choice.backend)
     if measure:
         assert isinstance(choice.backend, TensorBackend), "those of GPUs are"
         blocks = measure(choice.backend, choice.decoder)

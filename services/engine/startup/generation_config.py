@@ -4,7 +4,6 @@ Both are taken as vLLM's server takes them: `ModelConfig.get_diff_sampling_param
 `SamplingParams.update_from_generation_config`, which adds the tokenizer's end token to those of the file.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import tokenizers
 
 from engine.errors import ModelUnsupported
 from quire.v1 import decoding_pb2
+from services.models.files.bounded_json import InvalidModelFile, read_configuration
 from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 from services.runtime.settings import InvalidSetting
 from services.wire.field_rules import DeclaredField, declared_fields
@@ -146,13 +146,10 @@ def _id_of(text: str, folder: Path) -> int | None:
 
 
 def _object(path: Path) -> Mapping[str, Any]:
-    """Read a file with a JSON object; empty if there is none. Raises ModelUnsupported."""
+    """Read a configuration; empty if there is none. Raises ModelUnsupported."""
     if not path.is_file():
         return {}
     try:
-        read = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(read, dict):
-        raise ModelUnsupported(f"{path.name} must have a JSON object")
-    return read
+        return read_configuration(path)
+    except InvalidModelFile as error:
+        raise ModelUnsupported(str(error)) from error
