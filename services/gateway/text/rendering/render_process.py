@@ -73,7 +73,7 @@ def _started(sources: Mapping[str, str]) -> _Running:
     with theirs:
         process = subprocess.Popen(  # noqa: S603 (a module of ours)
             python_command("-m", _WORKER),
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
