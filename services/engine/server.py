@@ -52,11 +52,14 @@ class EngineService:
         observer: EngineObserver | None = None,
         assembly: Assembly | None = None,
         attachment: Attachment | None = None,
+        *,
+        exits: bool = False,
     ) -> None:
         """Make the server; it listens after `start`, and is ready while the pool is attached.
 
         `observer` receives its steps. `assembly` puts the engine together; by default it loads the model of the
-        settings. `attachment` replaces the stream to the KV manager.
+        settings. `attachment` replaces the stream to the KV manager. With `exits` the process has nothing else to do:
+        a stop ends it while a model is loaded.
 
         Raises InvalidSetting if the record, the traces or the TLS files cannot be used, or if the server would be open
         to other machines without protection.
@@ -69,6 +72,7 @@ class EngineService:
         self._settings = settings
         self._assembly = assembly
         self._attachment = attachment
+        self._exits = exits or settings.tensor_parallel > 1
         self._tls, self._link_tls = server_tls(settings), link_tls(settings)
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
@@ -222,7 +226,7 @@ class EngineService:
         await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._tracing.close)
-        if self._stopped_early:
+        if self._stopped_early and self._exits:
             log.info("engine was stopped before its model was loaded")
             await asyncio.sleep(_FLUSH_SECONDS)
             # Its thread may load for minutes, or wait for other ranks for half an hour, and the interpreter would wait
