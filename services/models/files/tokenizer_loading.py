@@ -43,7 +43,9 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
         backend, named = _from_json(folder, settings) if (folder / "tokenizer.json").is_file() else _converted(folder)
     except (InvalidTokenizer, InvalidTemplate, InvalidModelFile) as error:
         raise InvalidTokenizer(str(error)) from error
-    except Exception as error:  # `tokenizers` raises nothing more precise
+    except BaseException as error:  # `tokenizers` raises nothing more precise, and panics with files of some faults
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InvalidTokenizer(f"No tokenizer can be read from {folder}: {error}") from error
     return LoadedTokenizer(backend, named, templates)
 
@@ -62,7 +64,8 @@ def _from_json(folder: Path, settings: _Settings) -> tuple[tokenizers.Tokenizer,
     declared = _declared(settings)
     missing = {at: token for at, token in declared.items() if backend.token_to_id(token.content) is None}
     roles, extra = _roles(settings), [*_extra(settings)]
-    legacy = [token for token in _legacy_tokens(folder, settings) if token.content not in _added_names(backend)]
+    known = _added_names(backend)
+    legacy = [token for token in _legacy_tokens(folder, settings) if token.content not in known]
     _add(backend, [*declared.values(), *legacy], roles, extra)
     for at, token in missing.items():
         _check_id(backend, at, token.content)
@@ -90,8 +93,13 @@ def _added_names(backend: tokenizers.Tokenizer) -> frozenset[str]:
 
 
 def _roles(settings: _Settings) -> list[tokenizers.AddedToken]:
-    found = (_token(value, name) for name, value in named_values(settings) if isinstance(value, str | dict))
-    return [token for token in found if token]
+    """Return the tokens with a role; settings of other types whose names end alike are none."""
+    values = [(name, value) for name, value in named_values(settings) if isinstance(value, str) or _has_content(value)]
+    return [token for name, value in values if (token := _token(value, name))]
+
+
+def _has_content(value: Any) -> bool:
+    return isinstance(value, dict) and "content" in value
 
 
 def _declared(settings: _Settings) -> dict[int, tokenizers.AddedToken]:

@@ -51,7 +51,15 @@ SETTINGS: list[dict[str, Any]] = [
     {"additional_special_tokens": ["<xx>"], "extra_special_tokens": ["<zz>"]},
     {"extra_special_tokens": {"image_token": "<img>", "mark": "<mm>"}},
     {"image_token": "<img>", "eos_token": added("<end>", lstrip=True)},
-    {"pad_token": "<pad>", "add_bos_token": True, "bos_token": "<yy>", "eos_token": "the", "cls_token": None},
+    {
+        "pad_token": "<pad>",
+        "add_bos_token": True,
+        "bos_token": "<yy>",
+        "eos_token": "the",
+        "cls_token": None,
+        "max_token": 5,
+        "a_token": {},
+    },
 ]
 OLDER: list[dict[str, Any]] = [
     {"special_tokens_map": {"eos_token": "<end>", "additional_special_tokens": ["<xx>"]}},
