@@ -133,6 +133,8 @@ FOREIGN: dict[str, set[str]] = {
             "lora_requests_info",
             "spec_decode_num_accepted_tokens_per_pos",
             "mm_cache_queries",
+            "ModelConfig.get_diff_sampling_param",
+            "get_max_tokens",
         ),
         *("mm_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "external_kv_transfer"),
         *("prompt_tokens_recomputed", "num_requests_swapped", "cpu_cache_usage_perc", "corrupted_requests"),
