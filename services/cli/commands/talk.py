@@ -187,6 +187,8 @@ async def _print_answer(
         match response.WhichOneof("event"):
             case "started":
                 answer.request_id = response.started.request_id
+                for warning in response.started.warnings:
+                    click.echo(f"warning: {warning}", err=True)
             case "finished":
                 answer.finished = response.finished
     return answer
