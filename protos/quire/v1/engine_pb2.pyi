@@ -555,6 +555,7 @@ class RequestStarted(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     ISOLATED_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
@@ -565,6 +566,10 @@ class RequestStarted(_message.Message):
     """Nothing of it has been computed yet, and no other request shares its batch until it has gained a token. Only set
     for submissions with `isolated`.
     """
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What of the request is not followed, for its client; see Started.warnings."""
+
     def __init__(
         self,
         *,
@@ -572,10 +577,11 @@ class RequestStarted(_message.Message):
         attempt: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         isolated: _builtins.bool = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "isolated", b"isolated", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "isolated", b"isolated", "request_id", b"request_id", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -474,6 +474,7 @@ class Started(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MODEL_DEFAULTS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request."""
     model: _builtins.str
@@ -496,6 +497,12 @@ class Started(_message.Message):
     def model_defaults(self) -> _decoding_pb2.GenerationDefaults:
         """Values of this request that are the model's, because the request left them out."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Cases of the constraint's schemas that were left out because they cannot be followed, with their places. The answer
+        is one of the other cases.
+        """
+
     def __init__(
         self,
         *,
@@ -507,10 +514,11 @@ class Started(_message.Message):
         max_tokens: _builtins.int = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         model_defaults: _decoding_pb2.GenerationDefaults | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model_defaults", b"model_defaults", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_defaults", b"model_defaults", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_defaults", b"model_defaults", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -192,6 +192,8 @@ async def _print_answer(
             case "started":
                 answer.request_id = response.started.request_id
                 answer.model_defaults = numbers_of(response.started.model_defaults)
+                for warning in response.started.warnings:
+                    click.echo(f"warning: {warning}", err=True)
             case "finished":
                 answer.finished = response.finished
     return answer
