@@ -158,6 +158,7 @@ class _Reader:
         if kind == _ARRAY:
             self._arrays[name] = self._pass_array(self._number("<I"))
             return name, None
+        self._arrays.pop(name, None)  # the last value of a key counts
         return name, self._value(kind)
 
     def _value(self, kind: int) -> Any:
