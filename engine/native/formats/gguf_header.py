@@ -39,10 +39,10 @@ class TensorPlace(NamedTuple):
 
 
 class ArrayPlace(NamedTuple):
-    """An array of a file's metadata: the number of its type, how many elements, and its bytes from `offset` on."""
+    """An array of a file's metadata: the number of its type, how many elements it has, and its bytes from `offset` on."""
 
     kind: int
-    count: int
+    elements: int
     offset: int
 
 
