@@ -39,7 +39,7 @@ class TensorPlace(NamedTuple):
 
 
 class ArrayPlace(NamedTuple):
-    """An array of a file's metadata: the number of its type, how many elements it has, and its bytes from `offset` on."""
+    """An array of the metadata: the number of its type, how many elements it has, and its bytes from `offset` on."""
 
     kind: int
     elements: int
