@@ -21,11 +21,12 @@ def read_texts(path: Path, header: GgufHeader, key: str) -> list[str] | None:
     """
     place = header.arrays.get(key)
     if place is None:
-        return _absent(header, key)
+        _check_absent(header, key)
+        return None
     if place.kind != STRING:
         raise ModelUnsupported(f"its {key} is no array of texts")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return [_decoded(one, key, at) for at, one in enumerate(_split(content, place.offset, place.count))]
+        return [_decoded(one, key, at) for at, one in enumerate(_split(content, place.offset, place.elements))]
 
 
 def read_numbers(path: Path, header: GgufHeader, key: str, kinds: str) -> npt.NDArray[Any] | None:
@@ -35,14 +36,15 @@ def read_numbers(path: Path, header: GgufHeader, key: str, kinds: str) -> npt.ND
     """
     place = header.arrays.get(key)
     if place is None:
-        return _absent(header, key)
+        _check_absent(header, key)
+        return None
     stored = _NUMBERS.get(place.kind)
     if stored is None or stored[1] not in kinds:
         raise ModelUnsupported(f"its {key} is no array of {'whole ' if 'f' not in kinds else ''}numbers")
-    return np.fromfile(path, stored, place.count, offset=place.offset)
+    return np.fromfile(path, stored, place.elements, offset=place.offset)
 
 
-def _absent(header: GgufHeader, key: str) -> None:
+def _check_absent(header: GgufHeader, key: str) -> None:
     if key in header.metadata:
         raise ModelUnsupported(f"its {key} is {str(header.metadata[key])[:40]!r}, not an array")
 

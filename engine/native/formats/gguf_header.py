@@ -39,10 +39,10 @@ class TensorPlace(NamedTuple):
 
 
 class ArrayPlace(NamedTuple):
-    """An array of a file's metadata: the number of its type, how many elements, and its bytes from `offset` on."""
+    """An array of the metadata: the number of its type, how many elements it has, and its bytes from `offset` on."""
 
     kind: int
-    count: int
+    elements: int
     offset: int
 
 
@@ -171,6 +171,7 @@ class _Reader:
         if kind == _ARRAY:
             self._arrays[name] = self._pass_array(self._number("<I"))
             return name, None
+        self._arrays.pop(name, None)  # the last value of a key counts
         return name, self._value(kind)
 
     def _value(self, kind: int) -> Any:

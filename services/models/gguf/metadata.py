@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from engine.native.formats.gguf_header import GgufHeader, read_header
 TOKENS, TYPES, SCORES, MERGES = (f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
 MODEL, CHARSMAP = "tokenizer.ggml.model", "tokenizer.ggml.precompiled_charsmap"
 _MOST_TOKENS, _MOST_TOKEN_CHARACTERS = 1 << 20, 4096
+
+
+_Scalar = TypeVar("_Scalar", str, bool, int)
 
 
 class TokenType(IntEnum):
@@ -88,8 +91,8 @@ class TokenizerMetadata:
         """Return the ids of the tokens of these types."""
         return [int(one) for one in np.flatnonzero(np.isin(self.types, types))]
 
-    def _value(self, key: str, kind: type, wanted: str) -> Any:
-        found = self.header.metadata.get(key)
+    def _value(self, key: str, kind: type[_Scalar], wanted: str) -> _Scalar | None:
+        found: _Scalar | None = self.header.metadata.get(key)
         if key in self.header.arrays:
             raise ModelUnsupported(f"its {key} is an array, not {wanted}")
         if found is not None and type(found) is not kind:

@@ -6,8 +6,9 @@ one before it, and what lies between two matches is a piece too. Written for Oni
 
 * llama.cpp folds every letter beyond ASCII into one class, so upper and lower case are told apart in ASCII only.
 * Its ranges contain no whitespace beyond ASCII, and its `$` is the end of a piece.
-* Digits grouped from the right are split in steps that read each digit a fixed number of times. The expression in
-  `tokenizer.json` files, `\d{1,3}(?=(?:\d{3})*\b)`, reads the rest of the number for each group.
+* Long numbers and runs of whitespace take linear time. Digits are grouped from the right in steps that read each digit
+  a fixed number of times; the expression in `tokenizer.json` files, `\d{1,3}(?=(?:\d{3})*\b)`, reads the rest of the
+  number for each group. `\s+$` is tried at the begin of a run only, and so is `\s*[\r\n]+` before a list of lengths.
 """
 
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Split:
 _GROUPED = (
     Split(_DIGITS, "merged_with_previous"),
     Split(r"\A\P{N}*+\p{N}{1,2}(?=(?:\p{N}{3})++\z)"),
-    Split(r"\P{N}*+\p{N}{3}"),
+    Split(r"(?:\A|(?<=\p{N}))\P{N}*+\p{N}{3}"),
 )
 # The same for ASCII digits; what stands behind a number, such as a superscript, stays with its last group.
 _GROUPED_ASCII = (
@@ -174,7 +175,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "minicpm5": _by(_THREE_DIGITS, rf"{_SUFFIXES}|{_words(numbers=_DIGITS)}", whole_words=True),
     "k2-horizon": _by(f"'\u017f|{_SUFFIXES}|" + _words(r"[\p{L}\p{M}\u200c\u200d]+", _THREE_DIGITS)),
     "jais-2": _by(
-        rf"{_SUFFIXES}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{_THREE_DIGITS}|{_SYMBOLS}[\r\n]*|\s*[\r\n]+|{_JAIS2_SPACES}|"
+        rf"{_SUFFIXES}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{_THREE_DIGITS}|{_SYMBOLS}[\r\n]*|"
+        rf"(?<![^\S\r\n])\s*[\r\n]+|{_JAIS2_SPACES}|"
         r"\s{1,2}(?!\S)|\s",
     ),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _PLAIN_DEEPSEEK3),
@@ -183,7 +185,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         r"[\r\n]",
         rf"\s?[[\p{{Lu}}\p{{Ll}}\p{{Lt}}]&&[{_LISTED}]]+",
         r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001\u3002]+",
-        r"\s+\z",
+        r"(?<!\s)\s++\z",
         _EAST_ASIAN,
         _DIGITS,
     ),

@@ -49,10 +49,15 @@ def _parts(text: str, vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def unigram_tokenizer(metadata: TokenizerMetadata) -> Tokenizer:
-    """Build the tokenizer of a `t5` vocabulary. Raises ModelUnsupported, with the key, if it has no scores."""
+    """Build the tokenizer of a `t5` vocabulary.
+
+    Raises ModelUnsupported, with the key, if it has no scores, or no token for what is unknown.
+    """
     if metadata.scores is None:
         raise ModelUnsupported(f"it has no {SCORES}")
     unknown = metadata.token("unknown", 2)
+    if unknown is None:
+        raise ModelUnsupported("it has no tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(models.Unigram(_scored(metadata), unknown, byte_fallback=False))
     prefix = metadata.flag("add_space_prefix", False)
     tokenizer.normalizer = _unigram_normalizer(metadata, prefix)

@@ -77,7 +77,13 @@ class Vocabulary:
 def vocabularies() -> dict[str, Vocabulary]:
     """Return all made vocabularies by their names."""
     ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-    byte_level, raw, merging, unigram, word_pieces = _byte_level(), _raw(), _merging(), _unigram(), _word_pieces()
+    byte_level, raw, merging, unigram, word_pieces = (
+        _byte_level(),
+        _raw(),
+        _merging("<tool>", "    "),
+        _unigram(),
+        _word_pieces(),
+    )
     return {
         **{f"bpe {pre}": _variant(byte_level, ids | {"pre": pre}) for pre in BYTE_LEVEL},
         "bpe without pre": _variant(byte_level, ids),
@@ -92,7 +98,7 @@ def vocabularies() -> dict[str, Vocabulary]:
         ),
         "merging": _variant(merging, ids),
         "merging without prefix": _variant(merging, ids | {"add_space_prefix": False, "add_eos_token": True}),
-        "merging phi-3": _variant(merging, ids | {"add_bos_token": False}, name="Phi-3 made"),
+        "merging phi-3": _variant(_merging("<tool>"), ids | {"add_bos_token": False}, name="Phi-3 made"),
         "unigram": _variant(unigram, ids),
         "unigram with prefix": _variant(unigram, ids | {"add_space_prefix": True, "add_bos_token": True}),
         "unigram without extra spaces": _variant(unigram, ids | {"remove_extra_whitespaces": True}),
@@ -127,10 +133,10 @@ def _raw() -> Vocabulary:
     return _of("gpt2", (*letters, *_results(merges)), user_defined=("<tool>",), merges=merges, bytes_too=True)
 
 
-def _merging() -> Vocabulary:
+def _merging(*user_defined: str) -> Vocabulary:
     merges = _trained(tuple(text.replace(" ", _MARK) for text in texts()))
     letters = sorted({letter for merge in merges for letter in merge.replace(" ", "")})
-    made = _of("llama", (*_results(merges), *letters), user_defined=("<tool>", "    "), bytes_too=True)
+    made = _of("llama", (*_results(merges), *letters), user_defined=user_defined, bytes_too=True)
     return replace(made, scores=[-float(token) for token in range(len(made.tokens))])
 
 
