@@ -126,6 +126,9 @@ FOREIGN: dict[str, set[str]] = {
         ),
         *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_*", "OTEL_EXPORTER_OTLP_*"),
     },
+    "is a file of a model's folder": {
+        *("config.json", "generation_config.json", "tokenizer.json", "adapter_config.json"),
+    },
     "belongs to vLLM": {
         *(
             "vllm bench serve",
