@@ -133,6 +133,8 @@ FOREIGN: dict[str, set[str]] = {
             "lora_requests_info",
             "spec_decode_num_accepted_tokens_per_pos",
             "mm_cache_queries",
+            "ModelConfig.get_diff_sampling_param",
+            "get_max_tokens",
         ),
         *("mm_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "external_kv_transfer"),
         *("prompt_tokens_recomputed", "num_requests_swapped", "cpu_cache_usage_perc", "corrupted_requests"),
@@ -152,6 +154,7 @@ FOREIGN: dict[str, set[str]] = {
         *("mv", "cp"),
         "/etc/quire/tls",
     },
+    "is a file of a model": {"generation_config.json", "config.json"},
     "is a path that prometheus_client serves": {"/metrics"},
     "is in a model's folder": {
         *("tokenizer.json", "tokenizer.model", "vocab.json", "added_tokens.json", "special_tokens_map.json"),

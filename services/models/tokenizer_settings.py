@@ -4,10 +4,12 @@ Transformers 5 decides which file counts (`PreTrainedTokenizerBase._from_pretrai
 `tokenizer_config.json` that file alone, otherwise `special_tokens_map.json` before it.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from services.models.files.bounded_json import read_object
+from services.models.files.schemas import TokenizerConfig, check_schema
 
 # Roles in the order in which transformers gives ids to new tokens; further ones follow.
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -19,7 +21,7 @@ _NAMED_EXTRA = "model_specific_special_tokens"
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a tokenizer; empty for a folder without any. Raises OSError and ValueError.
+    """Read the settings of a tokenizer; empty for a folder without any. Raises InvalidModelFile.
 
     Extra tokens with names are in `model_specific_special_tokens`, others in `extra_special_tokens`.
     """
@@ -68,7 +70,11 @@ def _split(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    found = read_object(path)
+    check_schema(path.name, TokenizerConfig, found)
+    return found
 
 
 def _content(token: object) -> str | None:

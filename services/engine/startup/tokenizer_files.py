@@ -12,7 +12,8 @@ from services.models.files.tokenizer_loading import InvalidTokenizer, load_token
 
 # Files of a model's folder that transformers' tokenizers read. Older tokenizers need config.json for their class.
 _NAMES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"),
+    *("chat_template.jinja", "chat_template.json"),
     *("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"),
 )
 _PIECE_BYTES = 1024 * 1024

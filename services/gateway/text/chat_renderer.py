@@ -17,6 +17,7 @@ class ChatRenderer:
     """Renders conversations as the prompts of one model.
 
     A template that renders no tools gets them as plain messages; a developer is the system for one without that role.
+    One that renders texts only in parts gets parts.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -48,10 +49,10 @@ class ChatRenderer:
 
     def _rendered(self, conversation: Conversation) -> str:
         if not conversation.continue_final:
-            return self._template.render(conversation)
+            return self.features.render(conversation)
         *messages, last = conversation.messages
         marked = [*messages, {**last, "content": last["content"] + _END_AND_SPACE}]
-        text = self._template.render(conversation._replace(messages=marked, open_turn=False))
+        text = self.features.render(conversation._replace(messages=marked, open_turn=False))
         before, end, after = text.rpartition(_END)
         if not end:
             raise ChatTemplateError("The chat template does not render the last message.", ".continue_final_message")

@@ -34,6 +34,16 @@ class TemplateFeatures:
         _ = self.renders_tools, self.frame
 
     @cached_property
+    def takes_parts(self) -> bool:
+        """Whether texts are rendered as lists of parts only, as in templates of image-text models."""
+        given = Conversation([{"role": "user", "content": _TEXT}], open_turn=False)
+        return _TEXT not in self._attempted(given) and _TEXT in self._attempted(_in_parts(given))
+
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt, with texts in the form that the template takes. Raises ChatTemplateError."""
+        return self._template.render(_in_parts(conversation) if self.takes_parts else conversation)
+
+    @cached_property
     def renders_tools(self) -> bool:
         """Whether descriptions of tools are part of a prompt."""
         return any(_NAME in self._rendered([*before, _USER], [_TOOL]) for before in ([], [_SYSTEM]))
@@ -55,15 +65,30 @@ class TemplateFeatures:
         return self._rendered([_USER, _ASSISTANT, _USER]) or self._rendered([_USER])
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        given = Conversation(messages, tools, open_turn=False)
+        return self._attempted(_in_parts(given) if self.takes_parts else given)
+
+    def _attempted(self, conversation: Conversation) -> str:
         if self._exceeds_limits:
             return ""
         try:
-            return self._template.render(Conversation(messages, tools, open_turn=False))
+            return self._template.render(conversation)
         except ChatTemplateLimit:
             self._exceeds_limits = True
             return ""
         except ChatTemplateError:
             return ""
+
+
+def _in_parts(conversation: Conversation) -> Conversation:
+    """Return a conversation whose texts are lists of one part. An empty text is one too: templates read the first."""
+    messages = [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in conversation.messages
+    ]
+    return conversation._replace(messages=messages)
 
 
 def _conversations(role: str) -> Iterator[list[dict[str, Any]]]:

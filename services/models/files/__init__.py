@@ -1,1 +1,1 @@
-"""Reads and checks the files of a model folder."""
+"""The files of a model's folder, which are untrusted input: bounded reading, one schema, and a check before a start."""

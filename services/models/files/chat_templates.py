@@ -2,7 +2,8 @@
 
 `chat_template.jinja` is the template `default`, `additional_chat_templates/NAME.jinja` the template NAME. Folders with
 one of these files do not use `chat_template` of `tokenizer_config.json`: a text, which is the default, or a list of
-names and templates. Conversations with tools get the template `tool_use` if there is one, all others the default.
+names and templates. A processor's `chat_template.json` replaces all of them. Conversations with tools get the template
+`tool_use` if there is one, all others the default.
 """
 
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.models.files.template_language import MAX_SOURCE_CHARACTERS, InvalidTemplate, compile_template
+from services.models.processor_template import processor_template
 
 # The folder of named templates.
 _ADDITIONAL = "additional_chat_templates"
@@ -50,8 +52,10 @@ class ChatTemplates(NamedTuple):
 def read_templates(folder: Path, setting: Any) -> ChatTemplates:
     """Read the templates of a folder whose `tokenizer_config.json` has this `chat_template`.
 
-    Does not compile them. Raises InvalidTemplate and OSError.
+    Does not compile them. Raises InvalidTemplate, ValueError and OSError.
     """
+    if (own := processor_template(folder)) is not None:
+        return ChatTemplates(TemplateSource(own, "chat_template.json"))
     sources = dict(_of_files(folder)) or dict(_of_setting(setting))
     return ChatTemplates(sources.get("default"), sources.get("tool_use"))
 

@@ -4,13 +4,13 @@
 `eos_token` of `tokenizer_config.json` add further ones, which take the next ids.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
 
+from services.models.files.bounded_json import InvalidModelFile, read_object
 from services.models.files.chat_templates import ChatTemplates, read_templates
 from services.models.files.template_language import InvalidTemplate
 from services.models.tokenizer_settings import named_tokens, named_values, tokenizer_settings
@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
         settings = tokenizer_settings(folder)
         templates = read_templates(folder, settings.get("chat_template"))
         backend, named = _from_json(folder, settings) if (folder / "tokenizer.json").is_file() else _converted(folder)
-    except (InvalidTokenizer, InvalidTemplate) as error:
+    except (InvalidTokenizer, InvalidTemplate, InvalidModelFile) as error:
         raise InvalidTokenizer(str(error)) from error
     except BaseException as error:  # `tokenizers` raises nothing more precise, and panics with files of some faults
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -134,7 +134,7 @@ def _legacy_tokens(folder: Path, settings: _Settings) -> Iterator[tokenizers.Add
     path = folder / "added_tokens.json"
     if "added_tokens_decoder" in settings or not path.is_file():
         return
-    entries = json.loads(path.read_text(encoding="utf-8"))
+    entries = read_object(path)
     # Transformers does not recognize tokens here that `tokenizer_config.json` describes by their fields.
     values = [*(value for _, value in named_values(settings)), *(settings.get("extra_special_tokens") or [])]
     special = {value for value in values if isinstance(value, str)}
@@ -183,7 +183,7 @@ def _check_rows(backend: tokenizers.Tokenizer, folder: Path, own_size: int, cont
 
 def _embedding_rows(folder: Path) -> int | None:
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = read_object(path) if path.is_file() else {}
     inner = config.get("text_config")
     rows = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
     return rows if isinstance(rows, int) else None

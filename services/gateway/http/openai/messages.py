@@ -7,6 +7,9 @@ from quire.v1 import gateway_pb2
 from services.gateway.http.openai import requests
 from services.runtime.errors import InvalidField, UnsupportedField
 
+# Of image-text models too, whose clients may not see why.
+_TEXT_ONLY = ": Quire's models read text only"
+
 
 def chat(
     messages: Sequence[requests.ChatMessage],
@@ -45,7 +48,9 @@ def _text(content: str | list[requests.ContentPart], path: str) -> str:
         return content
     for at, part in enumerate(content):
         if part.type != "text":
-            raise UnsupportedField(f"{path}[{at}].type must be 'text', not {part.type!r}", f"{path}[{at}].type")
+            raise UnsupportedField(
+                f"{path}[{at}].type must be 'text', not {part.type!r}{_TEXT_ONLY}", f"{path}[{at}].type"
+            )
         if part.text is None:
             raise InvalidField(f"{path}[{at}].text is missing", f"{path}[{at}].text")
         if unknown := [*(part.model_extra or ())]:

@@ -26,6 +26,16 @@ STRICT = (
     "{% if m.role in ['user', 'assistant'] %}[{{ m.role }}] {{ m.content | trim }}\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+# As those of LLaVA and SmolVLM, which read the parts of each message.
+IN_PARTS = (
+    "{% for m in messages %}{{ m.role | upper }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}\n"
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+EITHER = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}({{ part.text }}){% endfor %}{% endif %}{% endfor %}"
+)
 WITH_TOOLS = "{% if tools %}{{ tools | tojson }}[TOOL_CALLS]{% endif %}" + CHATML
 USER = {"role": "user", "content": "Add."}
 SUM = {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {"type": "object"}}}
@@ -233,3 +243,28 @@ def test_an_invalid_chat_is_refused_with_the_field(fields: dict[str, Any], field
         conversation_of(sent)
     assert refused.value.field == f"prompt.chat.{field}"
     assert f"prompt.chat.{field}" in str(refused.value)
+
+
+def test_texts_are_rendered_in_parts_if_the_template_renders_only_these(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    reference = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    texts = [("system", "Be brief."), ("user", "Hello <i>."), ("assistant", ""), ("user", "Go on.")]
+    parts = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts]
+    rendered = render(IN_PARTS, *({"role": role, "content": text} for role, text in texts), open_turn=True)
+    expected = reference.apply_chat_template(parts, chat_template=IN_PARTS, tokenize=False, add_generation_prompt=True)
+    assert rendered == expected
+    assert "USER: Hello <i>.\nASSISTANT: \n" in rendered
+
+
+def test_a_last_message_in_parts_is_continued() -> None:
+    last = {"role": "assistant", "content": "Well, "}
+    assert render(IN_PARTS, USER, last, continue_final=True) == "USER: Add.\nASSISTANT: Well, "
+
+
+def test_tools_are_described_in_parts() -> None:
+    assert "# Tools" in render(IN_PARTS, USER, tools=[SUM])
+
+
+def test_texts_stay_texts_if_the_template_renders_both() -> None:
+    assert render(EITHER, USER) == "Add."

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,9 @@ def connections(port: int) -> list[Connection]:
 
 
 def _connection(descriptor: int) -> Connection | None:
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:  # no socket, a listener, or closed
-        own, peer = end.getsockname()[:2], end.getpeername()[:2]
-        return Connection(own, peer, bool(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+    with suppress(OSError):  # a listener, or closed
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):  # the duplicate of what is no socket would stay open
+            with socket.socket(fileno=os.dup(descriptor)) as end:
+                own, peer = end.getsockname()[:2], end.getpeername()[:2]
+                return Connection(own, peer, bool(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
     return None
