@@ -159,6 +159,10 @@ FOREIGN: dict[str, set[str]] = {
     },
     "is a file of a model": {"generation_config.json", "config.json"},
     "is a path that prometheus_client serves": {"/metrics"},
+    "is in a model's folder": {
+        *("tokenizer.json", "tokenizer.model", "vocab.json", "added_tokens.json", "special_tokens_map.json"),
+        *("tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/NAME.jinja"),
+    },
     "is a formula or an operation of the paper": {
         *("2 x layers x KV heads x head size x bytes of an element", "RESERVE(seq, len)", "ASSIGN(seq, pos, K, V)"),
         "GATHER(seq, len)",

@@ -138,7 +138,7 @@ def _legacy_tokens(folder: Path, settings: _Settings) -> Iterator[tokenizers.Add
     # Transformers does not recognize tokens here that `tokenizer_config.json` describes by their fields.
     values = [*(value for _, value in named_values(settings)), *(settings.get("extra_special_tokens") or [])]
     special = {value for value in values if isinstance(value, str)}
-    special.update(value["content"] for value in values if isinstance(value, dict) and "__type" not in value)
+    special.update(value["content"] for value in values if _has_content(value) and "__type" not in value)
     for content, _ in sorted(entries.items(), key=lambda entry: int(entry[1])):
         yield tokenizers.AddedToken(content, normalized=content not in special, special=content in special)
 
