@@ -54,7 +54,7 @@ class ModulesDecoder:
     integers: IntegerType = np.int64
 
     def __init__(self, loaded: LoadedModel, backend: AttentionBackend, row_unit: int = 1) -> None:
-        """Combine the parts. Steps are padded to multiples of `row_unit` tokens, and of as many rows of logits."""
+        """Combine the parts. Steps are padded to multiples of `row_unit` tokens."""
         self._model = loaded.model
         self._backend = backend
         self._unit = row_unit
@@ -67,11 +67,11 @@ class ModulesDecoder:
             input_ids=self._padded(token_ids)[None],
             position_ids=self._padded(positions)[None],
             use_cache=False,
-            logits_to_keep=self._padded(places),
+            logits_to_keep=places,
             paged=PagedContext(self._backend, batch, -len(token_ids) % self._unit),
         )
         logits: torch.Tensor = output.logits[0]
-        return logits[: len(places)]
+        return logits
 
     def _padded(self, numbers: torch.Tensor) -> torch.Tensor:
         """Repeat the last number until there is a multiple of the unit."""
@@ -80,7 +80,7 @@ class ModulesDecoder:
 
 
 def row_unit(model: Any) -> int | None:
-    """Return the smallest number of rows in whose multiples a model's products of a row do not depend on the others.
+    """Return the smallest number of rows in whose multiples products of the layers do not depend on the other rows.
 
     Libraries multiply few rows by other kernels, which add in another order: MKL does so where a thread has less than
     four. None: not even multiples of the largest number that is tried give equal products.
@@ -92,8 +92,9 @@ def row_unit(model: Any) -> int | None:
 
 
 def _matrices(model: Any) -> Iterable[torch.nn.Module]:
-    """Return one module of each shape that multiplies rows by weights."""
-    found = (one for one in model.modules() if isinstance(one, torch.nn.Linear | Conv1D))
+    """Return one module of each shape that multiplies rows by weights. No codes follow the product of the logits."""
+    head = model.get_output_embeddings()
+    found = (one for one in model.modules() if isinstance(one, torch.nn.Linear | Conv1D) and one is not head)
     return {(type(one), one.weight.shape, one.bias is None): one for one in found}.values()
 
 
