@@ -29,7 +29,7 @@ STRICT = (
 # As those of LLaVA and SmolVLM, which read the parts of each message.
 IN_PARTS = (
     "{% for m in messages %}{{ m.role | upper }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
-    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}\n"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}{{ '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 EITHER = (
