@@ -83,7 +83,7 @@ def test_a_setting_that_is_no_folder_with_the_file_is_refused(folder: Path) -> N
     ("given", "message"),
     [
         ({"temperature": -0.5}, "temperature must be a finite number of at least 0, not -0.5"),
-        ({"temperature": float("nan")}, "temperature must be a finite number of at least 0, not nan"),
+        ({"temperature": float("nan")}, "temperature must be a finite number, not NaN"),
         ({"temperature": HUGE}, "temperature must be less than 2^1024"),
         ({"temperature": "0.6"}, "temperature must be a number"),
         ({"temperature": True}, "temperature must be a number"),
@@ -95,7 +95,7 @@ def test_a_setting_that_is_no_folder_with_the_file_is_refused(folder: Path) -> N
         ({"min_p": [0.1]}, "min_p must be a number"),
         ({"min_p": 2}, "min_p must be between 0 and 1, not 2"),
         ({"repetition_penalty": 0}, "repetition_penalty must be a finite number above 0, not 0"),
-        ({"repetition_penalty": float("inf")}, "repetition_penalty must be a finite number above 0, not inf"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be a finite number, not Infinity"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ({"eos_token_id": VOCABULARY}, f"eos_token_id must be between 0 and {VOCABULARY - 1}, not {VOCABULARY}"),
         ({"eos_token_id": [3, -1]}, f"eos_token_id must be between 0 and {VOCABULARY - 1}, not -1"),
@@ -114,7 +114,7 @@ def test_a_value_out_of_its_bounds_is_refused_by_its_name(folder: Path, given: d
 @pytest.mark.parametrize("text", ["", "{", "[]", "\xff", "[" * 100_000])
 def test_a_damaged_file_is_refused_by_its_name(folder: Path, text: str) -> None:
     (folder / GENERATION).write_bytes(text.encode("latin-1"))
-    with pytest.raises(ModelUnsupported, match=r"^generation_config\.json (cannot be read|must have a JSON object)"):
+    with pytest.raises(ModelUnsupported, match=r"^generation_config\.json (is not valid JSON|must be a JSON object|is nested)"):
         check_generation("auto", folder)
 
 
@@ -142,6 +142,13 @@ def test_the_end_token_of_the_tokenizer_ends_texts_too(
     with caplog.at_level(logging.INFO, "quire.engine"):
         assert end_tokens("auto", folder, frozenset({0}), VOCABULARY) == {0, BEGIN}
     assert caplog.messages == [f"texts end at the tokens 0 ({GENERATION}) and {BEGIN} ({TOKENIZER})"]
+
+
+def test_an_end_token_that_only_the_settings_have_ends_texts(folder: Path) -> None:
+    change(folder / CONFIG, vocab_size=2 * VOCABULARY)
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size(with_added_tokens=True)
+    change(folder / TOKENIZER, eos_token="<zz>", added_tokens_decoder={str(own): {"content": "<zz>", "special": True}})
+    assert end_tokens("auto", folder, frozenset(), 2 * VOCABULARY) == {0, own}
 
 
 def test_an_engine_stops_at_the_end_tokens_of_all_files(folder: Path, tiny_model: Callable[[str], Path]) -> None:
