@@ -14,6 +14,7 @@ import tokenizers
 from engine.errors import ModelUnsupported
 from quire.v1 import decoding_pb2
 from services.models.files.bounded_json import InvalidModelFile, read_configuration
+from services.models.files.tokenizer_loading import InvalidTokenizer, load_tokenizer
 from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 from services.runtime.settings import InvalidSetting
 from services.wire.field_rules import DeclaredField, declared_fields
@@ -128,21 +129,19 @@ def _tokenizers_end(folder: Path, vocabulary_size: int) -> int | None:
     text = named_tokens(tokenizer_settings(folder)).get("eos_token")
     if not text:
         return None
-    token = _id_of(text, folder)
+    token = _backend(folder).token_to_id(text)
     if token is None or token >= vocabulary_size:
         log.warning("%s: eos_token %r is no token of the model, so it ends no text", _TOKENIZER, text[:40])
         return None
     return token
 
 
-def _id_of(text: str, folder: Path) -> int | None:
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        return tokenizers.Tokenizer.from_file(str(path)).token_to_id(text)
-    from transformers import AutoTokenizer  # for older files; imported here because it takes seconds
-
-    found: int | None = AutoTokenizer.from_pretrained(folder, local_files_only=True).eos_token_id
-    return found
+def _backend(folder: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer with the tokens that only the settings name. Raises ModelUnsupported."""
+    try:
+        return load_tokenizer(folder).backend
+    except InvalidTokenizer as error:
+        raise ModelUnsupported(str(error)) from error
 
 
 def _object(path: Path) -> Mapping[str, Any]:

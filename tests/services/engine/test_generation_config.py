@@ -146,6 +146,13 @@ def test_the_end_token_of_the_tokenizer_ends_texts_too(
     assert caplog.messages == [f"texts end at the tokens 0 ({GENERATION}) and {BEGIN} ({TOKENIZER})"]
 
 
+def test_an_end_token_that_only_the_settings_have_ends_texts(folder: Path) -> None:
+    change(folder / CONFIG, vocab_size=2 * VOCABULARY)
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size(with_added_tokens=True)
+    change(folder / TOKENIZER, eos_token="<zz>", added_tokens_decoder={str(own): {"content": "<zz>", "special": True}})
+    assert end_tokens("auto", folder, frozenset(), 2 * VOCABULARY) == {0, own}
+
+
 def test_an_engine_stops_at_the_end_tokens_of_all_files(folder: Path, tiny_model: Callable[[str], Path]) -> None:
     shutil.copy(tiny_model("llama") / "model.safetensors", folder)
     write(folder, eos_token_id=[0, 5])

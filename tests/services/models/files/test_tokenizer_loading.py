@@ -104,7 +104,7 @@ def test_tokens_of_the_settings_are_those_of_transformers(
         ({"extra_special_tokens": "<zz>"}, "extra_special_tokens must be an object or an array"),
         ({"extra_special_tokens": ["<zz>", [3]]}, r"extra_special_tokens\[1\] must be a string or an object"),
         ({"chat_template": 7}, "chat_template must be a string, an array or an object"),
-        ({"chat_template": [{"name": "default"}]}, r"chat_template\[0\] .template is missing"),
+        ({"chat_template": [{"name": "default"}]}, r"chat_template\[0\].template is missing"),
     ],
 )
 def test_settings_that_contradict_the_tokenizer_are_refused_by_name(
