@@ -157,9 +157,9 @@ FOREIGN: dict[str, set[str]] = {
         *("mv", "cp"),
         "/etc/quire/tls",
     },
-    "is a file of a model": {"generation_config.json", "config.json"},
     "is a path that prometheus_client serves": {"/metrics"},
-    "is in a model's folder": {
+    "is a file of a model": {
+        *("generation_config.json", "config.json"),
         *("tokenizer.json", "tokenizer.model", "vocab.json", "added_tokens.json", "special_tokens_map.json"),
         *("tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/NAME.jinja"),
     },

@@ -20,6 +20,7 @@ from services.models.files.bounded_json import (
     read_configuration,
     read_object,
 )
+from services.models.files.chat_templates import read_templates
 from services.models.files.schemas import (
     AdapterConfig,
     GenerationConfig,
@@ -28,6 +29,7 @@ from services.models.files.schemas import (
     TokenizerFile,
     check_schema,
 )
+from services.models.files.template_language import InvalidTemplate
 from services.models.files.tensor_headers import Shape, tensor_shapes
 from services.models.tokenizer_settings import tokenizer_settings
 
@@ -84,14 +86,17 @@ def check_configuration(folder: Path) -> dict[str, Any]:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Check that a folder's tokenizer can be parsed, and its settings. Raises InvalidModelFile."""
+    """Check that a folder's tokenizer, its settings and chat templates can be parsed. Raises InvalidModelFile."""
     if (folder / _TOKENIZER).is_file():
         check_schema(_TOKENIZER, TokenizerFile, read_object(folder / _TOKENIZER, MOST_TOKENIZER_BYTES))
     elif not any((folder / name).is_file() for name in _OLDER_TOKENIZERS):
         raise InvalidModelFile(
             f"{_TOKENIZER} is missing, and so is any older tokenizer: {', '.join(_OLDER_TOKENIZERS)}"
         )
-    tokenizer_settings(folder)
+    try:
+        read_templates(folder, tokenizer_settings(folder).get("chat_template")).check()
+    except InvalidTemplate as error:
+        raise InvalidModelFile(str(error)) from error
 
 
 def check_gguf(path: Path) -> None:

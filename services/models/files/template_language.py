@@ -34,7 +34,7 @@ def compile_template(source: str) -> jinja2.Template:
     try:
         return environment().from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise InvalidTemplate(f"line {error.lineno}: {(error.message or '')[:_MAX_REASON]}") from error
+        raise InvalidTemplate(f"line {error.lineno}: {(error.message or '').rstrip('.')[:_MAX_REASON]}") from error
     except (RecursionError, MemoryError) as error:
         raise InvalidTemplate("it is nested too deeply") from error
     except (SyntaxError, ValueError, OverflowError) as error:  # of the Python code that Jinja makes of it

@@ -250,6 +250,7 @@ FILES: list[tuple[Damage, str]] = [
     ),
     (put("tokenizer_config.json", '{"chat_template": 5}'), "tokenizer_config.json: chat_template must be a string, an"),
     (put("tokenizer_config.json", '{"chat_template": [{"name": "a"}]}'), r"chat_template\[0\].template is missing"),
+    (put("chat_template.jinja", "a\n{% endif %}"), "chat_template.jinja: line 2: Encountered unknown tag 'endif'"),
     (
         put("tokenizer_config.json", '{"model_max_length": 0}'),
         "tokenizer_config.json: model_max_length must be above 0",
