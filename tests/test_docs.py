@@ -117,6 +117,7 @@ FOREIGN: dict[str, set[str]] = {
     },
     "belongs to a library, which the sentence names": {
         *("UnknownFieldSet", "make_asgi_app", "StreamingResponse", "QueueListener", "/docs", "/openapi.json"),
+        "chat_template.json",
         *(
             "HF_ENDPOINT",
             "AttentionInterface",

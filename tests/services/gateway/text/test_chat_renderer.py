@@ -29,7 +29,7 @@ STRICT = (
 # As those of LLaVA and SmolVLM, which read the parts of each message.
 IN_PARTS = (
     "{% for m in messages %}{{ m.role | upper }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
-    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}\n"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %};"
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 EITHER = (
@@ -254,12 +254,12 @@ def test_texts_are_rendered_in_parts_if_the_template_renders_only_these(
     rendered = render(IN_PARTS, *({"role": role, "content": text} for role, text in texts), open_turn=True)
     expected = reference.apply_chat_template(parts, chat_template=IN_PARTS, tokenize=False, add_generation_prompt=True)
     assert rendered == expected
-    assert "USER: Hello <i>.\nASSISTANT: \n" in rendered
+    assert "USER: Hello <i>.;ASSISTANT: ;" in rendered
 
 
 def test_a_last_message_in_parts_is_continued() -> None:
     last = {"role": "assistant", "content": "Well, "}
-    assert render(IN_PARTS, USER, last, continue_final=True) == "USER: Add.\nASSISTANT: Well, "
+    assert render(IN_PARTS, USER, last, continue_final=True) == "USER: Add.;ASSISTANT: Well, "
 
 
 def test_tools_are_described_in_parts() -> None:
