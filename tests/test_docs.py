@@ -161,7 +161,7 @@ FOREIGN: dict[str, set[str]] = {
     "is a file of a model": {
         *("generation_config.json", "config.json"),
         *("tokenizer.json", "tokenizer.model", "vocab.json", "added_tokens.json", "special_tokens_map.json"),
-        *("tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/NAME.jinja"),
+        *("tokenizer_config.json", "chat_template.json", "chat_template.jinja", "additional_chat_templates/NAME.jinja"),
     },
     "is a formula or an operation of the paper": {
         *("2 x layers x KV heads x head size x bytes of an element", "RESERVE(seq, len)", "ASSIGN(seq, pos, K, V)"),
