@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    RepetitionPenaltyLogitsProcessor,
+)
 
+from engine.native.formats.image_text import image_text_type
 from engine.schedule.request import BeamSearch, LogitRules
 from tests.dense_model import dense_folder
 
@@ -33,8 +39,12 @@ class Difference(NamedTuple):
 
 @functools.cache
 def reference_model(folder: Path) -> Any:
-    """Load a model in float32 with eager attention, and without the checkpoint's generation defaults."""
-    model = AutoModelForCausalLM.from_pretrained(
+    """Load a model in float32 with eager attention, and without the checkpoint's generation defaults.
+
+    Of image-text checkpoints it is the whole model.
+    """
+    kind = AutoModelForImageTextToText if image_text_type(folder) else AutoModelForCausalLM
+    model = kind.from_pretrained(
         dense_folder(folder), dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
     model.generation_config = GenerationConfig()

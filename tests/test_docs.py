@@ -126,6 +126,9 @@ FOREIGN: dict[str, set[str]] = {
         ),
         *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_*", "OTEL_EXPORTER_OTLP_*"),
     },
+    "is a file of a model's folder": {
+        *("config.json", "generation_config.json", "tokenizer.json", "adapter_config.json"),
+    },
     "belongs to vLLM": {
         *(
             "vllm bench serve",
@@ -133,6 +136,8 @@ FOREIGN: dict[str, set[str]] = {
             "lora_requests_info",
             "spec_decode_num_accepted_tokens_per_pos",
             "mm_cache_queries",
+            "ModelConfig.get_diff_sampling_param",
+            "get_max_tokens",
         ),
         *("mm_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "external_kv_transfer"),
         *("prompt_tokens_recomputed", "num_requests_swapped", "cpu_cache_usage_perc", "corrupted_requests"),
@@ -153,6 +158,11 @@ FOREIGN: dict[str, set[str]] = {
         "/etc/quire/tls",
     },
     "is a path that prometheus_client serves": {"/metrics"},
+    "is a file of a model": {
+        *("generation_config.json", "config.json"),
+        *("tokenizer.json", "tokenizer.model", "vocab.json", "added_tokens.json", "special_tokens_map.json"),
+        *("tokenizer_config.json", "chat_template.json", "chat_template.jinja", "additional_chat_templates/NAME.jinja"),
+    },
     "is a formula or an operation of the paper": {
         *("2 x layers x KV heads x head size x bytes of an element", "RESERVE(seq, len)", "ASSIGN(seq, pos, K, V)"),
         "GATHER(seq, len)",

@@ -7,7 +7,7 @@ from quire.v1 import gateway_pb2
 from services.engine.settings import EngineSettings
 from services.gateway.http.openai.declared_fields import DECLARED, HTTP_NAMES
 from services.runtime.settings import Requires
-from services.wire.field_rules import DeclaredField, field_paths, shown
+from services.wire.field_rules import DeclaredField, field_paths
 
 # Default and meaning of HTTP's fields that are true where the declared one is false.
 _OPPOSITES = {"skip_special_tokens": ("true", "Removes special tokens from the text.")}
@@ -16,7 +16,7 @@ _OPPOSITES = {"skip_special_tokens": ("true", "Removes special tokens from the t
 def grpc_table() -> str:
     """Return the table of all fields with rules: their names in gRPC and HTTP, ranges, defaults and meanings."""
     rows = (
-        (_name(path.text), _range(path.field), _default(path.field), _meaning(path.field))
+        (_name(path.text), _range(path.field), path.field.described_default(), _meaning(path.field))
         for path in field_paths(gateway_pb2.GenerateRequest.DESCRIPTOR)
     )
     return _table(("field", "range", "default", "meaning"), rows)
@@ -28,7 +28,7 @@ def http_table() -> str:
         (
             f"`{name}`",
             _range(path.field).replace("stopping.", ""),
-            *_OPPOSITES.get(name, (_default(path.field), _meaning(path.field))),
+            *_OPPOSITES.get(name, (path.field.described_default(), _meaning(path.field))),
         )
         for name, path in DECLARED.items()
         if not path.field.rules.openai
@@ -84,12 +84,6 @@ def _bounds(field: DeclaredField) -> str:
     if bounds.startswith("between "):
         bounds = bounds.removeprefix("between ").replace(" and ", " to ")
     return "finite" if bounds == "finite number" else bounds
-
-
-def _default(field: DeclaredField) -> str:
-    if field.default is None:
-        return ""
-    return str(field.default).lower() if isinstance(field.default, bool) else shown(field.default)
 
 
 def _meaning(field: DeclaredField) -> str:

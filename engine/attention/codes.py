@@ -1,7 +1,8 @@
 """K and V in 8 bits: an integer for each element, and a scale for each token and head.
 
 x = scale * code, with scale = max |x| / 127 rounded to bfloat16, and code = x / scale rounded to the nearest integer.
-So a token's codes depend on its own K and V only, whatever else was computed with it. This is symmetric quantization
+So a token's codes depend on its own K and V only, whatever else was computed with it; these must not depend on it in
+their last bits either, because one changed code changes most codes of later layers. This is symmetric quantization
 of each row, as in LLM.int8() (Dettmers et al. 2022) for activations.
 
 bfloat16 scales have the range of the elements in half the bytes of float32; float16 ones would lose small heads. Their

@@ -47,8 +47,13 @@ def paged_attention(
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    paged.backend.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), paged.batch)
-    output = paged.backend.attend(layer, query[0].transpose(0, 1), paged.batch, scoring)
+    query, key, value = (one[0].transpose(0, 1) for one in (query, key, value))
+    if paged.padding:
+        query, key, value = (one[: -paged.padding] for one in (query, key, value))
+    paged.backend.write(layer, key, value, paged.batch)
+    output = paged.backend.attend(layer, query, paged.batch, scoring)
+    if paged.padding:
+        output = torch.cat([output, output.new_zeros(paged.padding, *output.shape[1:])])
     return output.unsqueeze(0), None
 
 

@@ -6,7 +6,11 @@ from engine.attention.backend import AttentionBackend, PagedBatch
 
 
 class PagedContext(NamedTuple):
-    """The keyword argument `paged` of a forward call, which reaches every layer's attention."""
+    """The keyword argument `paged` of a forward call, which reaches every layer's attention.
+
+    The last `padding` tokens of the forward call are not in the batch: they have no slots, and attend to nothing.
+    """
 
     backend: AttentionBackend
     batch: PagedBatch
+    padding: int = 0

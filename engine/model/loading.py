@@ -14,14 +14,18 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
 from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel, fingerprint_of
 from engine.model.probe import probe
-from engine.model.unsupported import quantization
-from engine.model.waits import avoid_waits
 from engine.model.weights import check_complete, load_modules
+from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.gguf_header import read_header
+from engine.native.formats.image_text import image_text_type
 from engine.native.formats.metadata_sizes import check_sizes
 from engine.native.formats.stored import WeightFormat
+
+# Rotations that transformers computes again for positions behind the context that is served (`context_tokens`). It
+# compares them with the positions of each step.
+_VARYING_ROTATIONS = ("dynamic", "longrope")
 
 
 def load_model(
@@ -57,6 +61,8 @@ def load_model(
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """Load weights in other formats, the whole model on the host first: also GGUF files of other models."""
+    if image_text_type(folder):
+        raise ModelUnsupported("the text part of an image-text checkpoint is read from safetensors files only")
     gguf = gguf_of(folder)
     given: dict[str, Any] = {}
     if gguf:
@@ -69,6 +75,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             output_loading_info=True,
+            use_safetensors=True,  # never a pickle, which may run any code
             **given,
         )
     except torch.OutOfMemoryError:
@@ -86,7 +93,7 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
     Raises ModelUnsupported with the reason if it cannot be served.
     """
     config = model.config.get_text_config()
-    avoid_waits(model)
+    _avoid_waits(model)
     return LoadedModel(
         model=model,
         device=model.device,
@@ -116,6 +123,25 @@ def context_tokens(config: Any) -> int:
         if rotation.get("rope_type") == "longrope"
     ]
     return min([declared, *lengths, MAX_CONTEXT_TOKENS])
+
+
+def _avoid_waits(model: Any) -> None:
+    """Let the modules of a served model neither check their rotations nor search their tokens for padding.
+
+    Each step would wait for a GPU, although it changes nothing here.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str):
+            module.rope_type = _fixed(kinds)
+        elif isinstance(kinds, dict):
+            module.rope_type = {layer: _fixed(kind) for layer, kind in kinds.items()}
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            module.warn_if_padding_and_no_attention_mask = lambda *_: None
+
+
+def _fixed(kind: str) -> str:
+    return "default" if any(name in kind for name in _VARYING_ROTATIONS) else kind
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

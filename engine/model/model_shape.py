@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import head_size, is_llama_shaped
@@ -15,8 +15,10 @@ from engine.model.gguf_configuration import gguf_configuration
 from engine.model.loading import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
-from engine.model.unsupported import declared_quantization
+from engine.model.text_part import served_class
+from engine.native.formats.declared_quantization import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.stored import WeightFormat
 
 
@@ -25,7 +27,8 @@ class ModelShape:
     """Sizes of a model for one dtype of weights, and one format of them on a CPU.
 
     `packed` has the sizes of weights on a CPU whose kernels run the model. `inner_size` is as in StepSizes.
-    `whole_bytes` are the weights that each of several ranks has whole.
+    `whole_bytes` are the weights that each of several ranks has whole. `text_part_of` is the type of an image-text
+    model, whose text part this is.
     """
 
     geometry: CacheGeometry
@@ -40,6 +43,7 @@ class ModelShape:
     element_bytes: int
     whole_bytes: int
     ranks: int = 1
+    text_part_of: str = ""
 
     def of_rank(self, ranks: int) -> "ModelShape":
         """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
@@ -84,8 +88,9 @@ def shape_of(
     """Create the model on the meta device and measure it. Raises ModelUnsupported and exceptions of transformers."""
     if fault := declared_quantization(configuration.to_dict()):
         raise ModelUnsupported(fault)
+    kind, served = served_class(configuration)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(configuration, dtype=dtype)
+        model = kind._from_config(served, dtype=dtype)
     config = model.config.get_text_config()
     return ModelShape(
         geometry=_geometry(config),
@@ -99,6 +104,7 @@ def shape_of(
         heads=config.num_attention_heads,
         element_bytes=dtype.itemsize,
         whole_bytes=_whole_bytes(model),
+        text_part_of=configuration.model_type if configuration.model_type in IMAGE_TEXT_TYPES else "",
     )
 
 

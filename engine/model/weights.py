@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, GenerationConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engine.attention.interface import ATTENTION_NAME
 from engine.attention.llama_shape import fused_parts
@@ -22,6 +21,8 @@ from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import LOADED_BYTES, decode_on_use, is_matrix, placeholder
 from engine.model.staging import Staging, cuda_staging
+from engine.model.text_part import served_class
+from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.stored import WeightFormat
 
 _SHOWN = 3
@@ -112,7 +113,7 @@ def load_modules(
 
 def gpu_reader(reader: WeightReader, folder: Path, staging: Staging) -> WeightReader:
     """Return the reader with staging, and with the tensors together that the GPU's decoder multiplies together."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    _, config = served_class(AutoConfig.from_pretrained(folder, local_files_only=True))
     names, checkpoint = set(reader.checkpoint.names), reader.checkpoint
     groups = [group for group in fused_parts(config) if names.issuperset(group)]
     together = [group for group in groups if len({tuple(checkpoint.stored(one).get_shape()[1:]) for one in group}) == 1]
@@ -122,7 +123,7 @@ def gpu_reader(reader: WeightReader, folder: Path, staging: Staging) -> WeightRe
 def modules_of(reader: WeightReader, folder: Path) -> Any:
     """Return transformers' modules with the weights of a reader. Raises ModelUnsupported as `load_modules`."""
     whole = AutoConfig.from_pretrained(folder, local_files_only=True)
-    kind, config = _class_of(whole)
+    kind, config = served_class(whole)
     model, found = kind.from_pretrained(
         None,
         config=config,
@@ -135,23 +136,13 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     )
     if reader.staging:
         reader.staging.finish()
-    # A checkpoint of text and images has more tensors than its text model.
-    check_complete(found, extras_allowed=config is not whole)
+    # Of image-text checkpoints only the tensors of the text part are given; those of other parts are known to be extra.
+    check_complete(found, extras_allowed=config is not whole and whole.model_type not in IMAGE_TEXT_TYPES)
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    elif model.can_generate():
+        model.generation_config = GenerationConfig.from_model_config(whole)
     return model
-
-
-def _class_of(config: Any) -> tuple[Any, Any]:
-    """Return the class of a configuration's model, and the part of the configuration that it takes."""
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelUnsupported(f"models of type {config.model_type!r} are no causal language models of transformers")
-    kinds = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if isinstance(kinds, list | tuple):
-        declared = getattr(config, "architectures", None) or ()
-        kinds = next((kind for kind in kinds if kind.__name__ in declared), kinds[0])
-    text = config.sub_configs.get("text_config")
-    return kinds, config.get_text_config() if text and kinds.config_class is text else config
 
 
 def check_complete(found: dict[str, Any], *, extras_allowed: bool) -> None:

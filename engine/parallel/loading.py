@@ -25,9 +25,11 @@ from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
-from engine.model.unsupported import quantization
+from engine.model.text_part import served_class
+from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.image_text import image_text_type
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard
@@ -51,16 +53,21 @@ class ModelFolder:
         with _named(folder):
             if fault := quantization(folder):
                 raise ModelUnsupported(fault)
-            self._config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+            self._whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+            kind, self._config = served_class(self._whole)
             register()
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(self._config, attn_implementation=ATTENTION_NAME)
+                model = kind._from_config(self._config, attn_implementation=ATTENTION_NAME)
             text = self._config.get_text_config()
             heads = text.num_attention_heads
             kv_heads = getattr(text, "num_key_value_heads", None) or heads
             self._shape = _llama_shape(model) if is_llama_shaped(model) else None
             if self._shape is None and gguf_of(folder):
                 raise ModelUnsupported("of GGUF files, several ranks can share Llama-shaped models only")
+            if self._shape is None and image_text_type(folder):
+                raise ModelUnsupported(
+                    "of image-text checkpoints, several ranks can share Llama-shaped text parts only"
+                )
             if self._shape is None and not model.tp_plan:
                 raise ModelUnsupported(f"models of type {text.model_type!r} have no plan for several ranks")
             check_ranks(size, heads, kv_heads)
@@ -86,7 +93,7 @@ class ModelFolder:
             geometry=shard.local_geometry(CacheGeometry(shape.layers, shape.kv_heads, shape.head_size)),
             context_tokens=context_tokens(self._config),
             vocabulary_size=shape.vocabulary,
-            eos_token_ids=_eos_token_ids(self._folder, self._config),
+            eos_token_ids=_eos_token_ids(self._folder, self._whole),
             fingerprint=self._fingerprint_of(dtype),
             dtype=dtype,
             folder=self._folder,
@@ -101,6 +108,7 @@ class ModelFolder:
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
+            use_safetensors=True,
             distributed_config=DistributedConfig(tp_plan="auto", tp_size=ranks.size),
         )
         check_finite(
@@ -136,8 +144,9 @@ def _llama_shape(model: Any) -> LlamaShape:
 
 
 def _eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
-    generation = folder / "generation_config.json"
-    declared = GenerationConfig.from_pretrained(folder).eos_token_id if generation.exists() else config.eos_token_id
+    named = (folder / "generation_config.json").exists()
+    given = GenerationConfig.from_pretrained(folder) if named else GenerationConfig.from_model_config(config)
+    declared = given.eos_token_id
     if declared is None:
         return frozenset()
     return frozenset(declared if isinstance(declared, list) else [declared])

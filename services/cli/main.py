@@ -118,7 +118,9 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
     show_default=True,
     help="Maximum number of tokens of one answer; 0: as many as fit.",
 )
-@click.option("--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: 1.")
+@click.option(
+    "--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: the model's, else 1."
+)
 @click.option("--timeout", type=SECONDS, default=300.0, show_default=True, help="Deadline of one answer, in seconds.")
 @connection_options()
 def chat(connection: "Connection", timeout: float, **options: Any) -> None:

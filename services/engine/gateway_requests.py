@@ -27,11 +27,12 @@ log = logging.getLogger("quire.engine")
 
 @dataclass(frozen=True)
 class Arrival:
-    """A submission, its arrival time by the engine's clock, and its compiled constraint."""
+    """A submission, its arrival time by the engine's clock, its compiled constraint, and warnings for its client."""
 
     submission: engine_pb2.Submission
     at: float
     constraint: Constraint | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class _Owner:
     attempt: int
     submitted_at: float
     arrival_step: int
+    warnings: tuple[str, ...]
     writers: dict[int, TokenWriter] = field(default_factory=dict)  # by sample
 
     def add_writer(self, request_id: str, sample: int) -> TokenWriter:
@@ -96,7 +98,8 @@ class GatewayRequests:
             log.exception("request %s could not be read", submission.request_id)
             self._refuse(link, arrival, SubmissionFailed(f"the engine could not read the request: {fault!r}"))
         else:
-            self._owners[submission.request_id] = _Owner(link, submission.attempt, at, self._scheduler.totals.steps)
+            steps = self._scheduler.totals.steps
+            self._owners[submission.request_id] = _Owner(link, submission.attempt, at, steps, arrival.warnings)
             self._report(partial(self._reports.on_queued, submission, at))
 
     def cancel(self, link: GatewayLink, cancel: engine_pb2.Cancel) -> None:
@@ -183,7 +186,7 @@ class GatewayRequests:
                 return
         message = self._message_to(owner.link)
         if not isinstance(output, Finished):
-            add_output(message, output, owner.attempt)
+            add_output(message, output, owner.attempt, owner.warnings)
             return
         group, finished = output.group, self._finished_message(output.group, owner)
         del self._owners[output.request_id]

@@ -76,7 +76,7 @@ class RequestParser:
             self._refuse(arrival, SubmissionFailed(f"its constraint could not be compiled: {error!r}"))
         else:
             del self._compiling[submission.request_id]
-            self._driver.submit(self._link, Arrival(submission, arrival.at, constraint))
+            self._driver.submit(self._link, Arrival(submission, arrival.at, constraint, constraint.omitted))
 
     def _refuse(self, arrival: Arrival, refused: RequestRefused) -> None:
         message = refused_message(arrival.submission, refused)

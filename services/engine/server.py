@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.run.loop import Engine
 from kvmanager import PoolSpec
-from quire.v1 import engine_pb2, engine_pb2_grpc
+from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient
 from services.engine.driver import EngineDriver
 from services.engine.guided.constraints import Constraints
@@ -23,6 +23,7 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
+from services.engine.startup.generation_config import check_generation, generation_defaults
 from services.engine.startup.parts import Assembly, Attachment, BlockLink, Model, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
@@ -30,6 +31,7 @@ from services.runtime.service import Readiness
 from services.runtime.tls import link_tls, server_tls
 from services.runtime.tracing.export import create_tracing
 from services.wire.features import FEATURES
+from services.wire.field_rules import numbers_of
 
 # At shutdown: for the step in flight, and for gateways to read their last outputs.
 _LAST_SECONDS = 2.0
@@ -50,11 +52,14 @@ class EngineService:
         observer: EngineObserver | None = None,
         assembly: Assembly | None = None,
         attachment: Attachment | None = None,
+        *,
+        exits: bool = False,
     ) -> None:
         """Make the server; it listens after `start`, and is ready while the pool is attached.
 
         `observer` receives its steps. `assembly` puts the engine together; by default it loads the model of the
-        settings. `attachment` replaces the stream to the KV manager.
+        settings. `attachment` replaces the stream to the KV manager. With `exits` the process has nothing else to do:
+        a stop ends it while a model is loaded.
 
         Raises InvalidSetting if the record, the traces or the TLS files cannot be used, or if the server would be open
         to other machines without protection.
@@ -67,6 +72,7 @@ class EngineService:
         self._settings = settings
         self._assembly = assembly
         self._attachment = attachment
+        self._exits = exits or settings.tensor_parallel > 1
         self._tls, self._link_tls = server_tls(settings), link_tls(settings)
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
@@ -96,6 +102,7 @@ class EngineService:
 
     async def run(self) -> None:
         """Load the model, and run until cancelled. Raises the error that stopped the engine."""
+        check_generation(self._settings.generation_config, Path(self._settings.model))
         try:
             parts = await asyncio.to_thread(self._assembly, self._settings)
         except asyncio.CancelledError:
@@ -173,7 +180,14 @@ class EngineService:
             max_sequences=parts.scheduler.limits.max_sequences,
             device=parts.device,
             features=FEATURES,
+            generation_defaults=self._generation_defaults(),
         )
+
+    def _generation_defaults(self) -> decoding_pb2.GenerationDefaults:
+        defaults = generation_defaults(self._settings.generation_config, Path(self._settings.model))
+        if text := numbers_of(defaults):
+            log.info("generation_config.json: requests that leave them out get %s", text)
+        return defaults
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:
         """Body of the engine's thread; an exception of the loop ends the service."""
@@ -212,10 +226,11 @@ class EngineService:
         await self.server.stop(grace=_FLUSH_SECONDS)
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._tracing.close)
-        if self._stopped_early and self._settings.tensor_parallel > 1:
-            log.info("engine was stopped before its ranks were loaded")
+        if self._stopped_early and self._exits:
+            log.info("engine was stopped before its model was loaded")
             await asyncio.sleep(_FLUSH_SECONDS)
-            # Its thread may wait for other ranks for half an hour. The ranks that it has started end with it.
+            # Its thread may load for minutes, or wait for other ranks for half an hour, and the interpreter would wait
+            # for it. The ranks that it has started end with it.
             os._exit(0)
 
 

@@ -43,6 +43,11 @@ class EngineSettings:
     kvmanager: str = setting(local(KVMANAGER.grpc), "Address of the KV manager.", form=check_server_address)
     model: str = setting("demo", "Model: demo, a local folder, a .gguf file, or a hub id.")
     model_name: str = setting("", "Model name for clients. Empty: the value of --model.")
+    generation_config: str = setting(
+        "auto",
+        "Temperature, top_k, top_p, min_p, repetition_penalty and max_tokens of requests that leave them out: auto, "
+        "those of the model's generation_config.json; none; or a folder with another such file.",
+    )
     engine_id: str = setting("", "Unique name at the KV manager. Empty: host name and address.")
     device: str = setting(
         "auto", "Device of the model; auto uses a GPU if there is one.", choices=("auto", "cpu", "cuda")

@@ -132,6 +132,8 @@ class Generation:
             sampling=request.request.sampling,
             max_tokens=request.submission.stopping.max_tokens,
             prompt_token_ids=request.submission.prompt_token_ids if request.request.output.prompt_token_ids else (),
+            model_defaults=request.model_defaults,
+            warnings=started.warnings,
         )
         return Response(started=message)
 

@@ -24,10 +24,14 @@ _AS_MANY_AS_FIT = -1
 
 @dataclass(frozen=True)
 class AdmittedRequest:
-    """A checked request, which has no prompt, with its model and its resources."""
+    """A checked request, which has no prompt, with its model and its resources.
+
+    `model_defaults` are the values that the model has for what it leaves out.
+    """
 
     model: ServedModel
     request: gateway_pb2.GenerateRequest
+    model_defaults: decoding_pb2.GenerationDefaults
     reservation: Reservation
     slot: AdmissionSlot
     deadline: Deadline
@@ -39,6 +43,7 @@ class PreparedRequest:
 
     model: ServedModel
     request: gateway_pb2.GenerateRequest
+    model_defaults: decoding_pb2.GenerationDefaults
     submission: engine_pb2.Submission
     arrival: float
     deadline: Deadline
@@ -82,7 +87,7 @@ class Preparation:
         with info.span.start_child("tokenize"):
             token_ids = await self.prompt_ids(given, model)
         check_fits(len(token_ids), "prompt", model)
-        submission = submission_of(request, token_ids, model)
+        submission = submission_of(admitted, token_ids)
         submission.request_id = qualified(tenant, request.request_id)
         submission.salt = self._namespace.salt(tenant, request.cache.salt)
         if words := request.logit_rules.bad_words:
@@ -90,7 +95,8 @@ class Preparation:
             submission.bad_words.extend(engine_pb2.TokenSequence(token_ids=one) for one in sequences)
         _set_times(submission, admitted.deadline, info.arrival)
         progress = RequestProgress(len(token_ids))
-        return PreparedRequest(model, request, submission, info.arrival, admitted.deadline, progress, info.span)
+        defaults, deadline = admitted.model_defaults, admitted.deadline
+        return PreparedRequest(model, request, defaults, submission, info.arrival, deadline, progress, info.span)
 
     async def prompt_ids(self, given: gateway_pb2.GenerateRequest, model: ServedModel) -> list[int]:
         """Return the token ids of a request's prompt, truncated as it says. Raises InvalidField."""
@@ -98,11 +104,9 @@ class Preparation:
         return _truncated(await self.tokenizer.token_ids(model, given.prompt, most), given, model)
 
 
-def submission_of(
-    request: gateway_pb2.GenerateRequest, token_ids: list[int], model: ServedModel
-) -> engine_pb2.Submission:
+def submission_of(admitted: AdmittedRequest, token_ids: list[int]) -> engine_pb2.Submission:
     """Return the first submission of a checked request, without what its tenant and the time determine."""
-    output = request.output
+    request, output = admitted.request, admitted.request.output
     submission = engine_pb2.Submission(
         attempt=1,
         prompt_token_ids=token_ids,
@@ -113,7 +117,7 @@ def submission_of(
         logprobs=output.logprobs if output.HasField("logprobs") else None,
         prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
         constraint=request.constraint if request.HasField("constraint") else None,
-        stopping=_engine_stopping(request, len(token_ids), model),
+        stopping=_engine_stopping(admitted, len(token_ids)),
         priority=request.priority,
     )
     del submission.logit_rules.bad_words[:]
@@ -145,14 +149,10 @@ def _set_times(submission: engine_pb2.Submission, deadline: Deadline, arrival: f
         submission.timeout.CopyFrom(duration(seconds))
 
 
-def _engine_stopping(
-    request: gateway_pb2.GenerateRequest, prompt_tokens: int, model: ServedModel
-) -> decoding_pb2.Stopping:
+def _engine_stopping(admitted: AdmittedRequest, prompt_tokens: int) -> decoding_pb2.Stopping:
     """Return what the engine needs of the stopping: stop strings are the gateway's."""
-    given = request.stopping
-    max_tokens = given.max_tokens
-    if not given.HasField("max_tokens"):
-        max_tokens = _default_max_tokens(prompt_tokens, sequences_of(request).count, model)
+    given = admitted.request.stopping
+    max_tokens = given.max_tokens if given.HasField("max_tokens") else _default_max_tokens(admitted, prompt_tokens)
     return decoding_pb2.Stopping(
         max_tokens=max_tokens,
         min_tokens=given.min_tokens,
@@ -161,7 +161,15 @@ def _engine_stopping(
     )
 
 
-def _default_max_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
+def _default_max_tokens(admitted: AdmittedRequest, prompt_tokens: int) -> int:
+    """Return the model's default, but at least min_tokens, and at most as many as fit; without a default, these."""
+    fitting = _fitting_tokens(prompt_tokens, sequences_of(admitted.request).count, admitted.model)
+    if not admitted.model_defaults.HasField("max_tokens"):
+        return fitting
+    return min(fitting, max(admitted.model_defaults.max_tokens, admitted.request.stopping.min_tokens))
+
+
+def _fitting_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
     """Return how many tokens fit after the prompt at any engine; at least 1, so that the engine reports the excess.
 
     Sequences share the whole blocks of the prompt. The last generated token needs no slot, because it is not fed back.

@@ -4,7 +4,7 @@ import secrets
 import uuid
 from collections.abc import Collection
 
-from quire.v1 import gateway_pb2
+from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.text.tool_choice import check_arguments_schema, check_names
 from services.runtime.errors import InvalidField
@@ -14,10 +14,12 @@ from services.wire.field_rules import check, check_message, declared_fields, fil
 
 MAX_REQUEST_ID_BYTES = declared_fields(gateway_pb2.GenerateRequest.DESCRIPTOR)["request_id"].rules.max_bytes
 _SEED_BITS = 63
+# Parts of a request that have a field of GenerationDefaults, where it is not the sampling.
+_PARTS = {"repetition_penalty": "logit_rules", "max_tokens": "stopping"}
 
 
 def checked(request: gateway_pb2.GenerateRequest) -> gateway_pb2.GenerateRequest:
-    """Return a request without its prompt, with its defaults filled in, an id, and a seed.
+    """Return a request without its prompt, with an id and a seed; `fill_defaults` does the rest.
 
     A beam search is greedy by default. Raises InvalidField for the first invalid field.
     """
@@ -41,8 +43,28 @@ def checked(request: gateway_pb2.GenerateRequest) -> gateway_pb2.GenerateRequest
         made.sampling.temperature = 0.0
         fill(made.beam_search)
     made.sampling.MergeFrom(request.sampling)
-    fill(made.sampling)
     return made
+
+
+def fill_defaults(
+    request: gateway_pb2.GenerateRequest, of_model: decoding_pb2.GenerationDefaults
+) -> decoding_pb2.GenerationDefaults:
+    """Fill in what a checked request leaves out, and return what of it is the model's.
+
+    A beam search has no use for the model's values of sampling. max_tokens is not filled in, because it depends on the
+    prompt.
+    """
+    taken = decoding_pb2.GenerationDefaults()
+    for field, value in of_model.ListFields():
+        name = _PARTS.get(field.name, "sampling")
+        part = getattr(request, name)
+        if part.HasField(field.name) or (name == "sampling" and request.HasField("beam_search")):
+            continue
+        setattr(taken, field.name, value)
+        if name != "stopping":
+            setattr(part, field.name, value)
+    fill(request.sampling)
+    return taken
 
 
 def timeout_of(request: gateway_pb2.GenerateRequest, seconds_left: float | None) -> float | None:

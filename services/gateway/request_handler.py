@@ -19,7 +19,14 @@ from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.generation import Generation
 from services.gateway.observe.observer import GatewayObserver, Inventory, RequestInfo, RequestObserver
 from services.gateway.prepared_request import AdmittedRequest, Preparation, PreparedRequest
-from services.gateway.request_checks import check_fits, check_ids, check_vocabulary, checked, timeout_of
+from services.gateway.request_checks import (
+    check_fits,
+    check_ids,
+    check_vocabulary,
+    checked,
+    fill_defaults,
+    timeout_of,
+)
 from services.gateway.text.tokenizer import Tokenizer
 from services.runtime.errors import Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
 from services.runtime.tracing.spans import Tracing
@@ -204,7 +211,7 @@ class RequestHandler:
         deadline = Deadline.after(info.arrival, timeout, clock)
         resources.enter_context(deadline.reported(lambda: observer.on_deadline_exceeded(queued=slot.queued)))
         resources.enter_context(model.in_use())
-        return AdmittedRequest(model, own, reservation, slot, deadline)
+        return AdmittedRequest(model, own, fill_defaults(own, model.defaults), reservation, slot, deadline)
 
     async def _submit(
         self, resources: AsyncExitStack, prepared: PreparedRequest, observer: RequestObserver
@@ -263,4 +270,5 @@ def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
         devices=sorted({one.device for one in engines} - {""}),
         weights=sorted({one.weights for one in engines} - {""}),
         kv_dtypes=sorted({one.kv_dtype for one in engines} - {""}),
+        generation_defaults=model.defaults,
     )

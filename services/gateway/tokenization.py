@@ -1,4 +1,7 @@
-"""Tokenizes the prompts of requests: short ones at once, others in threads, so that other streams do not wait.
+"""Tokenizes the prompts of requests: short texts at once, others in threads, so that other streams do not wait.
+
+Chats wait for the process that renders their template, two of each model at a time: a model whose template is slow
+leaves threads to others.
 
 A text of megabytes takes seconds, and a hundred times its size in memory while it is tokenized. Therefore a prompt that
 cannot fit is refused by its size, at most two large texts are tokenized at once, and the memory goes back to the system
@@ -7,19 +10,24 @@ afterwards: glibc would keep it for the thread that has allocated it, once for e
 
 import asyncio
 import ctypes
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from weakref import WeakKeyDictionary
 
 from quire.v1 import gateway_pb2
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.request_checks import check_ids, check_prompt
 from services.gateway.text.chat_template import ChatTemplateError
 from services.gateway.text.conversation import conversation_of
-from services.gateway.text.tokenizer import TextTooLong
+from services.gateway.text.tokenizer import TextTooLong, Tokenizer
 from services.runtime.errors import InvalidField
 
 _MAX_INLINE_BYTES = 4096
 _LARGE_BYTES = 64 * 1024
 _LARGE_AT_ONCE = 2
+_CHATS_OF_MODEL_AT_ONCE = 2
+_CHAT_THREADS = 16
 # Absent in other libraries than glibc.
 _RETURN_FREED_MEMORY = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -29,6 +37,8 @@ class PromptTokenizer:
 
     def __init__(self) -> None:
         self._large = ThreadPoolExecutor(_LARGE_AT_ONCE, "tokenize")
+        self._chats = ThreadPoolExecutor(_CHAT_THREADS, "render")
+        self._turns = WeakKeyDictionary[Tokenizer, asyncio.Semaphore]()
 
     async def token_ids(
         self, model: ServedModel, prompt: gateway_pb2.Prompt, most: int | None = None, *, open_turn: bool = True
@@ -56,22 +66,27 @@ class PromptTokenizer:
     async def _tokenized(
         self, model: ServedModel, prompt: gateway_pb2.Prompt, most: int | None, open_turn: bool
     ) -> list[int]:
-        if prompt.ByteSize() > _LARGE_BYTES:
-            loop = asyncio.get_running_loop()
-            # Not stored: its error has this frame in its traceback, and the cycle would keep the prompt.
-            return await loop.run_in_executor(self._large, _tokenize_large, model, prompt, most, open_turn)
-        if _is_quick(model, prompt):
+        is_chat, size = prompt.HasField("chat"), prompt.ByteSize()
+        if not is_chat and size <= _MAX_INLINE_BYTES:
             return _tokenize(model, prompt, most, open_turn)
-        return await asyncio.to_thread(_tokenize, model, prompt, most, open_turn)
+        large = size > _LARGE_BYTES
+        work = partial(_tokenize_large if large else _tokenize, model, prompt, most, open_turn)
+        if not is_chat:
+            return await asyncio.get_running_loop().run_in_executor(self._large if large else None, work)
+        turns = self._turns.setdefault(model.tokenizer, asyncio.Semaphore(_CHATS_OF_MODEL_AT_ONCE))
+        await turns.acquire()
+        return await _started(self._large if large else self._chats, work, turns)
 
 
-def _is_quick(model: ServedModel, prompt: gateway_pb2.Prompt) -> bool:
-    """Return True if other streams can wait for the prompt's tokenization."""
-    if prompt.ByteSize() > _MAX_INLINE_BYTES:
-        return False
-    return prompt.HasField("text") or not model.tokenizer.is_slow_with(
-        prompt.chat.SerializeToString().decode("latin-1")
-    )
+def _started(
+    threads: ThreadPoolExecutor, work: Callable[[], list[int]], turns: asyncio.Semaphore
+) -> "asyncio.Future[list[int]]":
+    """Start work that releases its turn at its end, which may be later than that of a cancelled request."""
+    loop = asyncio.get_running_loop()
+    started = threads.submit(work)
+    started.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(turns.release))
+    # Not stored where it is awaited: its error has that frame in its traceback, and the cycle would keep the prompt.
+    return asyncio.wrap_future(started)
 
 
 def _tokenize(model: ServedModel, prompt: gateway_pb2.Prompt, most: int | None, open_turn: bool) -> list[int]:

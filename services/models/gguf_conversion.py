@@ -4,14 +4,17 @@ That is the configurations and the tokenizer. Weights are not read: engines map 
 process, because transformers takes seconds and memory that its caller does not need.
 """
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.errors import ModelUnsupported
 from engine.model.gguf_configuration import gguf_configuration
+from services.models.gguf.tokenizer import GgufTokenizer, gguf_tokenizer
 
 
 def convert(source: Path, destination: Path) -> None:
@@ -21,12 +24,28 @@ def convert(source: Path, destination: Path) -> None:
     """
     config = gguf_configuration(source)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    # GGUF keeps the context length only with the model; a tokenizer without one reports 10^30 tokens.
-    tokenizer.model_max_length = getattr(config, "max_position_embeddings", tokenizer.model_max_length)
+    tokenizer = gguf_tokenizer(source)
     config.save_pretrained(destination)
-    GenerationConfig.from_model_config(config).save_pretrained(destination)
-    tokenizer.save_pretrained(destination)
+    _generation_config(config, tokenizer).save_pretrained(destination)
+    _save(tokenizer, config, destination)
+
+
+def _generation_config(config: Any, tokenizer: GgufTokenizer) -> GenerationConfig:
+    """Return the defaults of generation, which ends at each of the file's ends."""
+    generation = GenerationConfig.from_model_config(config)
+    generation.eos_token_id = list(tokenizer.ends) or None
+    return generation
+
+
+def _save(tokenizer: GgufTokenizer, config: Any, destination: Path) -> None:
+    settings = dict(tokenizer.settings)
+    if template := settings.pop("chat_template", None):
+        (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
+    # GGUF keeps the context length only with the model.
+    if length := getattr(config, "max_position_embeddings", None):
+        settings["model_max_length"] = length
+    (destination / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    tokenizer.backend.save(str(destination / "tokenizer.json"))
 
 
 def main() -> int:

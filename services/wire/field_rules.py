@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from quire.v1 import decoding_pb2, engine_pb2, field_rules_pb2, gateway_pb2
+from quire.v1 import decoding_pb2, field_rules_pb2, gateway_pb2
 from services.wire.duration import seconds_of
 
 # Makes the error of a field from a sentence and the field's path.
@@ -24,8 +24,14 @@ _FLOATS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _MESSAGES = {
     message.DESCRIPTOR.name: message.DESCRIPTOR
-    for message in (gateway_pb2.OutputOptions, decoding_pb2.Sampling, engine_pb2.Submission)
+    for message in (gateway_pb2.OutputOptions, decoding_pb2.Sampling, decoding_pb2.LogitRules, decoding_pb2.Stopping)
 }
+
+# Fields of requests for which a model's generation_config.json may have a default.
+_MODEL_DEFAULTS = frozenset(
+    field.GetOptions().Extensions[field_rules_pb2.rules].same_as
+    for field in decoding_pb2.GenerationDefaults.DESCRIPTOR.fields
+)
 
 
 class Fault(NamedTuple):
@@ -42,8 +48,8 @@ class DeclaredField:
         """Read the rules from the field's options."""
         rules = descriptor.GetOptions().Extensions[field_rules_pb2.rules]
         if rules.same_as:
-            message, name = rules.same_as.split(".")
-            rules = _MESSAGES[message].fields_by_name[name].GetOptions().Extensions[field_rules_pb2.rules]
+            owner, name = rules.same_as.split(".")
+            rules = _MESSAGES[owner].fields_by_name[name].GetOptions().Extensions[field_rules_pb2.rules]
         kind = descriptor.message_type
         self.descriptor = descriptor
         self.rules = rules
@@ -54,6 +60,8 @@ class DeclaredField:
         self.value_type = kind.fields_by_name["value"].type if kind and self.is_map else descriptor.type
         self.is_fraction = self.value_type in _FLOATS
         self.default = self._default()
+        message = descriptor.containing_type
+        self.has_model_default = message is not None and f"{message.name}.{descriptor.name}" in _MODEL_DEFAULTS
         self._least = rules.min if rules.HasField("min") else -math.inf
         self._above = rules.above if rules.HasField("above") else -math.inf
         self._most = rules.max if rules.HasField("max") else math.inf
@@ -69,9 +77,15 @@ class DeclaredField:
         bounds = "" if self.value_type in _TEXTS else self.bounds().removeprefix("a finite number").removeprefix(" of ")
         further = [bounds.strip().capitalize()] * bool(bounds)
         if self.default is not None:
-            default = str(self.default).lower() if self.value_type == FieldDescriptor.TYPE_BOOL else shown(self.default)
-            further.append(f"{'default' if further else 'Default'}: {default}")
+            further.append(f"{'default' if further else 'Default'}: {self.described_default()}")
         return " ".join([self.rules.summary, *([f"{'; '.join(further)}."] if further else [])])
+
+    def described_default(self) -> str:
+        """Describe the value of the absent field; empty without one."""
+        if self.default is None:
+            return ""
+        default = str(self.default).lower() if self.value_type == FieldDescriptor.TYPE_BOOL else shown(self.default)
+        return f"the model's, else {default}" if self.has_model_default else default
 
     def bounds(self) -> str:
         """Describe the bounds of its numbers, such as `between 0 and 1`; empty without bounds."""
@@ -230,6 +244,11 @@ class _Plan(NamedTuple):
 def shown(number: float) -> str:
     """Write a number without a needless fraction."""
     return str(int(number)) if math.isfinite(number) and number == int(number) and abs(number) < 1e15 else repr(number)
+
+
+def numbers_of(message: Message) -> str:
+    """Return the numbers that a message has, such as `temperature 0.6, top_k 20`; empty without any."""
+    return ", ".join(f"{field.name} {shown(value)}" for field, value in message.ListFields())
 
 
 def declared_fields(message: Descriptor) -> Mapping[str, DeclaredField]:

@@ -1,5 +1,6 @@
 """Outputs of requests, written by the engine for its gateways."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -46,15 +47,19 @@ def refused_message(submission: engine_pb2.Submission, refused: RequestRefused) 
     )
 
 
-def add_output(message: engine_pb2.StepOutput, output: Started | Scored | Tokens, attempt: int) -> None:
-    """Add a live request's output in one step."""
+def add_output(
+    message: engine_pb2.StepOutput, output: Started | Scored | Tokens, attempt: int, warnings: Iterable[str] = ()
+) -> None:
+    """Add a live request's output in one step; `warnings` are for its start."""
     if isinstance(output, Tokens):
         _add_tokens(message, output, attempt)
         return
     names = {"request_id": output.request_id, "attempt": attempt}
     match output:
         case Started():
-            message.started.add(**names, cached_tokens=output.cached_tokens, isolated=output.isolated)
+            texts = [_detail(warning) for warning in warnings]
+            fields = {"cached_tokens": output.cached_tokens, "isolated": output.isolated, "warnings": texts}
+            message.started.add(**names, **fields)
         case Scored():
             message.prompts.add(**names, first_position=output.position, logprobs=_token_logprobs(output.tokens))
 

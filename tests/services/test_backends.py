@@ -17,7 +17,7 @@ from engine.model.loaded import LoadedModel, with_kv_dtype
 from engine.model.loading import load_model
 from engine.schedule.request import Capacity
 from services.engine.settings import EngineSettings
-from services.engine.startup import assembly
+from services.engine.startup import assembly, backends
 from services.engine.startup.backends import (
     BackendChoice,
     BackendOptions,
@@ -31,6 +31,7 @@ from services.engine.startup.backends import (
 from services.engine.startup.decoder_check import replays
 from services.runtime.settings import InvalidSetting
 from tests.engine.launch_tape import LaunchTape
+from tests.engine.native_kernels import kernels
 from tests.engine.triton_case import DEVICE, make_triton_backend
 from tests.services.engine.test_gpu_pool import GIB, FakeGpu
 
@@ -83,6 +84,15 @@ def test_a_cache_in_8_bits_has_its_own_fingerprint_and_bytes(options: Callable[[
     caches = [choose_backend(one).backend.cache for one in (plain, codes)]
     assert caches[1].dtype == torch.int8
     assert caches[1][0].nbytes / caches[0][0].nbytes == (16 + 2) / (16 * 4)  # a head has 16 elements
+
+
+def test_the_log_says_that_answers_may_depend_on_the_batch_where_no_padding_helps(
+    options: Callable[[str], BackendOptions], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backends, "row_unit", lambda model: None)  # this CPU's products have a unit
+    coded = with_codes(options("cpu"))._replace(kernels=kernels())
+    choose_backend(coded)
+    assert "answers may depend on the batch" in caplog.text
 
 
 @pytest.mark.parametrize("attention", ["flex", "triton"])

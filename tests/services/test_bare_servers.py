@@ -11,7 +11,7 @@ from tests.load import prompt_request
 from tests.running_quire import RunningQuire
 
 NOT_NEEDED = ("grpc_health", "grpc_reflection", "click", "rich", "prometheus_client", "platformdirs")
-NOT_NEEDED += ("fastapi", "starlette", "pydantic", "uvicorn", "httptools", "pythonjsonlogger", "opentelemetry")
+NOT_NEEDED += ("fastapi", "starlette", "uvicorn", "httptools", "pythonjsonlogger", "opentelemetry")
 
 PROGRAM = """
 import asyncio, json, sys

@@ -39,6 +39,15 @@ def test_an_answer_cut_by_max_tokens_is_a_prefix_of_the_whole_answer(tiny_quire:
     assert part.finished.samples[0].reason == decoding_pb2.FINISH_REASON_LENGTH
 
 
+def test_an_answer_names_the_case_of_its_schema_that_was_left_out(tiny_quire: RunningQuire) -> None:
+    schema = {"anyOf": [{"type": "string", "pattern": "(?=a)b"}, {"const": 5}]}
+    answer = tiny_quire.generate(request(json_schema=json.dumps(schema)))
+    assert answer.text == "5"
+    (warning,) = answer.started.warnings
+    assert warning.startswith("#/anyOf/0 was left out: #/anyOf/0/pattern: look-around")
+    assert not tiny_quire.generate(request(json_schema='{"const": 5}')).started.warnings
+
+
 # Refusals
 
 

@@ -12,9 +12,11 @@ import torch
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.blocks import Bytes
-from engine.native.formats.gguf_header import GgufHeader, TensorPlace, read_header
+from engine.native.formats.gguf_header import GgufHeader, TensorPlace, gguf_of, read_header
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.llama_names import ARCHITECTURES, ROTATION_FACTORS, names_of, row_order
+
+__all__ = ["ALL", "GgufFile", "GgufTensor", "gguf_of", "is_llama", "quantized_format", "rotation_factors"]
 
 ALL = slice(None)
 Part: TypeAlias = "EllipsisType | slice | tuple[slice, slice]"
@@ -140,16 +142,3 @@ def quantized_format(path: Path) -> str:
         if place.format.decode and header.architecture in ARCHITECTURES:
             counts[place.format.name] += prod(place.shape)
     return counts.most_common(1)[0][0] if counts else ""
-
-
-def gguf_of(folder: Path) -> Path | None:
-    """Return the GGUF file with a folder's weights, None if it has none or has safetensors files.
-
-    Raises ModelUnsupported if there are several.
-    """
-    found = sorted(folder.glob("*.gguf"))
-    if not found or any(folder.glob("*.safetensors")):
-        return None
-    if len(found) > 1:
-        raise ModelUnsupported(f"{folder.name} has several .gguf files: {', '.join(one.name for one in found[:3])}")
-    return found[0]

@@ -20,7 +20,7 @@ _VERSIONS = (2, 3)
 _MOST_ELEMENTS = 1 << 22
 _MOST_KEYS, _MOST_TENSORS, _MOST_DIMENSIONS = 1 << 14, 1 << 16, 4
 _MOST_NAME_BYTES = 64 << 10
-_STRING, _ARRAY = 8, 9
+STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
 
@@ -38,11 +38,20 @@ class TensorPlace(NamedTuple):
         return prod(self.shape) // self.format.values * self.format.bytes
 
 
+class ArrayPlace(NamedTuple):
+    """An array of the metadata: the number of its type, how many elements it has, and its bytes from `offset` on."""
+
+    kind: int
+    elements: int
+    offset: int
+
+
 class GgufHeader(NamedTuple):
-    """Metadata without its arrays, and the tensors by the file's names."""
+    """Metadata, None for arrays, with the tensors by the file's names and the places of the arrays by their keys."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorPlace]
+    arrays: dict[str, ArrayPlace]
 
     @property
     def architecture(self) -> str:
@@ -53,6 +62,19 @@ class GgufHeader(NamedTuple):
         """Return a whole number of the architecture's metadata, None if the file has none of this name."""
         found = self.metadata.get(f"{self.architecture}.{name}")
         return found if isinstance(found, int) else None
+
+
+def gguf_of(folder: Path) -> Path | None:
+    """Return the GGUF file with a folder's weights, None if it has none or has safetensors files.
+
+    Raises ModelUnsupported if there are several.
+    """
+    found = sorted(folder.glob("*.gguf"))
+    if not found or any(folder.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        raise ModelUnsupported(f"{folder.name} has several .gguf files: {', '.join(one.name for one in found[:3])}")
+    return found[0]
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -87,6 +109,7 @@ class _Reader:
         self._content = content
         self._at = 0
         self._elements = 0
+        self._arrays = dict[str, ArrayPlace]()
 
     def header(self) -> GgufHeader:
         if self._bytes(4) != b"GGUF":
@@ -103,7 +126,7 @@ class _Reader:
         if not isinstance(alignment, int) or alignment not in (1 << shift for shift in range(3, 17)):
             raise ModelUnsupported(f"general.alignment is {alignment!r}, not a power of two between 8 and 65536")
         places = [self._tensor() for _ in range(tensors)]
-        return GgufHeader(metadata, self._placed(places, alignment))
+        return GgufHeader(metadata, self._placed(places, alignment), self._arrays)
 
     def _placed(self, places: list[TensorPlace], alignment: int) -> dict[str, TensorPlace]:
         """Return the tensors by name, with offsets in the file. They follow each other without gaps."""
@@ -144,28 +167,32 @@ class _Reader:
         return TensorPlace(name, shape, stored, offset)
 
     def _pair(self) -> tuple[str, Any]:
-        return self._text(), self._value(self._number("<I"))
+        name, kind = self._text(), self._number("<I")
+        if kind == _ARRAY:
+            self._arrays[name] = self._pass_array(self._number("<I"))
+            return name, None
+        self._arrays.pop(name, None)  # the last value of a key counts
+        return name, self._value(kind)
 
     def _value(self, kind: int) -> Any:
-        if kind == _STRING:
+        if kind == STRING:
             return self._text()
-        if kind == _ARRAY:
-            self._pass_array(self._number("<I"))
-            return None
         if kind not in _SCALARS:
             raise ModelUnsupported(f"its metadata has a value of the unknown type {kind}")
         return self._number(_SCALARS[kind])
 
-    def _pass_array(self, kind: int) -> None:
+    def _pass_array(self, kind: int) -> ArrayPlace:
         count = self._count("elements in arrays of its metadata", _MOST_ELEMENTS - self._elements)
+        place = ArrayPlace(kind, count, self._at)
         self._elements += count
-        if kind == _STRING:
+        if kind == STRING:
             for _ in range(count):
                 self._bytes(self._number("<Q"), copied=False)
         elif kind in _SCALARS:
             self._bytes(count * struct.calcsize(_SCALARS[kind]), copied=False)
         else:
             raise ModelUnsupported(f"its metadata has an array of the type {kind}")
+        return place
 
     def _count(self, of: str, most: int) -> int:
         count: int = self._number("<Q")

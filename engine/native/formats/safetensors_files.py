@@ -7,6 +7,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelUnsupported
+from engine.native.formats.image_text import text_tensors
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -21,17 +22,21 @@ def are_named(folder: Path) -> bool:
 def named_files(folder: Path) -> dict[str, Any]:
     """Open the files under the names that transformers reads, and return the file of each tensor.
 
+    Of image-text checkpoints they are the tensors of the text part, named as in a text model.
+
     Raises ModelUnsupported if a file is missing or damaged, is not in the folder, or lacks a tensor of the index, or if
     weights are quantized, which the configuration does not declare.
     """
     index = folder / INDEX
-    return _checked(_of_index(folder) if index.is_file() and not (folder / ONE_FILE).is_file() else _of_one(folder))
+    files = _of_index(folder) if index.is_file() and not (folder / ONE_FILE).is_file() else _of_one(folder)
+    return _checked(text_tensors(folder, files))
 
 
 def all_files(folder: Path) -> dict[str, Any]:
     """Open all safetensors files of a folder, and return the file of each tensor. Raises ModelUnsupported likewise."""
     opened = [_open(folder, path.name) for path in sorted(folder.glob("*.safetensors"))]
-    return _checked({name: file for file in opened for name in file.keys()})  # noqa: SIM118 - it is no dictionary
+    files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    return _checked(text_tensors(folder, files))
 
 
 def _of_one(folder: Path) -> dict[str, Any]:
@@ -39,7 +44,8 @@ def _of_one(folder: Path) -> dict[str, Any]:
     return dict.fromkeys(opened.keys(), opened)
 
 
-def _of_index(folder: Path) -> dict[str, Any]:
+def placements(folder: Path) -> dict[str, str]:
+    """Return the name of each tensor's file, as the index says. Raises ModelUnsupported if one is not in the folder."""
     placed = _read_index(folder / INDEX)
     for tensor, name in placed.items():
         if name in ("", "..") or Path(name).name != name or "\0" in name:
@@ -48,6 +54,11 @@ def _of_index(folder: Path) -> dict[str, Any]:
             )
         if not (folder / name).is_file():
             raise ModelUnsupported(f"its folder lacks {name}, where {INDEX} places tensor {tensor}")
+    return placed
+
+
+def _of_index(folder: Path) -> dict[str, Any]:
+    placed = placements(folder)
     files = {name: _open(folder, name) for name in sorted(set(placed.values()))}
     held = {name: set(file.keys()) for name, file in files.items()}
     for tensor, name in placed.items():

@@ -59,7 +59,8 @@ class Step {
     attention_ = {cache_of(c, nullptr),
                   {b.sequences, b.first, b.ends, b.tables, b.width},
                   {d.scaling, 0.0f, 0},
-                  d.heads};
+                  d.heads,
+                  coded_};
   }
 
   // Called by every thread of the team.
@@ -221,7 +222,7 @@ class Step {
     if (window == planned_) return;
     s_.pieces.plan(attention_, team_.size());
     planned_ = window;
-    partials_ = s_.partials.at_least(static_cast<size_t>(s_.pieces.partial_count) * kRows * (d_.head_size + 2) + 1);
+    partials_ = s_.partials.at_least(partial_size(attention_, s_.pieces));
   }
 
   // Buffers of a thread's band, whose first row is `row`.

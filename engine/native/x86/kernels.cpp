@@ -146,9 +146,10 @@ void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void*
     const Attention attention{layer_of<S>(*c, layer),
                               {b->sequences, b->first, b->ends, b->tables, b->width},
                               {scaling, softcap, window},
-                              heads};
+                              heads,
+                              kCoded<S>};
     s.pieces.plan(attention, threads);
-    float* partials = s.partials.at_least(static_cast<size_t>(s.pieces.partial_count) * kRows * (c->head_size + 2) + 1);
+    float* partials = s.partials.at_least(partial_size(attention, s.pieces));
     const Lines<E> lines{static_cast<E*>(output), static_cast<int64_t>(heads) * c->head_size};
     s.team->run([&](int thread) {
       const Tiles tiles;

@@ -555,6 +555,7 @@ class RequestStarted(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     ISOLATED_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
@@ -565,6 +566,10 @@ class RequestStarted(_message.Message):
     """Nothing of it has been computed yet, and no other request shares its batch until it has gained a token. Only set
     for submissions with `isolated`.
     """
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What of the request is not followed, for its client; see Started.warnings."""
+
     def __init__(
         self,
         *,
@@ -572,10 +577,11 @@ class RequestStarted(_message.Message):
         attempt: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         isolated: _builtins.bool = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "isolated", b"isolated", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "isolated", b"isolated", "request_id", b"request_id", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -953,6 +959,7 @@ class GetEngineResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
+    GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name for clients."""
     engine_id: _builtins.str
@@ -989,6 +996,12 @@ class GetEngineResponse(_message.Message):
         this engine supports them. A gateway sends a request with such a field only to engines that list it.
         """
 
+    @_builtins.property
+    def generation_defaults(self) -> _decoding_pb2.GenerationDefaults:
+        """What requests get for what they leave out, from the model's generation_config.json. Not set by engines of versions
+        that lack it.
+        """
+
     def __init__(
         self,
         *,
@@ -1006,10 +1019,11 @@ class GetEngineResponse(_message.Message):
         features: _abc.Iterable[_builtins.str] | None = ...,
         weights: _builtins.str = ...,
         kv_dtype: _builtins.str = ...,
+        generation_defaults: _decoding_pb2.GenerationDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device", b"device", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "kv_dtype", b"kv_dtype", "max_sequences", b"max_sequences", "model", b"model", "model_fingerprint", b"model_fingerprint", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device", b"device", "device_blocks", b"device_blocks", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "generation_defaults", b"generation_defaults", "kv_dtype", b"kv_dtype", "max_sequences", b"max_sequences", "model", b"model", "model_fingerprint", b"model_fingerprint", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

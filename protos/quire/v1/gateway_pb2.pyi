@@ -60,6 +60,7 @@ class ChatMessage(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    NO_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """`system`, `user`, `assistant`, `tool`, or another role of the model's chat template, of at most 64 characters. A role
     that the template does not render: INVALID_ARGUMENT. `developer` is `system` for a template that does not name it.
@@ -70,6 +71,10 @@ class ChatMessage(_message.Message):
     """For the role `tool`: id of the call that it answers."""
     name: _builtins.str
     """Name of the speaker or tool, if the chat template uses it."""
+    no_content: _builtins.bool
+    """The message has no content, which some templates distinguish from an empty text. Only for a message with
+    `tool_calls`, beside no `content`.
+    """
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """Tool calls of the assistant in this turn."""
@@ -82,10 +87,11 @@ class ChatMessage(_message.Message):
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
         name: _builtins.str = ...,
+        no_content: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "no_content", b"no_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -105,7 +111,9 @@ class ToolCall(_message.Message):
     name: _builtins.str
     """Name of the tool."""
     arguments: _builtins.str
-    """A JSON object, as text. Other text reaches the chat template unchanged."""
+    """A JSON object, as text. Other text reaches the chat template unchanged; a template that needs an object:
+    INVALID_ARGUMENT.
+    """
     def __init__(
         self,
         *,
@@ -465,6 +473,8 @@ class Started(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MODEL_DEFAULTS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request."""
     model: _builtins.str
@@ -483,6 +493,16 @@ class Started(_message.Message):
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, after truncate_prompt_tokens, if requested."""
 
+    @_builtins.property
+    def model_defaults(self) -> _decoding_pb2.GenerationDefaults:
+        """Values of this request that are the model's, because the request left them out."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Cases of the constraint's schemas that were left out because they cannot be followed, with their places. The answer
+        is one of the other cases.
+        """
+
     def __init__(
         self,
         *,
@@ -493,10 +513,12 @@ class Started(_message.Message):
         sampling: _decoding_pb2.Sampling | None = ...,
         max_tokens: _builtins.int = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        model_defaults: _decoding_pb2.GenerationDefaults | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model_defaults", b"model_defaults", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_defaults", b"model_defaults", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1042,6 +1064,7 @@ class GetModelResponse(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     KV_DTYPES_FIELD_NUMBER: _builtins.int
+    GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Its name."""
     context_tokens: _builtins.int
@@ -1068,6 +1091,10 @@ class GetModelResponse(_message.Message):
     def kv_dtypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Types of their KV caches, each once."""
 
+    @_builtins.property
+    def generation_defaults(self) -> _decoding_pb2.GenerationDefaults:
+        """What requests get for what they leave out, from the model's generation_config.json."""
+
     def __init__(
         self,
         *,
@@ -1081,10 +1108,11 @@ class GetModelResponse(_message.Message):
         devices: _abc.Iterable[_builtins.str] | None = ...,
         weights: _abc.Iterable[_builtins.str] | None = ...,
         kv_dtypes: _abc.Iterable[_builtins.str] | None = ...,
+        generation_defaults: _decoding_pb2.GenerationDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "devices", b"devices", "dtype", b"dtype", "engines", b"engines", "kv_dtypes", b"kv_dtypes", "model", b"model", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "devices", b"devices", "dtype", b"dtype", "engines", b"engines", "generation_defaults", b"generation_defaults", "kv_dtypes", b"kv_dtypes", "model", b"model", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

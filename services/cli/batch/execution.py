@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from engine.errors import ModelUnsupported
 from services.cli.batch.answers import AnswerFile, UnusableFile
 from services.cli.batch.display import Bar, summary, write_results
 from services.cli.batch.endpoints import Endpoint, Unreachable
@@ -38,7 +39,7 @@ def execute(requests: Path, answers: Path, source: Source, results: str | None, 
             if interrupted:
                 return _INTERRUPTED
             return 1 if totals.failures + file.failures else 0
-    except (UnusableFile, InvalidBatch, InvalidSetting, ModelUnavailable, Unreachable) as error:
+    except (UnusableFile, InvalidBatch, InvalidSetting, ModelUnavailable, ModelUnsupported, Unreachable) as error:
         click.echo(f"run-batch: {error}", err=True)
         return 1
     except KeyboardInterrupt:

@@ -26,6 +26,8 @@ def show(
         table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
+    if shape.text_part_of:
+        console.print(f"\nonly the text part of this image-text model ({shape.text_part_of}) is served", soft_wrap=True)
     parallel = f" --tensor-parallel {ranks}" if ranks > 1 else ""
     console.print(f"\nquire engine --dtype {type_name}{chosen} {_engine_options(plan)}{parallel}", soft_wrap=True)
     console.print(f"quire gateway --max-requests {plan.max_requests}   # for one such engine", soft_wrap=True)

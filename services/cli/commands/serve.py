@@ -6,9 +6,11 @@ import os
 import signal
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
+from engine.errors import ModelUnsupported
 from services.cli.local.instances import Instance, NoSuchInstance, published, reachable, running
 from services.cli.local.preflight import check_addresses, check_files
 from services.cli.local.process import Print
@@ -16,6 +18,7 @@ from services.cli.local.settings import LocalSettings
 from services.cli.local.supervisor import Supervisor
 from services.cli.local_model import engine_with_folder
 from services.engine.settings import EngineSettings
+from services.engine.startup.generation_config import check_generation
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import ModelUnavailable
@@ -48,7 +51,8 @@ def serve(
             check_files(gateway, engine, kvmanager)
             check_addresses(gateway, kvmanager, metrics.values())
             engine = engine_with_folder(engine)
-        except (InvalidSetting, ModelUnavailable, NoSuchInstance) as error:
+            check_generation(engine.generation_config, Path(engine.model))
+        except (InvalidSetting, ModelUnavailable, ModelUnsupported, NoSuchInstance) as error:
             show("serve", str(error), logging.ERROR)
             return 1
         except KeyboardInterrupt:

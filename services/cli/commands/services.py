@@ -179,7 +179,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
         from services.engine.ranks.start import assemble
         from services.engine.server import EngineService
 
-        return lambda: EngineService(local, metrics, assemble)
+        return lambda: EngineService(local, metrics, assemble, exits=True)
 
     exposition = Exposition(metrics.registry, metrics_listen, compat=settings.metrics_compat)
     sys.exit(run_service("engine", settings, exposition, prepare))

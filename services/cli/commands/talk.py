@@ -23,6 +23,7 @@ from services.cli.request_options import set_request_options
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.runtime.errors import FIELD_METADATA
 from services.runtime.settings import InvalidSetting
+from services.wire.field_rules import numbers_of
 
 Message = gateway_pb2.ChatMessage
 Metadata = tuple[tuple[str, str], ...]
@@ -45,6 +46,8 @@ async def generate(connection: Connection, text: str, timeout: float, options: d
     if not answer.text.endswith("\n"):
         click.echo()
     click.echo(f"{usage_line(answer.finished)}, {_name(answer, connection)}", err=True)
+    if answer.model_defaults:
+        click.echo(f"the model's defaults: {answer.model_defaults}", err=True)
     _print_stop(answer, request)
     return 0
 
@@ -172,6 +175,7 @@ def _system(content: str | None) -> list[Message]:
 @dataclass
 class _PrintedAnswer:
     request_id: str = ""
+    model_defaults: str = ""
     text: str = ""
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
 
@@ -187,6 +191,9 @@ async def _print_answer(
         match response.WhichOneof("event"):
             case "started":
                 answer.request_id = response.started.request_id
+                answer.model_defaults = numbers_of(response.started.model_defaults)
+                for warning in response.started.warnings:
+                    click.echo(f"warning: {warning}", err=True)
             case "finished":
                 answer.finished = response.finished
     return answer

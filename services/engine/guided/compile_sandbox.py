@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
+from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
 from services.runtime.child_process import python_command
 

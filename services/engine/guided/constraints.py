@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engine.constraint import Constraint
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
@@ -28,10 +28,18 @@ _Key = tuple[str, str]  # kind of a constraint, and its text
 log = logging.getLogger("quire.engine")
 
 
+class CompiledConstraint(Constraint, Protocol):
+    """A constraint, and what was left out of a client's schemas because it cannot be followed."""
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """A sentence for each part, with its place."""
+
+
 class _Compilation:
     """A pending or completed compilation. Its outcome is the constraint, or the fault of its grammar."""
 
-    def __init__(self, outcome: "asyncio.Future[Constraint | str]") -> None:
+    def __init__(self, outcome: "asyncio.Future[CompiledConstraint | str]") -> None:
         self.outcome = outcome
         self.waiting = 0
 
@@ -53,7 +61,7 @@ class Constraints:
         """Read the tokenizer. If that fails, log the reason; constraints are refused then."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
 
-    async def compiled(self, constraint: decoding_pb2.OutputConstraint) -> Constraint:
+    async def compiled(self, constraint: decoding_pb2.OutputConstraint) -> CompiledConstraint:
         """Return a constraint, compiling it if necessary. Raises RequestRefused.
 
         The call can be cancelled; a compilation that no call waits for does not start.
@@ -114,13 +122,14 @@ class Constraints:
             self._unsupported_reason = f"{type(error).__name__}: {error}"
             log.warning("requests with a constraint are refused: %s", self._unsupported_reason)
 
-    def _compile(self, key: _Key) -> Constraint | str:
+    def _compile(self, key: _Key) -> CompiledConstraint | str:
         """Return a constraint, or the fault of its grammar. Raises RequestRefused for other failures."""
         if self._compilers is None:
             raise UnsupportedField(
                 f"constraint is not supported by this engine ({self._unsupported_reason})", "constraint"
             )
-        from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar
+        from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
+        from services.engine.guided.grammars import CompiledGrammar
 
         vocabulary, sandbox = self._compilers
         spec = GrammarSpec(*key)

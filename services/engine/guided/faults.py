@@ -3,9 +3,17 @@
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from services.engine.guided.json_schemas import children, pointer_part
+from services.engine.guided.schema_nodes import (
+    Case,
+    SchemaNode,
+    case_of,
+    children,
+    pointer_part,
+    reference_names,
+    target_of,
+)
 
 # Of the processor time that the sandbox grants; afterwards the place is only that of the part found so far.
 _SECONDS = 0.5
@@ -28,6 +36,15 @@ _SENTENCES = (
 )
 
 
+# A schema with these may be right. Others are mistakes, such as an unclosed group of a pattern.
+_UNSUPPORTED = re.compile("support|may overlap|disjoint|[Uu]nsatisfiable|too large")
+
+
+def is_unsupported(fault: str) -> bool:
+    """Return True if a case with the fault may be left out, False if its author should correct it."""
+    return bool(_UNSUPPORTED.search(fault))
+
+
 def sentence(message: str) -> str:
     """Return llguidance's message in one line, without the places of the grammar that it compiles."""
     if in_a_pattern := _IN_A_PATTERN.match(message):
@@ -41,14 +58,22 @@ def sentence(message: str) -> str:
     return line if len(line) <= _MAX_LENGTH else line[:_MAX_LENGTH] + "..."
 
 
-def locate(root: dict[str, Any], fault: str, fault_of: Callable[[dict[str, Any]], str]) -> str:
-    """Return the JSON pointer of the smallest part of a schema that has the same fault alone.
+class Place(NamedTuple):
+    """Where a fault of a schema is: its JSON pointer, the schema that has it, and the cases around that."""
+
+    path: str
+    node: SchemaNode
+    cases: list[Case]
+
+
+def locate(root: SchemaNode, fault: str, fault_of: Callable[[SchemaNode], str]) -> Place:
+    """Return the place of the smallest part of a schema that has the same fault alone.
 
     `fault_of` returns the fault of a schema, empty if there is none.
     """
     shared = {keyword: root[keyword] for keyword in _SHARED if keyword in root}
     deadline = time.monotonic() + _SECONDS
-    node, path, seen = root, "#", set[int]()
+    node, path, seen, cases = root, "#", set[int](), list[Case]()
 
     def has_fault(part: object) -> bool:
         if time.monotonic() > deadline:
@@ -60,21 +85,19 @@ def locate(root: dict[str, Any], fault: str, fault_of: Callable[[dict[str, Any]]
         found = next(((part, where) for part, where in _parts(root, node, path) if has_fault(part)), None)
         if found is None:
             break
-        part, path = found
+        part, where = found
         if not isinstance(part, dict):
-            return path
-        node = part
-    return path + _keyword(node, has_fault)
+            return Place(where, node, cases)
+        if case := case_of(node, path, where):
+            cases.append(case)
+        node, path = part, where
+    return Place(path + _keyword(node, has_fault), node, cases)
 
 
-def _parts(root: dict[str, Any], node: dict[str, Any], path: str) -> Iterator[tuple[object, str]]:
+def _parts(root: SchemaNode, node: SchemaNode, path: str) -> Iterator[tuple[object, str]]:
     yield from children(node, path)
-    reference = node.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for name in reference[2:].split("/"):
-            target = target.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
-        yield target, reference
+    if reference_names(node.get("$ref")):
+        yield target_of(root, node["$ref"]), node["$ref"]
 
 
 def _is_no_schema(part: object, fault: str) -> bool:

@@ -4,28 +4,22 @@ llguidance compiles lazily: most of the work happens when a mask is computed, an
 them a state fails, but never the engine. `compile_sandbox` bounds the compilation itself.
 """
 
-import json
-import re
 from collections.abc import Iterable, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
-from services.engine.guided.faults import locate, sentence
+from services.engine.guided.distinct_keys import DistinctKeys, KeyStart, KeyTracker
+from services.engine.guided.faults import sentence
+from services.engine.guided.grammar_sources import GrammarSource, GrammarSpec, InvalidGrammar
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
-from services.engine.guided.json_schemas import prepare_schema
 from services.engine.guided.text_tokenizer import text_tokenizer
-from services.engine.guided.tool_calls import split_fault, tool_call_grammar
-from services.models.tokenizer_settings import named_tokens, tokenizer_settings
+from services.models.files.tokenizer_loading import load_tokenizer
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-_ANY_OBJECT = '{"type":"object"}'
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,  # about 4 ms
@@ -35,21 +29,9 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
-_ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 _TRIED_TOKENS = 16
+_TRIED_KEYS = 512  # tokens
 _NO_CONTINUATION = "NoExtensionBias"  # llguidance's error if no token can follow
-
-
-class InvalidGrammar(Exception):
-    """The grammar cannot be compiled; the message has the reason."""
-
-
-class GrammarSpec(NamedTuple):
-    """Source of a grammar: a field of OutputConstraint, and its text; see `tool_calls.source_of`."""
-
-    kind: str
-    text: str = ""
 
 
 class Vocabulary:
@@ -60,11 +42,11 @@ class Vocabulary:
     ) -> None:
         """Read the tokenizer of a model's folder, which takes a second for large vocabularies.
 
-        Raises the errors of `tokenizers`, llguidance and transformers.
+        Raises InvalidTokenizer, and the errors of `tokenizers` and llguidance.
         """
-        backend = _tokenizer(folder)
+        backend, roles, _ = load_tokenizer(folder)
         ends = sorted(token for token in eos_token_ids if 0 <= token < size)
-        named = [backend.token_to_id(name) for name in named_tokens(tokenizer_settings(folder)).values()]
+        named = [backend.token_to_id(name) for name in roles.values()]
         copy = text_tokenizer(backend, {token for token in (*ends, *named) if token is not None})
         own_size = backend.get_vocab_size(with_added_tokens=True)
         # Without the model's own, llguidance would let token 0 end an output, which may be text.
@@ -76,7 +58,17 @@ class Vocabulary:
         self.tags = _shown_names(backend, copy.hidden - self.eos_token_ids)
         self.whitespace = bounds.whitespace
         self.numbers = NumberBounds(self.tokens, bounds)
+        self.keys = DistinctKeys(self.tokens)
         self._model_tokens = None if own_size <= size else (1 << size) - 1
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """Compile a grammar in llguidance's form; the matcher has the fault if there is one."""
+        return LLMatcher(self.tokens, grammar, log_level=0, limits=_LIMITS)
+
+    def fault_of(self, grammar: str) -> str:
+        """Return llguidance's message on a grammar, empty if it compiles."""
+        matcher = self.matcher(grammar)
+        return matcher.get_error() if matcher.is_error() else ""
 
     def usable(self, mask: bytes) -> bytes:
         """Return the mask, or an empty one if it allows only tokens that the model does not have."""
@@ -89,20 +81,41 @@ class CompiledGrammar:
     def __init__(self, vocabulary: Vocabulary, spec: GrammarSpec) -> None:
         """Compile a grammar. Raises InvalidGrammar."""
         self._vocabulary = vocabulary
-        grammar = _grammar(spec, vocabulary)
-        self._matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
-        self._position = None if spec.kind == "regex" else JsonPosition()
-        if self._matcher.is_error():
-            raise InvalidGrammar(_explained(self._matcher.get_error(), spec, vocabulary))
+        source = GrammarSource(spec, vocabulary.whitespace, vocabulary.tags, vocabulary.fault_of)
+        source.omit_faults()
+        self.omitted = source.omitted
+        for keys, path in source.counted:
+            self._check_keys(keys, path)
+        self._matcher = vocabulary.matcher(source.text)
+        self._json = None
+        if spec.kind != "regex":
+            names = source.names
+            tracker = None if names is None else KeyTracker(vocabulary.tokens, vocabulary.keys, names)
+            self._json = _JsonState(vocabulary, tracker)
         try:
             self.start().allowed()
         except ConstraintFailed as failed:
-            fault = str(failed)
-            raise InvalidGrammar("no output matches it" if fault == _NO_CONTINUATION else fault) from failed
+            fault = "no output matches it" if str(failed) == _NO_CONTINUATION else str(failed)
+            raise InvalidGrammar(f"#: {fault}" if spec.kind == "json_schema" else fault) from failed
+
+    def _check_keys(self, keys: str, path: str) -> None:
+        """Write an object's keys, because those of patterns may run out. Raises InvalidGrammar if they do."""
+        vocabulary = self._vocabulary
+        tracker = KeyTracker(vocabulary.tokens, vocabulary.keys, frozenset())
+        state = _State(vocabulary, vocabulary.matcher(keys), _JsonState(vocabulary, tracker))
+        try:
+            for _ in range(_TRIED_KEYS):
+                mask = state.allowed()
+                if state.complete:
+                    return
+                state.advance(vocabulary.keys.shortest(mask))
+        except ConstraintFailed as failed:
+            few = "needs more keys than its patternProperties have"
+            raise InvalidGrammar(f"{path}/minProperties {few}") from failed
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
-        return _State(self._vocabulary, self._matcher.deep_copy(), self._position)
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._json)
 
     def probe(self) -> None:
         """Follow one output for some tokens, because expensive grammars show it early. Raises InvalidGrammar."""
@@ -117,13 +130,38 @@ class CompiledGrammar:
             raise InvalidGrammar(f"it cannot be evaluated: {failed}") from failed
 
 
-class _State:
-    """Implements engine.constraint.ConstraintState. `position` is the position in JSON, None for other grammars."""
+class _JsonState(NamedTuple):
+    """Where in JSON an output ends, and what that forbids beyond its grammar. `tracker` if keys may be dead."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, position: JsonPosition | None) -> None:
+    vocabulary: Vocabulary
+    tracker: KeyTracker | None
+    position: JsonPosition = JsonPosition()
+    start: KeyStart | None = None
+
+    def allowed(self, mask: bytes) -> bytes:
+        """Return what is left of the grammar's mask. Raises ConstraintFailed if nothing is."""
+        bounded = self.vocabulary.numbers.bounded(self.position, mask)
+        left = self.vocabulary.keys.distinct(self.position, bounded)
+        if not any(left):
+            raise ConstraintFailed("only keys that the object already has could follow")
+        return left
+
+    def after(self, before: LLMatcher, token_id: int) -> "_JsonState":
+        """Return the state after a token. `before` is the matcher in front of it."""
+        text = self.vocabulary.keys.text(token_id)
+        if self.tracker is None:
+            return self._replace(position=self.position.after(text))
+        position, start = self.tracker.after(self.position, self.start, before, text)
+        return self._replace(position=position, start=start)
+
+
+class _State:
+    """Implements engine.constraint.ConstraintState. `json` is None for other grammars than JSON's."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, json_state: _JsonState | None) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
-        self._position = position
+        self._json = json_state
 
     @property
     def complete(self) -> bool:
@@ -134,77 +172,25 @@ class _State:
         self._check()
         if not any(mask):
             raise ConstraintFailed("no token of the model can follow")
-        return mask if self._position is None else self._vocabulary.numbers.bounded(self._position, mask)
+        return mask if self._json is None else self._json.allowed(mask)
 
     def advance(self, token_id: int) -> None:
+        before = self._matcher.deep_copy()
         if not self._matcher.consume_token(token_id):
             self._check()
             raise ConstraintFailed(f"token {token_id} cannot follow")
-        if self._position is not None:
-            self._position = self._vocabulary.numbers.after(self._position, token_id)
+        if self._json is not None:
+            self._json = self._json.after(before, token_id)
 
     def copy(self) -> "_State":
-        return _State(self._vocabulary, self._matcher.deep_copy(), self._position)
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._json)
 
     def _check(self) -> None:
         if self._matcher.is_error():
             raise ConstraintFailed(sentence(self._matcher.get_error()))
 
 
-def _grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
-    """Return a grammar in llguidance's form. Raises InvalidGrammar."""
-    if spec.kind == "regex":
-        return LLMatcher.grammar_from_regex(with_ascii_classes(spec.text))
-    try:
-        if spec.kind == "tool_calls":
-            source = tool_call_grammar(spec.text, prepare_schema, vocabulary.whitespace, vocabulary.tags)
-            return LLMatcher.grammar_from_lark(source)
-        schema = prepare_schema(spec.text) if spec.kind == "json_schema" else _ANY_OBJECT
-        return _schema_grammar(schema, vocabulary)
-    except (ValueError, RecursionError) as error:
-        raise InvalidGrammar(sentence(str(error))) from error
-
-
-def _schema_grammar(schema: str, vocabulary: Vocabulary) -> str:
-    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": vocabulary.whitespace}
-    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
-
-
-def with_ascii_classes(pattern: str) -> str:
-    r"""Return a pattern whose \d and \w are ASCII, as in the patterns of JSON schemas; \s is Unicode's in both."""
-    return _ESCAPE.sub(lambda escape: _ASCII_CLASSES.get(escape[0], escape[0]), pattern)
-
-
-def _explained(message: str, spec: GrammarSpec, vocabulary: Vocabulary) -> str:
-    """Return the reason why a grammar does not compile, with its place in the schema or the tools."""
-    at, message = split_fault(message)
-    fault = sentence(message)
-    if spec.kind == "json_schema":
-        schema, place = spec.text, ""
-    elif spec.kind == "tool_calls" and at is not None:
-        schema, place = json.loads(spec.text)[1][at][1], f"tools[{at}].parameters: "
-    else:
-        return fault
-
-    def fault_of(part: dict[str, Any]) -> str:
-        grammar = _schema_grammar(json.dumps(part), vocabulary)
-        matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_LIMITS)
-        return sentence(matcher.get_error()) if matcher.is_error() else ""
-
-    return f"{place}{locate(json.loads(prepare_schema(schema)), fault, fault_of)}: {fault}"
-
-
 def _shown_names(backend: tokenizers.Tokenizer, hidden: Set[int]) -> dict[str, int]:
     """Return the hidden tokens that are shown in an output: the tags with which some models write calls of tools."""
     added = backend.get_added_tokens_decoder()
     return {token.content: at for at, token in added.items() if at in hidden and not token.special}
-
-
-def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Read a tokenizer; older formats, such as `vocab.json` and `tokenizer.model`, are converted."""
-    if (file := folder / "tokenizer.json").is_file():
-        return tokenizers.Tokenizer.from_file(str(file))
-    from transformers import AutoTokenizer  # takes seconds unless the engine has imported it
-
-    backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    return backend

@@ -1,4 +1,4 @@
-"""Bounds of guided JSON that a schema leaves open: blanks, and the length of numbers.
+"""Positions in guided JSON, and its bounds that a schema leaves open: blanks, and the length of numbers.
 
 Grammars of JSON schemas allow any number of blanks and digits, and a model that repeats itself would use them until
 max_tokens. The grammar bounds blanks. Digits are bounded here, because no schema can: at the limit, tokens with more
@@ -42,18 +42,51 @@ class JsonPart(Enum):
     EXPONENT = 5
 
 
+class OpenValue(NamedTuple):
+    """An object or array that is not closed yet.
+
+    `keys` are an object's keys so far, as they are written. `key` is the one being written. `dead` are beginnings of
+    keys that only lead to keys of the object; an empty one means that no key is left.
+    """
+
+    outer: "OpenValue | None"
+    is_object: bool
+    expects_key: bool
+    key: bytes | None = None
+    keys: frozenset[bytes] = frozenset()
+    dead: frozenset[bytes] = frozenset()
+
+
 class JsonPosition(NamedTuple):
-    """Position at the end of a text, and the number of digits since that part of the number began."""
+    """Position at the end of a text, and the number of digits since that part of the number began.
+
+    `repeats` if a key was written twice, or can only become one that is.
+    """
 
     part: JsonPart = JsonPart.ELSEWHERE
     digits: int = 0
+    value: OpenValue | None = None
+    repeats: bool = False
+
+    @property
+    def key(self) -> bytes | None:
+        """The beginning of a key at the end of the text."""
+        return None if self.value is None else self.value.key
 
     def after(self, text: bytes) -> "JsonPosition":
         """Return the position after more text, which must continue valid JSON."""
-        part, digits = self
+        part, digits, value, repeats = self
         for byte in text:
+            before = part
             part, digits = _next(part, digits, byte)
-        return JsonPosition(part, digits)
+            if before in _IN_STRING or part in _IN_STRING or byte in _STRUCTURE:
+                value, repeated = _next_value(value, before, byte)
+                repeats = repeats or repeated
+        return JsonPosition(part, digits, value, repeats)
+
+
+_IN_STRING = (JsonPart.STRING, JsonPart.ESCAPE)
+_STRUCTURE = frozenset(b"{}[],")
 
 
 def _next(part: JsonPart, digits: int, byte: int) -> tuple[JsonPart, int]:
@@ -72,6 +105,28 @@ def _next(part: JsonPart, digits: int, byte: int) -> tuple[JsonPart, int]:
     return (JsonPart.STRING if byte == 0x22 else JsonPart.ELSEWHERE), 0
 
 
+def _next_value(value: OpenValue | None, part: JsonPart, byte: int) -> tuple[OpenValue | None, bool]:
+    """Return the innermost open value after a byte, and whether the byte leads to a repeated key."""
+    if part in _IN_STRING:
+        return (value, False) if value is None or value.key is None else _next_in_key(value, value.key, part, byte)
+    if byte in b"{[":
+        return OpenValue(value, byte == 0x7B, byte == 0x7B), False
+    if value is None:
+        return None, False
+    if byte in b"}]":
+        return value.outer, False
+    if byte == 0x2C:
+        return value._replace(expects_key=value.is_object), b"" in value.dead
+    return (value._replace(key=b""), b"" in value.dead) if byte == 0x22 and value.expects_key else (value, False)
+
+
+def _next_in_key(value: OpenValue, key: bytes, part: JsonPart, byte: int) -> tuple[OpenValue, bool]:
+    if part is JsonPart.STRING and byte == 0x22:
+        return value._replace(key=None, expects_key=False, keys=value.keys | {key}), key in value.keys
+    longer = key + bytes((byte,))
+    return value._replace(key=longer), longer in value.dead
+
+
 class _Tokens(Protocol):
     """The methods of llguidance's tokenizer that are needed here."""
 
@@ -86,7 +141,6 @@ class NumberBounds:
 
     def __init__(self, tokens: _Tokens, bounds: JsonBounds) -> None:
         """Decode every token once, which takes about 50 ms for 100,000 tokens."""
-        self._tokens = tokens
         self._most = {
             JsonPart.ELSEWHERE: bounds.integer_digits,  # a number may begin here
             JsonPart.INTEGER: bounds.integer_digits,
@@ -94,10 +148,6 @@ class NumberBounds:
             JsonPart.EXPONENT: bounds.exponent_digits,
         }
         self._beginning_with = _by_leading_digits(tokens)
-
-    def after(self, position: JsonPosition, token_id: int) -> JsonPosition:
-        """Return the position after a token."""
-        return position.after(self._tokens.decode_bytes([token_id]))
 
     def bounded(self, position: JsonPosition, mask: bytes) -> bytes:
         """Clear the bits of tokens that make the number too long; return the same mask if none would be left."""

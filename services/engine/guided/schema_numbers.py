@@ -5,11 +5,14 @@ counts integers in 64 bits. A number is *representable* if none of that changes 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from fractions import Fraction
 
+from services.engine.guided.schema_nodes import DecimalLiteral, InvalidSchema, SchemaNode, UnsupportedSchema, shown
+
 _EXACT = 2**53  # every integer below it is a double
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _MAX_INTEGER = 9_223_372 * 10**12  # representable, and within 64 bits
 # Beyond it, a range without an opposite bound does not compile.
 _MAX_OPEN_BOUND = 10**18
@@ -21,18 +24,6 @@ _SAFE_DIGITS = 15  # with more, llguidance may read a neighbour of the nearest d
 
 class Unrepresentable(Exception):
     """No representable number can replace this one; the message is the reason, to be put after the number."""
-
-
-class DecimalLiteral(float):
-    """A number with a fraction or an exponent, and its text."""
-
-    text: str
-
-    def __new__(cls, text: str) -> "DecimalLiteral":
-        """Read a JSON number."""
-        made = super().__new__(cls, text)
-        made.text = text
-        return made
 
 
 def is_representable(number: float) -> bool:
@@ -63,6 +54,64 @@ def tighten_bound(bound: float, *, upwards: bool, exclusive: bool) -> float:
         if _round_trips(Fraction(rounded)):
             return int(rounded)
     raise Unrepresentable("which a double cannot represent")
+
+
+def move_bounds(node: SchemaNode, path: str) -> None:
+    """Move bounds that are not exact as a double inwards, to the next double. Raises InvalidSchema.
+
+    Draft 4's `exclusiveMinimum: true`, which is about the bound next to it, becomes a bound itself.
+    """
+    for included, excluded in (LOWER, UPPER):
+        if isinstance(node.get(excluded), bool) and node.pop(excluded) and included in node:
+            node[excluded] = node.pop(included)
+    for keywords, upwards in ((LOWER, True), (UPPER, False)):
+        for keyword in keywords:
+            bound = node.get(keyword)
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                continue
+            try:
+                node[keyword] = tighten_bound(bound, upwards=upwards, exclusive=keyword.startswith("exclusive"))
+            except Unrepresentable as error:
+                raise UnsupportedSchema(f"{path}/{keyword} is {shown(bound)}, {error}") from error
+    least, most = _tightest(node, LOWER, max), _tightest(node, UPPER, min)
+    if least > most:
+        raise InvalidSchema(f"{path}: no double lies between its bounds")
+
+
+def include_bounds(bounded: list[tuple[SchemaNode, str]], *, together: bool) -> None:
+    """Replace excluded bounds that llguidance would admit by included ones inside them. Raises InvalidSchema.
+
+    If schemas intersect, any bound may meet any other: `together`.
+    """
+    nodes = [node for node, _ in bounded]
+    meeting = [_bounds(nodes, keywords) for keywords in (LOWER, UPPER)]
+    for node, path in bounded:
+        lower, upper = meeting if together else [_bounds([node], keywords) for keywords in (LOWER, UPPER)]
+        _include(node, path, LOWER, upper)
+        _include(node, path, UPPER, lower)
+
+
+def _include(node: SchemaNode, path: str, keywords: tuple[str, str], opposites: list[float]) -> None:
+    (included, excluded), upwards = keywords, keywords is LOWER
+    for bound in _bounds([node], (excluded,)):
+        near = [one for one in opposites if admits_excluded_bound(bound, one, upwards=upwards)]
+        if not near:
+            continue
+        try:
+            moved = inner_bound(bound, min(near, key=lambda one: abs(one - bound)))
+        except Unrepresentable as error:
+            raise UnsupportedSchema(f"{path}/{excluded} is {shown(bound)}, {error}") from error
+        del node[excluded]
+        node[included] = (max if upwards else min)([moved, *_bounds([node], (included,))])
+
+
+def _bounds(nodes: list[SchemaNode], keywords: tuple[str, ...]) -> list[float]:
+    bounds = [node.get(one) for node in nodes for one in keywords]
+    return [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
+
+
+def _tightest(node: SchemaNode, keywords: tuple[str, str], choose: Callable[..., float]) -> float:
+    return choose(_bounds([node], keywords), default=-math.inf if choose is max else math.inf)
 
 
 def admits_excluded_bound(bound: float, opposite: float, *, upwards: bool) -> bool:

@@ -5,7 +5,8 @@ Each tool has its own schema, so references of one schema cannot lead into anoth
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from quire.v1 import decoding_pb2
 
@@ -21,34 +22,44 @@ class InvalidTool(ValueError):
 
 
 def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
-    """Return a text that determines the grammar, for `tool_call_grammar`."""
+    """Return a text that determines the grammar, for `tools_of`."""
     tools = [[tool.name, tool.parameters] for tool in calls.tools]
     return json.dumps([calls.max_calls if calls.HasField("max_calls") else 1, tools])
 
 
-def tool_call_grammar(
-    source: str, prepare_schema: Callable[[str], str], whitespace: str, tags: Mapping[str, int]
-) -> str:
-    """Return the grammar in Lark's syntax. Raises InvalidTool; `prepare_schema` may raise ValueError.
+class CallableTools(NamedTuple):
+    """How many calls there may be, the tools' names, and the texts of their schemas."""
 
-    `tags` are the names of tokens that the model has for tags: a model trained on these does not spell them out.
-    """
+    max_calls: int
+    names: list[str]
+    schemas: list[str]
+
+
+def tools_of(source: str) -> CallableTools:
+    """Read the text of `source_of`. Raises InvalidTool."""
     most, tools = json.loads(source)
     if not tools or not 1 <= most <= _MAX_CALLS:
         raise InvalidTool(f"it must have at least one tool, and max_calls between 1 and {_MAX_CALLS}, not {most}")
-    options = {"x-guidance": {"lenient": False, "whitespace_pattern": whitespace}}
-    more = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
+    return CallableTools(most, *([list(part) for part in zip(*tools, strict=True)]))
+
+
+def tool_call_grammar(
+    tools: CallableTools, schemas: list[dict[str, Any]], options: Mapping[str, Any], tags: Mapping[str, int]
+) -> str:
+    """Return the grammar in Lark's syntax.
+
+    `schemas` are those of the tools as llguidance gets them, with `options` for it. `tags` are the names of tokens that
+    the model has for tags: a model trained on these does not spell them out.
+    """
+    more = f' ("\\n" call){{0,{tools.max_calls - 1}}}' if tools.max_calls > 1 else ""
     start, end = (f"<[{tags[tag]}]>" if tag in tags else _literal(tag) for tag in (_START, _END))
-    lines = [f"start: call{more}", "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))]
-    for at, (name, parameters) in enumerate(tools):
-        try:
-            schema = {"type": "object"} | json.loads(prepare_schema(parameters)) | options
-        except ValueError as error:
-            raise InvalidTool(f"tools[{at}].parameters: {error}") from error
+    lines = [f"start: call{more}", "call: " + " | ".join(f"call_{at}" for at in range(len(schemas)))]
+    for at, (name, schema) in enumerate(zip(tools.names, schemas, strict=True)):
         opening = _literal(f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
+        whole = {"type": "object"} | schema | {"x-guidance": options}
         lines += [
             f'call_{at}: {start} {opening} arguments_{at} "}}\\n" {end}',
-            f"arguments_{at}: %json {json.dumps(schema)}",
+            f"arguments_{at}: %json {json.dumps(whole)}",
         ]
     return "\n".join(lines)
 

@@ -25,7 +25,14 @@ from services.engine.ranks.placement import LOOPBACK, Placement, placement
 from services.engine.ranks.rank_group import RankGroup
 from services.engine.ranks.rank_slice import SECONDS_TO_LOAD, RankSlice, SliceLoader
 from services.engine.settings import EngineSettings
-from services.engine.startup.assembly import log_formats, log_pool, seconds_per_swapped_block, source_of
+from services.engine.startup.assembly import (
+    log_formats,
+    log_pool,
+    log_text_part,
+    seconds_per_swapped_block,
+    source_of,
+    with_end_tokens,
+)
 from services.engine.startup.device import device_name
 
 log = logging.getLogger("quire.engine")
@@ -47,6 +54,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     """Start the other ranks and load the model's slices. Raises ModelUnsupported, InvalidSetting or RankFailed."""
     source = source_of(Path(settings.model))
     log.info("loading %s from %s on %d ranks", settings.served_name(), source, settings.tensor_parallel)
+    log_text_part(settings)
     given = placement(settings.tensor_parallel, os.environ)
     # It refuses a model before others start.
     loader = SliceLoader(settings, given or Placement.local(0, settings.tensor_parallel, 0))
@@ -80,7 +88,8 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     device = f"{settings.tensor_parallel} x {device_name(loader.device, loader.kernels)}"
     log_pool(mine.capacity, mine.backend, f"each of {device}")
     log_formats(settings, loaded)
-    return ParallelParts(mine.loaded, scheduler, watched, device, mine.recording_faults, group)
+    loaded = with_end_tokens(loaded, settings)
+    return ParallelParts(loaded, scheduler, watched, device, mine.recording_faults, group)
 
 
 def _start(settings: EngineSettings) -> tuple[Store, RankGroup]:

@@ -26,6 +26,7 @@ from services.engine.ranks.placement import LOOPBACK, Placement
 from services.engine.ranks.recording import recorded_or_launched
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, record_decoder
+from services.engine.startup.decoder_check import check_logits
 from services.engine.startup.device import capacity_of, device_of, dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
@@ -103,6 +104,7 @@ class SliceLoader:
         options = self._options(mine.loaded, capacity)
         backend = choose_rank_backend(options)
         decoder = mine.decoder(backend)
+        check_logits(decoder, mine.loaded, backend)
         if self._measurement:
             blocks = ranks.minimum(self._blocks(self._measurement, mine.loaded, backend, decoder, capacity))
             assert isinstance(backend, TensorBackend), "those of GPUs are"

@@ -19,6 +19,7 @@ from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
 from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.image_text import image_text_type
 from engine.native.kernels import Kernels, return_freed_memory
 from engine.run.runner import ModelRunner
 from engine.run.samplers import sampler_for
@@ -29,6 +30,7 @@ from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
+from services.engine.startup.generation_config import end_tokens
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured, run_sampled
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
@@ -64,6 +66,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     measurement = PoolMeasurement(memory) if memory and is_measured(settings) else None
     folder = Path(settings.model)
     log.info("loading %s from %s", settings.served_name(), source_of(folder), extra={"stage": "loading"})
+    log_text_part(settings)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
     log.info("the weights are loaded; making the decoder", extra={"stage": "decoder"})
@@ -100,7 +103,14 @@ def assemble(settings: EngineSettings) -> EngineParts:
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
     log_formats(settings, loaded)
-    return EngineParts(loaded, scheduler, WatchedRunner(runner, check_of(device)), name, chosen.recording_faults)
+    watched = WatchedRunner(runner, check_of(device))
+    return EngineParts(with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults)
+
+
+def with_end_tokens(loaded: LoadedModel, settings: EngineSettings) -> LoadedModel:
+    """Return the model with all tokens that its files name as ends of texts. Raises ModelUnsupported."""
+    given = settings.generation_config, Path(settings.model)
+    return replace(loaded, eos_token_ids=end_tokens(*given, loaded.eos_token_ids, loaded.vocabulary_size))
 
 
 def source_of(folder: Path) -> Path:
@@ -110,6 +120,13 @@ def source_of(folder: Path) -> Path:
     """
     gguf = gguf_of(folder)
     return gguf.resolve() if gguf else folder
+
+
+def log_text_part(settings: EngineSettings) -> None:
+    """Log it if only the text part of a model is served."""
+    if kind := image_text_type(Path(settings.model)):
+        sentence = "%s is an image-text model (%s): only its text part is served, and requests with images are refused"
+        log.info(sentence, settings.served_name(), kind)
 
 
 def log_formats(settings: EngineSettings, loaded: LoadedModel) -> None:

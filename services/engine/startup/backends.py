@@ -17,13 +17,20 @@ from engine.attention.llama_shape import is_llama_shaped
 from engine.attention.tensor_backend import TensorBackend
 from engine.errors import BackendUnavailable, HostTierUnavailable
 from engine.gpu.device_watch import check_of, watched
-from engine.model.decoder import Decoder, ModulesDecoder
+from engine.model.decoder import Decoder, ModulesDecoder, row_unit
 from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
 from engine.schedule.request import Capacity
 from services.engine.settings import CODED_BACKENDS
-from services.engine.startup.decoder_check import matches, replays, replays_prompts, run_behind_prefix, warm_up
+from services.engine.startup.decoder_check import (
+    check_logits,
+    matches,
+    replays,
+    replays_prompts,
+    run_behind_prefix,
+    warm_up,
+)
 from services.engine.startup.gpu_pool import DeviceMemory, recorded_sizes
 from services.engine.startup.native_kernels import decoder_for
 from services.runtime.settings import InvalidSetting
@@ -98,10 +105,11 @@ def choose_backend(options: BackendOptions, measure: "Measure | None" = None) ->
     """Allocate the cache of the requested backend, or of the fastest available one, and make its decoder.
 
     `measure` finds the number of blocks of a pool whose cache is only large enough for trials; then steps are recorded.
-    Raises InvalidSetting if the requested backend cannot run.
+    Raises InvalidSetting if the requested backend cannot run, and ModelUnsupported if logits are not finite.
     """
     name = _fastest(options) if options.attention == "auto" else options.attention
     choice = _DECODERS[name](options, _allocate(name, options))
+    check_logits(choice.decoder, options.loaded, choice.backend)
     if measure:
         assert isinstance(choice.backend, TensorBackend), "those of GPUs are"
         blocks = measure(choice.backend, choice.decoder)
@@ -200,11 +208,22 @@ def _flex(options: BackendOptions, backend: Any) -> BackendChoice:
 def _cpu(options: BackendOptions, backend: Any) -> BackendChoice:
     assert options.kernels is not None, "the cpu backend requires them"
     decoder = decoder_for(options.kernels, options.loaded, backend, torch.get_num_threads())
-    return (
-        BackendChoice(backend, decoder, "the CPU's kernels")
-        if decoder
-        else BackendChoice(backend, ModulesDecoder(options.loaded, backend))
-    )
+    if decoder:
+        return BackendChoice(backend, decoder, "the CPU's kernels")
+    return BackendChoice(backend, ModulesDecoder(options.loaded, backend, _row_unit(options.loaded)))
+
+
+def _row_unit(loaded: LoadedModel) -> int:
+    """Return the tokens to whose multiples steps are padded, so that the codes of a token do not depend on the others.
+
+    Codes round: a last bit of a sum becomes a whole step of a code, which changes the codes of all later layers.
+    """
+    if (loaded.dtype, loaded.kv_dtype) != (torch.float32, torch.int8):
+        return 1
+    if unit := row_unit(loaded.model):
+        return unit
+    log.warning("answers may depend on the batch: this CPU's products of a token depend on how many it multiplies")
+    return 1
 
 
 def _triton(options: BackendOptions, backend: Any) -> BackendChoice:

@@ -9,8 +9,9 @@ import torch
 
 from blocks import blocks_for
 from engine.attention.backend import PagedBatch
+from engine.errors import ModelUnsupported
 from engine.model.decoder import Decoder
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, dtype_name
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 
@@ -67,6 +68,24 @@ def matches(name: str, ours: Decoder, modules: Decoder, loaded: LoadedModel, bac
         log.warning("%s is not used for this model: its logits differ by %.2g", name, apart)
         return False
     return True
+
+
+def check_logits(decoder: Decoder, loaded: LoadedModel, backend: _Cached) -> None:
+    """Raise ModelUnsupported if the logits of a few tokens are NaN or infinite: each answer would be one token.
+
+    Logits of tokens that a model never gives may be minus infinity. Overwrites the first blocks of the cache, which
+    must be free.
+    """
+    token_ids, places, batch = _prompt(loaded, backend)
+    with torch.inference_mode():
+        largest = decoder.logits(token_ids, places, places, batch).float().amax(dim=1)  # NaN is the largest
+    wrong = int((~largest.isfinite()).sum())
+    if wrong:
+        name, kind = loaded.folder.name if loaded.folder else "the model", dtype_name(loaded.dtype)
+        raise ModelUnsupported(
+            f"{name}: its logits are not finite at {wrong} of {len(largest)} tokens in {kind}: its weights or numbers "
+            "of its configuration are wrong, or too large for this type"
+        )
 
 
 def replays(recorded: Decoder, launched: Decoder, loaded: LoadedModel, backend: _Cached, sequences: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from quire.v1 import decoding_pb2
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
@@ -21,13 +22,14 @@ log = logging.getLogger("quire.gateway")
 
 @dataclass
 class ServedModel:
-    """A model, its tokenizer, and the links to the engines that currently serve it."""
+    """A model, its tokenizer, its defaults for requests, and the links to the engines that currently serve it."""
 
     name: str
     digest: bytes
     tokenizer: Tokenizer
     links: list[EngineLink] = field(default_factory=list)
     in_flight: int = 0  # admitted requests that have not ended
+    defaults: decoding_pb2.GenerationDefaults = field(default_factory=decoding_pb2.GenerationDefaults)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -131,16 +133,20 @@ class Fleet:
         await self._changed.wait()
 
     async def on_engine(self, description: pb.GetEngineResponse, stub: "pb_grpc.EngineAsyncStub") -> None:
-        """Load a new engine's tokenizer. Raises Unavailable if other engines of the model use a different one."""
+        """Take a new engine's tokenizer, and its defaults for requests, which hold for the whole model.
+
+        Raises Unavailable if other engines of the model use a different tokenizer.
+        """
         name, digest = description.model, description.tokenizer_digest
         tokenizer = await self._tokenizers.tokenizer(digest, stub)
         model = self._models.get(name)
         if model and model.digest != digest and any(link.readiness.ready for link in model.links):
             raise Unavailable(f"its tokenizer differs from that of the other engines of model {name!r}")
         if model is None:
-            self._models[name] = ServedModel(name, digest, tokenizer)
-        else:
-            model.digest, model.tokenizer = digest, tokenizer
+            model = self._models[name] = ServedModel(name, digest, tokenizer)
+        model.digest, model.tokenizer = digest, tokenizer
+        if description.HasField("generation_defaults"):  # an engine of an older version has none
+            model.defaults = description.generation_defaults
 
     async def run(self) -> None:
         """Discover engines and keep links to them, until cancelled."""

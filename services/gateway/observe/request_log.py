@@ -16,6 +16,7 @@ from services.gateway.observe.observer import GatewayObserver, RequestInfo, Requ
 from services.runtime.errors import DeadlineExceeded, SlowClient
 from services.runtime.statuses import STATUS, status_of
 from services.runtime.tracing.spans import NO_SPAN, Attributes
+from services.wire.field_rules import numbers_of
 
 _MAX_ID_CHARACTERS = 128  # the id was not checked yet
 _DIGITS = 6  # of seconds
@@ -53,6 +54,7 @@ class _Report(RequestObserver):
         self._progress: RequestProgress | None = None
         self._finished: gateway_pb2.Finished | None = None
         self._status: grpc.StatusCode | None = None
+        self._model_defaults = ""
 
     def on_admitted(self, request_id: str) -> None:
         self._request_id = request_id
@@ -60,6 +62,9 @@ class _Report(RequestObserver):
 
     def on_prepared(self, progress: RequestProgress) -> None:
         self._progress = progress
+
+    def on_started(self, started: gateway_pb2.Started) -> None:
+        self._model_defaults = numbers_of(started.model_defaults)
 
     def on_slow_client(self) -> None:
         self._status = STATUS[SlowClient].grpc
@@ -96,6 +101,8 @@ class _Report(RequestObserver):
         }
         if tenant := self._request.origin.caller.tenant:
             fields["tenant"] = tenant
+        if self._model_defaults:
+            fields["model_defaults"] = self._model_defaults
         if self._progress is not None:
             fields |= _progress_fields(self._progress, self._request.arrival)
         if self._finished is not None:

@@ -1,6 +1,9 @@
 """Renders clients' conversations with a chat template, and adapts them to what the template renders."""
 
-from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimit, Conversation
 from services.gateway.text.template_features import TemplateFeatures
 from services.gateway.text.tool_calls import ToolFormat
 from services.gateway.text.tool_prompt import has_tools, with_tool_prompt
@@ -14,6 +17,7 @@ class ChatRenderer:
     """Renders conversations as the prompts of one model.
 
     A template that renders no tools gets them as plain messages; a developer is the system for one without that role.
+    One that renders texts only in parts gets parts.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -33,19 +37,22 @@ class ChatRenderer:
         """Return the prompt. Raises ChatTemplateError."""
         try:
             text = self._rendered(self._adapted(conversation))
+        except ChatTemplateLimit:
+            raise
         except ChatTemplateError as error:
             if self.features.renders_role("user"):  # else the template renders nothing at all
                 self._check_roles(conversation, f"; {error}")
+                self._check_arguments(conversation, error)
             raise
         self._check_roles(conversation)
         return text
 
     def _rendered(self, conversation: Conversation) -> str:
         if not conversation.continue_final:
-            return self._template.render(conversation)
+            return self.features.render(conversation)
         *messages, last = conversation.messages
         marked = [*messages, {**last, "content": last["content"] + _END_AND_SPACE}]
-        text = self._template.render(conversation._replace(messages=marked, open_turn=False))
+        text = self.features.render(conversation._replace(messages=marked, open_turn=False))
         before, end, after = text.rpartition(_END)
         if not end:
             raise ChatTemplateError("The chat template does not render the last message.", ".continue_final_message")
@@ -70,3 +77,39 @@ class ChatRenderer:
             if not self.features.renders_role(role):
                 fault = f"The chat template does not render the role {role!r}{reason}"
                 raise ChatTemplateError(fault, f".messages[{at}].role")
+
+    def _check_arguments(self, conversation: Conversation, error: ChatTemplateError) -> None:
+        """Raise ChatTemplateError for the first arguments that are no object, if the template renders objects there."""
+        at = next(_other_arguments(conversation.messages), None)
+        if at is None:
+            return
+        try:
+            self._rendered(self._adapted(conversation._replace(messages=_with_objects(conversation.messages))))
+        except ChatTemplateError:
+            return  # the arguments are not at fault
+        field = f".messages[{at[0]}].tool_calls[{at[1]}].arguments"
+        raise ChatTemplateError(f"The chat template does not render arguments that are no JSON object; {error}", field)
+
+
+def _other_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+    """Yield the places, by message and call, of arguments that are no object."""
+    for at, message in enumerate(messages):
+        for place, call in enumerate(message.get("tool_calls", ())):
+            if not isinstance(call["function"]["arguments"], dict):
+                yield at, place
+
+
+def _with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with empty objects for arguments that are no object."""
+    return [
+        {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    object_of = arguments if isinstance(arguments, dict) else {}
+    return {**call, "function": {**call["function"], "arguments": object_of}}

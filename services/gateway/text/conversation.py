@@ -80,7 +80,11 @@ def _message(message: gateway_pb2.ChatMessage, path: str) -> dict[str, Any]:
         fault = f"must have between 1 and {_MAX_ROLE_LENGTH} characters, not {len(message.role)}"
         raise InvalidField(f"{path}.role {fault}", f"{path}.role")
     # Templates test whether a key is present, so empty fields are left out.
-    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    rendered: dict[str, Any] = {"role": message.role}
+    if not message.no_content:
+        rendered["content"] = message.content
+    elif message.content or not message.tool_calls:
+        raise InvalidField(f"{path}.no_content requires tool_calls, and no content", f"{path}.no_content")
     if message.tool_calls:
         rendered["tool_calls"] = [_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)]
     if message.tool_call_id:

@@ -39,17 +39,13 @@ class LiteralText:
         self._backend = backend
         self._names_of_template = names_of_template
 
-    def needs_loading(self, text: str) -> bool:
-        """Return True if the second tokenizer is needed, and has not been made yet."""
-        return "_renamed" not in self.__dict__ and bool(self._occurrences(text))
-
     def mark(self, conversation: Conversation, knows_role: Callable[[str], bool]) -> MarkedConversation | None:
         """Return a marked copy, None if there is nothing to mark. Raises ChatTemplateError.
 
         A role that the template does not know may be a part of a special token's name.
         """
         # Texts that a template may write side by side are side by side here, too.
-        contents = [message["content"] for message in conversation.messages]
+        contents = [message.get("content") for message in conversation.messages]
         given = [contents, conversation.messages, conversation.tools, conversation.variables]
         texts = [*_texts(given)]
         joined = "".join(texts)
@@ -62,7 +58,10 @@ class LiteralText:
             raise ChatTemplateError("It has special tokens, and characters that Unicode does not assign.")
         marked = iter(_with_marks(texts, places, mark))
         contents, messages, tools, variables = _replaced(given, marked)
-        messages = [message | {"content": content} for message, content in zip(messages, contents, strict=True)]
+        messages = [
+            message if content is None else message | {"content": content}
+            for message, content in zip(messages, contents, strict=True)
+        ]
         messages = [_with_marked_role(message, mark) if message["role"] in roles else message for message in messages]
         return MarkedConversation(conversation._replace(messages=messages, tools=tools, variables=variables), mark)
 

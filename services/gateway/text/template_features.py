@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
+from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimit, Conversation
 
 # Some templates check the length of ids.
 _ID = "call00001"
@@ -27,6 +27,21 @@ class TemplateFeatures:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._roles: dict[str, bool] = {}
+        self._exceeds_limits = False
+
+    def find(self) -> None:
+        """Find what is needed of every template, so that later reads do not wait for it."""
+        _ = self.renders_tools, self.frame
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether texts are rendered as lists of parts only, as in templates of image-text models."""
+        given = Conversation([{"role": "user", "content": _TEXT}], open_turn=False)
+        return _TEXT not in self._attempted(given) and _TEXT in self._attempted(_in_parts(given))
+
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt, with texts in the form that the template takes. Raises ChatTemplateError."""
+        return self._template.render(_in_parts(conversation) if self.takes_parts else conversation)
 
     @cached_property
     def renders_tools(self) -> bool:
@@ -34,12 +49,15 @@ class TemplateFeatures:
         return any(_NAME in self._rendered([*before, _USER], [_TOOL]) for before in ([], [_SYSTEM]))
 
     def renders_role(self, role: str) -> bool:
-        """Return True if a prompt contains messages of this role, in some place of a conversation."""
+        """Return True if a prompt contains messages of this role, in some place of a conversation.
+
+        A template that exceeds its limits with a short conversation is not tried again, and may render any role.
+        """
         if role not in self._roles:
             if len(self._roles) >= _MAX_ROLES:
                 self._roles.clear()
             self._roles[role] = any(_TEXT in self._rendered(messages) for messages in _conversations(role))
-        return self._roles[role]
+        return self._roles[role] or self._exceeds_limits
 
     @cached_property
     def frame(self) -> str:
@@ -47,10 +65,30 @@ class TemplateFeatures:
         return self._rendered([_USER, _ASSISTANT, _USER]) or self._rendered([_USER])
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        given = Conversation(messages, tools, open_turn=False)
+        return self._attempted(_in_parts(given) if self.takes_parts else given)
+
+    def _attempted(self, conversation: Conversation) -> str:
+        if self._exceeds_limits:
+            return ""
         try:
-            return self._template.render(Conversation(messages, tools, open_turn=False))
+            return self._template.render(conversation)
+        except ChatTemplateLimit:
+            self._exceeds_limits = True
+            return ""
         except ChatTemplateError:
             return ""
+
+
+def _in_parts(conversation: Conversation) -> Conversation:
+    """Return a conversation whose texts are lists of one part. An empty text is one too: templates read the first."""
+    messages = [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in conversation.messages
+    ]
+    return conversation._replace(messages=messages)
 
 
 def _conversations(role: str) -> Iterator[list[dict[str, Any]]]:

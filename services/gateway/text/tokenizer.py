@@ -9,15 +9,14 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
 from services.gateway.text.literal_text import LiteralText
+from services.models.files.tokenizer_loading import InvalidTokenizer, load_tokenizer
 from services.models.token_bytes import BYTE_CHARACTERS, TokenBytes, token_bytes
-from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 
 # The character for a space in SentencePiece vocabularies.
 _SPACE_MARK = "\u2581"
@@ -62,9 +61,14 @@ class Tokenizer:
     def load(cls, folder: Path) -> "Tokenizer":
         """Read the tokenizer of a Hugging Face model folder. Raises TokenizerLoadError."""
         try:
-            return _read(folder) if (folder / "tokenizer.json").is_file() else _convert(folder)
-        except Exception as error:  # `tokenizers` raises nothing more precise
-            raise TokenizerLoadError(f"No tokenizer can be read from {folder}: {error}") from error
+            loaded = load_tokenizer(folder)
+        except InvalidTokenizer as error:
+            raise TokenizerLoadError(str(error)) from error
+        default, tools = loaded.templates
+        template = ChatTemplate(default and default.text, loaded.named, tools and tools.text)
+        made = cls(loaded.backend, template)
+        made.chat.features.find()
+        return made
 
     @property
     def vocabulary_size(self) -> int:
@@ -117,10 +121,6 @@ class Tokenizer:
             # The template already contains the special tokens around a text.
             return self._ids(text, add_special_tokens=False)
         return self._literal.encode(self._chat.render(marked.conversation), marked.mark)
-
-    def is_slow_with(self, text: str) -> bool:
-        """Return True if a chat with this text makes the tokenizer load a second one, which may take a second."""
-        return self._literal.needs_loading(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode token ids. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped."""
@@ -213,40 +213,6 @@ class _TokenTexts(dict[int, str | None]):
             return ""
         text = tokenizer.decode([token_id], self._skip_special_tokens) if tokenizer.is_concatenative else REPLACEMENT
         return None if REPLACEMENT in text else text
-
-
-def _read(folder: Path) -> Tokenizer:
-    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    settings = tokenizer_settings(folder)
-    named = named_tokens(settings)
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    backend.add_special_tokens([token for token in named.values() if token not in known])
-    templates = _chat_templates(folder, settings)
-    return Tokenizer(backend, ChatTemplate(templates.get("default"), named, templates.get("tool_use")))
-
-
-def _convert(folder: Path) -> Tokenizer:
-    """Convert older files, such as `vocab.json` or `tokenizer.model`, to a fast tokenizer."""
-    from transformers import AutoTokenizer  # imported here because it takes seconds
-
-    loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    templates = _by_name(loaded.chat_template)
-    template = ChatTemplate(templates.get("default"), loaded.special_tokens_map, templates.get("tool_use"))
-    return Tokenizer(loaded.backend_tokenizer, template)
-
-
-def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return {"default": path.read_text(encoding="utf-8")}
-    templates = settings.get("chat_template")
-    if isinstance(templates, list):
-        templates = {template["name"]: template["template"] for template in templates}
-    return _by_name(templates)
-
-
-def _by_name(templates: str | Mapping[str, str] | None) -> Mapping[str, str]:
-    return {"default": templates} if isinstance(templates, str) else templates or {}
 
 
 def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:

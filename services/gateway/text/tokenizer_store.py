@@ -10,6 +10,7 @@ from pathlib import Path
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.gateway.text.tokenizer import Tokenizer, TokenizerLoadError
+from services.models.files.chat_templates import restore_folders
 from services.runtime.errors import Unavailable
 
 _FETCH_SECONDS = 60.0
@@ -59,6 +60,7 @@ async def _write(pieces: AsyncIterable[pb.GetTokenizerResponse], folder: Path) -
 def _load(digest: bytes, folder: Path) -> Tokenizer:
     if _digest(folder) != digest:
         raise TokenizerLoadError("the digest of its files does not match")
+    restore_folders(folder)
     return Tokenizer.load(folder)
 
 

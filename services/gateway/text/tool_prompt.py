@@ -63,7 +63,7 @@ def _without_calls(message: _Message) -> _Message:
         return message
     calls = [_call(call["function"]) for call in message["tool_calls"]]
     plain = {key: value for key, value in message.items() if key != "tool_calls"}
-    return plain | {"content": "\n".join([*filter(None, [message["content"]]), *calls])}
+    return plain | {"content": "\n".join([*filter(None, [message.get("content")]), *calls])}
 
 
 def _call(function: Mapping[str, Any]) -> str:

@@ -9,6 +9,8 @@ from blocks import counted
 MAX_SHOWN = 80
 # The type of errors that schemas raise for a value that is not supported; the message is the reason.
 UNSUPPORTED = "unsupported"
+# The type of errors whose message is what the value must be.
+EXPECTED = "expected"
 
 _MISSING = "missing"
 _EXPECTED = {  # pydantic's error type: what the value must be
@@ -146,11 +148,17 @@ def _expected(found: _Found) -> str:
         if key in context:
             kinds = "a string of {} characters" if kind.startswith("string") else "an array of {} entries"
             return kinds.format(f"{size} {context[key]}")
-    for key, half in (("ge", "at least"), ("le", "at most")):
+    for key, half in (("ge", "at least"), ("le", "at most"), ("gt", "above"), ("lt", "below")):
         if key in context:
             bounds = next((one for one in _RANGES if context[key] == one[key == "le"]), None)
-            return f"between {bounds[0]} and {bounds[1]}" if bounds else f"{half} {context[key]}"
+            return f"between {bounds[0]} and {bounds[1]}" if bounds else f"{half} {_number(context[key])}"
+    if kind == EXPECTED:
+        return str(error["msg"])
     return _EXPECTED.get(kind, f"valid ({error['msg']})")
+
+
+def _number(bound: Any) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def _tag(error: Mapping[str, Any]) -> str:

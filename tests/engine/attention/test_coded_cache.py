@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocks import Copy
+from blocks import Copy, blocks_for
 from engine.attention import PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
 from engine.attention.cache import CacheGeometry
@@ -136,6 +137,51 @@ def test_kernels_store_the_codes_of_the_reference_whatever_is_written_together(
             assert torch.equal(codes[part, :tokens][finite], expected.codes[finite])
             assert torch.equal(scales[part, :tokens][finite], expected.scales[finite])
             assert not scales[part, :tokens][~finite].isfinite().any()
+
+
+def attention(
+    backend: CpuBackend, queries: torch.Tensor, feeds: Sequence[tuple[int, int]], scoring: Scoring
+) -> torch.Tensor:
+    """Attend with the tokens of one sequence: `feeds` are the first of each batch's parts, and how many it has."""
+    table = tuple(range(1, len(backend.cache)))
+    work = [
+        Work(number, (0,) * count, start, table[: blocks_for(start + count, backend.block_size)], True, Sampling())
+        for number, (start, count) in enumerate(feeds)
+    ]
+    fed = torch.cat([queries[start : start + count] for start, count in feeds])
+    return backend.attend(0, fed, PagedBatch.of(work, backend.block_size, torch.device("cpu")), scoring)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("block_size", "scoring"),
+    [(16, Scoring(0.2)), (16, Scoring(0.2, 300)), (16, Scoring(0.2, 700, 20.0)), (5, Scoring(0.2))],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_attention_of_a_token_does_not_depend_on_the_batch(
+    name: str, block_size: int, scoring: Scoring, dtype: torch.dtype
+) -> None:
+    tokens, geometry = 1300, CacheGeometry(1, 2, 32)
+    draw = torch.Generator().manual_seed(1)
+    queries, keys, values = (torch.randn(tokens, heads, 32, generator=draw).to(dtype) for heads in (6, 2, 2))
+    places = [1299, 3, 511, 512, 700, 1023, 1024, 1110]
+    batches = [[(place, 1)] for place in places] + [
+        [(place, 1) for place in places],
+        [(500, 40), (1299, 1), (1000, 99)],
+    ]
+    expected: torch.Tensor | None = None
+    for threads in (1, 2, 3):
+        sizes = (block_size, blocks_for(tokens, block_size) + 1, dtype)
+        backend = CpuBackend(kernels(name), geometry, *sizes, threads=threads, kv_dtype=torch.int8)
+        table = tuple(range(1, len(backend.cache)))
+        whole = PagedBatch.of([Work(1, (0,) * tokens, 0, table, True, Sampling())], block_size, torch.device("cpu"))
+        backend.write(0, keys, values, whole)
+        found = backend.attend(0, queries, whole, scoring)
+        expected = found if expected is None else expected
+        assert torch.equal(found, expected)
+        for feeds in batches:
+            parts = torch.cat([expected[start : start + count] for start, count in feeds])
+            assert torch.equal(attention(backend, queries, feeds, scoring), parts), (threads, feeds)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -176,6 +176,13 @@ def test_weights_that_are_not_finite_are_refused_with_their_tensor(
         load_model(copy, dtype, torch.device("cpu"))
 
 
+def test_weights_in_a_pickle_are_not_read(copy: Path) -> None:
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelUnsupported, match=f"^{copy.name}: .*no file named model.safetensors"):
+        load(copy)
+
+
 @pytest.mark.parametrize(("content", "name"), [("{}", "config.json"), ("not json", "config.json"), ("", "nothing")])
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str, name: str) -> None:
     (tmp_path / name).write_text(content)

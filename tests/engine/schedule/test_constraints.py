@@ -25,7 +25,8 @@ from engine.schedule.request import (
     Stopping,
 )
 from engine.schedule.step_plan import RowRules
-from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, Vocabulary
+from services.engine.guided.grammar_sources import GrammarSpec
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import beam_reference
 from tests.tiny_models import VOCABULARY

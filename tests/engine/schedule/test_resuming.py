@@ -9,7 +9,8 @@ import pytest
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 from engine.schedule.request import BeamSearch, FinishReason, Request, Sampling, Stopping
-from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, Vocabulary
+from services.engine.guided.grammar_sources import GrammarSpec
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from tests.engine.schedule.random_resumptions import BLOCK, END, VOCABULARY, run_round
 from tests.engine_in_process import GREEDY, ModelEngine
 

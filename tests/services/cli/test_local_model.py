@@ -11,12 +11,12 @@ from engine.native import build
 from engine.native.cpu_class import CpuClass, KernelsUnavailable, supported
 from services.cli import local_model
 from services.engine.settings import EngineSettings
+from tests.sound_folder import write_sound_folder
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text("{}")
-    return tmp_path
+    return write_sound_folder(tmp_path / "model")
 
 
 @pytest.mark.skipif(not supported(), reason="this CPU has no kernels")

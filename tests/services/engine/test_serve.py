@@ -168,6 +168,7 @@ def test_get_engine_describes_the_registered_pool(tiny_quire: RunningQuire) -> N
         features=FEATURES,
         weights="float32",
         kv_dtype="float32",
+        generation_defaults=decoding_pb2.GenerationDefaults(),
     )
     assert len(engine.tokenizer_digest) == 32
 

@@ -15,6 +15,7 @@ from services.models.model_store import resolve
 from services.runtime.settings import InvalidSetting
 from tests.dense_model import dense_folder
 from tests.engine.decoding import logits, prompt
+from tests.engine.image_text import write_image_text
 from tests.engine.native_kernels import FOLDER, kernels
 from tests.gguf_models import MIXED, write_llama
 
@@ -50,6 +51,22 @@ def test_the_log_of_a_start_has_the_file_and_the_formats_of_weights_and_cache(
         start(folder, dtype="bfloat16", kv_dtype="int8", model_name="mine")
     assert f"loading mine from {folder.parents[1] / 'tiny.gguf'}" in caplog.messages
     assert "mine runs in bfloat16 with weights in Q6_K and a KV cache in int8" in caplog.messages
+
+
+def test_the_text_part_of_an_image_text_model_runs_on_the_cpus_kernels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_in(tmp_path)
+    model = tmp_path / "model"
+    write_image_text("qwen2_5_vl", model)
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        first, second = (start(model, tmp_path, dtype="bfloat16", model_name="mine") for _ in range(2))
+    assert (first.loaded.model is None, second.loaded.model is None) == (False, True)
+    assert torch.equal(logits_of(first), logits_of(second))
+    said = (
+        "mine is an image-text model (qwen2_5_vl): only its text part is served, and requests with images are refused"
+    )
+    assert caplog.messages.count(said) == 2
 
 
 @pytest.mark.parametrize("weights", FORMATS)

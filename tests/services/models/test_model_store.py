@@ -24,6 +24,7 @@ from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
 from services.models import model_store
 from services.models.model_store import DEMO_WHEELS, ModelUnavailable, build_once, default_cache, resolve
+from tests.sound_folder import write_sound_folder
 
 ONE_SENTENCE = re.compile(r"[^\n]+[^.\n]\.")
 
@@ -144,24 +145,23 @@ def test_a_gguf_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_that_changed_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_store, "_configure", lambda gguf, name, workshop, progress: made_folder(workshop))
+    monkeypatch.setattr(model_store, "_configure", lambda gguf, name, workshop, progress: configured(workshop))
     path = tmp_path / "some.gguf"
-    path.write_bytes(b"one")
+    write_tiny_llama(path)
     first = resolve(str(path), tmp_path, Stages())
-    path.write_bytes(b"other")
+    path.touch()
     assert resolve(str(path), tmp_path, Stages()) != first
 
 
 def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"no model")
-    assert_unavailable(str(path), tmp_path / "cache")
-    assert_no_folder(tmp_path / "cache")
+    assert "broken.gguf cannot be read: it is no GGUF file" in assert_unavailable(str(path), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_local_folder_is_used_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "org" / "model").mkdir(parents=True)
-    (tmp_path / "org" / "model" / "config.json").write_text("{}")
+    write_sound_folder(tmp_path / "org" / "model")
     monkeypatch.chdir(tmp_path)
     assert resolve("org/model", tmp_path / "cache", Stages()) == tmp_path / "org" / "model"
 
@@ -230,12 +230,7 @@ class Hub(BaseHTTPRequestHandler):
     """The pages of a model hub that a download needs, with one model, `org/tiny`."""
 
     commit = "a" * 40
-    files: ClassVar = {
-        "config.json": b"{}",
-        "model.safetensors": b"weights",
-        "README.md": b"words",
-        "extra/config.json": b"{}",
-    }
+    files: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -271,7 +266,10 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[str]:
+def hub(tmp_path: Path) -> Iterator[str]:
+    sound = write_sound_folder(tmp_path / "published")
+    Hub.files = {path.name: path.read_bytes() for path in sound.iterdir()}
+    Hub.files |= {"README.md": b"words", "extra/config.json": b"{}"}
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -299,7 +297,7 @@ def test_a_hub_id_is_downloaded_once_and_then_used_without_the_hub(hub: str, tmp
     first = print_folder("org/tiny", tmp_path, HF_ENDPOINT=hub)
     assert (first.returncode, first.stderr) == (0, "downloading org/tiny\n")
     folder = Path(first.stdout.strip())
-    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert (folder / "model.safetensors").read_bytes() == Hub.files["model.safetensors"]
     assert not (folder / "README.md").exists()
     again = print_folder("org/tiny", tmp_path, HF_HUB_OFFLINE="1")
     assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
@@ -315,7 +313,7 @@ def test_a_hub_configuration_is_downloaded_without_weights(hub: str, tmp_path: P
     read = print_folder("org/tiny", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
     assert (read.returncode, read.stderr) == (0, "")
     folder = Path(read.stdout.strip())
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "generation_config.json"]
     unknown = print_folder("org/other", tmp_path, "-c", CONFIGURATION, HF_ENDPOINT=hub)
     assert "org/other is not a local folder, and the hub has no such model" in unknown.stderr
     whole = print_folder("org/tiny", tmp_path, HF_ENDPOINT=hub)
@@ -335,7 +333,7 @@ def test_an_unknown_hub_id_or_an_unreachable_hub_is_reported_in_one_sentence(hub
 
 
 def test_the_command_prints_only_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    write_sound_folder(tmp_path)
     run = print_folder(str(tmp_path), tmp_path)
     assert (run.returncode, run.stdout, run.stderr) == (0, f"{tmp_path}\n", "")
 
@@ -394,6 +392,13 @@ build_once(pathlib.Path({str(folder)!r}), build, lambda *_: None)
 def made_folder(workshop: Path) -> Path:
     (workshop / "model").mkdir()
     return workshop / "model"
+
+
+def configured(workshop: Path) -> Path:
+    """Write what the conversion of a GGUF file does."""
+    folder = write_sound_folder(workshop / "model")
+    (folder / "model.safetensors").unlink()
+    return folder
 
 
 def offer_wheels_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,12 +52,12 @@ def test_tokens_with_log_probabilities_round_trip(tokens: list[Sampled]) -> None
 @given(st.lists(SAMPLED, max_size=4), TOKENS, st.booleans())
 def test_a_start_and_a_prompts_log_probabilities_round_trip(tokens: list[Sampled], number: int, isolated: bool) -> None:
     written = engine_pb2.StepOutput()
-    add_output(written, Started("request", number, isolated), attempt=3)
+    add_output(written, Started("request", number, isolated), 3, warnings=["left out"])
     add_output(written, Scored("request", number, tokens), attempt=3)
     read = engine_pb2.StepOutput.FromString(written.SerializeToString())
     batch = EventBatch.of([*read.started, *read.prompts])
     assert batch.started == engine_pb2.RequestStarted(
-        request_id="request", attempt=3, cached_tokens=number, isolated=isolated
+        request_id="request", attempt=3, cached_tokens=number, isolated=isolated, warnings=["left out"]
     )
     (prompt,) = batch.prompts
     assert (prompt.request_id, prompt.attempt, prompt.first_position) == ("request", 3, number)

@@ -53,14 +53,28 @@ void take_query(const T* query, int64_t stride, int rows, int group, int size, A
   }
 }
 
-inline float total_of(const Scratch& s, int row) {
+// Not inlined: compiled in several places, additions may have several orders.
+[[gnu::noipa]] inline float total_of(const Scratch& s, int row) {
   float total = 0.0f;
   for (int part = 0; part < 16; ++part) total += s.total[row * 16 + part];
   return total;
 }
 
-// Stores the rows of one head in the output, or in the piece's partial result: [kRows][size + 2], sums, largest score,
-// total weight.
+// Adds the sums, the largest score and the total weight of a row's later slots to those of its earlier ones. Not inlined for
+// the same reason.
+[[gnu::noipa]] inline void merge(float* sums, float& largest, float& total, const float* later_sums, float later_largest,
+                                 float later_total, int size) {
+  if (later_total == 0.0f) return;  // the row sees none of them
+  if (total == 0.0f) largest = later_largest;
+  const float most = std::max(largest, later_largest);
+  const float factor = std::exp2(largest - most), later_factor = std::exp2(later_largest - most);
+  for (int d = 0; d < size; ++d) sums[d] = sums[d] * factor + later_sums[d] * later_factor;
+  total = total * factor + later_total * later_factor;
+  largest = most;
+}
+
+// Stores the rows of one head in the output, or in the piece's partial result: for each row of a token sums, largest score
+// and total weight.
 template <typename Out>
 void put_rows(const Attention& attention, const Piece& piece, int head, int place, const Out& output, float* partials,
               const Scratch& s) {
@@ -73,12 +87,51 @@ void put_rows(const Attention& attention, const Piece& piece, int head, int plac
       put_head(output, place + row / width, offset + row % width * size, s.sums + at * size, size, 1.0f / total_of(s, at));
       continue;
     }
-    const size_t number = (static_cast<size_t>(piece.partial) + head * piece.apart) * kRows + row;
+    const size_t number = (static_cast<size_t>(piece.partial) + head * piece.apart) * grouping.rows() + row;
     float* partial = partials + number * (size + 2);
     std::memcpy(partial, s.sums + at * size, sizeof(float) * size);
     partial[size] = s.largest[at];
     partial[size + 1] = total_of(s, at);
   }
+}
+
+inline void clear_rows(Scratch& s, int rows, int size) {
+  for (int row = 0; row < rows; ++row) s.largest[row] = kNothingSeen;
+  std::memset(s.total, 0, sizeof(float) * rows * 16);
+  std::memset(s.sums, 0, sizeof(float) * rows * size);
+}
+
+// Calls work(row) for the rows of all heads of a piece.
+template <typename Work>
+void each_row(const Piece& piece, int rows, const Work& work) {
+  for (int head = 0; head < piece.heads; ++head) {
+    for (int row = head * 16; row < head * 16 + rows; ++row) work(row);
+  }
+}
+
+// Calls attend(part) for the segments of a piece, and adds their results; without segments for the whole piece.
+template <typename Attend>
+void attend_segments(const Attention& attention, const Piece& piece, int rows, Scratch& s, const Attend& attend) {
+  const int size = attention.cache.head_size;
+  if (!attention.by_segments || segment_end(piece.from, piece.to) == piece.to) return attend(piece);
+  each_row(piece, rows, [&](int row) { s.earlier_total[row] = 0.0f; });
+  std::memset(s.earlier_sums, 0, sizeof(float) * ((piece.heads - 1) * 16 + rows) * size);
+  Piece part = piece;
+  for (part.to = piece.from; part.to < piece.to;) {
+    part.from = part.to;
+    part.to = segment_end(part.from, piece.to);
+    attend(part);
+    each_row(piece, rows, [&](int row) {
+      float* sums = s.earlier_sums + row * size;
+      merge(sums, s.earlier_largest[row], s.earlier_total[row], s.sums + row * size, s.largest[row], total_of(s, row), size);
+    });
+  }
+  each_row(piece, rows, [&](int row) {
+    std::memcpy(s.sums + row * size, s.earlier_sums + row * size, sizeof(float) * size);
+    std::memset(s.total + row * 16, 0, sizeof(float) * 16);
+    s.total[row * 16] = s.earlier_total[row];
+    s.largest[row] = s.earlier_largest[row];
+  });
 }
 
 // Computes one piece of attention to a cache of format S.
@@ -91,10 +144,6 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
   const int place = attention.sequences.first[piece.sequence] + piece.token;
   const int fed = attention.sequences.first[piece.sequence + 1] - attention.sequences.first[piece.sequence];
   const int position = attention.sequences.ends[piece.sequence] - fed + piece.token;
-  const int all_rows = (piece.heads - 1) * 16 + padded(rows, 16);
-  for (int row = 0; row < all_rows; ++row) s.largest[row] = kNothingSeen;
-  std::memset(s.total, 0, sizeof(float) * all_rows * 16);
-  std::memset(s.sums, 0, sizeof(float) * all_rows * size);
   const bool packed = is_packed(cache);
   for (int head = 0; head < piece.heads; ++head) {
     const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size, first = head * 16 * size;
@@ -105,12 +154,20 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
       take_query(from, query_stride, rows, width, size, s.query + first);
     }
   }
-  if (packed) {
-    attend_packed<S>(attention, piece, rows, width, position, s);
-  } else {
-    attend_slots<S>(attention, piece, rows, width, position, s);
-  }
+  attend_segments(attention, piece, rows, s, [&](const Piece& part) {
+    clear_rows(s, (piece.heads - 1) * 16 + padded(rows, 16), size);
+    if (packed) {
+      attend_packed<S>(attention, part, rows, width, position, s);
+    } else {
+      attend_slots<S>(attention, part, rows, width, position, s);
+    }
+  });
   for (int head = 0; head < piece.heads; ++head) put_rows(attention, piece, head, place, output, partials, s);
+}
+
+// Numbers of all partial results.
+inline size_t partial_size(const Attention& attention, const Pieces& pieces) {
+  return static_cast<size_t>(pieces.partial_count) * Grouping(attention).rows() * (attention.cache.head_size + 2) + 1;
 }
 
 // Combines the pieces of one token, KV head and part; `item` is their index.
@@ -122,15 +179,12 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
   const int head = item % heads / grouping.parts, part = item % grouping.parts, count = pieces.counts[item];
   const int64_t offset = (static_cast<int64_t>(head) * grouping.group + part * kRows) * size;
   for (int row = 0; row < grouping.width(part); ++row) {
-    const float* first = partials + (static_cast<size_t>(pieces.partials[item]) * kRows + row) * (size + 2);
-    const size_t step = static_cast<size_t>(kRows) * (size + 2);
-    float largest = kNothingSeen, total = 0.0f, sums[256] = {};
-    for (int i = 0; i < count; ++i) largest = std::max(largest, first[i * step + size]);
+    const size_t step = static_cast<size_t>(grouping.rows()) * (size + 2);
+    const float* first = partials + pieces.partials[item] * step + row * (size + 2);
+    float largest = kNothingSeen, total = 0.0f, sums[kLargestHead] = {};
     for (int i = 0; i < count; ++i) {
       const float* partial = first + i * step;
-      const float factor = std::exp2(partial[size] - largest);
-      total += factor * partial[size + 1];
-      for (int d = 0; d < size; ++d) sums[d] += factor * partial[d];
+      merge(sums, largest, total, partial, partial[size], partial[size + 1], size);
     }
     put_head(output, item / heads, offset + row * size, sums, size, 1.0f / total);
   }

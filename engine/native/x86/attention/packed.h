@@ -322,7 +322,9 @@ void attend_chunk(const Attention& attention, const Piece& piece, int begin, int
 // K of the next head or chunk: in even shares, because bursts of prefetches leave the memory idle between them.
 template <typename S>
 void attend_packed(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
-  const int begin = piece.from / kSlots * kSlots, count = (piece.to - begin + kChunk - 1) / kChunk * piece.heads;
+  // Chunks of codes begin at the same slots in each piece, because sums are rescaled between chunks.
+  constexpr int kBegin = kCoded<S> ? kChunk : kSlots;
+  const int begin = piece.from / kBegin * kBegin, count = (piece.to - begin + kChunk - 1) / kChunk * piece.heads;
   const auto find_at = [&](int number) {
     return find<S>(attention, piece, piece.head + number % piece.heads, begin + number / piece.heads * kChunk);
   };

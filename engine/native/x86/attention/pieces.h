@@ -14,6 +14,7 @@ namespace quire {
 constexpr int kRows = 64;         // query rows of one piece, which share loads of K and V
 constexpr int kChunk = 128;       // slots between two rescalings of the softmax
 constexpr int kMinSplit = 128;  // minimum slots of one piece of a sequence
+constexpr int kSegment = 512;   // slots, a multiple of kChunk: see Attention
 
 struct Scores {
   float scaling;
@@ -47,12 +48,19 @@ struct Piece {
 };
 
 // A step's attention over one layer. Query and output are [tokens][heads][size], of any of the three types.
+//
+// With `by_segments` a row's results do not depend on the batch, however its slots are divided: those of each segment of a
+// sequence are added alone, and segments in their order. Codes need it: a last bit becomes a whole step of a later code.
 struct Attention {
   Cache cache;
   Sequences sequences;
   Scores how;
   int heads;
+  bool by_segments;
 };
+
+// The end of a segment, from any slot in it.
+inline int segment_end(int slot, int to) { return std::min(to, slot / kSegment * kSegment + kSegment); }
 
 // Assignment of the query heads of a KV head to tiles.
 struct Grouping {
@@ -62,6 +70,7 @@ struct Grouping {
       : group(attention.heads / attention.cache.heads), parts((group + kRows - 1) / kRows) {}
   int width(int part) const { return std::min(kRows, group - part * kRows); }
   int tokens() const { return std::max(1, kRows / group); }
+  int rows() const { return std::min(kRows, group); }  // at most, of one token
   // KV heads of a piece with one token: each uses a tile of rows.
   int heads(const Cache& cache) const { return group <= 16 ? std::min(kRows / 16, cache.heads) : 1; }
 };
@@ -87,12 +96,17 @@ struct Pieces {
     const int64_t share = threads > 1 ? work / (threads * 4) : work;
     const int limit = static_cast<int>(std::min<int64_t>(share, 1 << 20)) / grouping.heads(attention.cache) + 1;
     const int split = std::max(kMinSplit, padded(limit, kChunk));
+    const auto heads_at_once = [&](int slots) {
+      // Whole segments may be too few pieces for the threads.
+      const bool apart = attention.by_segments && grouping.heads(attention.cache) * std::min<int64_t>(slots, kSegment) > 2 * share;
+      return apart ? 1 : grouping.heads(attention.cache);
+    };
     const int tokens = sequences.first[sequences.count];
     partials.assign(static_cast<size_t>(tokens) * heads, -1);
     counts.assign(static_cast<size_t>(tokens) * heads, 0);
     for (int i = 0; i < sequences.count; ++i) {
       const int fed = sequences.first[i + 1] - sequences.first[i];
-      const int at_once = fed == 1 ? grouping.heads(attention.cache) : 1;
+      const int at_once = fed == 1 ? heads_at_once(sequences.ends[i]) : 1;
       for (int head = 0; head < heads; head += at_once) {
         for (int token = 0; token < fed; token += per_tile) {
           add(attention, i, head, std::min(at_once, heads - head), token, std::min(per_tile, fed - token), split);
@@ -110,7 +124,9 @@ struct Pieces {
     const int fed = sequences.first[i + 1] - sequences.first[i], position = sequences.ends[i] - fed + token;
     const int window = attention.how.window, to = position + tokens;
     const int from = window ? std::max(0, position - window + 1) : 0;
-    const int pieces = fed > 1 ? 1 : std::max(1, (to - from + split - 1) / split);
+    int pieces = fed > 1 ? 1 : std::max(1, (to - from + split - 1) / split);
+    const int origin = attention.by_segments ? from / kSegment * kSegment : from;
+    if (pieces > 1 && attention.by_segments) pieces = (to - origin + kSegment - 1) / kSegment;
     if (pieces == 1) {
       all.push_back({i, head, heads, part, token, tokens, from, to, -1, 0});
       return;
@@ -120,9 +136,9 @@ struct Pieces {
       partials[place + other] = partial_count + other * pieces;
       counts[place + other] = pieces;
     }
-    const int length = padded((to - from + pieces - 1) / pieces, kSlots);
+    const int length = attention.by_segments ? kSegment : padded((to - from + pieces - 1) / pieces, kSlots);
     for (int piece = 0; piece < pieces; ++piece) {
-      const int begin = std::min(from + piece * length, to), end = std::min(begin + length, to);
+      const int begin = std::clamp(origin + piece * length, from, to), end = std::min(origin + (piece + 1) * length, to);
       all.push_back({i, head, heads, part, token, tokens, begin, end, partial_count + piece, pieces});
     }
     partial_count += heads * pieces;

@@ -20,6 +20,11 @@ struct Scratch {
   alignas(64) float scales[kChunk];                      // of these codes
   float largest[kRows];  // scores, logarithms to base 2
   alignas(64) float total[kRows * 16];  // of each row's weights, in 16 parts
+
+  // The same of earlier segments together.
+  alignas(64) float earlier_sums[kRows * kLargestHead];
+  float earlier_largest[kRows];
+  float earlier_total[kRows];
 };
 
 }  // namespace quire

@@ -46,7 +46,7 @@ class ChatCompletionCall(GenerationCall):
         collected = await generation_output.collect(self.generate(self._request))
         model = collected.started.model
         response = {
-            **self.base_fields("chat.completion", model),
+            **self.base_fields("chat.completion", model, collected.started.warnings),
             "choices": [self._choice(sample, collected) for sample in range(len(collected.samples))],
             "usage": generation_output.usage([collected.finished.usage]),
             **self.token_ids("prompt_token_ids", collected.started.prompt_token_ids),

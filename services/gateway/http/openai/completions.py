@@ -54,7 +54,7 @@ class CompletionCall(GenerationCall):
         await self._read_prompts()
         collected = await generation_output.collect_all([self._generate(at) for at in range(len(self.prompts))])
         return {
-            **self.base_fields(_KIND, collected[0].started.model),
+            **self.base_fields(_KIND, collected[0].started.model, collected[0].started.warnings),
             "choices": [choice for at, one in enumerate(collected) for choice in self._choices(at, one)],
             "usage": generation_output.usage(one.finished.usage for one in collected),
         }

@@ -63,9 +63,10 @@ class GenerationCall:
         self._created = int(time.time())
         self.suffix = ChunkSuffix(body)
 
-    def base_fields(self, kind: str, model: str) -> dict[str, Any]:
+    def base_fields(self, kind: str, model: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the fields that the response and each of its chunks start with."""
-        return {"id": self.translated.request_id, "object": kind, "created": self._created, "model": model}
+        fields = {"id": self.translated.request_id, "object": kind, "created": self._created, "model": model}
+        return fields | {"warnings": list(warnings)} if warnings else fields
 
     def generate(self, request: gateway_pb2.GenerateRequest) -> Responses:
         """Start the generation of one prompt."""
@@ -141,7 +142,7 @@ class ChunkWriter(ABC):
     def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
         """Encode the start of the generation. The indices of its choices begin at `first`."""
         self.model, count = started.model, started.sampling.sample_count
-        base = to_json(self._call.base_fields(self._kind, started.model))[:-1]
+        base = to_json(self._call.base_fields(self._kind, started.model, started.warnings))[:-1]
         self._prefixes = [
             f'data: {base},"choices":[{{"index":{first + sample},"{self._content_key}":'.encode()
             for sample in range(count)

@@ -7,6 +7,9 @@ from quire.v1 import gateway_pb2
 from services.gateway.http.openai import requests
 from services.runtime.errors import InvalidField, UnsupportedField
 
+# Of image-text models too, whose clients may not see why.
+_TEXT_ONLY = ": Quire's models read text only"
+
 
 def chat(
     messages: Sequence[requests.ChatMessage],
@@ -29,7 +32,8 @@ def _message(message: requests.ChatMessage, path: str) -> gateway_pb2.ChatMessag
         raise InvalidField(f"{path}.content is missing", f"{path}.content")
     return gateway_pb2.ChatMessage(
         role=message.role,
-        content=_text(message.content, f"{path}.content"),
+        content="" if message.content is None else _text(message.content, f"{path}.content"),
+        no_content=message.content is None,
         tool_calls=[
             gateway_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
             for call in message.tool_calls or ()
@@ -39,12 +43,14 @@ def _message(message: requests.ChatMessage, path: str) -> gateway_pb2.ChatMessag
     )
 
 
-def _text(content: str | list[requests.ContentPart] | None, path: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
+def _text(content: str | list[requests.ContentPart], path: str) -> str:
+    if isinstance(content, str):
+        return content
     for at, part in enumerate(content):
         if part.type != "text":
-            raise UnsupportedField(f"{path}[{at}].type must be 'text', not {part.type!r}", f"{path}[{at}].type")
+            raise UnsupportedField(
+                f"{path}[{at}].type must be 'text', not {part.type!r}{_TEXT_ONLY}", f"{path}[{at}].type"
+            )
         if part.text is None:
             raise InvalidField(f"{path}[{at}].text is missing", f"{path}[{at}].text")
         if unknown := [*(part.model_extra or ())]:

@@ -71,6 +71,7 @@ class _Answer(BaseModel):
     created: int = Field(description="Unix time in seconds.")
     model: str = Field(description="Name of the model.")
     usage: Usage = Field(description="Token counts.")
+    warnings: list[str] | None = Field(None, description="Cases of a schema that were left out, with their places.")
 
 
 class Completion(_Answer):
@@ -145,6 +146,17 @@ class ChatCompletion(_Answer):
     )
 
 
+class DefaultParameters(BaseModel):
+    """Values for what requests leave out."""
+
+    temperature: float = Field(description="Of the model's `generation_config.json`, else 1.")
+    top_k: int = Field(description="Of the file, else 0.")
+    top_p: float = Field(description="Of the file, else 1.")
+    min_p: float = Field(description="Of the file, else 0.")
+    repetition_penalty: float = Field(description="Of the file, else 1.")
+    max_tokens: int | None = Field(description="The file's `max_new_tokens`, else null: as many as fit.")
+
+
 class Model(BaseModel):
     """A served model."""
 
@@ -155,6 +167,7 @@ class Model(BaseModel):
     root: str = Field(description="Name of the model.")
     parent: None = Field(description="Always null.")
     max_model_len: int = Field(description="Context length: maximum tokens of prompt and output together.")
+    default_sampling_params: DefaultParameters = Field(description="Values for what requests leave out.")
 
 
 class Models(BaseModel):

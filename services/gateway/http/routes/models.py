@@ -6,13 +6,14 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
-from quire.v1 import gateway_pb2
+from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import requests, responses
 from services.gateway.http.openai.messages import chat
 from services.gateway.http.routes.context import HeadRouter, handler_of, json_response
 from services.gateway.http.routes.descriptions import ERRORS
 from services.runtime.errors import InvalidField
+from services.wire.field_rules import declared_fields
 
 router = HeadRouter(route_class=ApiRoute, responses=ERRORS)
 
@@ -79,4 +80,11 @@ def _model(described: gateway_pb2.GetModelResponse) -> dict[str, Any]:
         "root": described.model,
         "parent": None,
         "max_model_len": described.context_tokens,
+        "default_sampling_params": _defaults(described.generation_defaults),
     }
+
+
+def _defaults(of_model: decoding_pb2.GenerationDefaults) -> dict[str, float | None]:
+    """Return the effective values: of the model, else of the rules; null without either."""
+    given: dict[str, float] = {field.name: value for field, value in of_model.ListFields()}
+    return {name: given.get(name, field.default) for name, field in declared_fields(of_model.DESCRIPTOR).items()}

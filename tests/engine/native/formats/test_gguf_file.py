@@ -145,3 +145,14 @@ def test_numbers_of_a_file_that_are_not_finite_are_refused_with_their_tensor(tmp
     with pytest.raises(ModelUnsupported, match=r"its tensor model\.layers\.0\.input_layernorm\.weight has weights "):
         weights.tensor("model.layers.0.input_layernorm.weight")
     assert weights.grouped("model.layers.1.mlp.up_proj.weight") is not None
+
+
+def test_numbers_that_only_float32_can_hold_are_refused_with_their_tensor(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED)
+    content, place = bytearray(path.read_bytes()), read_header(path).tensors["blk.0.attn_norm.weight"]
+    content[place.offset : place.offset + 4] = np.float32(-3.4e38).tobytes()
+    path.write_bytes(content)
+    name = "model.layers.0.input_layernorm.weight"
+    with pytest.raises(ModelUnsupported, match=rf"^its tensor {name} has weights .* too large for bfloat16$"):
+        FileWeights(tmp_path).tensor(name)
+    assert files_of(tmp_path, torch.float32)[name].get_slice(name)[...][0] == np.float32(-3.4e38)

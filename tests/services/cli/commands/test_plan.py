@@ -13,6 +13,7 @@ import pytest
 from engine.native import cpu_class
 from services.cli.main import cli
 from services.models.gguf_conversion import convert
+from tests.engine.image_text import write_image_text
 from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, SHAPES, write_llama
 from tests.running_quire import RunningQuire
 from tests.services.models.test_model_store import write_tiny_llama
@@ -231,6 +232,15 @@ def test_a_gguf_file_is_planned_from_its_metadata_without_conversion(tmp_path: P
     assert planned["token_bytes"] == 2 * 1 * 1 * 16 * 4
     assert planned["context_tokens"] == 64
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_plan_names_the_model_whose_text_part_it_is(tiny_model: Tiny, tmp_path: Path) -> None:
+    write_image_text("llava", tmp_path)
+    options = ("--device-blocks", "100", "--device", "cpu", "--dtype", "float32")
+    assert figures("--model", tmp_path, *options)["text_part_of"] == "llava"
+    shown = run("--model", tmp_path, *options).stdout
+    assert "only the text part of this image-text model (llava) is served" in shown
+    assert figures("--model", tiny_model("llama"), *options)["text_part_of"] is None
 
 
 @usual_size

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ConstraintFailed
 from services.engine.guided.compile_sandbox import CompileSandbox
-from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
+from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from services.engine.guided.json_output import JsonBounds, JsonPosition
 from tests.tiny_models import VOCABULARY
 

@@ -10,7 +10,8 @@ import tokenizers
 
 from engine.errors import ConstraintFailed
 from quire.v1 import decoding_pb2
-from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, Vocabulary
+from services.engine.guided.grammar_sources import GrammarSpec
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from services.engine.guided.tool_calls import source_of
 from tests.services.engine.guided.test_grammars import tokens_of
 

@@ -9,7 +9,8 @@ import pytest
 
 from engine.errors import ConstraintFailed
 from quire.v1 import decoding_pb2
-from services.engine.guided.grammars import CompiledGrammar, GrammarSpec, InvalidGrammar, Vocabulary
+from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from services.engine.guided.tool_calls import source_of
 from tests.tiny_models import VOCABULARY
 

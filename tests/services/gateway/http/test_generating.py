@@ -14,6 +14,7 @@ from tests.services.gateway.http.responses import events
 PROMPT = "The quick brown fox"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
 LIMIT = {"max_tokens": 12}
+LEFT_OUT = {"anyOf": [{"type": "string", "pattern": "(?=a)b"}, {"const": 5}]}
 DIGITS = "[0-9]{3}-[0-9]{3}"
 SCHEMA = {
     "type": "object",
@@ -258,6 +259,26 @@ def test_the_output_follows_the_response_format(http: httpx.Client, response_for
     choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["finish_reason"] == "stop", choice
     assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": PROMPT, "guided_json": LEFT_OUT}),
+        ("/v1/chat/completions", {"messages": CHAT, "guided_json": LEFT_OUT}),
+        (
+            "/v1/responses",
+            {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "five", "schema": LEFT_OUT}}},
+        ),
+    ],
+)
+def test_an_answer_names_the_case_of_its_schema_that_was_left_out(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    whole = http.post(path, json=body).json()
+    (warning,) = whole["warnings"]
+    assert warning.startswith("#/anyOf/0 was left out: #/anyOf/0/pattern: look-around")
+    assert f'"{warning}"' in http.post(path, json={**body, "stream": True}).text
 
 
 def test_models_and_version(http: httpx.Client) -> None:

@@ -9,6 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from quire.v1 import gateway_pb2
+from services.gateway.http.openai.messages import chat
+from services.gateway.http.openai.requests import ChatCompletionRequest
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
 from services.gateway.text.conversation import conversation_of
@@ -23,6 +25,16 @@ STRICT = (
     "{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% if m.role in ['user', 'assistant'] %}[{{ m.role }}] {{ m.content | trim }}\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+# As those of LLaVA and SmolVLM, which read the parts of each message.
+IN_PARTS = (
+    "{% for m in messages %}{{ m.role | upper }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}{{ '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+EITHER = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}({{ part.text }}){% endfor %}{% endif %}{% endfor %}"
 )
 WITH_TOOLS = "{% if tools %}{{ tools | tojson }}[TOOL_CALLS]{% endif %}" + CHATML
 USER = {"role": "user", "content": "Add."}
@@ -72,10 +84,71 @@ def test_calls_and_results_are_written_in_the_same_form() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '{"a": ' + "[" * 64 + "]" * 64 + "}"])
 def test_arguments_that_are_no_json_object_are_written_as_they_are(arguments: str) -> None:
-    chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="assistant")])
-    chat.messages[0].tool_calls.add(name="sum", arguments=arguments)
-    text = renderer(CHATML).render(conversation_of(chat))
+    sent = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="assistant")])
+    sent.messages[0].tool_calls.add(name="sum", arguments=arguments)
+    text = renderer(CHATML).render(conversation_of(sent))
     assert f'{{"name": "sum", "arguments": {arguments}}}\n</tool_call>' in text
+
+
+# Each distinguishes a missing content from an empty one in a way of its own.
+CONTENTS = [
+    "{{ m.content is none }}{{ m.content is defined }}{{ 'content' in m }}{{ m.content or '' }}",
+    "{% if m.content is not none %}[{{ m.content }}]{% endif %}",
+    "{% if m.content is string %}[{{ m.content }}]{% elif not m.content %}nothing{% endif %}",
+    "{{ m['content'] | default('absent') | trim }}{{ m.content | length }}{{ m | tojson }}",
+]
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": "So:"}], ids=str)
+@pytest.mark.parametrize("template", CONTENTS)
+def test_the_content_of_a_message_with_calls_is_as_in_transformers(
+    tiny_model: Callable[[str], Path], template: str, content: dict[str, Any]
+) -> None:
+    whole = f"{{{{ tools }}}}{{% for m in messages %}}{template}{{% endfor %}}"
+    arguments = {"a": 1}
+    call = {"type": "function", "id": "1", "function": {"name": "sum", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", **content, "tool_calls": [call]}]
+    reference = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    expected = reference.apply_chat_template(messages, chat_template=whole, tokenize=False)
+    sent = json.loads(json.dumps(messages))
+    sent[1]["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+    body = ChatCompletionRequest.model_validate({"messages": sent})
+    conversation = conversation_of(chat(body.messages, [], body))._replace(open_turn=False)
+    assert renderer(whole).render(conversation) == expected
+
+
+WITH_ITEMS = (
+    "{{ tools or '' }}{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls %}"
+    "{% for key, value in c.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "not json", "7", '"{}"'])
+def test_arguments_that_the_template_cannot_render_are_refused_by_their_call(arguments: str) -> None:
+    sent = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content="Add.")])
+    message = sent.messages.add(role="assistant", no_content=True)
+    for text in ("", '{"a": 1}', arguments, arguments):
+        message.tool_calls.add(id="1", name="sum", arguments=text)
+    with pytest.raises(
+        ChatTemplateError, match=r"arguments that are no JSON object; .*has no attribute 'items'"
+    ) as fault:
+        renderer(WITH_ITEMS).render(conversation_of(sent))
+    assert fault.value.field == ".messages[1].tool_calls[2].arguments"
+    del message.tool_calls[2:]
+    assert renderer(WITH_ITEMS).render(conversation_of(sent)) == "userAdd.assistanta=1"
+
+
+def test_other_arguments_are_not_blamed_for_another_fault() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": [CALLS[0]]}
+    other = json.loads(json.dumps(called))
+    other["tool_calls"][0]["function"]["arguments"] = "[1]"
+    with pytest.raises(ChatTemplateError, match="no calls here") as fault:
+        render(
+            "{{ tools }}{% if messages[1].tool_calls %}{{ raise_exception('no calls here') }}{% endif %}" + CHATML,
+            USER,
+            other,
+        )
+    assert fault.value.field == ""
 
 
 def test_a_template_that_renders_tools_gets_them() -> None:
@@ -161,11 +234,37 @@ def test_a_model_without_a_template_says_so(tiny_model: Callable[[str], Path]) -
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"messages": [gateway_pb2.ChatMessage(content="x")]}, "messages[0].role"),
         ({"messages": [gateway_pb2.ChatMessage(role="x" * 65)]}, "messages[0].role"),
+        ({"messages": [gateway_pb2.ChatMessage(role="user", no_content=True)]}, "messages[0].no_content"),
     ],
 )
 def test_an_invalid_chat_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
-    chat = gateway_pb2.Chat(**{"messages": [gateway_pb2.ChatMessage(role="user", content="Hi")], **fields})
+    sent = gateway_pb2.Chat(**{"messages": [gateway_pb2.ChatMessage(role="user", content="Hi")], **fields})
     with pytest.raises(InvalidField) as refused:
-        conversation_of(chat)
+        conversation_of(sent)
     assert refused.value.field == f"prompt.chat.{field}"
     assert f"prompt.chat.{field}" in str(refused.value)
+
+
+def test_texts_are_rendered_in_parts_if_the_template_renders_only_these(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    reference = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    texts = [("system", "Be brief."), ("user", "Hello <i>."), ("assistant", ""), ("user", "Go on.")]
+    parts = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts]
+    rendered = render(IN_PARTS, *({"role": role, "content": text} for role, text in texts), open_turn=True)
+    expected = reference.apply_chat_template(parts, chat_template=IN_PARTS, tokenize=False, add_generation_prompt=True)
+    assert rendered == expected
+    assert "USER: Hello <i>.\nASSISTANT: \n" in rendered
+
+
+def test_a_last_message_in_parts_is_continued() -> None:
+    last = {"role": "assistant", "content": "Well, "}
+    assert render(IN_PARTS, USER, last, continue_final=True) == "USER: Add.\nASSISTANT: Well, "
+
+
+def test_tools_are_described_in_parts() -> None:
+    assert "# Tools" in render(IN_PARTS, USER, tools=[SUM])
+
+
+def test_texts_stay_texts_if_the_template_renders_both() -> None:
+    assert render(EITHER, USER) == "Add."

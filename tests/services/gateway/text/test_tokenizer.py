@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.gateway.text.chat_template import ChatTemplateError, Conversation
 from services.gateway.text.tokenizer import Tokenizer, TokenizerLoadError
 from tests.services.gateway.text.test_detokenizer import LINES, byte_level
@@ -114,6 +115,28 @@ def test_the_chat_template_is_in_a_file_or_in_the_settings(
 ) -> None:
     folder = model_folder(tmp_path, template=file, chat_template=settings)
     assert Tokenizer.load(folder).chat_template.render(CHAT) == rendered
+
+
+@pytest.mark.parametrize(
+    ("config", "rendered"), [({"text_config": {}}, "processor"), ({"vision_config": {}}, "processor"), ({}, "file")]
+)
+def test_the_chat_template_of_a_processor_counts_for_models_of_several_kinds_of_input(
+    tmp_path: Path, config: dict[str, Any], rendered: str
+) -> None:
+    folder = model_folder(tmp_path, template="file", chat_template="settings")
+    write_json(folder / "chat_template.json", {"chat_template": "processor"})
+    write_json(folder / "config.json", config)
+    assert Tokenizer.load(folder).chat_template.render(CHAT) == rendered
+    assert "chat_template.json" in {piece.file for piece in TokenizerFiles(folder).pieces()}
+
+
+@pytest.mark.parametrize("content", [{}, {"chat_template": 5}, []])
+def test_a_damaged_chat_template_of_a_processor_is_rejected(tmp_path: Path, content: Any) -> None:
+    folder = model_folder(tmp_path)
+    write_json(folder / "chat_template.json", content)
+    write_json(folder / "config.json", {"text_config": {}})
+    with pytest.raises(TokenizerLoadError, match=r"chat_template(\.json)? must be"):
+        Tokenizer.load(folder)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ class ResponseObject:
             "model": started.model,
             "temperature": started.sampling.temperature,
             "top_p": started.sampling.top_p,
+            **({"warnings": list(started.warnings)} if started.warnings else {}),
             **_echo(body),
         }
 

@@ -1,0 +1,133 @@
+"""The sources of grammars for llguidance, without the cases of their schemas that it cannot compile."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from llguidance import LLMatcher
+
+from services.engine.guided.faults import is_unsupported, locate, sentence
+from services.engine.guided.prepared_schema import PreparedSchema, prepare_schema
+from services.engine.guided.schema_nodes import InvalidSchema, SchemaNode
+from services.engine.guided.tool_calls import CallableTools, InvalidTool, split_fault, tool_call_grammar, tools_of
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_ANY_OBJECT = {"type": "object"}
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
+
+
+class InvalidGrammar(Exception):
+    """The grammar cannot be compiled; the message has the reason."""
+
+
+class GrammarSpec(NamedTuple):
+    """Source of a grammar: a field of OutputConstraint, and its text; see `tool_calls.source_of`."""
+
+    kind: str
+    text: str = ""
+
+
+class GrammarSource:
+    """The text of one grammar for llguidance, which gets shorter while cases of its schemas are left out.
+
+    `fault_of` compiles a grammar, and returns llguidance's message if it has a fault.
+    """
+
+    def __init__(
+        self, spec: GrammarSpec, whitespace: str, tags: Mapping[str, int], fault_of: Callable[[str], str]
+    ) -> None:
+        """Read the source. Raises InvalidGrammar."""
+        self._spec = spec
+        self._tags = tags
+        self._fault_of = fault_of
+        # Without `u`, a character has one spelling: llguidance would take `\\u0061` for another key than `a`.
+        self._options: JsonCompileOptions = {
+            "lenient": False,
+            "whitespace_pattern": whitespace,
+            "json_allowed_escapes": 'nrbtf\\"',
+        }
+        self._tools: CallableTools | None = None
+        try:
+            self._schemas = list(self._prepared())
+        except (ValueError, RecursionError) as error:
+            raise InvalidGrammar(sentence(str(error))) from error
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """What was left out of the schemas, and why."""
+        return tuple(f"{self._place(at)}{text}" for at, one in enumerate(self._schemas) for text in one.omitted)
+
+    @property
+    def names(self) -> frozenset[bytes] | None:
+        """The keys that the schemas list, as they are written; None if none has `patternProperties`."""
+        found = [schema.names for schema in self._schemas if schema.names is not None]
+        return frozenset[bytes]().union(*found) if found else None
+
+    @property
+    def counted(self) -> Iterator[tuple[str, str]]:
+        """Grammars of objects with keys that must not run out, and the places of these objects."""
+        for at, schema in enumerate(self._schemas):
+            yield from ((self._json(json.loads(keys)), f"{self._place(at)}{path}") for keys, path in schema.counted)
+
+    @property
+    def text(self) -> str:
+        """The grammar without what was left out."""
+        return self._grammar([schema.root for schema in self._schemas])
+
+    def omit_faults(self) -> None:
+        """Leave out cases until the grammar compiles. Raises InvalidGrammar."""
+        try:
+            while message := self._fault_of(self.text):
+                self._omit(message)
+        except InvalidSchema as error:
+            raise InvalidGrammar(str(error)) from error
+        whole = [schema.whole for schema in self._schemas]
+        if any(whole) and self._fault_of(
+            self._grammar([one or schema.root for one, schema in zip(whole, self._schemas, strict=True)])
+        ):
+            raise InvalidGrammar(f"{self.omitted[0]}; another case of a oneOf may overlap it")
+
+    def _omit(self, message: str) -> None:
+        at, fault = split_fault(message)
+        at, fault = at if self._tools else 0, sentence(fault)
+        if self._spec.kind in ("regex", "json_object") or at is None:
+            raise InvalidGrammar(fault)
+        schema = self._schemas[at]
+        place = locate(schema.root, fault, lambda part: sentence(self._fault_of(self._json(part))))
+        fault = f"{place.path}: {fault}"
+        if not (is_unsupported(fault) and schema.omit(place.cases, place.node, fault)):
+            raise InvalidGrammar(f"{self._place(at)}{fault}")
+
+    def _grammar(self, schemas: list[SchemaNode]) -> str:
+        if self._spec.kind == "regex":
+            return LLMatcher.grammar_from_regex(with_ascii_classes(self._spec.text))
+        if self._tools is None:
+            return self._json(schemas[0] if schemas else _ANY_OBJECT)
+        return LLMatcher.grammar_from_lark(tool_call_grammar(self._tools, schemas, self._options, self._tags))
+
+    def _json(self, schema: SchemaNode) -> str:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=self._options)
+
+    def _prepared(self) -> Iterator[PreparedSchema]:
+        if self._spec.kind == "json_schema":
+            yield prepare_schema(self._spec.text)
+        if self._spec.kind != "tool_calls":
+            return
+        self._tools = tools_of(self._spec.text)
+        for at, text in enumerate(self._tools.schemas):
+            try:
+                yield prepare_schema(text)
+            except ValueError as error:
+                raise InvalidTool(f"{self._place(at)}{error}") from error
+
+    def _place(self, at: int) -> str:
+        return f"tools[{at}].parameters: " if self._tools else ""
+
+
+def with_ascii_classes(pattern: str) -> str:
+    r"""Return a pattern whose \d and \w are ASCII, as in the patterns of JSON schemas; \s is Unicode's in both."""
+    return _ESCAPE.sub(lambda escape: _ASCII_CLASSES.get(escape[0], escape[0]), pattern)

@@ -1,0 +1,1 @@
+"""Renders chat templates in a process with limits."""

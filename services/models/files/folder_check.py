@@ -1,0 +1,247 @@
+"""Checks a model's files before any process starts: without torch, without reading weights, within a second.
+
+What is refused here is refused by file and field. Whether a model of sound files can be served is only known when it is
+loaded.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelUnsupported
+from engine.native.formats.declared_quantization import quantization
+from engine.native.formats.gguf_header import gguf_of, read_header
+from engine.native.formats.metadata_sizes import check_sizes
+from engine.native.formats.safetensors_files import INDEX, ONE_FILE, are_named, placements
+from services.models.files.bounded_json import (
+    MOST_TOKENIZER_BYTES,
+    InvalidModelFile,
+    read_configuration,
+    read_object,
+)
+from services.models.files.chat_templates import read_templates
+from services.models.files.schemas import (
+    AdapterConfig,
+    GenerationConfig,
+    GgufMetadata,
+    ModelConfig,
+    TokenizerFile,
+    check_schema,
+)
+from services.models.files.template_language import InvalidTemplate
+from services.models.files.tensor_headers import Shape, tensor_shapes
+from services.models.tokenizer_settings import tokenizer_settings
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+_ADAPTER = "adapter_config.json"
+_TOKENIZER = "tokenizer.json"
+# Files that transformers converts to a tokenizer.
+_OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+# Files that are read of a folder, and handed to gateways.
+_READ = (".json", ".jinja", ".safetensors", ".model", ".txt")
+# A folder, with named chat templates.
+_TEMPLATES = "additional_chat_templates"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+_WIDTHS = (
+    *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner", "head_dim"),
+    *("num_attention_heads", "n_head", "num_key_value_heads", "moe_intermediate_size"),
+)
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
+
+
+def check_folder(folder: Path) -> None:
+    """Check all files that are read of a folder: configurations, tokenizer, the headers of weights.
+
+    Raises InvalidModelFile: one sentence with the file, the place and the reason.
+    """
+    check_links(folder)
+    config = check_configuration(folder)
+    check_tokenizer(folder)
+    _check_weights(folder, config)
+
+
+def check_configuration(folder: Path) -> dict[str, Any]:
+    """Return the content of `config.json`; its numbers and those of `generation_config.json` are within bounds.
+
+    Raises InvalidModelFile.
+    """
+    if not (folder / CONFIG).is_file() and (folder / _ADAPTER).is_file():
+        _refuse_adapter(folder / _ADAPTER)
+    config = read_configuration(folder / CONFIG)
+    check_schema(CONFIG, ModelConfig, config)
+    if not config.get("model_type"):
+        raise InvalidModelFile(f"{CONFIG}: model_type is missing (the name of the architecture in transformers)")
+    if fault := quantization(folder):
+        raise InvalidModelFile(f"{CONFIG}: {fault}")
+    for part in (config, config.get("text_config") or {}):
+        _check_relations(part)
+    if (folder / GENERATION).is_file():
+        _check_generation(folder / GENERATION, config)
+    return config
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Check that a folder's tokenizer, its settings and chat templates can be parsed. Raises InvalidModelFile."""
+    if (folder / _TOKENIZER).is_file():
+        check_schema(_TOKENIZER, TokenizerFile, read_object(folder / _TOKENIZER, MOST_TOKENIZER_BYTES))
+    elif not any((folder / name).is_file() for name in _OLDER_TOKENIZERS):
+        raise InvalidModelFile(
+            f"{_TOKENIZER} is missing, and so is any older tokenizer: {', '.join(_OLDER_TOKENIZERS)}"
+        )
+    try:
+        read_templates(folder, tokenizer_settings(folder).get("chat_template")).check()
+    except InvalidTemplate as error:
+        raise InvalidModelFile(str(error)) from error
+
+
+def check_gguf(path: Path) -> None:
+    """Check the header of a GGUF file: its tensors lie in the file, and its numbers are within bounds.
+
+    Raises InvalidModelFile.
+    """
+    try:
+        header = read_header(path)
+        prefix = f"{header.architecture}."
+        numbers = {key.removeprefix(prefix): one for key, one in header.metadata.items() if one is not None}
+        check_schema(path.name, GgufMetadata, numbers)
+        check_sizes(header)
+    except ModelUnsupported as error:
+        named = str(error).startswith(path.name)
+        raise InvalidModelFile(str(error) if named else f"{path.name}: {error}") from error
+
+
+def check_links(folder: Path) -> None:
+    """Check that no file that is read is a link out of the folder. Raises InvalidModelFile with its name.
+
+    A snapshot of the hub's cache links to files in a folder of the same model. A GGUF file may lie anywhere: its folder
+    in Quire's cache links to it.
+    """
+    folder = folder.resolve()
+    inside = [folder, (folder.parent.parent / "blobs").resolve()] if folder.parent.name == "snapshots" else [folder]
+    for path in (*sorted(folder.iterdir()), *sorted(folder.glob(f"{_TEMPLATES}/*"))):
+        if path.is_symlink() and (path.name == _TEMPLATES or path.name.lower().endswith(_READ)):
+            target = path.resolve()
+            if not any(target.is_relative_to(one) for one in inside):
+                raise InvalidModelFile(f"{path.name} is a link out of the model's folder, to {target}")
+
+
+def _check_generation(path: Path, config: Mapping[str, Any]) -> None:
+    generation = read_configuration(path)
+    check_schema(path.name, GenerationConfig, generation)
+    text = config.get("text_config") or {}
+    _check_ends(path.name, generation, text.get("vocab_size") or config.get("vocab_size"))
+
+
+def _refuse_adapter(path: Path) -> None:
+    adapter = read_configuration(path)
+    check_schema(path.name, AdapterConfig, adapter)
+    base = adapter.get("base_model_name_or_path") or "another model"
+    raise InvalidModelFile(
+        f"{path.name}: the folder has an adapter of {base}, which is not served: merge it into its model"
+    )
+
+
+# Relations of numbers in a configuration
+
+
+def _check_relations(config: Mapping[str, Any]) -> None:
+    """Check numbers that depend on each other. Raises InvalidModelFile."""
+    _check_ends(CONFIG, config, config.get("vocab_size"))
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise InvalidModelFile(
+            f"{CONFIG}: num_key_value_heads is {kv_heads}, which {heads} attention heads cannot share"
+        )
+    chosen = config.get("num_experts_per_tok")
+    for name in _EXPERTS:
+        if chosen and (experts := config.get(name)) and chosen > experts:
+            raise InvalidModelFile(f"{CONFIG}: num_experts_per_tok is {chosen}, but {name} is {experts}")
+    padding, vocabulary = config.get("pad_token_id"), config.get("vocab_size")
+    if padding is not None and vocabulary and padding >= vocabulary:
+        raise InvalidModelFile(f"{CONFIG}: pad_token_id is {padding}, but vocab_size is {vocabulary}")
+
+
+def _check_ends(name: str, ends: Mapping[str, Any], vocabulary: int | None) -> None:
+    declared = ends.get("eos_token_id")
+    for token in declared if isinstance(declared, list) else [declared]:
+        if token is not None and vocabulary and token >= vocabulary:
+            raise InvalidModelFile(f"{name}: eos_token_id is {token}, but vocab_size is {vocabulary}")
+
+
+# Weights
+
+
+def _check_weights(folder: Path, config: Mapping[str, Any]) -> None:
+    try:
+        if gguf := gguf_of(folder):
+            check_gguf(gguf)
+        elif are_named(folder):
+            _check_sizes({**config, **(config.get("text_config") or {})}, _shapes(folder))
+        else:
+            raise InvalidModelFile(_without_weights(folder))
+    except ModelUnsupported as error:
+        raise InvalidModelFile(str(error)) from error
+
+
+def _shapes(folder: Path) -> dict[str, Shape]:
+    """Return the shapes of all tensors. Raises InvalidModelFile, and ModelUnsupported for a wrong index."""
+    if (folder / ONE_FILE).is_file():
+        return tensor_shapes(folder / ONE_FILE)
+    read_object(folder / INDEX, MOST_TOKENIZER_BYTES)  # bounded, unlike what follows
+    placed = placements(folder)
+    shapes = {name: tensor_shapes(folder / name) for name in sorted(set(placed.values()))}
+    for tensor, name in placed.items():
+        if tensor not in shapes[name]:
+            raise InvalidModelFile(f"{INDEX} places tensor {tensor} in {name}, which lacks it")
+    return {tensor: shapes[name][tensor] for tensor, name in placed.items()}
+
+
+def _without_weights(folder: Path) -> str:
+    pickles = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(_PICKLES))
+    if pickles:
+        return (
+            f"{pickles[0]} is a pickle, which may run any code when it is read, and the folder has no other weights: "
+            "convert them to safetensors"
+        )
+    return f"{ONE_FILE} is missing, and so is {INDEX} or a .gguf file"
+
+
+def _check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+    """Raise InvalidModelFile if a configuration declares sizes that its tensors cannot have.
+
+    transformers makes modules of these sizes before it compares them.
+    """
+    longest = max((size for shape in shapes.values() for size in shape), default=0)
+    for name, size in _numbers(config, _WIDTHS):
+        if size > longest:
+            raise InvalidModelFile(
+                f"{CONFIG}: {name} is {size}, but no dimension of its tensors is longer than {longest}"
+            )
+    for name, count in _numbers(config, _EXPERTS):
+        if count > max(longest, len(shapes)):
+            raise InvalidModelFile(f"{CONFIG}: {name} is {count}, but its files have {len(shapes)} tensors")
+    _check_vocabulary(config.get("vocab_size"), shapes)
+    _check_layers(config, shapes)
+
+
+def _check_vocabulary(size: int | None, shapes: Mapping[str, Shape]) -> None:
+    embeddings = {name: shape for name, shape in shapes.items() if name.endswith(_EMBEDDINGS)}
+    if size and embeddings and not any(size in shape for shape in embeddings.values()):
+        name, shape = next(iter(embeddings.items()))
+        raise InvalidModelFile(f"{CONFIG}: vocab_size is {size}, but tensor {name} has shape {list(shape)}")
+
+
+def _check_layers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+    count = 1 + max((int(match[1]) for tensor in shapes if (match := _LAYER.search(tensor))), default=-1)
+    for name, layers in _numbers(config, _LAYERS):
+        if count and layers > count:
+            raise InvalidModelFile(f"{CONFIG}: {name} is {layers}, but its files have tensors of {count} layers")
+
+
+def _numbers(config: Mapping[str, Any], names: Iterable[str]) -> Iterable[tuple[str, int]]:
+    return ((name, size) for name in names if isinstance(size := config.get(name), int))
