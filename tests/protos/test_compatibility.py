@@ -12,7 +12,7 @@ from protos.compatibility import PROTOS, RELEASED, breaks, check, write_descript
 BREAKS = {
     "decoding.proto": [
         ("optional int32 top_k = 2 ", "optional int32 top_k = 22 ", "FIELD_NO_DELETE"),
-        ("optional double top_p = 3 ", "optional float top_p = 3 ", "FIELD_SAME_TYPE"),
+        ("optional double top_n_sigma = 7 ", "optional float top_n_sigma = 7 ", "FIELD_SAME_TYPE"),
         ("optional double min_p = 4 ", "repeated double min_p = 4 ", "FIELD_SAME_CARDINALITY"),
         ("repeated int32 stop_token_ids = 4 ", "repeated int32 stop_tokens = 4 ", "FIELD_SAME_NAME"),
         (
@@ -83,7 +83,7 @@ def test_new_fields_calls_and_values_break_nothing(protos: Path) -> None:
 
 def test_a_deliberate_break_needs_an_exception_with_a_reason_and_the_exception_needs_the_break(protos: Path) -> None:
     exceptions = protos / "released" / "exceptions.toml"
-    replace(protos, "decoding.proto", "optional double top_p = 3 ", "optional float top_p = 3 ")
+    replace(protos, "decoding.proto", "optional double top_n_sigma = 7 ", "optional float top_n_sigma = 7 ")
     (one,) = breaks(protos, protos / "released" / "1.0.0.binpb")
     assert check(protos, protos / "released") == [str(one)]
     assert str(one).endswith("(FIELD_SAME_TYPE, since 1.0.0)")
@@ -93,7 +93,7 @@ def test_a_deliberate_break_needs_an_exception_with_a_reason_and_the_exception_n
         check(protos, protos / "released")
     exceptions.write_text(entry + "reason = 'nobody used more digits'\n")
     assert check(protos, protos / "released") == []
-    replace(protos, "decoding.proto", "optional float top_p = 3 ", "optional double top_p = 3 ")
+    replace(protos, "decoding.proto", "optional float top_n_sigma = 7 ", "optional double top_n_sigma = 7 ")
     assert check(protos, protos / "released") == [f"exceptions.toml: this exception does not apply: {one}"]
 
 

@@ -21,6 +21,7 @@ from services.models.files.numbers import (
     FileSchema,
     Heads,
     Layers,
+    PositiveShare,
     RotationBase,
     Share,
     Size,
@@ -49,18 +50,21 @@ _MOST_DIGITS = 8
 
 
 class GenerationConfig(FileSchema):
-    """`generation_config.json`: the tokens that end a text, and defaults of sampling."""
+    """`generation_config.json`: the tokens that end a text, and defaults of sampling.
+
+    The bounds of defaults are those of requests' fields in the protos, which a test compares.
+    """
 
     eos_token_id: TokenIds | None = said("the tokens that end a text")
     bos_token_id: TokenIdOrNone | list[TokenIdOrNone] | None = said("the token at the start of a text")
     pad_token_id: TokenIdOrNone | None = said("the token that fills batches")
     do_sample: bool | None = said("whether tokens are drawn, not the likeliest taken")
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = said("the divisor of logits")
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = said("how many tokens are drawn from; 0 and -1: all")
-    top_p: Share | None = said("the probability of the tokens that are drawn from")
+    temperature: Annotated[float, Field(ge=0)] | None = said("the divisor of logits")
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = said("how many tokens are drawn from; 0 and -1: all")
+    top_p: PositiveShare | None = said("the probability of the tokens that are drawn from")
     min_p: Share | None = said("the probability of a drawn token relative to the likeliest")
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = said("the divisor of logits of earlier tokens")
-    max_new_tokens: Context | None = said("tokens of an answer")
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = said("the divisor of logits of earlier tokens")
+    max_new_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = said("tokens of an answer")
     max_length: Annotated[int, Field(ge=0, le=1 << 30)] | None = said("tokens of prompt and answer")
 
 

@@ -1,5 +1,6 @@
 """What a model's files say about generation: defaults of requests, end tokens, and what is refused by its name."""
 
+import itertools
 import json
 import logging
 import shutil
@@ -15,6 +16,8 @@ from quire.v1.decoding_pb2 import GenerationDefaults
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
 from services.engine.startup.generation_config import check_generation, end_tokens, generation_defaults
+from services.models.files.bounded_json import InvalidModelFile
+from services.models.files.schemas import GenerationConfig, check_schema
 from services.runtime.settings import InvalidSetting
 from tests.tiny_models import VOCABULARY
 
@@ -118,6 +121,25 @@ def test_a_damaged_file_is_refused_by_its_name(folder: Path, text: str) -> None:
         ModelUnsupported, match=r"^generation_config\.json (is not valid JSON|must be a JSON object|is nested)"
     ):
         check_generation("auto", folder)
+
+
+DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+NUMBERS = (-2, -1, -0.5, 0, 5e-324, 0.5, 1, 1.5, 101, 1e300, 2**31 - 1, 2**31, 2**62)
+
+
+def test_the_files_schema_takes_the_numbers_that_requests_may_have(folder: Path) -> None:
+    def refused(check: Callable[[], object], error: type[Exception]) -> bool:
+        try:
+            check()
+        except error:
+            return True
+        return False
+
+    for name, number in itertools.product(DEFAULTS, NUMBERS):
+        write(folder, **{name: number})
+        by_schema = refused(lambda: check_schema(GENERATION, GenerationConfig, {name: number}), InvalidModelFile)  # noqa: B023
+        by_rule = refused(lambda: generation_defaults("auto", folder), ModelUnsupported)
+        assert by_schema == by_rule, (name, number)
 
 
 def test_the_end_tokens_of_config_json_hold_where_the_other_file_names_none(folder: Path) -> None:
