@@ -14,8 +14,8 @@ END_OF_TURN, END_OF_MESSAGE, NO_END, BY_NAME = 300, 301, 302, 2  # <|im_end|> is
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}"
-    "{{ call.function.name }}{% for name, value in call.function.arguments.items() %}{{ name }}={{ value }} {% endfor %}"
-    "{% endfor %}\n{% endfor %}"
+    "{{ call.function.name }} {% for name, value in call.function.arguments.items() %}{{ name }}={{ value }}"
+    "{% endfor %}{% endfor %}\n{% endfor %}"
 )
 QUESTION = {"role": "user", "content": "ab"}
 

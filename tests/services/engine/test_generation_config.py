@@ -15,7 +15,8 @@ from engine.errors import ModelUnsupported
 from quire.v1.decoding_pb2 import GenerationDefaults
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
-from services.engine.startup.generation_config import check_generation, end_tokens, generation_defaults
+from services.engine.startup.end_tokens import end_tokens
+from services.engine.startup.generation_config import check_generation, generation_defaults
 from services.models.files.bounded_json import InvalidModelFile
 from services.models.files.schemas import GenerationConfig, check_schema
 from services.runtime.settings import InvalidSetting

@@ -1,0 +1,112 @@
+"""The tokens at which a model's texts end, as its files name them.
+
+They are those of `SamplingParams.update_from_generation_config` of vLLM, which adds the tokenizer's end token to those
+of the file. Nothing here needs the wire contract: models also run where its packages are too old for it.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from engine.errors import ModelUnsupported
+from services.models.files.bounded_json import InvalidModelFile, read_configuration
+from services.models.files.tokenizer_loading import InvalidTokenizer, load_tokenizer
+from services.models.tokenizer_settings import named_tokens, tokenizer_settings
+from services.runtime.settings import InvalidSetting
+
+AUTO, NONE = "auto", "none"
+GENERATION = "generation_config.json"
+_CONFIG, _TOKENIZER = "config.json", "tokenizer_config.json"
+_EOS = "eos_token_id"
+
+log = logging.getLogger("quire.engine")
+
+
+def declared_end_tokens(setting: str, model: Path) -> dict[str, tuple[int, ...]]:
+    """Return the end tokens of generation_config.json, or of config.json if it names none, by the file's name.
+
+    Raises ModelUnsupported for one that is no token id of the vocabulary.
+    """
+    config = configuration(model / _CONFIG)
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else {}
+    size = config.get("vocab_size", text.get("vocab_size"))
+    named = ((GENERATION, configuration(generation_path(setting, model))), (_CONFIG, config), (_CONFIG, text))
+    for name, given in named:
+        if given.get(_EOS) is not None:
+            return {name: _token_ids(given[_EOS], size if isinstance(size, int) else None, name)}
+    return {}
+
+
+def end_tokens(setting: str, model: Path, known: frozenset[int], vocabulary_size: int) -> frozenset[int]:
+    """Return the tokens that end a text, and log where they are named.
+
+    They are those that transformers' `generate` stops at (`known`), and the end token of the tokenizer: some models
+    name the end of a turn only there. Raises ModelUnsupported as `declared_end_tokens` does.
+    """
+    sources = declared_end_tokens(setting, model)
+    named = [one for ids in sources.values() for one in ids]
+    ends = frozenset(one for one in (*known, *named) if 0 <= one < vocabulary_size)
+    own = _tokenizers_end(model, vocabulary_size)
+    texts = [", ".join(map(str, sorted(ends))) + f" ({' and '.join(sources) or 'the type of the model'})"] * bool(ends)
+    if own is not None and own not in ends:
+        texts.append(f"{own} ({_TOKENIZER})")
+    if texts:
+        log.info("texts end at the tokens %s", " and ".join(texts))
+    else:
+        log.warning("no file of the model names an end token: texts end at max_tokens or with the context")
+    return ends | {own} if own is not None else ends
+
+
+def generation_path(setting: str, model: Path) -> Path:
+    """Return the file that the setting chooses; with `none`, it still names end tokens."""
+    if setting in (AUTO, NONE):
+        return model / GENERATION
+    path = Path(setting) / GENERATION
+    if not path.is_file():
+        raise InvalidSetting(f"generation_config must be auto, none or a folder with {GENERATION}, not {setting!r}")
+    return path
+
+
+def configuration(path: Path) -> Mapping[str, Any]:
+    """Read a configuration; empty if there is none. Raises ModelUnsupported."""
+    if not path.is_file():
+        return {}
+    try:
+        return read_configuration(path)
+    except InvalidModelFile as error:
+        raise ModelUnsupported(str(error)) from error
+
+
+def _token_ids(declared: object, vocabulary_size: int | None, file: str) -> tuple[int, ...]:
+    ids = declared if isinstance(declared, list) else [declared]
+    for one in ids:
+        if isinstance(one, bool) or not isinstance(one, int):
+            raise ModelUnsupported(f"{file}: {_EOS} must be a token id, or a list of them, not {str(declared)[:40]!r}")
+        if one < 0 or (vocabulary_size is not None and one >= vocabulary_size):
+            bounds = "at least 0" if vocabulary_size is None else f"between 0 and {vocabulary_size - 1}"
+            raise ModelUnsupported(f"{file}: {_EOS} must be {bounds}, not {str(one)[:40]}")
+    return tuple(ids)
+
+
+def _tokenizers_end(folder: Path, vocabulary_size: int) -> int | None:
+    """Return the id of the tokenizer's end token, None if it names none that the model can generate."""
+    text = named_tokens(tokenizer_settings(folder)).get("eos_token")
+    if not text:
+        return None
+    token = _backend(folder).token_to_id(text)
+    if token is None or token >= vocabulary_size:
+        log.warning("%s: eos_token %r is no token of the model, so it ends no text", _TOKENIZER, text[:40])
+        return None
+    return token
+
+
+def _backend(folder: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer with the tokens that only the settings name. Raises ModelUnsupported."""
+    try:
+        return load_tokenizer(folder).backend
+    except InvalidTokenizer as error:
+        raise ModelUnsupported(str(error)) from error
