@@ -45,7 +45,8 @@ def _complete(config: Any, header: GgufHeader, source: Path) -> None:
         factor = float(header.metadata.get(f"{header.architecture}.rope.scaling.factor", 1.0))
         config.rope_parameters = dict(config.rope_parameters) | {"rope_type": "linear", "factor": factor}
     elif scaling != "none":
-        raise ModelUnsupported(f"its rotations are scaled by {scaling!r}, which is not read from GGUF files")
+        key = f"{header.architecture}.rope.scaling.type"
+        raise ModelUnsupported(f"its {key} is {scaling!r}, and such rotations are not read from GGUF files")
 
 
 def _llama3(config: Any, factors: npt.NDArray[np.float32]) -> dict[str, Any]:

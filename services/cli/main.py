@@ -69,7 +69,8 @@ for command in (serve, kvmanager, engine, gateway):
 @click.option(
     "--max-tokens",
     type=_TOKENS,
-    help=f"Maximum number of generated tokens; 0: as many as fit. Default: {ANSWER_TOKENS}, or fewer if fewer fit.",
+    help="Maximum number of generated tokens; 0: the model's, else as many as fit. "
+    f"Default: {ANSWER_TOKENS}, or fewer if fewer fit.",
 )
 @click.option(
     "--beams",
@@ -116,7 +117,7 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
     type=_TOKENS,
     default=512,
     show_default=True,
-    help="Maximum number of tokens of one answer; 0: as many as fit.",
+    help="Maximum number of tokens of one answer; 0: the model's, else as many as fit.",
 )
 @click.option(
     "--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: the model's, else 1."

@@ -23,6 +23,7 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
+from services.engine.startup.end_tokens import file_name
 from services.engine.startup.generation_config import check_generation, generation_defaults
 from services.engine.startup.parts import Assembly, Attachment, BlockLink, Model, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
@@ -186,7 +187,7 @@ class EngineService:
     def _generation_defaults(self) -> decoding_pb2.GenerationDefaults:
         defaults = generation_defaults(self._settings.generation_config, Path(self._settings.model))
         if text := numbers_of(defaults):
-            log.info("generation_config.json: requests that leave them out get %s", text)
+            log.info("%s: requests that leave them out get %s", file_name(self._settings.generation_config), text)
         return defaults
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:

@@ -14,6 +14,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine.errors import ModelUnsupported
 from engine.model.gguf_configuration import gguf_configuration
+from services.models.files.chat_templates import TemplateSource
+from services.models.files.template_language import InvalidTemplate
 from services.models.gguf.tokenizer import GgufTokenizer, gguf_tokenizer
 
 
@@ -40,12 +42,21 @@ def _generation_config(config: Any, tokenizer: GgufTokenizer) -> GenerationConfi
 def _save(tokenizer: GgufTokenizer, config: Any, destination: Path) -> None:
     settings = dict(tokenizer.settings)
     if template := settings.pop("chat_template", None):
+        _check_template(template)
         (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
     # GGUF keeps the context length only with the model.
     if length := getattr(config, "max_position_embeddings", None):
         settings["model_max_length"] = length
     (destination / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
     tokenizer.backend.save(str(destination / "tokenizer.json"))
+
+
+def _check_template(template: str) -> None:
+    """Raise ModelUnsupported, with the file's key, unless a chat template is Jinja."""
+    try:
+        TemplateSource(template, "tokenizer.chat_template").check()
+    except InvalidTemplate as error:
+        raise ModelUnsupported(str(error)) from error
 
 
 def main() -> int:

@@ -93,7 +93,7 @@ def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
     of_hub = HUB_ID.fullmatch(name) and not path.is_dir()
     folder = (_local_snapshot(name) or _hub_configuration(name)) if of_hub else _fetched(name, cache, progress)
     with _file_faults(name) as check:
-        check.check_links(folder)
+        check.check_entries(folder)
         check.check_configuration(folder)
         if gguf := check.gguf_of(folder):
             check.check_gguf(gguf)

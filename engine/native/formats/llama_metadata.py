@@ -33,7 +33,8 @@ def check_metadata(header: GgufHeader, head_size: int, vocabulary: int) -> None:
             raise ModelUnsupported(f"its {header.architecture}.{key} is {found}, but only {values[-1]} is served")
     window = header.number("attention.sliding_window") or 0
     if 0 < window < (header.number("context_length") or 0):
-        raise ModelUnsupported(f"it has a window of {window} tokens, and windows are not read from GGUF files")
+        key = f"{header.architecture}.attention.sliding_window"
+        raise ModelUnsupported(f"its {key} is {window}, and windows are not read from GGUF files")
     for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor"):
         value = header.metadata.get(f"{header.architecture}.{key}", 1.0)
         if not (isinstance(value, int | float) and isfinite(value) and value > 0):

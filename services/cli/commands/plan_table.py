@@ -1,6 +1,7 @@
 """The table of `quire plan`: each figure with its derivation."""
 
 from collections.abc import Mapping
+from shlex import quote
 
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +30,9 @@ def show(
     if shape.text_part_of:
         console.print(f"\nonly the text part of this image-text model ({shape.text_part_of}) is served", soft_wrap=True)
     parallel = f" --tensor-parallel {ranks}" if ranks > 1 else ""
-    console.print(f"\nquire engine --dtype {type_name}{chosen} {_engine_options(plan)}{parallel}", soft_wrap=True)
+    served = "" if model == "demo" else f" --model {quote(model)}"
+    options = f"--dtype {type_name}{chosen} {_engine_options(plan)}{parallel}"
+    console.print(f"\nquire engine{served} {options}", soft_wrap=True)
     console.print(f"quire gateway --max-requests {plan.max_requests}   # for one such engine", soft_wrap=True)
 
 

@@ -176,6 +176,7 @@ def _system(content: str | None) -> list[Message]:
 class _PrintedAnswer:
     request_id: str = ""
     model_defaults: str = ""
+    default_limit: int = 0  # max_tokens of the model, if the request got them
     text: str = ""
     finished: gateway_pb2.Finished = field(default_factory=gateway_pb2.Finished)
 
@@ -192,6 +193,7 @@ async def _print_answer(
             case "started":
                 answer.request_id = response.started.request_id
                 answer.model_defaults = numbers_of(response.started.model_defaults)
+                answer.default_limit = response.started.model_defaults.max_tokens
                 for warning in response.started.warnings:
                     click.echo(f"warning: {warning}", err=True)
             case "finished":
@@ -223,7 +225,8 @@ def _name(answer: _PrintedAnswer, connection: Connection) -> str:
 
 
 def _print_stop(answer: _PrintedAnswer, request: gateway_pb2.GenerateRequest) -> None:
-    limit, reasons = request.stopping.max_tokens, {sample.reason for sample in answer.finished.samples}
+    limit = request.stopping.max_tokens or answer.default_limit
+    reasons = {sample.reason for sample in answer.finished.samples}
     if limit and decoding_pb2.FINISH_REASON_LENGTH in reasons:
         click.echo(f"stopped at {counted(limit, 'token')}; raise it with --max-tokens", err=True)
 

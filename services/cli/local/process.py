@@ -96,7 +96,7 @@ class ServiceProcess:
             return f"{self.label} was ended by {signal.Signals(-status).name}"
         if status == 0:
             return f"{self.label} was stopped"
-        return f"{self.label} ended with status {status}: {self._last_line}"
+        return f"{self.label} ended with status {status}: {self._last_line.rstrip('.')}"
 
     async def _spawn(self, is_ready: int) -> asyncio.subprocess.Process:
         command = type(self.settings).__name__.removesuffix("Settings").lower()

@@ -28,17 +28,19 @@ log = logging.getLogger("quire.engine")
 def declared_end_tokens(setting: str, model: Path) -> dict[str, tuple[int, ...]]:
     """Return the end tokens of generation_config.json, or of config.json if it names none, by the file's name.
 
-    Raises ModelUnsupported for one that is no token id of the vocabulary.
+    With another folder as the setting, those of its file are added. Raises ModelUnsupported for one that is no token
+    id of the vocabulary.
     """
-    config = configuration(model / _CONFIG)
+    config = _configuration(model / _CONFIG, _CONFIG)
     text = config.get("text_config")
     text = text if isinstance(text, dict) else {}
     size = config.get("vocab_size", text.get("vocab_size"))
-    named = ((GENERATION, configuration(generation_path(setting, model))), (_CONFIG, config), (_CONFIG, text))
-    for name, given in named:
-        if given.get(_EOS) is not None:
-            return {name: _token_ids(given[_EOS], size if isinstance(size, int) else None, name)}
-    return {}
+    own = ((GENERATION, chosen(AUTO, model)), (_CONFIG, config), (_CONFIG, text))
+    named = [(name, given[_EOS]) for name, given in own if given.get(_EOS) is not None][:1]
+    if setting not in (AUTO, NONE):
+        further = chosen(setting, model).get(_EOS)
+        named += [(file_name(setting), further)] * (further is not None)
+    return {name: _token_ids(ids, size if isinstance(size, int) else None, name) for name, ids in named}
 
 
 def end_tokens(setting: str, model: Path, known: frozenset[int], vocabulary_size: int) -> frozenset[int]:
@@ -61,7 +63,12 @@ def end_tokens(setting: str, model: Path, known: frozenset[int], vocabulary_size
     return ends | {own} if own is not None else ends
 
 
-def generation_path(setting: str, model: Path) -> Path:
+def file_name(setting: str) -> str:
+    """Return the name of the file that the setting chooses, for messages: with its folder if it is another."""
+    return GENERATION if setting in (AUTO, NONE) else str(Path(setting) / GENERATION)
+
+
+def _generation_path(setting: str, model: Path) -> Path:
     """Return the file that the setting chooses; with `none`, it still names end tokens."""
     if setting in (AUTO, NONE):
         return model / GENERATION
@@ -71,14 +78,19 @@ def generation_path(setting: str, model: Path) -> Path:
     return path
 
 
-def configuration(path: Path) -> Mapping[str, Any]:
-    """Read a configuration; empty if there is none. Raises ModelUnsupported."""
+def chosen(setting: str, model: Path) -> Mapping[str, Any]:
+    """Read the generation_config.json that the setting chooses. Raises ModelUnsupported and InvalidSetting."""
+    return _configuration(_generation_path(setting, model), file_name(setting))
+
+
+def _configuration(path: Path, name: str) -> Mapping[str, Any]:
+    """Read a configuration, named so in faults; empty if there is none. Raises ModelUnsupported."""
     if not path.is_file():
         return {}
     try:
         return read_configuration(path)
     except InvalidModelFile as error:
-        raise ModelUnsupported(str(error)) from error
+        raise ModelUnsupported(str(error).replace(path.name, name, 1)) from error
 
 
 def _token_ids(declared: object, vocabulary_size: int | None, file: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from quire.v1 import decoding_pb2
-from services.engine.startup.end_tokens import GENERATION, NONE, configuration, declared_end_tokens, generation_path
+from services.engine.startup.end_tokens import NONE, chosen, declared_end_tokens, file_name
 from services.wire.field_rules import DeclaredField, declared_fields
 
 # Names in the file where they differ from those of the contract.
@@ -24,12 +24,15 @@ def generation_defaults(setting: str, model: Path) -> decoding_pb2.GenerationDef
 
     Raises InvalidSetting for a folder without the file, and ModelUnsupported for a value out of bounds, by its name.
     """
-    given = {} if setting == NONE else configuration(generation_path(setting, model))
+    given = {} if setting == NONE else chosen(setting, model)
     defaults = decoding_pb2.GenerationDefaults()
     for name, field in declared_fields(defaults.DESCRIPTOR).items():
         key = _KEYS.get(name, name)
         if given.get(key) is not None:
-            setattr(defaults, name, _number(given[key], field, key))
+            try:
+                setattr(defaults, name, _number(given[key], field, key))
+            except ModelUnsupported as fault:
+                raise ModelUnsupported(f"{file_name(setting)}: {fault}") from None
     return defaults
 
 
@@ -43,12 +46,12 @@ def _number(value: Any, field: DeclaredField, key: str) -> float:
     """Return a value of the file for a field. Raises ModelUnsupported."""
     kind = (int, float) if field.is_fraction else (int,)
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise ModelUnsupported(f"{GENERATION}: {key} must be {'a number' if field.is_fraction else 'an integer'}")
+        raise ModelUnsupported(f"{key} must be {'a number' if field.is_fraction else 'an integer'}")
     if key == "top_k" and value == _ALL:
         return 0
     bits = 1024 if field.is_fraction else 31
     if isinstance(value, int) and abs(value) >> bits:
-        raise ModelUnsupported(f"{GENERATION}: {key} must be less than 2^{bits}")
+        raise ModelUnsupported(f"{key} must be less than 2^{bits}")
     if fault := field.fault(value):
-        raise ModelUnsupported(f"{GENERATION}: {key} {fault.rule}")
+        raise ModelUnsupported(f"{key} {fault.rule}")
     return value

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.v1 import gateway_pb2
+from quire.v1 import decoding_pb2, gateway_pb2
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,19 @@ def sequences_of(request: gateway_pb2.GenerateRequest) -> Sequences:
     return Sequences(max(1, request.sampling.sample_count), ONE_SEQUENCE.field)
 
 
-def token_upper_bound(request: gateway_pb2.GenerateRequest, context_tokens: int) -> int:
+def token_upper_bound(
+    request: gateway_pb2.GenerateRequest, context_tokens: int, defaults: decoding_pb2.GenerationDefaults
+) -> int:
     """Return an upper bound of a request's tokens, prompt and samples together.
 
     A text token has at least one byte. The few special tokens, and the text that a chat template adds, are not counted.
-    Without max_tokens a sample can fill the context.
+    Without max_tokens, in the request or the model's `defaults`, a sample can fill the context.
     """
     sequences = max(1, request.sampling.sample_count, request.beam_search.width)
     stopping = request.stopping
     max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else context_tokens
+    if not stopping.HasField("max_tokens") and defaults.HasField("max_tokens"):
+        max_tokens = max(defaults.max_tokens, stopping.min_tokens)
     kept = request.truncate_prompt_tokens if request.truncate_prompt_tokens > 0 else context_tokens
     prompt_tokens = min(_prompt_tokens(request.prompt), kept, context_tokens)
     return prompt_tokens + sequences * min(max(0, max_tokens), context_tokens)

@@ -17,6 +17,9 @@ from services.gateway.text.tokenizer_store import TokenizerStore
 from services.runtime.errors import InvalidField, RejectionReason, Unavailable, UnknownModel
 from services.runtime.service import Readiness
 
+# What engines of one model should have in common.
+_SHARED = ("model_fingerprint", "dtype", "weights", "kv_dtype", "generation_defaults")
+
 log = logging.getLogger("quire.gateway")
 
 
@@ -29,7 +32,28 @@ class ServedModel:
     tokenizer: Tokenizer
     links: list[EngineLink] = field(default_factory=list)
     in_flight: int = 0  # admitted requests that have not ended
-    defaults: decoding_pb2.GenerationDefaults = field(default_factory=decoding_pb2.GenerationDefaults)
+    # Descriptions of engines by their ids, the latest to connect last; only the last one may have disconnected.
+    engines: dict[str, pb.GetEngineResponse] = field(default_factory=dict)
+
+    @property
+    def defaults(self) -> decoding_pb2.GenerationDefaults:
+        """Defaults for requests: of the connected engine that connected last, of the last one if none is left."""
+        known = [one for one in self.engines.values() if one.HasField("generation_defaults")]  # older engines have none
+        connected = {link.description().engine_id for link in self.links if link.readiness.ready}
+        latest = [one for one in known if one.engine_id in connected] or known
+        return latest[-1].generation_defaults if latest else decoding_pb2.GenerationDefaults()
+
+    def add_engine(self, description: pb.GetEngineResponse) -> None:
+        """Take the description of an engine that connects, and log in what it differs from the other engines."""
+        connected = {link.description().engine_id for link in self.links if link.readiness.ready}
+        self.engines = {
+            name: one for name, one in self.engines.items() if name in connected and name != description.engine_id
+        }
+        for name, other in self.engines.items():
+            if different := [one for one in _SHARED if getattr(other, one) != getattr(description, one)]:
+                sentence = "engine %s of model %s differs from engine %s in %s: answers depend on the engine"
+                log.warning(sentence, description.engine_id, self.name, name, ", ".join(different))
+        self.engines[description.engine_id] = description
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -145,8 +169,7 @@ class Fleet:
         if model is None:
             model = self._models[name] = ServedModel(name, digest, tokenizer)
         model.digest, model.tokenizer = digest, tokenizer
-        if description.HasField("generation_defaults"):  # an engine of an older version has none
-            model.defaults = description.generation_defaults
+        model.add_engine(description)
 
     async def run(self) -> None:
         """Discover engines and keep links to them, until cancelled."""

@@ -62,6 +62,11 @@ class ChatTemplate:
         """The Jinja text for conversations with tools; None for a model without a template."""
         return self._tool_source
 
+    @property
+    def needs_tools(self) -> bool:
+        """Whether the only template is that for conversations with tools."""
+        return self._source is None and self._tool_source is not None
+
     def names(self, word: str) -> bool:
         """Return True if the template has the word as a string, such as a role that it compares with."""
         texts = (self._source or "", self._tool_source or "")
@@ -84,7 +89,8 @@ class ChatTemplate:
 
     def _rendered(self, name: str, variables: Mapping[str, Any]) -> str:
         if (self._tool_source if name == "tools" else self._source) is None:
-            raise ChatTemplateError("The model has no chat template.")
+            without = " for conversations without tools" if self.needs_tools else ""
+            raise ChatTemplateError(f"The model has no chat template{without}.")
         answer = self._process.render(name, variables)
         if answer.text is not None:
             return answer.text

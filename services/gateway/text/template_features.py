@@ -36,7 +36,7 @@ class TemplateFeatures:
     @cached_property
     def takes_parts(self) -> bool:
         """Whether texts are rendered as lists of parts only, as in templates of image-text models."""
-        given = Conversation([{"role": "user", "content": _TEXT}], open_turn=False)
+        given = Conversation([{"role": "user", "content": _TEXT}], self._least_tools, open_turn=False)
         return _TEXT not in self._attempted(given) and _TEXT in self._attempted(_in_parts(given))
 
     def render(self, conversation: Conversation) -> str:
@@ -65,8 +65,12 @@ class TemplateFeatures:
         return self._rendered([_USER, _ASSISTANT, _USER]) or self._rendered([_USER])
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
-        given = Conversation(messages, tools, open_turn=False)
+        given = Conversation(messages, tools or self._least_tools, open_turn=False)
         return self._attempted(_in_parts(given) if self.takes_parts else given)
+
+    @property
+    def _least_tools(self) -> Sequence[dict[str, Any]]:
+        return [_TOOL] * self._template.needs_tools
 
     def _attempted(self, conversation: Conversation) -> str:
         if self._exceeds_limits:

@@ -4,6 +4,7 @@
 bounded in depth, and names line and column of a fault.
 """
 
+import codecs
 import json
 import math
 import stat
@@ -23,6 +24,7 @@ _MOST_DEPTH = 200
 _TOO_DEEP = "recursion limit exceeded"
 # State-space models write that their steps have no limit; no layer that is served reads it.
 _MAY_BE_INFINITE = "time_step_limit"
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _KINDS = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 
 
@@ -63,6 +65,8 @@ def _content(path: Path, most_bytes: int) -> bytes:
 
 
 def _object(name: str, content: bytes) -> dict[str, Any]:
+    if content.startswith(_BYTE_ORDER_MARKS):
+        raise InvalidModelFile(f"{name} begins with a byte order mark: it must be UTF-8 without one")
     try:
         found = from_json(content)
     except ValueError as error:

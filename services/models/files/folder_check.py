@@ -59,7 +59,7 @@ def check_folder(folder: Path) -> None:
 
     Raises InvalidModelFile: one sentence with the file, the place and the reason.
     """
-    check_links(folder)
+    check_entries(folder)
     config = check_configuration(folder)
     check_tokenizer(folder)
     _check_weights(folder, config)
@@ -115,8 +115,10 @@ def check_gguf(path: Path) -> None:
         raise InvalidModelFile(str(error) if named else f"{path.name}: {error}") from error
 
 
-def check_links(folder: Path) -> None:
-    """Check that no file that is read is a link out of the folder. Raises InvalidModelFile with its name.
+def check_entries(folder: Path) -> None:
+    """Check that all that is read are files, none a link out of the folder. Raises InvalidModelFile with its name.
+
+    A pipe or a device could be read for ever, and a folder would be passed over as if the file were missing.
 
     A snapshot of the hub's cache links to files in a folder of the same model. A GGUF file may lie anywhere: its folder
     in Quire's cache links to it.
@@ -124,10 +126,14 @@ def check_links(folder: Path) -> None:
     folder = folder.resolve()
     inside = [folder, (folder.parent.parent / "blobs").resolve()] if folder.parent.name == "snapshots" else [folder]
     for path in (*sorted(folder.iterdir()), *sorted(folder.glob(f"{_TEMPLATES}/*"))):
-        if path.is_symlink() and (path.name == _TEMPLATES or path.name.lower().endswith(_READ)):
-            target = path.resolve()
-            if not any(target.is_relative_to(one) for one in inside):
-                raise InvalidModelFile(f"{path.name} is a link out of the model's folder, to {target}")
+        name = path.relative_to(folder)
+        if path.name != _TEMPLATES and not path.name.lower().endswith(_READ):
+            continue
+        target = path.resolve()
+        if path.is_symlink() and not any(target.is_relative_to(one) for one in inside):
+            raise InvalidModelFile(f"{name} is a link out of the model's folder, to {target}")
+        if path.name != _TEMPLATES and target.exists() and not target.is_file():
+            raise InvalidModelFile(f"{name} is no regular file")
 
 
 def _check_generation(path: Path, config: Mapping[str, Any]) -> None:

@@ -29,9 +29,11 @@ class Fault(NamedTuple):
     def response(self) -> bytes:
         """Return a whole response in OpenAI's format."""
         code = self.status.phrase.lower().replace(" ", "_")
-        error = {"message": self.message, "type": "invalid_request_error", "param": None, "code": code}
+        unavailable = self.status is HTTPStatus.SERVICE_UNAVAILABLE
+        kind, code = ("service_unavailable_error", "unavailable") if unavailable else ("invalid_request_error", code)
+        error = {"message": self.message, "type": kind, "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
-        again = "retry-after: 1\r\n" if self.status is HTTPStatus.SERVICE_UNAVAILABLE else ""
+        again = "retry-after: 1\r\n" if unavailable else ""
         head = f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\ncontent-type: application/json\r\n"
         return f"{head}content-length: {len(body)}\r\nconnection: close\r\n{again}\r\n".encode() + body
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +75,16 @@ def test_none_ignores_the_values_of_the_file_and_another_folder_replaces_them(fo
     assert generation_defaults("none", folder) == GenerationDefaults()
     assert generation_defaults(str(other), folder) == GenerationDefaults(top_k=5)
     assert end_tokens("none", folder, frozenset(), VOCABULARY) == {0, 3}
-    assert end_tokens(str(other), folder, frozenset(), VOCABULARY) == {0, 4}
+    assert end_tokens(str(other), folder, frozenset(), VOCABULARY) == {0, 3, 4}
+
+
+def test_faults_of_another_folder_are_reported_with_it(folder: Path) -> None:
+    other = folder / "other"
+    other.mkdir()
+    for values, fault in (({"top_p": 2}, "top_p must be above 0"), ({"eos_token_id": 9**9}, "eos_token_id must be")):
+        write(other, **values)
+        with pytest.raises(ModelUnsupported, match=f"^{re.escape(str(other / GENERATION))}: {fault}"):
+            check_generation(str(other), folder)
 
 
 def test_a_setting_that_is_no_folder_with_the_file_is_refused(folder: Path) -> None:

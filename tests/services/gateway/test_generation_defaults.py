@@ -2,19 +2,31 @@
 
 import asyncio
 import json
+import logging
 import shutil
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.loads.null_engine import NullOptions
 from quire.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2
 from quire.v1.decoding_pb2 import GenerationDefaults, Sampling
+from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_checks import checked, fill_defaults
 from services.runtime import transport
-from tests.services.gateway.handler_in_process import ACME, HandlerInProcess, handler_in_process
+from tests.running_quire import CALL_SECONDS
+from tests.services.gateway.handler_in_process import (
+    ACME,
+    MODEL,
+    HandlerInProcess,
+    handler_in_process,
+    kv_manager,
+    null_engine,
+    running_handler,
+)
 
 Request = gateway_pb2.GenerateRequest
 
@@ -120,22 +132,50 @@ def test_max_tokens_of_the_model_gives_way_to_the_request_and_to_what_fits(
     asyncio.run(run())
 
 
-def test_an_engine_of_an_older_version_leaves_the_defaults_and_a_newer_one_replaces_them(
-    model: Path, tmp_path: Path
+async def usable(one: HandlerInProcess, engines: int) -> None:
+    async with asyncio.timeout(CALL_SECONDS):
+        while one.fleet.usable_engines().get(MODEL) != engines:
+            await one.fleet.wait_for_change()
+
+
+def test_the_engine_that_connects_last_has_the_defaults_until_it_leaves(
+    model: Path, tiny_model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older one announces none, and gets the values in its requests."""
+    canary = tmp_path / "canary"
+    shutil.copytree(tiny_model("llama"), canary)
+    (canary / "generation_config.json").write_text('{"top_k": 4}')
+    options = NullOptions(CONTEXT, 384, 100, 20.0, "nothing")
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(kv_manager(tmp_path))
+            await stack.enter_async_context(null_engine(tmp_path, model, "one", options))
+            addresses = f"unix:{tmp_path}/one.sock,unix:{tmp_path}/two.sock"
+            one = await stack.enter_async_context(running_handler(tmp_path, addresses, GatewayObserver(), 1))
+            async with null_engine(tmp_path, canary, "two", options):
+                await usable(one, 2)
+                assert one.handler.model("").generation_defaults == GenerationDefaults(top_k=4)
+            await usable(one, 1)
+            assert one.handler.model("").generation_defaults == OF_MODEL
+
+    with caplog.at_level(logging.WARNING, "quire.gateway"):
+        asyncio.run(run())
+    sentence = "engine two of model m differs from engine one in generation_defaults: answers depend on the engine"
+    assert sentence in caplog.messages
+
+
+def test_an_engine_of_an_older_version_leaves_the_defaults(model: Path, tmp_path: Path) -> None:
+    """It announces none, and gets the values in its requests."""
 
     async def run() -> None:
         async with handler_in_process(tmp_path, model) as one:
             link = one.fleet.links()[0]
             joining = engine_pb2.GetEngineResponse()
             joining.CopyFrom(link.description())
+            joining.engine_id = "three"
             joining.ClearField("generation_defaults")
             async with transport.channel(link.address) as channel:
                 await one.fleet.on_engine(joining, engine_pb2_grpc.EngineStub(channel))
-                assert one.handler.model("").generation_defaults == OF_MODEL
-                joining.generation_defaults.top_k = 4
-                await one.fleet.on_engine(joining, engine_pb2_grpc.EngineStub(channel))
-            assert one.handler.model("").generation_defaults == GenerationDefaults(top_k=4)
+            assert one.handler.model("").generation_defaults == OF_MODEL
 
     asyncio.run(run())

@@ -56,7 +56,7 @@ def test_linear_rotations_are_read_and_others_refused(tmp_path: Path) -> None:
         "rope_theta": 10000.0,
         "factor": 4.0,
     }
-    with pytest.raises(ModelUnsupported, match="its rotations are scaled by 'yarn', which is not read"):
+    with pytest.raises(ModelUnsupported, match=r"its llama\.rope\.scaling\.type is 'yarn', and such"):
         configuration(tmp_path, lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
     with pytest.raises(ModelUnsupported, match=re.escape("tensor rope_freqs.weight has factors other than those")):
         configuration(
@@ -107,6 +107,12 @@ def test_sizes_that_no_tensor_of_the_file_has_are_refused_for_all_families(tmp_p
     for message, change in refused.items():
         with pytest.raises(ModelUnsupported, match=f"^{message}"):
             convert(write_gpt2(tmp_path / "tiny.gguf", change), tmp_path / "folder")
+
+
+def test_a_chat_template_that_is_no_jinja_is_refused_by_its_key_and_line(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", {}, change=lambda writer: writer.add_chat_template("a\n{% for %}"))
+    with pytest.raises(ModelUnsupported, match=r"^tokenizer\.chat_template: line 2: "):
+        convert(path, tmp_path / "folder")
 
 
 def test_a_file_of_another_family_that_lacks_a_layer_is_refused_with_its_tensors(tmp_path: Path) -> None:

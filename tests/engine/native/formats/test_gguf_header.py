@@ -144,7 +144,7 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None]]] = {
         "-",
         lambda writer: writer.add_rope_scaling_factor(4.0),
     ),
-    "it has a window of 8 tokens, and windows are not read from GGUF files": (
+    "its llama.attention.sliding_window is 8, and windows are not read from GGUF files": (
         "-",
         lambda writer: writer.add_sliding_window(8),
     ),

@@ -94,13 +94,13 @@ def test_a_cache_in_8_bits_is_planned_with_its_scales(tiny_model: Tiny) -> None:
     codes, plain = figures(*options, "--kv-dtype", "int8"), figures(*options)
     assert codes["block_bytes"] / plain["block_bytes"] == (16 + 2) / (16 * 2)  # a head has 16 elements
     shown = run(*options, "--kv-dtype", "int8").stdout
-    assert "quire engine --dtype bfloat16 --kv-dtype int8" in shown
+    assert " --dtype bfloat16 --kv-dtype int8" in shown
     assert "(16 bytes and 2 of a scale)" in " ".join(shown.split())
 
 
 def test_a_cache_in_8_bits_on_a_gpu_is_planned_with_the_only_backend_that_reads_it(tiny_model: Tiny) -> None:
     shown = run("--model", tiny_model("llama"), "--device-blocks", "100", "--kv-dtype", "int8").stdout
-    assert "quire engine --dtype bfloat16 --kv-dtype int8 --attention-backend torch" in shown
+    assert " --dtype bfloat16 --kv-dtype int8 --attention-backend torch" in shown
 
 
 def test_a_cache_in_8_bits_is_refused_where_no_engine_has_it(tiny_model: Tiny) -> None:

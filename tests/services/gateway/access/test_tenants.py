@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.v1 import gateway_pb2
+from quire.v1.decoding_pb2 import GenerationDefaults
 from services.gateway.access.api_keys import TenantLimits
 from services.gateway.access.callers import ANONYMOUS, Caller
 from services.gateway.access.namespace import Namespace, qualified
@@ -209,7 +210,15 @@ def test_new_limits_apply_at_once_to_requests_in_flight(clock: Clock) -> None:
 def test_the_token_upper_bound_needs_no_tokenizer(fields: dict[str, object], most: int) -> None:
     request = gateway_pb2.GenerateRequest()
     request.MergeFrom(gateway_pb2.GenerateRequest(**fields))  # type: ignore[arg-type]
-    assert token_upper_bound(request, 100) == most
+    assert token_upper_bound(request, 100, GenerationDefaults()) == most
+
+
+def test_a_models_default_of_max_tokens_bounds_a_request_without_its_own() -> None:
+    def bound(most: int, **stopping: int) -> int:
+        given = gateway_pb2.GenerateRequest(prompt={"text": "x"}, stopping=stopping)  # type: ignore[arg-type]
+        return token_upper_bound(given, 100, GenerationDefaults(max_tokens=most))
+
+    assert (bound(33), bound(33, max_tokens=50), bound(33, min_tokens=40), bound(1000)) == (34, 51, 41, 101)
 
 
 # Salts and ids.

@@ -52,6 +52,15 @@ def render(source: str | None, *messages: dict[str, Any], **parts: Any) -> str:
     return renderer(source).render(Conversation(messages, **({"open_turn": False} | parts)))
 
 
+def test_a_model_with_a_template_for_tools_only_renders_conversations_with_tools() -> None:
+    of_tools = ChatRenderer(ChatTemplate(None, {}, WITH_TOOLS))
+    text = of_tools.render(Conversation([USER], [SUM], open_turn=False))
+    assert "<user>Add.</user>" in text
+    assert '"sum"' in text
+    with pytest.raises(ChatTemplateError, match="no chat template for conversations without tools"):
+        of_tools.render(Conversation([USER]))
+
+
 def test_tools_are_described_in_the_system_message_if_the_template_does_not_render_them() -> None:
     system = {"role": "system", "content": "Be brief."}
     for messages in ([system, USER], [USER]):

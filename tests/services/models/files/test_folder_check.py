@@ -165,9 +165,17 @@ def index(**places: str) -> Damage:
     return damage
 
 
-def piped(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    os.mkfifo(folder / "config.json")
+def piped(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def a_folder(name: str) -> Damage:
+    return lambda folder: (folder / name).mkdir()
 
 
 def linked_template(folder: Path) -> None:
@@ -201,7 +209,17 @@ FILES: list[tuple[Damage, str]] = [
     (put("config.json", " " * (17 << 20)), "config.json must have at most 16777216 bytes, not 17825792"),
     (link("config.json", "/etc/passwd"), "config.json is a link out of the model's folder, to /etc/passwd"),
     (link("config.json", "nowhere.json"), "config.json is missing"),
-    (piped, "config.json is no regular file"),
+    *(
+        (piped(name), f"^{name} is no regular file")
+        for name in (
+            *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+            *("added_tokens.json", "vocab.json", "tokenizer.json", "chat_template.json", "chat_template.jinja"),
+            *("additional_chat_templates/x.jinja", "model.safetensors", "model.safetensors.index.json"),
+        )
+    ),
+    *((a_folder(name), f"^{name} is no regular file") for name in ("chat_template.jinja", "special_tokens_map.json")),
+    (put("config.json", b"\xef\xbb\xbf{}"), "config.json begins with a byte order mark"),
+    (put("config.json", "{}".encode("utf-16")), "config.json begins with a byte order mark"),
     (put("generation_config.json", BRACKETS), "generation_config.json is nested more than 200 levels"),
     (
         put("generation_config.json", '{"eos_token_id": "x"}'),
@@ -266,7 +284,7 @@ FILES: list[tuple[Damage, str]] = [
         link("additional_chat_templates", "/etc"),
         "additional_chat_templates is a link out of the model's folder, to /etc",
     ),
-    (linked_template, "tool_use.jinja is a link out of the model's folder, to /etc/passwd"),
+    (linked_template, "additional_chat_templates/tool_use.jinja is a link out of the model's folder, to /etc/passwd"),
     (drop("model.safetensors"), "model.safetensors is missing, and so is model.safetensors.index.json or a .gguf file"),
     (pickled, "pytorch_model.bin is a pickle, which may run any code when it is read"),
     (link("model.safetensors", "/dev/zero"), "model.safetensors is a link out of the model's folder, to /dev/zero"),

@@ -44,7 +44,8 @@ async def stopped(path: str) -> asyncio.Task[httpx.Response]:
 async def test_a_request_without_a_response_gets_503_when_the_server_stops() -> None:
     answer = (await stopped("/")).result()
     assert (answer.status_code, answer.headers["connection"], answer.headers["retry-after"]) == (503, "close", "1")
-    assert answer.json()["error"]["message"] == "the service is stopping"
+    error = {"message": "the service is stopping", "type": "service_unavailable_error", "param": None}
+    assert answer.json()["error"] == error | {"code": "unavailable"}
 
 
 async def test_a_response_that_has_begun_is_cut_off_when_the_server_stops() -> None:
