@@ -286,7 +286,14 @@ def start_quires(*arguments: tuple[str, ...]) -> list[RunningQuire]:
         for folder, own in zip(folders, arguments, strict=True)
     ]
     outputs = [Output(process) for process in processes]
-    return [RunningQuire(*parts) for parts in zip(processes, outputs, folders, strict=True)]
+    try:
+        return [RunningQuire(*parts) for parts in zip(processes, outputs, folders, strict=True)]
+    except BaseException:  # one is not ready: none outlives its test
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(STOP_SECONDS)
+        raise
 
 
 def metrics_url(output: Output, label: str) -> str:
