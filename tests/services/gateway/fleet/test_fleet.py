@@ -154,7 +154,7 @@ def test_a_request_goes_only_to_engines_that_support_all_its_fields(
     stack = AsyncExitStack()
     fleet.runner.run(start(stack, "same", 4))
     assert "late" in engines([])
-    assert engines(["word"]) == {"a", "b"}
+    assert engines(["word"]) <= {"a", "b"}
     fleet.runner.run(stack.aclose())
     fleet.runner.run(start(stack, "old", 4))
     refusal = "no engine of model 'old' accepts requests with bad_words: they are of an older version"
