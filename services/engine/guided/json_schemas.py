@@ -62,6 +62,8 @@ _UNKNOWN_TO = {"draft-04": ("const", "prefixItems"), "draft-06": ("prefixItems",
 _MOST_COUNTED, _MOST_REACHED = 2**32, 2**24
 _MAX_KEYWORD_LENGTH = 60
 # These have escapes of their own; llguidance would write others as `\u0001`, and so any letter of an open key.
+_OPERATIONS = ("&&", "--", "~~")
+_OF_PATTERN = re.compile(r"\\.|\[\^?\]?|&&|--|~~|.", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
@@ -133,6 +135,7 @@ class SchemaPreparation:
         _check_draft(node, path)
         _check_types(node, path)
         _check_values(node, path)
+        _check_patterns(node, path)
         _add_null(node, path)
         move_bounds(node, path)
         if any(keyword in node for keyword in (*LOWER, *UPPER)):
@@ -181,6 +184,32 @@ class SchemaPreparation:
             self._multiples.append(exact_multiple(node["multipleOf"]))
         except Unrepresentable as error:
             raise InvalidSchema(f"{path}/multipleOf is {shown(node['multipleOf'])}, {error}") from error
+
+
+def _check_patterns(node: SchemaNode, path: str) -> None:
+    """Check that no class of characters has what llguidance takes as an operation, and JSON Schema as characters."""
+    keys = node.get("patternProperties")
+    patterns = [
+        (f"{path}/patternProperties/{pointer_part(key)}", key) for key in (keys if isinstance(keys, dict) else ())
+    ]
+    for where, pattern in [(f"{path}/pattern", node.get("pattern")), *patterns]:
+        if isinstance(pattern, str) and (found := _class_operation(pattern)):
+            raise UnsupportedSchema(f"{where}: {found} in a class of characters is supported only with a backslash")
+
+
+def _class_operation(pattern: str) -> str:
+    """Return the first unescaped `[`, `&&`, `--` or `~~` in a class of characters, `]` as its first one; else empty."""
+    of_class = False
+    for part in _OF_PATTERN.findall(pattern):
+        if not of_class:
+            of_class = part in ("[", "[^")
+            if part in ("[]", "[^]"):
+                return "]"
+        elif part == "]":
+            of_class = False
+        elif part[0] == "[" or part in _OPERATIONS:
+            return str(part[:1] if part[0] == "[" else part)
+    return ""
 
 
 def _check_draft(node: SchemaNode, path: str) -> None:

@@ -372,6 +372,28 @@ def test_a_regular_expression_has_the_classes_of_a_pattern(tiny: Vocabulary, pat
     assert "\u0663" not in admitted or pattern in (r"\D", r"\S")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "operation"),
+    [("^[a-z&&[^b]]$", "&&"), ("^[[:alpha:]]+$", "["), ("^[+--]$", "--"), ("^[a~~b]$", "~~"), ("^[]a]$", "]")],
+)
+def test_what_is_an_operation_in_rusts_classes_and_characters_in_json_schemas_is_refused(
+    pattern: str, operation: str
+) -> None:
+    for schema, where in (
+        ({"properties": {"a": {"pattern": pattern}}}, "#/properties/a/pattern"),
+        ({"patternProperties": {pattern: True}}, "#/patternProperties/" + pattern.replace("~", "~0")),
+    ):
+        with pytest.raises(InvalidSchema) as refused:
+            prepare_schema(json.dumps(schema))
+        sentence = f"{where}: {operation} in a class of characters is supported only with a backslash"
+        assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("pattern", [r"^[\]\[]{2}$", "a--b&&", r"[\w-]", r"[^\]]", r"\[[a-z]\]", r"[a\-\-]"])
+def test_escaped_characters_of_a_class_are_served(pattern: str) -> None:
+    prepare_schema(json.dumps({"type": "string", "pattern": pattern}))
+
+
 def test_a_part_can_be_referred_to_by_its_name(tiny: Vocabulary) -> None:
     named = {"$id": "https://example.org/a", "$ref": "https://example.org/a#/$defs/b", "$defs": {"b": {"const": 5}}}
     assert admits(tiny, named, "5")
