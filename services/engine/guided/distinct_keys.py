@@ -167,13 +167,19 @@ class _Search:
         return True
 
     def _goes_on(self, beginning: bytes, byte: bytes) -> bool:
-        return beginning not in self._taken if byte == _QUOTE else not self.is_dead(beginning + byte)
+        closes = byte == _QUOTE and not _ends_in_escape(beginning)
+        return beginning not in self._taken if closes else not self.is_dead(beginning + byte)
 
     def _following(self, beginning: bytes) -> set[bytes]:
         matcher = self._start.matcher.deep_copy()
         matcher.consume_tokens(self._tokens.tokenize_bytes(self._start.lead + beginning))
         mask = matcher.compute_bitmask()
         return self._keys.first_bytes(mask)
+
+
+def _ends_in_escape(text: bytes) -> bool:
+    """Return whether a text of a string in JSON ends with the beginning of an escape."""
+    return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
 
 
 def _has_dead_keys(value: OpenValue | None) -> bool:

@@ -3,12 +3,13 @@
 A grammar with such a part never ends once it is entered. The whole schema is refused; a part that can be avoided, such
 as an optional property or one case of several, becomes `false`.
 
-For each schema, the types of its values that a finite text has are the least fixed point of its keywords. Where schemas
-combine, each is judged alone: what only their combination excludes is left to llguidance.
+For each schema, the types of its values that a finite text has are the least fixed point of its keywords. Keys and
+items that one schema requires are judged with all that combine with it, by references, `allOf` and one case of the
+others. What else only a combination excludes is left to llguidance.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from services.engine.guided.schema_nodes import (
@@ -28,6 +29,7 @@ from services.engine.guided.schema_nodes import (
 )
 
 _Part = tuple[object, str]  # a schema, and its path
+_Given = tuple[SchemaNode, str]  # the same, for one that is an object
 _ALL = frozenset(TYPES) - {"integer"}
 _NONE: frozenset[str] = frozenset()
 
@@ -110,7 +112,25 @@ class _FiniteTypes:
         for keyword in ("anyOf", "oneOf"):
             if keyword in node:
                 types &= frozenset[str]().union(*map(self.of, listing(node, keyword)))
-        return types - {name for name, ends in _RULES.items() if name in types and not ends(self, node)}
+        return types - {name for name, ends in _RULES.items() if name in types and not self._ends(ends, node)}
+
+    def _ends(self, rule: "_Rule", node: SchemaNode) -> bool:
+        """Whether values of a type end, with one case of each `anyOf` or `oneOf`."""
+        together = list(self._together(node, ""))
+        lists = [listing(one, keyword) for one, _ in together for keyword in ("anyOf", "oneOf")]
+        # One with True admits everything. One with False only admits nothing, as its types show.
+        cases = [[case for case in some if isinstance(case, dict)] for some in lists if True not in some]
+        cases = [some for some in cases if some]
+        return rule(self, together) and all(
+            any(rule(self, [*together, *self._together(case, "")]) for case in some) for some in cases
+        )
+
+    def _together(self, node: SchemaNode, path: str) -> Iterator[_Given]:
+        """Yield a schema and those that hold with it, by references and `allOf`; none leads back to itself."""
+        yield node, path
+        for part, where in self._conjuncts(node, path):
+            if isinstance(part, dict):
+                yield from self._together(part, str(node["$ref"]) if where == f"{path}/$ref" else where)
 
     def _conjuncts(self, node: SchemaNode, path: str) -> Iterator[_Part]:
         """Yield the schemas that hold for each value of a schema."""
@@ -125,18 +145,26 @@ class _FiniteTypes:
             cases = [(part, f"{path}/{keyword}/{at}") for at, part in enumerate(listing(node, keyword))]
             if not any(self.of(part) for part, _ in cases):
                 yield from cases
-        for name in required_of(node):
-            yield from schemas_of_key(node, name, path)
-        yield from _needed_items(node, path)
+        together = list(self._together(node, path))
+        for name in _required_by(together):
+            yield from (part for one, where in together for part in schemas_of_key(one, name, where))
+        yield from _needed_items(together)
 
-    def _object_ends(self, node: SchemaNode) -> bool:
-        required = required_of(node)
-        most = node.get("maxProperties", max(len(required), node.get("minProperties", 0)))
-        if len(required) > most or node.get("minProperties", 0) > most:
+    def _object_ends(self, together: Sequence[_Given]) -> bool:
+        required = _required_by(together)
+        if not all(
+            self.of(part) for name in required for one, _ in together for part, _ in schemas_of_key(one, name, "")
+        ):
             return False
-        if not all(self.of(part) for name in required for part, _ in schemas_of_key(node, name, "")):
+        return all(self._has_keys(one, len(required)) for one, _ in together)
+
+    def _has_keys(self, node: SchemaNode, required: int) -> bool:
+        """Whether an object can have as many keys as a schema demands; `required` are certain."""
+        own, least = len(required_of(node)), node.get("minProperties", 0)
+        most = node.get("maxProperties", max(required, least))
+        if required > most or least > most:
             return False
-        missing = node.get("minProperties", 0) - len(required)
+        missing = least - max(own, required)
         return missing <= 0 or self._has_open_keys(node) or missing <= len(self._optional(node))
 
     def _optional(self, node: SchemaNode) -> list[str]:
@@ -147,16 +175,17 @@ class _FiniteTypes:
         patterns = mapping(node, "patternProperties").values()
         return any(self.of(part) for part in (node.get("additionalProperties", True), *patterns))
 
-    def _array_ends(self, node: SchemaNode) -> bool:
-        if node.get("minItems", 0) > node.get("maxItems", node.get("minItems", 0)):
+    def _array_ends(self, together: Sequence[_Given]) -> bool:
+        if _exceeds(together, "minItems", "maxItems"):
             return False
-        return all(self.of(part) for part, _ in _needed_items(node, ""))
+        return all(self.of(part) for part, _ in _needed_items(together))
 
-    def _string_ends(self, node: SchemaNode) -> bool:
-        return bool(node.get("minLength", 0) <= node.get("maxLength", node.get("minLength", 0)))
+    def _string_ends(self, together: Sequence[_Given]) -> bool:
+        return not _exceeds(together, "minLength", "maxLength")
 
 
-_RULES: dict[str, Callable[[_FiniteTypes, SchemaNode], bool]] = {
+_Rule = Callable[[_FiniteTypes, Sequence[_Given]], bool]
+_RULES: dict[str, _Rule] = {
     "object": _FiniteTypes._object_ends,
     "array": _FiniteTypes._array_ends,
     "string": _FiniteTypes._string_ends,
@@ -190,13 +219,23 @@ def matches(pattern: str, name: str) -> bool:
         return True
 
 
-def _needed_items(node: SchemaNode, path: str) -> Iterator[_Part]:
-    first, others = items_of(node)
-    least = node.get("minItems", 0)
-    keyword = "items" if isinstance(node.get("items"), list) else "prefixItems"
-    yield from ((part, f"{path}/{keyword}/{at}") for at, part in enumerate(first[:least]))
-    if least > len(first):
-        yield others, f"{path}/{'additionalItems' if keyword == 'items' else 'items'}"
+def _required_by(together: Sequence[_Given]) -> list[str]:
+    return list(dict.fromkeys(name for one, _ in together for name in required_of(one)))
+
+
+def _exceeds(together: Sequence[_Given], lower: str, upper: str) -> bool:
+    least = max(one.get(lower, 0) for one, _ in together)
+    return bool(least > min(one.get(upper, least) for one, _ in together))
+
+
+def _needed_items(together: Sequence[_Given]) -> Iterator[_Part]:
+    least = max(one.get("minItems", 0) for one, _ in together)
+    for node, path in together:
+        first, others = items_of(node)
+        keyword = "items" if isinstance(node.get("items"), list) else "prefixItems"
+        yield from ((part, f"{path}/{keyword}/{at}") for at, part in enumerate(first[:least]))
+        if least > len(first):
+            yield others, f"{path}/{'additionalItems' if keyword == 'items' else 'items'}"
 
 
 def _exclude(node: SchemaNode, has_no_text: Callable[[Any], bool]) -> None:

@@ -9,6 +9,7 @@ from llguidance import LLMatcher
 
 from services.engine.guided.faults import is_unsupported, locate, sentence
 from services.engine.guided.prepared_schema import PreparedSchema, prepare_schema
+from services.engine.guided.rewritten_keywords import with_exclusive_cases
 from services.engine.guided.schema_nodes import InvalidSchema, SchemaNode
 from services.engine.guided.tool_calls import CallableTools, InvalidTool, split_fault, tool_call_grammar, tools_of
 
@@ -107,10 +108,12 @@ class GrammarSource:
             return LLMatcher.grammar_from_regex(with_ascii_classes(self._spec.text))
         if self._tools is None:
             return self._json(schemas[0] if schemas else _ANY_OBJECT)
+        schemas = list(map(with_exclusive_cases, schemas))
         return LLMatcher.grammar_from_lark(tool_call_grammar(self._tools, schemas, self._options, self._tags))
 
     def _json(self, schema: SchemaNode) -> str:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=self._options)
+        text = json.dumps(with_exclusive_cases(schema), allow_nan=False)
+        return LLMatcher.grammar_from_json_schema(text, overrides=self._options)
 
     def _prepared(self) -> Iterator[PreparedSchema]:
         if self._spec.kind == "json_schema":

@@ -224,9 +224,14 @@ def _check_types(node: SchemaNode, path: str) -> None:
     for one in types if isinstance(types, list) else [types]:
         if one not in TYPES:
             raise InvalidSchema(f"{path}/type must be one or several of {', '.join(TYPES)}, not {shown(one)}")
+    for keyword in ("enum", "allOf", "anyOf", "oneOf"):
+        if keyword in node and not isinstance(node[keyword], list):
+            raise InvalidSchema(f"{path}/{keyword} must be an array, not {shown(node[keyword])}")
     for keyword in ("type", "enum", "allOf", "anyOf", "oneOf"):
         if node.get(keyword) == []:
             raise InvalidSchema(f"{path}/{keyword} must have at least one entry")
+    if not isinstance(node.get("uniqueItems", False), bool):
+        raise InvalidSchema(f"{path}/uniqueItems must be true or false, not {shown(node['uniqueItems'])}")
 
 
 def _check_values(node: SchemaNode, path: str) -> None:

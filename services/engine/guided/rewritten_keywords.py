@@ -1,4 +1,4 @@
-"""Keywords that llguidance lacks, or does not bound, written in others: unique items, names of keys, formats.
+"""Keywords that llguidance lacks, or does not bound, written in others: unique items, names of keys, formats, `oneOf`.
 
 llguidance's times have fractions of any length, its durations numbers of any length, its mailboxes and hosts labels of
 any length, and each of its years a 29 February. The patterns here admit a part of what RFC 3339 (dates, times,
@@ -6,8 +6,10 @@ durations), RFC 1123 (hosts, 8 labels of 30 characters) and RFC 5321 (mailboxes)
 and `z`, no quoted mailboxes. Lengths are bounded by repetition, because patterns intersect slowly.
 """
 
+import json
 from collections.abc import Iterator
-from itertools import permutations
+from copy import deepcopy
+from itertools import combinations, permutations
 from math import perm
 from typing import Any
 
@@ -17,6 +19,7 @@ from services.engine.guided.schema_nodes import (
     InvalidSchema,
     SchemaNode,
     UnsupportedSchema,
+    children,
     items_of,
     listing,
     mapping,
@@ -156,3 +159,77 @@ def _identity(value: Any) -> object:
     if isinstance(value, list):
         return tuple(map(_identity, value))
     return type_of(value), value
+
+
+def with_exclusive_cases(root: SchemaNode) -> SchemaNode:
+    """Return a schema in which each `oneOf` whose cases exclude each other is an `anyOf`.
+
+    llguidance sees that they do only where types and constants stand in the cases, not behind a reference.
+    """
+    copy: SchemaNode = deepcopy(root)
+    waiting, seen = [copy], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        waiting += [part for part, _ in children(node, "") if isinstance(part, dict)]
+        cases = listing(node, "oneOf")
+        if len(cases) > 1 and "anyOf" not in node and _exclude_each_other(copy, cases):
+            items = [("anyOf" if keyword == "oneOf" else keyword, value) for keyword, value in node.items()]
+            node.clear()
+            node.update(items)
+    return copy
+
+
+def _exclude_each_other(root: SchemaNode, cases: list[Any]) -> bool:
+    facts = [(_types(parts), _constants(root, parts)) for case in cases if (parts := _with_references(root, case))]
+    return len(facts) == sum(case is not False for case in cases) and all(
+        _differ(*one, *other) for one, other in combinations(facts, 2)
+    )
+
+
+def _differ(
+    types: frozenset[str], constants: dict[str, set[str]], other_types: frozenset[str], others: dict[str, set[str]]
+) -> bool:
+    common = types & other_types
+    if common <= {"object"} and any(not constants[key] & others[key] for key in constants.keys() & others.keys()):
+        return True
+    return not common
+
+
+def _with_references(root: SchemaNode, schema: object) -> list[SchemaNode]:
+    """Return a schema and those that it refers to; empty for one that is none."""
+    found: list[SchemaNode] = []
+    while isinstance(schema, dict) and len(found) < _MAX_REFERENCES:
+        found.append(schema)
+        schema = target_of(root, schema.get("$ref"))
+    return found
+
+
+def _types(parts: list[SchemaNode]) -> frozenset[str]:
+    types = frozenset.intersection(*map(types_of, parts))
+    for part in parts:
+        if (values := _listed(part)) is not None:
+            types &= {type_of(value) for value in values}
+    return types
+
+
+def _constants(root: SchemaNode, parts: list[SchemaNode]) -> dict[str, set[str]]:
+    """Return the listed values, as JSON, of required keys."""
+    found: dict[str, set[str]] = {}
+    required = {name for part in parts for name in listing(part, "required") if isinstance(name, str)}
+    for name in required:
+        schemas = [one for part in parts for one in _with_references(root, mapping(part, "properties").get(name))]
+        for values in filter(None, map(_listed, schemas)):
+            found[name] = {json.dumps(_plain(value), sort_keys=True) for value in values}
+    return found
+
+
+def _listed(schema: SchemaNode) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else listing(schema, "enum") or None
+
+
+def _plain(value: Any) -> Any:
+    """Return a number as the one that equals it in JSON: 1.0 is 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

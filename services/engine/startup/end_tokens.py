@@ -53,6 +53,8 @@ def end_tokens(setting: str, model: Path, known: frozenset[int], vocabulary_size
     named = [one for ids in sources.values() for one in ids]
     ends = frozenset(one for one in (*known, *named) if 0 <= one < vocabulary_size)
     own = _tokenizers_end(model, vocabulary_size)
+    if ends:
+        _warn_of_text(model, ends)
     texts = [", ".join(map(str, sorted(ends))) + f" ({' and '.join(sources) or 'the type of the model'})"] * bool(ends)
     if own is not None and own not in ends:
         texts.append(f"{own} ({_TOKENIZER})")
@@ -114,6 +116,15 @@ def _tokenizers_end(folder: Path, vocabulary_size: int) -> int | None:
         log.warning("%s: eos_token %r is no token of the model, so it ends no text", _TOKENIZER, text[:40])
         return None
     return token
+
+
+def _warn_of_text(folder: Path, ends: frozenset[int]) -> None:
+    """Log a warning of end tokens that are ordinary text."""
+    backend = _backend(folder)
+    added = backend.get_added_tokens_decoder()
+    if text := sorted(token for token in ends if token not in added and backend.id_to_token(token) is not None):
+        shown = ", ".join(f"{token} ({backend.id_to_token(token)!r})" for token in text)
+        log.warning("the end tokens %s are text: answers end there, and guided ones that need it fail", shown)
 
 
 def _backend(folder: Path) -> tokenizers.Tokenizer:

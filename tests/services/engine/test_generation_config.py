@@ -202,6 +202,15 @@ def test_an_end_token_that_is_no_token_of_the_model_is_left_out_with_a_warning(
     assert caplog.messages == [f"{TOKENIZER}: eos_token '<|nobody|>' is no token of the model, so it ends no text"]
 
 
+def test_an_end_token_that_is_text_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder, eos_token_id=[0, 9])
+    text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).id_to_token(9)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        assert end_tokens("auto", folder, frozenset(), VOCABULARY) == {0, 9}
+    sentence = f"the end tokens 9 ({text!r}) are text: answers end there, and guided ones that need it fail"
+    assert caplog.messages == [sentence]
+
+
 def test_older_tokenizers_have_their_end_token_from_transformers(tmp_path: Path) -> None:
     model = tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1}, [])
     model.save(str(tmp_path))

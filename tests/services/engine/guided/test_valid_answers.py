@@ -196,6 +196,11 @@ COLOUR = {"enum": ["red", "green", "blue"], "title": "Colour", "type": "string"}
 LINK = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/link"}, {"type": "null"}]}}}
 LINK |= {"required": ["next"], "additionalProperties": False}
 
+PETS = {
+    "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    "discriminator": {"propertyName": "kind"},
+    "$defs": {"Cat": closed(kind={"const": "cat"}, lives=INTEGER), "Dog": closed(kind={"const": "dog"}, barks=BOOLEAN)},
+}
 SERVED: list[Any] = [
     # keys that may repeat
     {"type": "object", "additionalProperties": INTEGER, "minProperties": 2},
@@ -243,6 +248,17 @@ SERVED: list[Any] = [
     closed(a={"anyOf": [closed(b={"$ref": "#/properties/a/anyOf/0"}), BOOLEAN]}),
     {"type": "object", "properties": {"a": {"type": "string", "const": 5}}, "additionalProperties": False},
     {"type": "array", "prefixItems": [BOOLEAN, {"$ref": "#/$defs/x"}], "$defs": {"x": closed(x={"$ref": "#/$defs/x"})}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "allOf": [{"minProperties": 0}]},
+    {"type": "object", "properties": {"a": {"anyOf": [True, {"$ref": "#"}]}}, "required": ["a"], "maxProperties": 1},
+    # cases that exclude each other behind references
+    PETS,
+    closed(pet={"oneOf": [{"$ref": "#/$defs/Cat"}, {"type": "null"}]}) | {"$defs": PETS["$defs"]},
+    {"oneOf": [{"$ref": "#/$defs/a"}, BOOLEAN], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": INTEGER}},
+    # keys with quotes and backslashes
+    keys('^[ab"]$', minProperties=3),
+    keys('^["\\\\\\n]$', minProperties=3),
+    keys('^"{1,2}$', minProperties=2),
+    keys("^[!-/]$", minProperties=5),
     # cases that are left out
     closed(price=DECIMAL, count=INTEGER),
     closed(a={"anyOf": [{"not": {}}, {"type": "array", "uniqueItems": True}, BOOLEAN]}),
@@ -276,6 +292,34 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (closed(a={"$ref": "#"}), "#/properties/a/$ref: it requires itself without end"),
     ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#/items/$ref: it requires itself without end"),
+    (
+        {"allOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}}, {"required": ["a"]}]},
+        "#/allOf/0/properties/a/$ref: it requires itself without end",
+    ),
+    (
+        {
+            "$ref": "#/$defs/B",
+            "properties": {"a": {"$ref": "#"}},
+            "$defs": {"B": {"type": "object", "required": ["a"]}},
+        },
+        "#/properties/a/$ref: it requires itself without end",
+    ),
+    (
+        {"allOf": [{"type": "array", "items": {"$ref": "#"}}, {"minItems": 1}]},
+        "#/allOf/0/items/$ref: it requires itself",
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#"}},
+            "anyOf": [{"required": ["a"]}, {"required": ["a", "b"]}],
+        },
+        "#: its keywords exclude each other",
+    ),
+    (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": INTEGER, "b": {"type": "number"}}},
+        "#/oneOf: its cases may overlap",
+    ),
     ({"$ref": "#"}, "#/$ref: it leads back to itself for the same value"),
     ({"anyOf": [{"type": "null"}, {"allOf": [{"$ref": "#"}]}]}, "#/anyOf/1/allOf/0/$ref: it leads back to itself"),
     (closed(a=closed(b={"$ref": "#/properties/a"})), "#/properties/a/properties/b/$ref: it requires itself"),
@@ -290,6 +334,9 @@ REFUSED: list[tuple[Any, str]] = [
     (listed(INTEGER), "#/uniqueItems is supported only where items lists its values"),
     (listed(BOOLEAN, minItems=3), "#/minItems is 3, but only 2 items differ"),
     (closed(a={"const": "a\x01"}), "#/properties/a/const has the control character U+0001"),
+    ({"anyOf": {}}, "#/anyOf must be an array, not {}"),
+    (closed(a={"enum": "abc"}), '#/properties/a/enum must be an array, not "abc"'),
+    ({"type": "array", "uniqueItems": "true"}, '#/uniqueItems must be true or false, not "true"'),
     ({"anyOf": [LOOK_AHEAD, LOOK_AHEAD]}, "#/anyOf/1/pattern: look-around"),
     ({"oneOf": [WORD, LOOK_AHEAD]}, "#/oneOf: its cases may overlap"),
     (
