@@ -100,7 +100,7 @@ def check_truncation(request: gateway_pb2.GenerateRequest, context_tokens: int) 
 
 
 def check_vocabulary(request: gateway_pb2.GenerateRequest, vocabulary_size: int) -> None:
-    """Raise InvalidField for a token id outside the vocabulary, other than those of the prompt."""
+    """Raise InvalidField if a token id of another field than the prompt is outside the vocabulary."""
     rules = request.logit_rules
     check_ids(request.stopping.stop_token_ids, "stopping.stop_token_ids", vocabulary_size)
     check_ids(rules.allowed_token_ids, "logit_rules.allowed_token_ids", vocabulary_size)

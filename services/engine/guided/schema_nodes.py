@@ -117,7 +117,7 @@ def type_of(value: object) -> str:
 
 
 def items_of(node: SchemaNode) -> tuple[list[Any], Any]:
-    """Return the schemas of the first items, and that of the others, whichever draft names them."""
+    """Return the schemas of an array's first items, and the schema of all others, under the names of any draft."""
     if isinstance(first := node.get("items"), list):
         return first, node.get("additionalItems", True)
     return listing(node, "prefixItems"), node.get("items", True)

@@ -89,7 +89,7 @@ def check_logits(decoder: Decoder, loaded: LoadedModel, backend: _Cached) -> Non
 
 
 def replays(recorded: Decoder, launched: Decoder, loaded: LoadedModel, backend: _Cached, sequences: int) -> bool:
-    """Return True if recorded steps give nearly the logits of the same steps launched; otherwise log a warning.
+    """Return True if recorded and launched steps give nearly equal logits; otherwise log a warning.
 
     Compares steps of one sequence and of `sequences`, whose tokens, lengths and padding are not those of the recording.
     Overwrites the first blocks of the cache, which must be free.
@@ -135,7 +135,7 @@ def _replayed(name: str, recorded: Decoder, launched: Decoder, steps: Iterable[_
 
 
 def _mixed_step(token_ids: torch.Tensor, prompt: PagedBatch, tokens: int) -> _Step:
-    """Return a step of so many tokens that feeds the prompt again and again: all of it, its end, its last token."""
+    """Return a step of this many tokens: the whole prompt, its end, and its last token, repeated in turn."""
     table, most, device = tuple(prompt.tables[0].tolist()), len(token_ids), token_ids.device
     work: list[Work] = []
     for wanted in cycle((most, most // 3 + 1, 1)):
@@ -151,7 +151,7 @@ def _mixed_step(token_ids: torch.Tensor, prompt: PagedBatch, tokens: int) -> _St
 
 
 def _decoding_step(token_ids: torch.Tensor, positions: torch.Tensor, prompt: PagedBatch, rows: int) -> _Step:
-    """Return a step that feeds each of the prompt's last tokens again, as a sequence of its own."""
+    """Return a step with one sequence for each of the prompt's last tokens, which computes that token again."""
     table, fed = tuple(prompt.tables[0].tolist()), len(token_ids)
     work = [_work(position, 1, table) for position in range(fed - rows, fed)]
     batch = PagedBatch.of(work, prompt.block_size, token_ids.device)

@@ -35,10 +35,10 @@ def declared_end_tokens(setting: str, model: Path) -> dict[str, tuple[int, ...]]
     text = config.get("text_config")
     text = text if isinstance(text, dict) else {}
     size = config.get("vocab_size", text.get("vocab_size"))
-    own = ((GENERATION, chosen(AUTO, model)), (_CONFIG, config), (_CONFIG, text))
+    own = ((GENERATION, read_generation_config(AUTO, model)), (_CONFIG, config), (_CONFIG, text))
     named = [(name, given[_EOS]) for name, given in own if given.get(_EOS) is not None][:1]
     if setting not in (AUTO, NONE):
-        further = chosen(setting, model).get(_EOS)
+        further = read_generation_config(setting, model).get(_EOS)
         named += [(file_name(setting), further)] * (further is not None)
     return {name: _token_ids(ids, size if isinstance(size, int) else None, name) for name, ids in named}
 
@@ -52,9 +52,11 @@ def end_tokens(setting: str, model: Path, known: frozenset[int], vocabulary_size
     sources = declared_end_tokens(setting, model)
     named = [one for ids in sources.values() for one in ids]
     ends = frozenset(one for one in (*known, *named) if 0 <= one < vocabulary_size)
-    own = _tokenizers_end(model, vocabulary_size)
-    if ends:
-        _warn_of_text(model, ends)
+    own, text = None, named_tokens(tokenizer_settings(model)).get("eos_token")
+    if ends or text:
+        backend = _backend(model)
+        own = _tokenizers_end(backend, text, vocabulary_size) if text else None
+        _warn_of_text(backend, ends)
     texts = [", ".join(map(str, sorted(ends))) + f" ({' and '.join(sources) or 'the type of the model'})"] * bool(ends)
     if own is not None and own not in ends:
         texts.append(f"{own} ({_TOKENIZER})")
@@ -71,7 +73,7 @@ def file_name(setting: str) -> str:
 
 
 def _generation_path(setting: str, model: Path) -> Path:
-    """Return the file that the setting chooses; with `none`, it still names end tokens."""
+    """Return the file that the setting chooses: with `none` the model's, which still names end tokens."""
     if setting in (AUTO, NONE):
         return model / GENERATION
     path = Path(setting) / GENERATION
@@ -80,7 +82,7 @@ def _generation_path(setting: str, model: Path) -> Path:
     return path
 
 
-def chosen(setting: str, model: Path) -> Mapping[str, Any]:
+def read_generation_config(setting: str, model: Path) -> Mapping[str, Any]:
     """Read the generation_config.json that the setting chooses. Raises ModelUnsupported and InvalidSetting."""
     return _configuration(_generation_path(setting, model), file_name(setting))
 
@@ -106,21 +108,17 @@ def _token_ids(declared: object, vocabulary_size: int | None, file: str) -> tupl
     return tuple(ids)
 
 
-def _tokenizers_end(folder: Path, vocabulary_size: int) -> int | None:
-    """Return the id of the tokenizer's end token, None if it names none that the model can generate."""
-    text = named_tokens(tokenizer_settings(folder)).get("eos_token")
-    if not text:
-        return None
-    token = _backend(folder).token_to_id(text)
+def _tokenizers_end(backend: tokenizers.Tokenizer, text: str, vocabulary_size: int) -> int | None:
+    """Return the id of the tokenizer's end token, None if the model cannot generate it."""
+    token = backend.token_to_id(text)
     if token is None or token >= vocabulary_size:
         log.warning("%s: eos_token %r is no token of the model, so it ends no text", _TOKENIZER, text[:40])
         return None
     return token
 
 
-def _warn_of_text(folder: Path, ends: frozenset[int]) -> None:
+def _warn_of_text(backend: tokenizers.Tokenizer, ends: frozenset[int]) -> None:
     """Log a warning of end tokens that are ordinary text."""
-    backend = _backend(folder)
     added = backend.get_added_tokens_decoder()
     if text := sorted(token for token in ends if token not in added and backend.id_to_token(token) is not None):
         shown = ", ".join(f"{token} ({backend.id_to_token(token)!r})" for token in text)

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from quire.v1 import decoding_pb2
-from services.engine.startup.end_tokens import NONE, chosen, declared_end_tokens, file_name
+from services.engine.startup.end_tokens import NONE, declared_end_tokens, file_name, read_generation_config
 from services.wire.field_rules import DeclaredField, declared_fields
 
 # Names in the file where they differ from those of the contract.
@@ -24,7 +24,7 @@ def generation_defaults(setting: str, model: Path) -> decoding_pb2.GenerationDef
 
     Raises InvalidSetting for a folder without the file, and ModelUnsupported for a value out of bounds, by its name.
     """
-    given = {} if setting == NONE else chosen(setting, model)
+    given = {} if setting == NONE else read_generation_config(setting, model)
     defaults = decoding_pb2.GenerationDefaults()
     for name, field in declared_fields(defaults.DESCRIPTOR).items():
         key = _KEYS.get(name, name)

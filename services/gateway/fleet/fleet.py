@@ -39,13 +39,13 @@ class ServedModel:
     def defaults(self) -> decoding_pb2.GenerationDefaults:
         """Defaults for requests: of the connected engine that connected last, of the last one if none is left."""
         known = [one for one in self.engines.values() if one.HasField("generation_defaults")]  # older engines have none
-        connected = {link.description().engine_id for link in self.links if link.readiness.ready}
+        connected = self._connected_ids()
         latest = [one for one in known if one.engine_id in connected] or known
         return latest[-1].generation_defaults if latest else decoding_pb2.GenerationDefaults()
 
     def add_engine(self, description: pb.GetEngineResponse) -> None:
         """Take the description of an engine that connects, and log in what it differs from the other engines."""
-        connected = {link.description().engine_id for link in self.links if link.readiness.ready}
+        connected = self._connected_ids()
         self.engines = {
             name: one for name, one in self.engines.items() if name in connected and name != description.engine_id
         }
@@ -54,6 +54,9 @@ class ServedModel:
                 sentence = "engine %s of model %s differs from engine %s in %s: answers depend on the engine"
                 log.warning(sentence, description.engine_id, self.name, name, ", ".join(different))
         self.engines[description.engine_id] = description
+
+    def _connected_ids(self) -> set[str]:
+        return {link.description().engine_id for link in self.links if link.readiness.ready}
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Keeps special tokens in the texts of a conversation from acting as such.
+"""Encodes the names of special tokens in a conversation's texts as ordinary text.
 
 A template adds special tokens as text, so a user's `<|im_end|>` would end the user's turn. Most conversations name no
 special token and are rendered and encoded as they are. In the others each occurrence gets a mark, a character that no

@@ -92,7 +92,7 @@ class GenerationCall:
 
 
 class ChunkSuffix:
-    """The end of each chunk of one response: its usage so far, if the client requested it.
+    """The usage at the end of each chunk of a response, if the client requested it.
 
     All choices of all prompts are counted together, so that no count falls from one chunk to the next, and the last
     counts are those of the response.
