@@ -11,6 +11,7 @@ from engine.native.formats.image_text import text_tensors
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_LONGEST_NAME = 255  # bytes, of a file in Linux
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
 
 
@@ -52,7 +53,7 @@ def placements(folder: Path) -> dict[str, str]:
             raise ModelUnsupported(
                 f"{INDEX} places tensor {tensor} in {name!r}, which is no file of the model's folder"
             )
-        if not (folder / name).is_file():
+        if len(name.encode(errors="replace")) > _LONGEST_NAME or not (folder / name).is_file():
             raise ModelUnsupported(f"its folder lacks {name}, where {INDEX} places tensor {tensor}")
     return placed
 

@@ -36,7 +36,7 @@ def declared_end_tokens(setting: str, model: Path) -> dict[str, tuple[int, ...]]
     text = text if isinstance(text, dict) else {}
     size = config.get("vocab_size", text.get("vocab_size"))
     own = ((GENERATION, read_generation_config(AUTO, model)), (_CONFIG, config), (_CONFIG, text))
-    named = [(name, given[_EOS]) for name, given in own if given.get(_EOS) is not None][:1]
+    named = [(name, given[_EOS]) for name, given in own if given.get(_EOS) not in (None, [])][:1]
     if setting not in (AUTO, NONE):
         further = read_generation_config(setting, model).get(_EOS)
         named += [(file_name(setting), further)] * (further is not None)

@@ -129,7 +129,10 @@ def check_entries(folder: Path) -> None:
         name = path.relative_to(folder)
         if path.name != _TEMPLATES and not path.name.lower().endswith(_READ):
             continue
-        target = path.resolve()
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError) as error:
+            raise InvalidModelFile(f"{name} is a link that leads back to itself") from error
         if path.is_symlink() and not any(target.is_relative_to(one) for one in inside):
             raise InvalidModelFile(f"{name} is a link out of the model's folder, to {target}")
         if path.name != _TEMPLATES and target.exists() and not target.is_file():

@@ -162,6 +162,12 @@ def test_the_end_tokens_of_config_json_hold_where_the_other_file_names_none(fold
         check_generation("auto", folder)
 
 
+def test_an_empty_list_names_no_end_token(folder: Path) -> None:
+    write(folder, eos_token_id=[])
+    change(folder / CONFIG, eos_token_id=5)
+    assert end_tokens("auto", folder, frozenset(), VOCABULARY) == {0, 5}
+
+
 def test_the_bounds_are_those_of_a_nested_text_model(folder: Path) -> None:
     write(folder)
     (folder / CONFIG).write_text(json.dumps({"text_config": {"vocab_size": 50, "eos_token_id": 50}}))

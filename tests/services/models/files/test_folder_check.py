@@ -210,6 +210,11 @@ FILES: list[tuple[Damage, str]] = [
     (link("config.json", "/etc/passwd"), "config.json is a link out of the model's folder, to /etc/passwd"),
     (link("config.json", "nowhere.json"), "config.json is missing"),
     *(
+        (link(name, name), f"^{name} is a link that leads back to itself")
+        for name in ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja")
+    ),
+    (index(model__norm__weight="a" * 300), "its folder lacks a+, where model.safetensors.index.json"),
+    *(
         (piped(name), f"^{name} is no regular file")
         for name in (
             *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
