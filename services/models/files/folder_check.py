@@ -108,11 +108,20 @@ def check_gguf(path: Path) -> None:
         header = read_header(path)
         prefix = f"{header.architecture}."
         numbers = {key.removeprefix(prefix): one for key, one in header.metadata.items() if one is not None}
+        for name, field in GgufMetadata.model_fields.items():
+            _refuse_array(path.name, header.metadata, prefix, field.alias or name)
         check_schema(path.name, GgufMetadata, numbers)
         check_sizes(header)
     except ModelUnsupported as error:
         named = str(error).startswith(path.name)
         raise InvalidModelFile(str(error) if named else f"{path.name}: {error}") from error
+
+
+def _refuse_array(name: str, metadata: Mapping[str, Any], prefix: str, key: str) -> None:
+    """Raise InvalidModelFile for an array, which may differ from layer to layer: it is None in the metadata."""
+    for full in (f"{prefix}{key}", key):
+        if full in metadata and metadata[full] is None:
+            raise InvalidModelFile(f"{name}: its {full} is an array, and only one number for all layers is read")
 
 
 def check_entries(folder: Path) -> None:

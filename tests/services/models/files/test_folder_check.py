@@ -392,6 +392,14 @@ def test_a_number_of_a_gguf_file_is_refused_by_its_key(key: str, value: float, f
         check_gguf(path)
 
 
+@pytest.mark.parametrize("key", ["attention.sliding_window", "attention.key_length", "expert_count", "block_count"])
+def test_an_array_in_place_of_a_number_is_refused_by_its_key(key: str, tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED, change=lambda writer: writer.add_array(f"llama.{key}", [4, 4]))
+    sentence = f"^tiny.gguf: its llama.{re.escape(key)} is an array, and only one number for all layers is read"
+    with pytest.raises(InvalidModelFile, match=sentence):
+        check_gguf(path)
+
+
 def test_links_within_the_folder_and_to_the_blobs_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
     folder = write_sound_folder(tmp_path / "models--org--tiny" / "snapshots" / "abc")
     blobs = tmp_path / "models--org--tiny" / "blobs"
