@@ -13,6 +13,7 @@ import tokenizers
 
 from engine.errors import ModelUnsupported
 from services.models.files.bounded_json import InvalidModelFile, read_configuration
+from services.models.files.folder_check import has_tokenizer
 from services.models.files.tokenizer_loading import InvalidTokenizer, load_tokenizer
 from services.models.tokenizer_settings import named_tokens, tokenizer_settings
 from services.runtime.settings import InvalidSetting
@@ -53,7 +54,7 @@ def end_tokens(setting: str, model: Path, known: frozenset[int], vocabulary_size
     named = [one for ids in sources.values() for one in ids]
     ends = frozenset(one for one in (*known, *named) if 0 <= one < vocabulary_size)
     own, text = None, named_tokens(tokenizer_settings(model)).get("eos_token")
-    if ends or text:
+    if (ends or text) and has_tokenizer(model):
         backend = _backend(model)
         own = _tokenizers_end(backend, text, vocabulary_size) if text else None
         _warn_of_text(backend, ends)

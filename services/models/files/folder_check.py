@@ -85,11 +85,16 @@ def check_configuration(folder: Path) -> dict[str, Any]:
     return config
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether the folder has a tokenizer of any form: engines need none, gateways do."""
+    return any((folder / name).is_file() for name in (_TOKENIZER, *_OLDER_TOKENIZERS))
+
+
 def check_tokenizer(folder: Path) -> None:
     """Check that a folder's tokenizer, its settings and chat templates can be parsed. Raises InvalidModelFile."""
     if (folder / _TOKENIZER).is_file():
         check_schema(_TOKENIZER, TokenizerFile, read_object(folder / _TOKENIZER, MOST_TOKENIZER_BYTES))
-    elif not any((folder / name).is_file() for name in _OLDER_TOKENIZERS):
+    elif not has_tokenizer(folder):
         raise InvalidModelFile(
             f"{_TOKENIZER} is missing, and so is any older tokenizer: {', '.join(_OLDER_TOKENIZERS)}"
         )

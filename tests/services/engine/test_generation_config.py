@@ -217,6 +217,13 @@ def test_an_end_token_that_is_text_is_warned_of(folder: Path, caplog: pytest.Log
     assert caplog.messages == [sentence]
 
 
+def test_weights_without_a_tokenizer_end_at_the_tokens_of_their_configurations(folder: Path) -> None:
+    """Engines get token ids: only gateways need the tokenizer."""
+    write(folder, eos_token_id=[3])
+    (folder / "tokenizer.json").unlink()
+    assert end_tokens("auto", folder, frozenset(), VOCABULARY) == {3}
+
+
 def test_older_tokenizers_have_their_end_token_from_transformers(tmp_path: Path) -> None:
     model = tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1}, [])
     model.save(str(tmp_path))
