@@ -21,6 +21,11 @@ SHAPES = {
     "ffn_down": (HIDDEN, INTERMEDIATE),
 }
 Type: TypeAlias = gguf.GGMLQuantizationType
+# What layers of an architecture have besides.
+OTHERS: dict[str, dict[str, tuple[int, ...]]] = {
+    "qwen2": {"attn_q.bias": (HIDDEN,), "attn_k.bias": (HIDDEN // 2,), "attn_v.bias": (HIDDEN // 2,)},
+    "qwen3": {f"attn_{part}_norm.weight": (HIDDEN // HEADS,) for part in "qk"},
+}
 # Of llama.cpp's Q4_K_M, Q5_K_M and Q4_0 files, in one model.
 MIXED = {
     "token_embd": Type.Q8_0,
@@ -56,6 +61,9 @@ def write_llama(
         if not name.startswith(without or ("-",)):
             kind = types.get(name.rpartition(".")[2], Type.F32)
             writer.add_tensor(f"{name}.weight", stored(shape, kind, random), raw_dtype=kind)
+    for layer in range(LAYERS):
+        for name, shape in OTHERS.get(architecture, {}).items():
+            writer.add_tensor(f"blk.{layer}.{name}", stored(shape, Type.F32, random))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,18 +1,26 @@
-"""The configuration of a model in a GGUF file: by transformers, and what it does not read by own code."""
+"""The configuration of a model in a GGUF file: of Llama-shaped ones by own code, of others by transformers."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
+from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_file import rotation_factors
 from engine.native.formats.gguf_header import GgufHeader, read_header
 from engine.native.formats.llama_names import ARCHITECTURES, ROTATION_FACTORS, names_of
+from engine.native.formats.llama_tensors import check_tensors
 from engine.native.formats.metadata_sizes import check_sizes
 
+_ROTATION_BASE = 10000.0  # of files that name none
+_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+# Names of architectures in files where transformers has another one.
+_OTHER_NAMES = ("qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2", "t5encoder")
 # Llama 3.1 and later: https://github.com/meta-llama/llama-models, `apply_scaling`. The file has its result only.
 _ORIGINAL_CONTEXT, _LOW_FACTOR, _HIGH_FACTOR = 8192, 1.0, 4.0
 
@@ -20,33 +28,76 @@ _ORIGINAL_CONTEXT, _LOW_FACTOR, _HIGH_FACTOR = 8192, 1.0, 4.0
 def gguf_configuration(source: Path) -> Any:
     """Read the configuration of a GGUF file, not its weights.
 
-    Raises ModelUnsupported if the file is damaged or cannot be served, and errors of transformers.
+    Raises ModelUnsupported if the file is damaged or cannot be served.
     """
     header = read_header(source)
     check_sizes(header)
-    if header.architecture in ARCHITECTURES:
-        names_of(header)  # refuses shapes that contradict the metadata
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
-    if header.architecture in ARCHITECTURES:
-        _complete(config, header, source)
+    if header.architecture not in ARCHITECTURES:
+        return _by_transformers(header, source)
+    names_of(header)  # refuses shapes that contradict the metadata
+    check_tensors(header)
+    config = _llama_shaped(header)
+    config.rope_parameters = dict(config.rope_parameters) | _scaling(config, header, source)
     return config
 
 
-def _complete(config: Any, header: GgufHeader, source: Path) -> None:
-    """Set biases, sizes of heads, and scaled rotations, which transformers does not read. Raises ModelUnsupported."""
-    if hasattr(config, "attention_bias"):
-        config.attention_bias = "blk.0.attn_q.bias" in header.tensors
-    config.head_dim = header.number("attention.key_length") or config.hidden_size // config.num_attention_heads
-    scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
+def _by_transformers(header: GgufHeader, source: Path) -> Any:
+    """Read the configuration of another family, of which transformers knows the keys. Raises ModelUnsupported."""
+    if header.architecture not in {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS, *_OTHER_NAMES}:
+        raise ModelUnsupported(f"its general.architecture is {header.architecture!r}, which is not read")
+    try:
+        return AutoConfig.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
+    except KeyError as error:
+        raise ModelUnsupported(f"its metadata lacks {error.args[0]}") from error
+    except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelUnsupported(f"transformers cannot read its metadata of {header.architecture}: {reason}") from error
+
+
+def _llama_shaped(header: GgufHeader) -> Any:
+    """Make the configuration as transformers does, but of this header: it obeys arrays, sizes of heads and biases."""
+    prefix, number = header.architecture, header.number
+    hidden, heads = number("embedding_length") or 0, number("attention.head_count") or 0
+    ids = {role: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in _ROLES.items()}
+    named = {"_model_name_or_path": name} if (name := header.metadata.get("general.name")) else {}
+    biased = {} if prefix == "qwen2" else {"attention_bias": "blk.0.attn_q.bias" in header.tensors}
+    config = AutoConfig.for_model(
+        prefix,
+        vocab_size=header.tensors["token_embd.weight"].shape[0],
+        hidden_size=hidden,
+        intermediate_size=number("feed_forward_length"),
+        num_hidden_layers=number("block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=number("attention.head_count_kv") or heads,
+        max_position_embeddings=number("context_length"),
+        rms_norm_eps=float(header.metadata[f"{prefix}.attention.layer_norm_rms_epsilon"]),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": float(header.metadata.get(f"{prefix}.rope.freq_base", _ROTATION_BASE)),
+        },
+        tie_word_embeddings="output.weight" not in header.tensors,
+        **{f"{role}_token_id": token for role, token in ids.items() if token is not None},
+        **named,
+        **biased,
+        **({"mlp_bias": "blk.0.ffn_gate.bias" in header.tensors} if prefix == "llama" else {}),
+    )
+    config.head_dim = number("attention.key_length") or hidden // heads
+    return config
+
+
+def _scaling(config: Any, header: GgufHeader, source: Path) -> dict[str, Any]:
+    """Return the parameters of scaled rotations, which transformers does not read. Raises ModelUnsupported."""
+    key = f"{header.architecture}.rope.scaling.type"
+    scaling = header.metadata.get(key, "none")
     factors = rotation_factors(source, header)
     if factors is not None:
-        config.rope_parameters = dict(config.rope_parameters) | _llama3(config, factors)
-    elif scaling == "linear":
+        return _llama3(config, factors)
+    if scaling == "linear":
         factor = float(header.metadata.get(f"{header.architecture}.rope.scaling.factor", 1.0))
-        config.rope_parameters = dict(config.rope_parameters) | {"rope_type": "linear", "factor": factor}
-    elif scaling != "none":
-        key = f"{header.architecture}.rope.scaling.type"
-        raise ModelUnsupported(f"its {key} is {scaling!r}, and such rotations are not read from GGUF files")
+        return {"rope_type": "linear", "factor": factor}
+    if scaling != "none":
+        raise ModelUnsupported(f"its {key} is {header.said(key)!r}, and such rotations are not read from GGUF files")
+    return {}
 
 
 def _llama3(config: Any, factors: npt.NDArray[np.float32]) -> dict[str, Any]:

@@ -18,9 +18,15 @@ from engine.native.formats.blocks import FORMATS, BlockFormat
 _VERSIONS = (2, 3)
 # Vocabularies have up to 300,000 tokens, with a score, a type and a merge for each.
 _MOST_ELEMENTS = 1 << 22
+_MOST_LAYERS, _SHOWN_CHARACTERS = 1 << 10, 80
 _MOST_KEYS, _MOST_TENSORS, _MOST_DIMENSIONS = 1 << 14, 1 << 16, 4
-_MOST_NAME_BYTES = 64 << 10
+# Longer texts are cut, which only chat templates are not: these have a bound of their own where they are read.
+_MOST_TEXT_BYTES, _MOST_TEMPLATE_BYTES = 64 << 10, 1 << 20
+_TEMPLATE = "tokenizer.chat_template"
 STRING, _ARRAY = 8, 9
+_WHOLE = (0, 1, 2, 3, 4, 5, 10, 11)
+# Numbers of which llama.cpp reads an array too, with one for each layer.
+_OF_LAYERS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
 
@@ -47,7 +53,10 @@ class ArrayPlace(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """Metadata, None for arrays, with the tensors by the file's names and the places of the arrays by their keys."""
+    """Metadata, with the tensors by the file's names and the places of the arrays by their keys.
+
+    An array is None in the metadata, but one number if it has the same number for each layer.
+    """
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorPlace]
@@ -56,12 +65,16 @@ class GgufHeader(NamedTuple):
     @property
     def architecture(self) -> str:
         """The architecture's name, empty if the file has none."""
-        return str(self.metadata.get("general.architecture", ""))
+        return str(self.metadata.get("general.architecture") or "")
 
     def number(self, name: str) -> int | None:
         """Return a whole number of the architecture's metadata, None if the file has none of this name."""
         found = self.metadata.get(f"{self.architecture}.{name}")
-        return found if isinstance(found, int) else None
+        return found if type(found) is int else None
+
+    def said(self, key: str) -> str:
+        """Return a value for a message: what the file has under a key."""
+        return "an array" if key in self.arrays else str(self.metadata[key])[:_SHOWN_CHARACTERS]
 
 
 def gguf_of(folder: Path) -> Path | None:
@@ -120,13 +133,26 @@ class _Reader:
         tensors = self._count("tensors", _MOST_TENSORS)
         keys = self._count("metadata keys", _MOST_KEYS)
         metadata = dict(self._pair() for _ in range(keys))
-        if metadata.get("split.count", 0) not in (0, 1):
-            raise ModelUnsupported(f"it is one of {metadata['split.count']} parts: merge them with llama-gguf-split")
-        alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment not in (1 << shift for shift in range(3, 17)):
-            raise ModelUnsupported(f"general.alignment is {alignment!r}, not a power of two between 8 and 65536")
+        header = GgufHeader(metadata, {}, self._arrays)
+        if (parts := _whole(header, "split.count", 0)) not in (0, 1):
+            raise ModelUnsupported(f"it is one of {parts} parts: merge them with llama-gguf-split")
+        alignment = _whole(header, "general.alignment", 32)
+        if alignment not in (1 << shift for shift in range(3, 17)):
+            raise ModelUnsupported(f"its general.alignment is {alignment}, not a power of two between 8 and 65536")
         places = [self._tensor() for _ in range(tensors)]
+        metadata |= self._of_all_layers(header)
         return GgufHeader(metadata, self._placed(places, alignment), self._arrays)
+
+    def _of_all_layers(self, header: GgufHeader) -> dict[str, int]:
+        """Return the numbers that arrays give for each layer, if that is the same one."""
+        layers, found = header.number("block_count"), dict[str, int]()
+        for name in _OF_LAYERS:
+            place = self._arrays.get(key := f"{header.architecture}.{name}")
+            if place and place.kind in _WHOLE and place.elements == layers and layers <= _MOST_LAYERS:
+                code = _SCALARS[place.kind].removeprefix("<")
+                values = set(struct.unpack_from(f"<{layers}{code}", self._content, place.offset))
+                found |= dict.fromkeys([key], values.pop()) if len(values) == 1 else {}
+        return found
 
     def _placed(self, places: list[TensorPlace], alignment: int) -> dict[str, TensorPlace]:
         """Return the tensors by name, with offsets in the file. They follow each other without gaps."""
@@ -169,19 +195,19 @@ class _Reader:
     def _pair(self) -> tuple[str, Any]:
         name, kind = self._text(), self._number("<I")
         if kind == _ARRAY:
-            self._arrays[name] = self._pass_array(self._number("<I"))
+            self._arrays[name] = self._pass_array(name, self._number("<I"))
             return name, None
         self._arrays.pop(name, None)  # the last value of a key counts
-        return name, self._value(kind)
+        return name, self._value(name, kind)
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, name: str, kind: int) -> Any:
         if kind == STRING:
-            return self._text()
+            return self._text(_MOST_TEMPLATE_BYTES if name == _TEMPLATE else _MOST_TEXT_BYTES)
         if kind not in _SCALARS:
-            raise ModelUnsupported(f"its metadata has a value of the unknown type {kind}")
+            raise ModelUnsupported(f"its {name} is a value of the unknown type {kind}")
         return self._number(_SCALARS[kind])
 
-    def _pass_array(self, kind: int) -> ArrayPlace:
+    def _pass_array(self, name: str, kind: int) -> ArrayPlace:
         count = self._count("elements in arrays of its metadata", _MOST_ELEMENTS - self._elements)
         place = ArrayPlace(kind, count, self._at)
         self._elements += count
@@ -191,7 +217,7 @@ class _Reader:
         elif kind in _SCALARS:
             self._bytes(count * struct.calcsize(_SCALARS[kind]), copied=False)
         else:
-            raise ModelUnsupported(f"its metadata has an array of the type {kind}")
+            raise ModelUnsupported(f"its {name} is an array of the type {kind}, which is not read")
         return place
 
     def _count(self, of: str, most: int) -> int:
@@ -200,12 +226,11 @@ class _Reader:
             raise ModelUnsupported(f"it has {count} {of}, more than {most}")
         return count
 
-    def _text(self) -> str:
+    def _text(self, most: int = _MOST_TEXT_BYTES) -> str:
         length = self._number("<Q")
-        if length > _MOST_NAME_BYTES:  # chat templates are the longest
-            self._bytes(length, copied=False)
-            return ""
-        return self._bytes(length).decode(errors="replace")
+        text = self._bytes(min(length, most))
+        self._bytes(length - len(text), copied=False)
+        return text.decode(errors="replace")
 
     def _number(self, kind: str) -> Any:
         (number,) = struct.unpack(kind, self._bytes(struct.calcsize(kind)))
@@ -216,6 +241,15 @@ class _Reader:
         if self._at > len(self._content):
             raise ModelUnsupported("it is truncated: its header ends behind the file's end")
         return self._content[begin : self._at] if copied else b""
+
+
+def _whole(header: GgufHeader, key: str, default: int) -> int:
+    if key not in header.metadata:
+        return default
+    found = header.metadata[key]
+    if type(found) is not int:
+        raise ModelUnsupported(f"its {key} is {header.said(key)}, not a whole number")
+    return found
 
 
 def _aligned(size: int, alignment: int) -> int:

@@ -22,24 +22,38 @@ _USUAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+def check_dense(header: GgufHeader) -> None:
+    """Raise ModelUnsupported, with the key, if a file's layers are mixtures of experts."""
+    for name in ("expert_count", "expert_used_count"):
+        if found := header.number(name):
+            raise ModelUnsupported(f"its {header.architecture}.{name} is {found}, but only 0 is served")
+
+
 def check_metadata(header: GgufHeader, head_size: int, vocabulary: int) -> None:
     """Raise ModelUnsupported, with the key, if one changes answers and is not read, or cannot be computed with."""
     usual = _USUAL | {"rope.dimension_count": (head_size,), "attention.value_length": (head_size,)}
     if f"{header.architecture}.rope.scaling.type" not in header.metadata:
         usual |= {"rope.scaling.factor": (1,)}  # which llama.cpp takes as linear
-    for key, values in usual.items():
-        found = header.metadata.get(f"{header.architecture}.{key}", values[0])
-        if found not in values:
-            raise ModelUnsupported(f"its {header.architecture}.{key} is {found}, but only {values[-1]} is served")
+    for name, values in usual.items():
+        if (key := f"{header.architecture}.{name}") in header.metadata and header.metadata[key] not in values:
+            raise ModelUnsupported(f"its {key} is {header.said(key)}, but only {values[-1]} is served")
     window = header.number("attention.sliding_window") or 0
     if 0 < window < (header.number("context_length") or 0):
         key = f"{header.architecture}.attention.sliding_window"
         raise ModelUnsupported(f"its {key} is {window}, and windows are not read from GGUF files")
-    for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor"):
-        value = header.metadata.get(f"{header.architecture}.{key}", 1.0)
+    _check_numbers(header)
+    for role in ("bos", "eos", "padding"):
+        key = f"tokenizer.ggml.{role}_token_id"
+        if key in header.metadata and header.metadata[key] not in range(vocabulary):
+            raise ModelUnsupported(f"its {key} is {header.said(key)}, but it has {vocabulary} tokens")
+
+
+def _check_numbers(header: GgufHeader) -> None:
+    """Raise ModelUnsupported, with the key, for a number that is none, or not above 0."""
+    if (epsilon := f"{header.architecture}.attention.layer_norm_rms_epsilon") not in header.metadata:
+        raise ModelUnsupported(f"its metadata lacks a number above 0 as {epsilon}")
+    for name in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor"):
+        key = f"{header.architecture}.{name}"
+        value = header.metadata.get(key, 1.0)
         if not (isinstance(value, int | float) and isfinite(value) and value > 0):
-            raise ModelUnsupported(f"its {header.architecture}.{key} is {value}, not a number above 0")
-    for key in ("bos", "eos"):
-        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token is not None and token not in range(vocabulary):
-            raise ModelUnsupported(f"its tokenizer.ggml.{key}_token_id is {token}, but it has {vocabulary} tokens")
+            raise ModelUnsupported(f"its {key} is {header.said(key)}, not a number above 0")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_header import GgufHeader
-from engine.native.formats.llama_metadata import check_metadata
+from engine.native.formats.llama_metadata import check_dense, check_metadata
 
 # Those of Mistral are written as llama. Only llama's rows of q and k are in another order than transformers'.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -48,6 +48,7 @@ def names_of(header: GgufHeader) -> dict[str, Named]:
     Raises ModelUnsupported, naming the tensor, if a shape contradicts the metadata, or a tensor is missing; with the
     key, if metadata are not served.
     """
+    check_dense(header)
     _check_complete(header)
     sizes = _Sizes.of(header)
     check_metadata(header, sizes.head_size, sizes.vocabulary)

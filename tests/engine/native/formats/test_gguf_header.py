@@ -154,7 +154,7 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None]]] = {
     ),
     "its llama.rope.freq_base is -5.0, not a number above 0": ("-", lambda writer: writer.add_rope_freq_base(-5.0)),
     "its tokenizer.ggml.eos_token_id is 384, but it has 384 tokens": ("-", lambda writer: writer.add_eos_token_id(384)),
-    "its llama.rope.scaling.factor is None, not a number above 0": (
+    "its llama.rope.scaling.factor is an array, not a number above 0": (
         "-",
         lambda writer: (
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),

@@ -14,7 +14,7 @@ from engine.native import cpu_class
 from services.cli.main import cli
 from services.models.gguf_conversion import convert
 from tests.engine.image_text import write_image_text
-from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, SHAPES, write_llama
+from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, OTHERS, SHAPES, write_llama
 from tests.running_quire import RunningQuire
 from tests.services.models.test_model_store import write_tiny_llama
 from tests.tiny_models import usual_size
@@ -164,6 +164,7 @@ def test_a_gguf_file_is_planned_with_the_sizes_that_its_engine_has(tmp_path: Pat
         for part, (heads, hidden) in shapes.items():
             patch.setitem(SHAPES, part, (heads * 2 * HIDDEN, hidden))
         patch.setitem(SHAPES, "attn_output", (HIDDEN, HEADS * 2 * HIDDEN))
+        patch.setitem(OTHERS, "qwen3", dict.fromkeys(OTHERS["qwen3"], (2 * HIDDEN,)))
         path = write_llama(tmp_path / "tiny.gguf", MIXED, "qwen3", wide)
     convert(path, tmp_path / "folder")
     (tmp_path / "folder" / "tiny.gguf").symlink_to(path)
