@@ -22,9 +22,11 @@ from services.models.gguf.tokenizer import GgufTokenizer, gguf_tokenizer
 def convert(source: Path, destination: Path) -> None:
     """Write the configurations and the tokenizer of `source` to `destination`.
 
-    Raises ModelUnsupported, and errors of transformers, if the model or its file cannot be used.
+    Raises ModelUnsupported if the model or its file cannot be used.
     """
     config = gguf_configuration(source)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelUnsupported(f"its general.architecture is {config.model_type!r}, which does not continue texts")
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     tokenizer = gguf_tokenizer(source)
     config.save_pretrained(destination)

@@ -11,8 +11,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.declared_quantization import quantization
-from engine.native.formats.gguf_header import gguf_of, read_header
-from engine.native.formats.metadata_sizes import check_sizes
+from engine.native.formats.gguf_header import gguf_of
 from engine.native.formats.safetensors_files import INDEX, ONE_FILE, are_named, placements
 from services.models.files.bounded_json import (
     MOST_TOKENIZER_BYTES,
@@ -24,14 +23,16 @@ from services.models.files.chat_templates import read_templates
 from services.models.files.schemas import (
     AdapterConfig,
     GenerationConfig,
-    GgufMetadata,
     ModelConfig,
     TokenizerFile,
     check_schema,
 )
 from services.models.files.template_language import InvalidTemplate
 from services.models.files.tensor_headers import Shape, tensor_shapes
+from services.models.gguf.file_check import check_gguf
 from services.models.tokenizer_settings import tokenizer_settings
+
+__all__ = ["check_configuration", "check_entries", "check_folder", "check_gguf", "check_tokenizer", "gguf_of"]
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _ADAPTER = "adapter_config.json"
@@ -102,31 +103,6 @@ def check_tokenizer(folder: Path) -> None:
         read_templates(folder, tokenizer_settings(folder).get("chat_template")).check()
     except InvalidTemplate as error:
         raise InvalidModelFile(str(error)) from error
-
-
-def check_gguf(path: Path) -> None:
-    """Check the header of a GGUF file: its tensors lie in the file, and its numbers are within bounds.
-
-    Raises InvalidModelFile.
-    """
-    try:
-        header = read_header(path)
-        prefix = f"{header.architecture}."
-        numbers = {key.removeprefix(prefix): one for key, one in header.metadata.items() if one is not None}
-        for name, field in GgufMetadata.model_fields.items():
-            _refuse_array(path.name, header.metadata, prefix, field.alias or name)
-        check_schema(path.name, GgufMetadata, numbers)
-        check_sizes(header)
-    except ModelUnsupported as error:
-        named = str(error).startswith(path.name)
-        raise InvalidModelFile(str(error) if named else f"{path.name}: {error}") from error
-
-
-def _refuse_array(name: str, metadata: Mapping[str, Any], prefix: str, key: str) -> None:
-    """Raise InvalidModelFile for an array, which may differ from layer to layer: it is None in the metadata."""
-    for full in (f"{prefix}{key}", key):
-        if full in metadata and metadata[full] is None:
-            raise InvalidModelFile(f"{name}: its {full} is an array, and only one number for all layers is read")
 
 
 def check_entries(folder: Path) -> None:

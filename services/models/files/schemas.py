@@ -14,22 +14,13 @@ from pydantic_core import PydanticCustomError
 from services.models.files.bounded_json import InvalidModelFile
 from services.models.files.config_schema import ModelConfig, Quantization, Rotation
 from services.models.files.numbers import (
-    Context,
-    Epsilon,
-    Experts,
     Factor,
     FileSchema,
-    Heads,
-    Layers,
     PositiveShare,
-    RotationBase,
     Share,
-    Size,
-    SizeOrNone,
     TokenId,
     TokenIdOrNone,
     TokenIds,
-    Window,
     said,
 )
 from services.runtime.http.validation import EXPECTED, violation
@@ -37,7 +28,6 @@ from services.runtime.http.validation import EXPECTED, violation
 __all__ = [
     "AdapterConfig",
     "GenerationConfig",
-    "GgufMetadata",
     "ModelConfig",
     "TokenizerConfig",
     "TokenizerFile",
@@ -147,38 +137,6 @@ class AdapterConfig(FileSchema):
     target_modules: str | list[str] | None = said("modules that it changes")
     rank_pattern: dict[str, Annotated[int, Field(ge=1, le=1 << 16)]] | None = said("ranks of certain modules")
     alpha_pattern: dict[str, Factor] | None = said("scales of certain modules")
-
-
-class GgufMetadata(FileSchema):
-    """Metadata of a GGUF file, without the name of its architecture in front."""
-
-    context_length: Context | None = said("tokens of the context")
-    embedding_length: Size | None = said("elements of a token's state")
-    block_count: Layers | None = said("layers")
-    feed_forward_length: Size | None = said("elements inside the MLP")
-    vocab_size: Size | None = said("tokens of the vocabulary")
-    expert_count: Experts | None = said("experts of a layer")
-    expert_used_count: Experts | None = said("experts of a token")
-    expert_feed_forward_length: SizeOrNone | None = said("elements inside an expert")
-    heads: Heads | None = said("attention heads of a layer", "attention.head_count")
-    kv_heads: Heads | None = said("heads of keys and values of a layer", "attention.head_count_kv")
-    key_length: Size | None = said("elements of a head", "attention.key_length")
-    value_length: Size | None = said("elements of a head's value", "attention.value_length")
-    window: Window | None = said("tokens that a token sees", "attention.sliding_window")
-    rms_epsilon: Epsilon | None = said("added to the mean square before the root", "attention.layer_norm_rms_epsilon")
-    epsilon: Epsilon | None = said("added to the variance before the root", "attention.layer_norm_epsilon")
-    base: RotationBase | None = said("the base of the rotations", "rope.freq_base")
-    rotated: SizeOrNone | None = said("elements of a head that are rotated", "rope.dimension_count")
-    scaling: Factor | None = said("by how much the context is extended", "rope.scaling.factor")
-    attention_factor: Factor | None = said("by how much scaling multiplies rotations", "rope.scaling.attn_factor")
-    original_context: Context | None = said("the context before scaling", "rope.scaling.original_context_length")
-    logit_scale: Factor | None = said("the factor of logits")
-    attention_cap: Factor | None = said("the cap of attention scores", "attn_logit_softcapping")
-    logit_cap: Factor | None = said("the cap of logits", "final_logit_softcapping")
-    bos: TokenId | None = said("the token at the start of a text", "tokenizer.ggml.bos_token_id")
-    eos: TokenId | None = said("the token at the end of a text", "tokenizer.ggml.eos_token_id")
-    eot: TokenId | None = said("the token at the end of a turn", "tokenizer.ggml.eot_token_id")
-    eom: TokenId | None = said("the token at the end of a message", "tokenizer.ggml.eom_token_id")
 
 
 _SCHEMAS = (ModelConfig, Rotation, Quantization, GenerationConfig, TokenizerConfig, AddedToken, NamedTemplate)

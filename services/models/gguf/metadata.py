@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_arrays import read_numbers, read_texts
+from engine.native.formats.gguf_arrays import read_bytes, read_numbers, read_texts
 from engine.native.formats.gguf_header import GgufHeader, read_header
 
 TOKENS, TYPES, SCORES, MERGES = (f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
 MODEL, CHARSMAP = "tokenizer.ggml.model", "tokenizer.ggml.precompiled_charsmap"
+TEMPLATE = "tokenizer.chat_template"
 _MOST_TOKENS, _MOST_TOKEN_CHARACTERS = 1 << 20, 4096
 
 
@@ -80,12 +81,7 @@ class TokenizerMetadata:
 
     def charsmap(self) -> bytes:
         """Read the map of a SentencePiece normalizer, empty if the file has none."""
-        found = read_numbers(self.path, self.header, CHARSMAP, "iu")
-        if found is None:
-            return b""
-        if found.dtype.itemsize != 1:
-            raise ModelUnsupported(f"its {CHARSMAP} is no array of bytes")
-        return found.tobytes()
+        return read_bytes(self.path, self.header, CHARSMAP)
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Return the ids of the tokens of these types."""

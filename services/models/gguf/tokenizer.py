@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from engine.errors import ModelUnsupported
 from services.models.gguf.byte_pairs import byte_pair_tokenizer, split_of
 from services.models.gguf.ends import TokenRoles, token_roles
-from services.models.gguf.metadata import MODEL, TokenizerMetadata, read_metadata
+from services.models.gguf.metadata import MODEL, TEMPLATE, TokenizerMetadata, read_metadata
 from services.models.gguf.sentencepiece import merging_tokenizer, unigram_tokenizer
 from services.models.gguf.word_pieces import word_piece_tokenizer
 
@@ -135,6 +135,6 @@ def _adds_bos(metadata: TokenizerMetadata, kind: _Kind) -> bool:
 
 def _settings(metadata: TokenizerMetadata, ids: Mapping[str, int]) -> dict[str, Any]:
     settings: dict[str, Any] = {_ROLES[role]: metadata.tokens[token] for role, token in ids.items()}
-    if template := metadata.text("tokenizer.chat_template"):
+    if template := metadata.text(TEMPLATE):
         settings["chat_template"] = template
     return settings | {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}

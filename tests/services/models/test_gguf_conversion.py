@@ -11,9 +11,12 @@ import torch
 
 from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
+from engine.native.formats.gguf_file import GgufFile
 from engine.parallel.loading import ModelFolder
+from services.models.files.bounded_json import InvalidModelFile
+from services.models.gguf.file_check import check_gguf
 from services.models.gguf_conversion import convert
-from tests.gguf_models import HEADS, HIDDEN, MIXED, Changes, write_gpt2, write_llama
+from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, OTHERS, SHAPES, Changes, write_gpt2, write_llama
 
 HALF = HIDDEN // HEADS // 2
 
@@ -22,6 +25,17 @@ def configuration(path: Path, change: Changes, architecture: str = "llama") -> d
     convert(write_llama(path / "tiny.gguf", MIXED, architecture, change), path / "folder")
     read: dict[str, object] = json.loads((path / "folder" / "config.json").read_text())
     return read
+
+
+def biased(*parts: str) -> Changes:
+    """Give all layers biases of these parts."""
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        for layer in range(LAYERS):
+            for part in parts:
+                writer.add_tensor(f"blk.{layer}.{part}.bias", np.arange(SHAPES[part][0], dtype=np.float32))
+
+    return change
 
 
 def llama3_factors() -> np.ndarray:
@@ -67,11 +81,72 @@ def test_linear_rotations_are_read_and_others_refused(tmp_path: Path) -> None:
 def test_sizes_and_biases_that_transformers_does_not_read_are_those_of_the_file(tmp_path: Path) -> None:
     assert configuration(tmp_path, lambda _writer: None, "qwen3")["head_dim"] == HIDDEN // HEADS
 
-    def biased(writer: gguf.GGUFWriter) -> None:
-        writer.add_tensor("blk.0.attn_q.bias", np.zeros(HIDDEN, np.float32))
+    plain = configuration(tmp_path, lambda _writer: None)
+    assert (plain["attention_bias"], plain["mlp_bias"]) == (False, False)
+    attention = configuration(tmp_path, biased("attn_q", "attn_k", "attn_v", "attn_output"))
+    assert (attention["attention_bias"], attention["mlp_bias"]) == (True, False)
+    assert configuration(tmp_path, biased("ffn_gate", "ffn_up", "ffn_down"))["mlp_bias"] is True
 
-    assert configuration(tmp_path, lambda _writer: None)["attention_bias"] is False
-    assert configuration(tmp_path, biased)["attention_bias"] is True
+
+@pytest.mark.parametrize(
+    ("change", "biases"),
+    [
+        (lambda _file: None, 0),
+        (lambda file: file.add_array("llama.attention.head_count_kv", [KV_HEADS] * LAYERS), 0),
+        (lambda file: biased("attn_q", "attn_k", "attn_v", "attn_output")(file), 4),
+        (lambda file: biased("ffn_gate", "ffn_up", "ffn_down")(file), 3),
+    ],
+    ids=["plain", "heads by layer", "biases of attention", "biases of the MLP"],
+)
+def test_a_converted_file_is_loaded_with_all_its_tensors(tmp_path: Path, change: Changes, biases: int) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED, change=change)
+    convert(path, tmp_path / "folder")
+    (tmp_path / "folder" / path.name).symlink_to(path)
+    loaded = load_model(tmp_path / "folder", torch.float32, torch.device("cpu")).model.state_dict()
+    file = GgufFile(path, torch.float32)
+    assert sum(name.endswith(".bias") for name in loaded) == biases * LAYERS
+    assert set(loaded) - {"lm_head.weight"} == set(file.keys())
+    assert all(torch.equal(loaded[name], file.get_tensor(name)) for name in set(file.keys()))
+
+
+@pytest.mark.parametrize(
+    ("parts", "lacking"),
+    [
+        (("attn_q",), "attn_k.bias, although it has blk.0.attn_q.bias"),
+        (("attn_q", "attn_k", "attn_v"), "attn_output.bias, although it has blk.0.attn_q.bias"),
+        (("attn_output",), "attn_q.bias, although it has blk.0.attn_output.bias"),
+        (("ffn_up",), "ffn_gate.bias, although it has blk.0.ffn_up.bias"),
+    ],
+)
+def test_a_bias_without_those_that_belong_to_it_is_refused_by_name(
+    tmp_path: Path, parts: tuple[str, ...], lacking: str
+) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", MIXED, change=biased(*parts))
+    sentence = rf"it lacks tensor blk\.0\.{lacking}: they only go together$"
+    with pytest.raises(InvalidModelFile, match=rf"^tiny\.gguf: {sentence}"):
+        check_gguf(path)
+    with pytest.raises(ModelUnsupported, match=f"^{sentence}"):
+        convert(path, tmp_path / "folder")
+
+
+@pytest.mark.parametrize(("architecture", "part"), [("qwen2", "attn_k.bias"), ("qwen3", "attn_q_norm.weight")])
+def test_a_file_without_tensors_that_its_architecture_needs_is_refused(
+    tmp_path: Path, architecture: str, part: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OTHERS, architecture, {name: one for name, one in OTHERS[architecture].items() if name != part})
+        path = write_llama(tmp_path / "tiny.gguf", MIXED, architecture)
+    with pytest.raises(InvalidModelFile, match=rf"^tiny\.gguf: it lacks tensor blk\.0\.{re.escape(part)}"):
+        check_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_sinks.weight", "blk.7.zzz.weight", "blk.0.attn_norm.bias", "other"])
+def test_a_tensor_that_the_architecture_does_not_know_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = write_llama(
+        tmp_path / "tiny.gguf", MIXED, change=lambda writer: writer.add_tensor(name, np.ones(HIDDEN, np.float32))
+    )
+    with pytest.raises(InvalidModelFile, match=rf"^tiny\.gguf: it has the unknown tensor {re.escape(name)}$"):
+        check_gguf(path)
 
 
 def test_a_file_that_cannot_be_served_is_refused_before_anything_is_written(tmp_path: Path) -> None:
