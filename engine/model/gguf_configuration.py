@@ -13,7 +13,8 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_file import rotation_factors
 from engine.native.formats.gguf_header import GgufHeader, read_header
-from engine.native.formats.llama_names import ARCHITECTURES, ROTATION_FACTORS, names_of
+from engine.native.formats.llama_metadata import ROTATION_FACTORS
+from engine.native.formats.llama_names import ARCHITECTURES, names_of
 from engine.native.formats.llama_tensors import check_tensors
 from engine.native.formats.metadata_sizes import check_sizes
 
@@ -86,17 +87,12 @@ def _llama_shaped(header: GgufHeader) -> Any:
 
 
 def _scaling(config: Any, header: GgufHeader, source: Path) -> dict[str, Any]:
-    """Return the parameters of scaled rotations, which transformers does not read. Raises ModelUnsupported."""
-    key = f"{header.architecture}.rope.scaling.type"
-    scaling = header.metadata.get(key, "none")
-    factors = rotation_factors(source, header)
+    """Return the parameters of scaled rotations, none if they are not. Raises ModelUnsupported for unknown factors."""
+    factors, prefix = rotation_factors(source, header), f"{header.architecture}.rope.scaling"
     if factors is not None:
         return _llama3(config, factors)
-    if scaling == "linear":
-        factor = float(header.metadata.get(f"{header.architecture}.rope.scaling.factor", 1.0))
-        return {"rope_type": "linear", "factor": factor}
-    if scaling != "none":
-        raise ModelUnsupported(f"its {key} is {header.said(key)!r}, and such rotations are not read from GGUF files")
+    if header.metadata.get(f"{prefix}.type") == "linear":
+        return {"rope_type": "linear", "factor": float(header.metadata.get(f"{prefix}.factor", 1.0))}
     return {}
 
 

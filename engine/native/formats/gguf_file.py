@@ -14,7 +14,8 @@ from engine.errors import ModelUnsupported
 from engine.native.formats.blocks import Bytes
 from engine.native.formats.gguf_header import GgufHeader, TensorPlace, gguf_of, read_header
 from engine.native.formats.grouped import GroupedWeights
-from engine.native.formats.llama_names import ARCHITECTURES, ROTATION_FACTORS, names_of, row_order
+from engine.native.formats.llama_metadata import ROTATION_FACTORS
+from engine.native.formats.llama_names import ARCHITECTURES, names_of, row_order
 
 __all__ = ["ALL", "GgufFile", "GgufTensor", "gguf_of", "is_llama", "quantized_format", "rotation_factors"]
 

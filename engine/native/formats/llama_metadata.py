@@ -9,6 +9,8 @@ from typing import Any
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_header import GgufHeader
 
+# Factors of the frequencies that positions are rotated by; the folder's configuration has them (Llama 3.1).
+ROTATION_FACTORS = "rope_freqs.weight"
 # Values with which nothing changes.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -42,10 +44,21 @@ def check_metadata(header: GgufHeader, head_size: int, vocabulary: int) -> None:
         key = f"{header.architecture}.attention.sliding_window"
         raise ModelUnsupported(f"its {key} is {window}, and windows are not read from GGUF files")
     _check_numbers(header)
+    _check_rotations(header)
     for role in ("bos", "eos", "padding"):
         key = f"tokenizer.ggml.{role}_token_id"
         if key in header.metadata and header.metadata[key] not in range(vocabulary):
             raise ModelUnsupported(f"its {key} is {header.said(key)}, but it has {vocabulary} tokens")
+
+
+def _check_rotations(header: GgufHeader) -> None:
+    """Raise ModelUnsupported, with the key, for scaled rotations that are not read, or that are scaled twice."""
+    key, factor = (f"{header.architecture}.rope.scaling.{name}" for name in ("type", "factor"))
+    scaling = header.metadata.get(key, "none")
+    if scaling not in ("none", "linear"):
+        raise ModelUnsupported(f"its {key} is {header.said(key)!r}, and such rotations are not read from GGUF files")
+    if scaling == "linear" and ROTATION_FACTORS in header.tensors and header.metadata.get(factor, 1) != 1:
+        raise ModelUnsupported(f"its {factor} is {header.said(factor)}, but only 1 is served with {ROTATION_FACTORS}")
 
 
 def _check_numbers(header: GgufHeader) -> None:

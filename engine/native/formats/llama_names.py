@@ -9,14 +9,12 @@ import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf_header import GgufHeader
-from engine.native.formats.llama_metadata import check_dense, check_metadata
+from engine.native.formats.llama_metadata import ROTATION_FACTORS, check_dense, check_metadata
 
 # Those of Mistral are written as llama. Only llama's rows of q and k are in another order than transformers'.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _REORDERED = ("llama",)
 _MOST_CONTEXT_TOKENS = 1 << 24
-# Factors of the frequencies that positions are rotated by; the folder's configuration has them (Llama 3.1).
-ROTATION_FACTORS = "rope_freqs.weight"
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
     "attn_norm": "input_layernorm",

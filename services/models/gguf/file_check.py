@@ -104,6 +104,7 @@ def check_gguf(path: Path) -> None:
         header = read_header(path)
         _check_metadata(path.name, header)
         _check_arrays(header)
+        _check_ids(header)
         check_sizes(header)
         if header.architecture in ARCHITECTURES:
             names_of(header)
@@ -156,3 +157,12 @@ def _check_arrays(header: GgufHeader) -> None:
     check_numbers(header, TYPES, "iu")
     check_numbers(header, SCORES, "iuf")
     check_bytes(header, CHARSMAP)
+
+
+def _check_ids(header: GgufHeader) -> None:
+    """Raise ModelUnsupported, with the key, for the id of a token beyond the vocabulary."""
+    if not (tokens := header.arrays.get(TOKENS)):
+        return
+    for key in keys(header.architecture):
+        if key.endswith("_token_id") and header.metadata.get(key, 0) >= tokens.elements:
+            raise ModelUnsupported(f"its {key} is {header.said(key)}, but it has {tokens.elements} tokens")

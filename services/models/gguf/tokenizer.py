@@ -75,6 +75,8 @@ def gguf_tokenizer(path: Path) -> GgufTokenizer:
     """Build the tokenizer of a file. Raises ModelUnsupported, with the key, if it is damaged or of an unknown kind."""
     metadata = read_metadata(path)
     kind = _KINDS.get(metadata.model)
+    if kind is None and MODEL not in metadata.header.metadata:
+        raise ModelUnsupported(f"it has no {MODEL}")
     if kind is None:
         raise ModelUnsupported(f"its {MODEL} is {metadata.model[:80]!r}, but only {', '.join(_KINDS)} are read")
     ids = {role: found for role in _ROLES if (found := metadata.token(role, kind.ids.get(role))) is not None}

@@ -144,6 +144,21 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None]]] = {
         "-",
         lambda writer: writer.add_rope_scaling_factor(4.0),
     ),
+    "its llama.rope.scaling.type is 'yarn', and such rotations are not read from GGUF files": (
+        "-",
+        lambda writer: (
+            writer.add_tensor("rope_freqs.weight", np.ones(32, np.float32)),
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+        )[0],
+    ),
+    "its llama.rope.scaling.factor is 4.0, but only 1 is served with rope_freqs.weight": (
+        "-",
+        lambda writer: (
+            writer.add_tensor("rope_freqs.weight", np.ones(32, np.float32)),
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+            writer.add_rope_scaling_factor(4.0),
+        )[0],
+    ),
     "its llama.attention.sliding_window is 8, and windows are not read from GGUF files": (
         "-",
         lambda writer: writer.add_sliding_window(8),

@@ -64,6 +64,9 @@ CONTRADICTIONS: dict[str, Changes] = {
         declared(EXPERTS, 2, 128)
     ),
     r"its gpt2\.vocab_size is 300, but tensor token_embd\.weight has 384 rows": lambda file: file.add_vocab_size(300),
+    r"its tokenizer\.ggml\.fim_mid_token_id is 384, but it has 384 tokens": (
+        lambda file: file.add_uint32("tokenizer.ggml.fim_mid_token_id", VOCABULARY)
+    ),
     r"its tokenizer\.ggml\.tokens has 3 elements, but tensor token_embd\.weight has 384 rows": (
         lambda file: file.add_token_list(["a", "b", "ab"])
     ),
