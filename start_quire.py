@@ -3,8 +3,17 @@
 Their names are common: `services` and `engine`; and a script of a user may be called `quire`. A folder of PYTHONPATH,
 or the folder in which a user stands, may have others, which would be imported in their place.
 """
+# ruff: noqa: E402
 
 import os
+import signal
+
+# Status of a command that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 130
+_takes_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores it
+if _takes_interrupts:  # before the imports, which take long: Python would print a traceback of theirs
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -31,8 +40,17 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join((*_FOLDERS, others))  # of processes that this one starts
     for name in _PACKAGES:
         _load(name)
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+def _run() -> None:
     from services.cli.main import main as run
 
+    if _takes_interrupts:  # commands end what they have begun
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
 

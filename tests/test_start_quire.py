@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,17 @@ def foreign(tmp_path: Path) -> Path:
 
 
 def run(command: Path, python_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    with begin(command, python_path, *arguments) as process:
+        output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def begin(command: Path, python_path: Path, *arguments: str) -> "subprocess.Popen[str]":
     path = os.pathsep.join((str(python_path), str(ROOT / "protos"), os.environ.get("PYTHONPATH", "")))
     line = [sys.executable, str(command), *arguments]
     environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(line, cwd=python_path, env=environment, text=True, capture_output=True, check=False)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, cwd=python_path, env=environment, text=True, stdout=pipe, stderr=pipe)
 
 
 def test_packages_of_the_same_names_on_the_path_are_not_imported(foreign: Path) -> None:
@@ -67,3 +75,23 @@ def test_a_package_that_another_distribution_overwrote_is_named(foreign: Path) -
         f"quire: the package 'blocks' in {foreign.resolve()} is not Quire's: another installed"
     )
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("module", "command"), [("/click/__init__.py", "pins"), ("/commands/serve.py", "serve")])
+def test_ctrl_c_during_an_import_ends_it_without_a_message(tmp_path: Path, module: str, command: str) -> None:
+    """The import of all commands, and that of one."""
+    hook = f"""
+import sys, time
+def wait(event, values):
+    if event == "exec" and values[0].co_filename.endswith({module!r}):
+        print("waiting", flush=True)
+        time.sleep(60)
+sys.addaudithook(wait)
+"""
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    with begin(ROOT / "start_quire.py", tmp_path, command) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == ""
+    assert process.returncode == 130

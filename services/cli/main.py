@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Default of one answer: models that never generate the end-of-sequence token fill the whole context.
 ANSWER_TOKENS = 256
 _TOKENS = click.IntRange(0, 2**31 - 1)
+# Exit status of a command that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -39,12 +41,20 @@ def main() -> None:
     cli.main(auto_envvar_prefix="QUIRE", prog_name="quire")
 
 
-class _DefinitionOrder(click.Group):
+class _Commands(click.Group):
     def list_commands(self, _context: click.Context) -> list[str]:
+        """Return the commands in the order of their definition."""
         return list(self.commands)
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command; Ctrl-C ends it, or the imports that it needs, without a message."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            context.exit(_INTERRUPTED)
 
-@click.group(cls=_DefinitionOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="quire", message="%(prog)s %(version)s")
 def cli() -> None:
     """Quire serves large language models from paged memory.
