@@ -41,7 +41,7 @@ class ChatRenderer:
             raise
         except ChatTemplateError as error:
             if self.features.renders_role("user"):  # else the template renders nothing at all
-                self._check_roles(conversation, f"; {error}")
+                self._check_roles(conversation, str(error))
                 self._check_arguments(conversation, error)
             raise
         self._check_roles(conversation)
@@ -69,13 +69,17 @@ class ChatRenderer:
         return "system" if given == "developer" and not self._template.names(given) else given
 
     def _check_roles(self, conversation: Conversation, reason: str = "") -> None:
-        """Raise ChatTemplateError for the first message whose role the template does not render."""
+        """Raise ChatTemplateError for the first message whose role the template does not render.
+
+        `reason` is why there is no prompt: a role is at fault if the template drops it, or refuses it for that reason.
+        """
         for at, message in enumerate(conversation.messages):
             role = self._role(message["role"])
             if role == "tool" and not self.features.renders_tools:
                 continue  # rendered as a turn of the user
-            if not self.features.renders_role(role):
-                fault = f"The chat template does not render the role {role!r}{reason}"
+            trial = self.features.role(role)
+            if trial.dropped or reason in trial.reasons:
+                fault = f"The chat template does not render the role {role!r}{'; ' * bool(reason)}{reason}"
                 raise ChatTemplateError(fault, f".messages[{at}].role")
 
     def _check_arguments(self, conversation: Conversation, error: ChatTemplateError) -> None:

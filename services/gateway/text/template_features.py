@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimit, Conversation
 
@@ -21,12 +21,23 @@ _CALLING = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _MAX_ROLES = 64
 
 
+class RoleTrial(NamedTuple):
+    """What short conversations with a message of a role showed.
+
+    `rendered`: a prompt has the message. `dropped`: prompts do not have it. Neither: there was none, for `reasons`.
+    """
+
+    rendered: bool = False
+    dropped: bool = False
+    reasons: frozenset[str] = frozenset()
+
+
 class TemplateFeatures:
     """The features of one template."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._roles: dict[str, bool] = {}
+        self._roles: dict[str, RoleTrial] = {}
         self._exceeds_limits = False
 
     def find(self) -> None:
@@ -49,15 +60,36 @@ class TemplateFeatures:
         return any(_NAME in self._rendered([*before, _USER], [_TOOL]) for before in ([], [_SYSTEM]))
 
     def renders_role(self, role: str) -> bool:
-        """Return True if a prompt contains messages of this role, in some place of a conversation.
+        """Return True if a prompt contains messages of this role, in some place of a conversation."""
+        return self.role(role).rendered
 
-        A template that exceeds its limits with a short conversation is not tried again, and may render any role.
-        """
-        if role not in self._roles:
-            if len(self._roles) >= _MAX_ROLES:
-                self._roles.clear()
-            self._roles[role] = any(_TEXT in self._rendered(messages) for messages in _conversations(role))
-        return self._roles[role] or self._exceeds_limits
+    def role(self, role: str) -> RoleTrial:
+        """Try a role. One that cannot be tried within the limits counts as rendered, as every other does then."""
+        if self._exceeds_limits:
+            return RoleTrial(rendered=True)
+        if (known := self._roles.get(role)) is not None:
+            return known
+        try:
+            trial = self._tried(role)
+        except ChatTemplateLimit:  # not kept: what the chat itself needs counts, too
+            return RoleTrial(rendered=True)
+        if len(self._roles) >= _MAX_ROLES:
+            self._roles.clear()
+        self._roles[role] = trial
+        return trial
+
+    def _tried(self, role: str) -> RoleTrial:
+        dropped, reasons = False, set[str]()
+        for messages in _conversations(role):
+            try:
+                if _TEXT in self._template.render(self._short(messages)):
+                    return RoleTrial(rendered=True)
+                dropped = True
+            except ChatTemplateLimit:
+                raise
+            except ChatTemplateError as error:
+                reasons.add(str(error))
+        return RoleTrial(dropped=dropped, reasons=frozenset(reasons))
 
     @cached_property
     def frame(self) -> str:
@@ -65,8 +97,11 @@ class TemplateFeatures:
         return self._rendered([_USER, _ASSISTANT, _USER]) or self._rendered([_USER])
 
     def _rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        return self._attempted(self._short(messages, tools))
+
+    def _short(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> Conversation:
         given = Conversation(messages, tools or self._least_tools, open_turn=False)
-        return self._attempted(_in_parts(given) if self.takes_parts else given)
+        return _in_parts(given) if self.takes_parts else given
 
     @property
     def _least_tools(self) -> Sequence[dict[str, Any]]:

@@ -192,6 +192,47 @@ def test_a_role_that_the_template_does_not_render_is_refused(template: str, role
     assert refused.value.field == ".messages[1].role"
 
 
+SHORT = "{% if messages | length < 7 %}{{ raise_exception('too short') }}{% endif %}" + CHATML
+NEEDS_DEPTH = "{{ raise_exception('no depth') if not depth }}" + CHATML
+NO_CRITIC = "{{ raise_exception('no critics') if 'critic' in messages | map(attribute='role') }}" + CHATML
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "variables"),
+    [(SHORT, [USER] * 7, {}), (NEEDS_DEPTH, [USER], {"depth": 3})],
+)
+def test_a_template_that_refuses_all_trials_renders_what_it_accepts(
+    template: str, messages: list[dict[str, Any]], variables: dict[str, Any]
+) -> None:
+    assert render(template, *messages, variables=variables) == render(CHATML, *messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "content", "reason", "field"),
+    [
+        (SHORT, "user", "Hm.", "too short", ""),
+        (NEEDS_DEPTH, "critic", "Hm.", "no depth", ""),
+        (NO_CRITIC, "critic", "Hm.", "role 'critic'; .*no critics", ".messages[0].role"),
+        # The first fault is not the role: trials of it are refused for another reason.
+        ("{{ 1 / 0 if 'zero' in messages[0].content }}" + NO_CRITIC, "critic", "zero", "division by zero", ""),
+    ],
+)
+def test_a_role_is_at_fault_only_if_its_trials_fail_for_the_same_reason(
+    template: str, role: str, content: str, reason: str, field: str
+) -> None:
+    with pytest.raises(ChatTemplateError, match=reason) as refused:
+        render(template, {"role": role, "content": content})
+    assert refused.value.field == field
+
+
+def test_a_role_whose_trial_exceeds_a_limit_changes_nothing_for_others() -> None:
+    large = "{{ 'a' * 10 ** 10 if messages[0].role == 'critic' and 'probes' in messages[0].content }}"
+    one = renderer(large + STRICT)
+    assert one.features.renders_role("critic")
+    with pytest.raises(ChatTemplateError, match="role 'judge'"):
+        one.render(Conversation([USER, {"role": "judge", "content": "Hm."}]))
+
+
 def test_an_exception_of_the_template_is_the_reason() -> None:
     with pytest.raises(ChatTemplateError, match="users first") as refused:
         render("{{ raise_exception('users first') if messages[0].role != 'user' }}" + CHATML, {**USER, "role": "tool2"})
