@@ -1,16 +1,18 @@
 """A request ready for submission, and the one place that makes it: checked, tokenized, with its limits filled in."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 
 from blocks import blocks_for
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.gateway.access.admission import AdmissionSlot
+from services.gateway.access.callers import Caller
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.tenants import Reservation
 from services.gateway.access.token_bound import sequences_of
 from services.gateway.deadlines import Deadline
+from services.gateway.fleet.engine_events import deadline_error
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.observe.observer import RequestInfo, RequestProgress
 from services.gateway.request_checks import check_fits, check_truncation, check_vocabulary
@@ -79,13 +81,16 @@ class Preparation:
     async def prepare(
         self, given: gateway_pb2.GenerateRequest, info: RequestInfo, admitted: AdmittedRequest
     ) -> PreparedRequest:
-        """Prepare a request as the client sent it, which is admitted. Raises InvalidField."""
+        """Prepare a request as the client sent it, which is admitted.
+
+        Raises InvalidField, Overloaded and DeadlineExceeded.
+        """
         model, request, tenant = admitted.model, admitted.request, info.origin.caller.tenant
         check_vocabulary(request, model.description().vocabulary_size)
         if given.prompt.HasField("token_ids") and not given.HasField("truncate_prompt_tokens"):
             check_fits(len(given.prompt.token_ids.ids), "prompt.token_ids.ids", model)
         with info.span.start_child("tokenize"):
-            token_ids = await self.prompt_ids(given, model)
+            token_ids = await _before(admitted.deadline, self.prompt_ids(given, model, info.origin.caller))
         check_fits(len(token_ids), "prompt", model)
         submission = submission_of(admitted, token_ids)
         submission.request_id = qualified(tenant, request.request_id)
@@ -98,10 +103,20 @@ class Preparation:
         defaults, deadline = admitted.model_defaults, admitted.deadline
         return PreparedRequest(model, request, defaults, submission, info.arrival, deadline, progress, info.span)
 
-    async def prompt_ids(self, given: gateway_pb2.GenerateRequest, model: ServedModel) -> list[int]:
-        """Return the token ids of a request's prompt, truncated as it says. Raises InvalidField."""
+    async def prompt_ids(self, given: gateway_pb2.GenerateRequest, model: ServedModel, caller: Caller) -> list[int]:
+        """Return the token ids of a request's prompt, truncated as it says. Raises InvalidField and Overloaded."""
         most = None if given.HasField("truncate_prompt_tokens") else model.description().context_tokens
-        return _truncated(await self.tokenizer.token_ids(model, given.prompt, most), given, model)
+        token_ids = await self.tokenizer.token_ids(model, given.prompt, most, tenant=caller.tenant)
+        return _truncated(token_ids, given, model)
+
+
+async def _before(deadline: Deadline, tokenizing: Awaitable[list[int]]) -> list[int]:
+    """Return the token ids. Raises DeadlineExceeded if the deadline comes first."""
+    try:
+        async with asyncio.timeout(deadline.seconds_left()):
+            return await tokenizing
+    except TimeoutError:
+        raise deadline_error(started=False) from None
 
 
 def submission_of(admitted: AdmittedRequest, token_ids: list[int]) -> engine_pb2.Submission:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.admission import AdmissionControl, AdmissionSlot
-from services.gateway.access.callers import DEFAULT_ORIGIN, Caller, Origin
+from services.gateway.access.callers import ANONYMOUS, DEFAULT_ORIGIN, Caller, Origin
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.access.slow_clients import ClientStream, SlowClients
 from services.gateway.access.tenants import Tenants
@@ -134,16 +134,19 @@ class RequestHandler:
         """The watch for slow clients, over all streams."""
         return self._limits.slow_clients
 
-    async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
+    async def token_ids(
+        self, model: str, prompt: gateway_pb2.Prompt, caller: Caller = ANONYMOUS, *, open_turn: bool = True
+    ) -> list[int]:
         """Return a prompt's token ids. False as `open_turn` leaves out the start of an assistant's turn.
 
         Raises a ServiceError.
         """
-        return await self._preparation.tokenizer.token_ids(self._fleet.model(model), prompt, open_turn=open_turn)
+        served, tokenizer = self._fleet.model(model), self._preparation.tokenizer
+        return await tokenizer.token_ids(served, prompt, open_turn=open_turn, tenant=caller.tenant)
 
-    async def prompt_ids(self, request: gateway_pb2.GenerateRequest) -> list[int]:
+    async def prompt_ids(self, request: gateway_pb2.GenerateRequest, caller: Caller) -> list[int]:
         """Return the token ids of a request's prompt, truncated as it says. Raises a ServiceError."""
-        return await self._preparation.prompt_ids(request, self._fleet.model(request.model))
+        return await self._preparation.prompt_ids(request, self._fleet.model(request.model), caller)
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
@@ -248,8 +251,9 @@ class RequestHandler:
         self._idle.clear()
         try:
             yield slot
-        except Overloaded as error:  # every engine's own queue is full
-            error.retry_seconds = admission.seconds_until_next_end(self._clock())
+        except Overloaded as error:
+            if error.rejection is RejectionReason.ENGINE_QUEUE:  # of every engine
+                error.retry_seconds = admission.seconds_until_next_end(self._clock())
             raise
         finally:
             slot.release(self._clock())

@@ -55,7 +55,8 @@ class GatewayServicer(pb_grpc.GatewayServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""
         async with abort_on_error(context):
-            return pb.TokenizeResponse(token_ids=await self._handler.token_ids(request.model, request.prompt))
+            token_ids = await self._handler.token_ids(request.model, request.prompt, self._caller(context))
+            return pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Return the text of token ids."""

@@ -15,6 +15,7 @@ class RejectionReason(Enum):
     TENANT_REQUESTS = "tenant_requests"  # too many requests of the tenant in flight
     TENANT_TOKENS = "tenant_tokens"  # the tenant's token limit
     ENGINE_QUEUE = "engine_queue"  # the queues of all engines are full
+    CHAT_TEMPLATE = "chat_template"  # too many chats wait for their template
     DRAINING = "draining"
     UNAVAILABLE = "unavailable"  # no engine of the model accepts requests
     UNAUTHENTICATED = "unauthenticated"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from services.gateway.text.rendering.render_process import RenderProcess
+from services.gateway.text.rendering.shares import RenderProcesses
 from services.models.files.template_language import environment
 
 # Variables that a template gets from the conversation or its environment; special tokens are others.
@@ -47,7 +47,8 @@ class ChatTemplate:
 
     `source` is the Jinja text, None for a model without a template. `tool_source` replaces it for conversations with
     tools, if the model has a separate template for them. `special_tokens` are template variables such as `bos_token`.
-    A rendering waits for others of the same template, and for a process: do not call it on the event loop.
+    A rendering waits for others of the same template, and for a process: do not call it on the event loop. It raises
+    FirstShareUsed in a block that gives it a share only.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
@@ -55,7 +56,7 @@ class ChatTemplate:
         self._tool_source = source if tool_source is None else tool_source
         self._special_tokens = dict(special_tokens)
         sources = {"default": self._source, "tools": self._tool_source}
-        self._process = RenderProcess({name: text for name, text in sources.items() if text is not None})
+        self._processes = RenderProcesses({name: text for name, text in sources.items() if text is not None})
 
     @property
     def tool_source(self) -> str | None:
@@ -91,7 +92,7 @@ class ChatTemplate:
         if (self._tool_source if name == "tools" else self._source) is None:
             without = " for conversations without tools" if self.needs_tools else ""
             raise ChatTemplateError(f"The model has no chat template{without}.")
-        answer = self._process.render(name, variables)
+        answer = self._processes.render(name, variables)
         if answer.text is not None:
             return answer.text
         if answer.limit:

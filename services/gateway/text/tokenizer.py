@@ -6,9 +6,10 @@ without torch installed). It is used only for folders without `tokenizer.json`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
@@ -35,6 +36,13 @@ class TextTooLong(ValueError):
         super().__init__(f"The text must have at most {most} bytes, not {size}.")
         self.size = size
         self.most = most
+
+
+class RenderedChat(NamedTuple):
+    """A conversation as a text of `characters`; `encode` returns its token ids."""
+
+    characters: int
+    encode: Callable[[], list[int]]
 
 
 class Tokenizer:
@@ -114,13 +122,18 @@ class Tokenizer:
 
         Raises ChatTemplateError, and TextTooLong as `encode` does.
         """
+        return self.render_chat(conversation, most).encode()
+
+    def render_chat(self, conversation: Conversation, most: int | None = None) -> RenderedChat:
+        """Do what `encode_chat` does before it encodes."""
         text = self._chat.render(conversation)
         self._check_size(text, most)
         marked = self._literal.mark(conversation, self._chat.knows)
         if marked is None:
             # The template already contains the special tokens around a text.
-            return self._ids(text, add_special_tokens=False)
-        return self._literal.encode(self._chat.render(marked.conversation), marked.mark)
+            return RenderedChat(len(text), partial(self._ids, text, add_special_tokens=False))
+        marked_text = self._chat.render(marked.conversation)
+        return RenderedChat(len(marked_text), partial(self._literal.encode, marked_text, marked.mark))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode token ids. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped."""

@@ -40,7 +40,7 @@ class ChatCompletionCall(GenerationCall):
         self.prepare_tools()
         prompt_ids = []
         if self.body.prompt_logprobs is not None:
-            prompt_ids = await self.handler.prompt_ids(self._request)
+            prompt_ids = await self.handler.prompt_ids(self._request, self.origin.caller)
             self._request.ClearField("truncate_prompt_tokens")
             self._request.prompt.token_ids.ids[:] = prompt_ids
         collected = await generation_output.collect(self.generate(self._request))

@@ -102,7 +102,7 @@ class CompletionCall(GenerationCall):
                 one.output.prompt_logprobs = body.logprobs
 
     async def _read(self, request: gateway_pb2.GenerateRequest) -> _Prompt:
-        token_ids = await self.handler.prompt_ids(request)
+        token_ids = await self.handler.prompt_ids(request, self.origin.caller)
         if request.prompt.HasField("text") and not request.HasField("truncate_prompt_tokens"):
             return _Prompt(request.prompt.text, token_ids, given_as_text=True)
         text = await self.handler.text(gateway_pb2.DetokenizeRequest(model=request.model, token_ids=token_ids))

@@ -59,7 +59,7 @@ class GenerationCall:
         self.translated = translated
         self.body = body
         self.handler = handler
-        self._origin = origin
+        self.origin = origin
         self._created = int(time.time())
         self.suffix = ChunkSuffix(body)
 
@@ -70,7 +70,7 @@ class GenerationCall:
 
     def generate(self, request: gateway_pb2.GenerateRequest) -> Responses:
         """Start the generation of one prompt."""
-        return self.handler.generate(request, self._origin)
+        return self.handler.generate(request, self.origin)
 
     def tokenizer(self, model: str) -> Tokenizer:
         """Return the tokenizer of a served model."""

@@ -10,7 +10,7 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import requests, responses
 from services.gateway.http.openai.messages import chat
-from services.gateway.http.routes.context import HeadRouter, handler_of, json_response
+from services.gateway.http.routes.context import HeadRouter, handler_of, json_response, origin_of
 from services.gateway.http.routes.descriptions import ERRORS
 from services.runtime.errors import InvalidField
 from services.wire.field_rules import declared_fields
@@ -36,7 +36,7 @@ async def get_model(name: str, request: Request) -> Response:
 async def tokenize(body: requests.TokenizeRequest, request: Request) -> Response:
     """Tokenize a prompt or a conversation."""
     handler, model = handler_of(request), body.model or ""
-    ids = await handler.token_ids(model, _prompt(body))
+    ids = await handler.token_ids(model, _prompt(body), origin_of(request).caller)
     tokenizer = handler.tokenizer(model)
     before, after = tokenizer.special_tokens_around
     if body.messages is None and body.add_special_tokens is False:

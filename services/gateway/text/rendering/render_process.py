@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from services.gateway.text.rendering.frames import receive, send
-from services.gateway.text.rendering.worker import RENDER_SECONDS, Answer
+from services.gateway.text.rendering.worker import COMPILE_SECONDS, RENDER_SECONDS, Answer
 from services.runtime.child_process import python_command
 
 _WORKER = "services.gateway.text.rendering.worker"
@@ -26,17 +26,17 @@ class _Running(NamedTuple):
     connection: socket.socket
 
     def end(self) -> int:
-        """End the process and return its status."""
+        """End the process with its forks, and return its status."""
         self.connection.close()
-        with self.process:
-            self.process.kill()
+        with self.process, suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.returncode
 
 
 class RenderProcess:
     """Renders templates by name, one at a time; threads wait for each other.
 
-    The process starts with the first rendering, and again after one that exceeded a limit.
+    The process starts with the first rendering, and again if it has ended.
     """
 
     def __init__(self, sources: Mapping[str, str]) -> None:
@@ -45,23 +45,21 @@ class RenderProcess:
         self._running: list[_Running] = []
         self._finalizer = weakref.finalize(self, _end_all, self._running)
 
-    def render(self, template: str, variables: Mapping[str, Any]) -> Answer:
-        """Return the text of a template, or the reason why there is none."""
+    def render(self, template: str, variables: Mapping[str, Any], seconds: float = RENDER_SECONDS) -> Answer:
+        """Return the text of a template, or the reason why there is none; `seconds` limits its processor time."""
         with self._lock:
             if not self._running:
                 self._running.append(_started(self._sources))
             connection = self._running[0].connection
             try:
-                send(connection, {"template": template, "variables": variables})
-                answer = Answer(*receive(connection))
+                send(connection, {"template": template, "variables": variables, "seconds": seconds})
+                return Answer(*receive(connection))
             except TimeoutError:
                 self._running.pop().end()
-                return Answer(None, f"it takes more than {_MAX_SECONDS:.0f} seconds", limit=True)
+                reason = f"it takes more than {_MAX_SECONDS:.0f} seconds"
+                return Answer(None, reason, limit=True, timed_out=True, seconds=seconds)
             except (OSError, EOFError, ValueError):
                 return Answer(None, _reason(self._running.pop().end()), limit=True)
-            if answer.limit:
-                self._running.pop().end()  # its memory is not empty
-            return answer
 
     def close(self) -> None:
         """End the process."""
@@ -92,5 +90,5 @@ def _end_all(running: list[_Running]) -> None:
 
 def _reason(status: int) -> str:
     if status == -signal.SIGPROF:
-        return f"it takes more than {RENDER_SECONDS:.0f} seconds of processor time"
+        return f"it takes more than {COMPILE_SECONDS:.0f} seconds of processor time to compile it"
     return f"the process that renders it has ended with the status {status}"

@@ -1,6 +1,5 @@
-"""A template has limits of time, memory and output, and one that reaches them holds up no other model."""
+"""A template has limits of time, memory and output."""
 
-import asyncio
 import os
 import re
 import signal
@@ -9,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.v1 import gateway_pb2
-from services.gateway.fleet.fleet import ServedModel
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, ChatTemplateLimit, Conversation
 from services.gateway.text.rendering.render_process import RenderProcess
-from services.gateway.text.tokenizer import Tokenizer
-from services.gateway.tokenization import PromptTokenizer
-from services.runtime.errors import InvalidField
-from tests.services.gateway.text.test_detokenizer import byte_level
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 NESTED = "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
@@ -59,8 +52,18 @@ def test_a_template_ends_at_a_limit_and_others_are_rendered_after_it(process: Re
 def test_a_process_that_was_killed_is_started_again(process: RenderProcess) -> None:
     assert process.render("default", {"text": "é\ud83d"}).text == "é\ud83d"
     os.kill(pid(process), signal.SIGKILL)
+    os.waitid(os.P_PID, pid(process), os.WEXITED | os.WNOWAIT)
     assert process.render("default", {}).reason == "the process that renders it has ended with the status -9"
     assert process.render("default", {"text": "again"}).text == "again"
+
+
+def test_a_process_goes_on_after_a_limit(process: RenderProcess) -> None:
+    process.render("default", {})
+    first = pid(process)
+    for source in (ENDLESS, "{{ 'a' * 10 ** 10 }}"):
+        assert process.render(source, {}, seconds=0.05).limit
+        assert process.render("default", {"text": "still here"}).text == "still here"
+    assert pid(process) == first
 
 
 def test_the_process_has_no_secrets_of_the_gateway(process: RenderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,23 +97,3 @@ def test_a_template_that_cannot_be_tried_is_not_tried_for_each_feature_and_role(
     with pytest.raises(ChatTemplateLimit, match=TIME):
         renderer.render(Conversation([USER]))
     assert template.renderings == 2
-
-
-@pytest.mark.anyio
-async def test_other_models_and_texts_do_not_wait_for_a_slow_template() -> None:
-    slow, quick = (
-        ServedModel(name, b"", Tokenizer(byte_level(), ChatTemplate(source, {})))
-        for name, source in (("slow", ENDLESS), ("quick", "{{ messages[0].content }}"))
-    )
-    chat = gateway_pb2.Prompt()
-    chat.chat.messages.add(role="user", content="Hi")
-    prompts = PromptTokenizer()
-    waiting = [asyncio.create_task(prompts.token_ids(slow, chat)) for _ in range(3)]
-    await asyncio.sleep(0)
-    assert await prompts.token_ids(slow, gateway_pb2.Prompt(text="Hi"))
-    assert await prompts.token_ids(quick, chat)
-    assert not any(task.done() for task in waiting)
-    waiting.pop().cancel()
-    for task in waiting:
-        with pytest.raises(InvalidField, match=f"prompt.chat: The chat template cannot render .*{TIME}"):
-            await task
