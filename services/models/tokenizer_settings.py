@@ -26,11 +26,13 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     Extra tokens with names are in `model_specific_special_tokens`, others in `extra_special_tokens`.
     """
     settings = _json(folder / "tokenizer_config.json")
-    if not settings.get(_EXTRA) and _ADDITIONAL in settings:
-        settings[_EXTRA] = settings.pop(_ADDITIONAL)
+    if not settings.get(_EXTRA):
+        settings = _renamed(settings)
+    settings = _split(settings)
     if "added_tokens_decoder" not in settings:
         settings = _with_legacy(settings, _json(folder / "special_tokens_map.json"))
-    return _split(settings)
+    # Names in the extra tokens leave their place to tokens of the earlier name.
+    return settings if _EXTRA in settings else _renamed(settings)
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -43,19 +45,25 @@ def named_values(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return role and setting, a text or the fields of a token, of the special tokens with a role, in their order."""
     roles = {name: value for name, value in settings.items() if name.endswith("_token")}
     ordered = {name: roles[name] for name in _ROLES if name in roles} | roles
-    return [*(ordered | settings.get(_NAMED_EXTRA, {})).items()]
+    return [*(ordered | (settings.get(_NAMED_EXTRA) or {})).items()]
+
+
+def _renamed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose extra tokens have the present name."""
+    if _ADDITIONAL not in settings:
+        return settings
+    return _without(settings, _ADDITIONAL) | {_EXTRA: settings[_ADDITIONAL]}
 
 
 def _with_legacy(settings: dict[str, Any], legacy: Mapping[str, Any]) -> dict[str, Any]:
     """Let the values of `special_tokens_map.json` replace those of the settings; lists of extra tokens are joined."""
-    given, further = settings.get(_EXTRA), legacy.get(_EXTRA)
-    merged = settings | {name: _special(value) for name, value in legacy.items()}
-    if isinstance(further, list):
-        listed = given if isinstance(given, list) else []
-        merged[_EXTRA] = [*listed, *(token for token in further if token not in listed)]
-    if _ADDITIONAL in legacy and (_EXTRA not in merged or isinstance(given, dict)):
-        merged[_EXTRA] = legacy[_ADDITIONAL]
-    return merged | ({_NAMED_EXTRA: given} if isinstance(given, dict) else {})
+    merged = settings | {name: value if name == _EXTRA else _special(value) for name, value in legacy.items()}
+    if isinstance(further := legacy.get(_EXTRA), list):
+        listed = settings.get(_EXTRA) or []
+        merged[_EXTRA] = [*listed, *(token for one in further if (token := _special(one)) not in listed)]
+    if not isinstance(named := merged.get(_EXTRA), dict):
+        return merged
+    return _without(merged, _EXTRA) | {_NAMED_EXTRA: (settings.get(_NAMED_EXTRA) or {}) | named}
 
 
 def _special(value: Any) -> Any:
@@ -63,10 +71,19 @@ def _special(value: Any) -> Any:
 
 
 def _split(settings: dict[str, Any]) -> dict[str, Any]:
-    """Move extra tokens that have names."""
-    if not isinstance(extra := settings.get(_EXTRA), dict):
-        return settings
-    return settings | {_EXTRA: [], _NAMED_EXTRA: settings.get(_NAMED_EXTRA, {}) | extra}
+    """Move extra tokens that have names, and those of roles that not all models have."""
+    further = {
+        name: value
+        for name, value in settings.items()
+        if name.endswith("_token") and name not in _ROLES and isinstance(value, str)
+    }
+    if isinstance(extra := settings.get(_EXTRA), dict):
+        further, settings = further | extra, _without(settings, _EXTRA)
+    return _without(settings, *further) | {_NAMED_EXTRA: further} if further else settings
+
+
+def _without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in names}
 
 
 def _json(path: Path) -> dict[str, Any]:
