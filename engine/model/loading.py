@@ -1,12 +1,14 @@
 """Loads a model through transformers, with paged attention instead of its own."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, GgufConfig
+from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
@@ -14,7 +16,8 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
 from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel, fingerprint_of
 from engine.model.probe import probe
-from engine.model.weights import check_complete, load_modules
+from engine.model.unsupported import configuration_fault
+from engine.model.weights import check_complete, load_modules, without_flags_warning
 from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
@@ -42,19 +45,18 @@ def load_model(
         if fault := quantization(folder):
             raise ModelUnsupported(fault)
         mapped = Checkpoint.in_folder(folder)
-        model = load_modules(folder, dtype, device, weights, packed=packed) if mapped else _load(folder, dtype, device)
+        with without_flags_warning():
+            load = partial(load_modules, weights=weights, packed=packed) if mapped else _load
+            model = load(folder, dtype, device)
         check_finite((name, one) for name, one in model.named_parameters() if not is_placeholder(one))
         loaded = take(model.eval(), fingerprint_of(folder, dtype))
         return replace(loaded, folder=folder)
     except KeyError as error:
-        raise ModelUnsupported(
-            f"{folder.name}: it does not use transformers' attention interface, but selects its attention by name "
-            f"and has none named {error}"
-        ) from error
+        raise ModelUnsupported(f"{folder.name}: {_unknown_name(error)}") from error
     except torch.OutOfMemoryError as error:
         raise ModelUnsupported(f"{folder.name}: its weights take more memory than the device has free") from error
-    except StrictDataclassError as error:
-        raise ModelUnsupported(f"{folder.name}: {' '.join(str(error).split())}") from error
+    except (StrictDataclassError, AmbiguousGlobalPerLayerAttributeError) as error:
+        raise ModelUnsupported(f"{folder.name}: {configuration_fault(error)}") from error
     except (ModelUnsupported, ValueError, OSError, ImportError) as error:
         raise ModelUnsupported(f"{folder.name}: {_first_line(error)}") from error
 
@@ -149,6 +151,15 @@ def _eos_token_ids(model: Any) -> frozenset[int]:
     if declared is None:
         return frozenset()
     return frozenset(declared if isinstance(declared, list) else [declared])
+
+
+def _unknown_name(error: KeyError) -> str:
+    if error.args != (ATTENTION_NAME,):
+        return configuration_fault(error)
+    return (
+        "it does not use transformers' attention interface, but selects its attention by name and has none named "
+        f"{error}"
+    )
 
 
 def _first_line(error: Exception) -> str:

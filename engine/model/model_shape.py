@@ -1,12 +1,12 @@
 """Memory needs of a model, from its configuration alone: no weights are read."""
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import head_size, is_llama_shaped
@@ -15,11 +15,15 @@ from engine.model.gguf_configuration import gguf_configuration
 from engine.model.loading import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
-from engine.model.text_part import served_class
+from engine.model.text_part import folder_configuration, served_class
+from engine.model.unsupported import configuration_fault, unknown_layer, unlike_served
 from engine.native.formats.declared_quantization import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.stored import WeightFormat
+
+# Every class has it, and it needs no library; a configuration may name another.
+_ANY_ATTENTION = "eager"
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,15 @@ class ModelShape:
 def read_shape(source: Path, dtype: torch.dtype, weights: WeightFormat = "auto") -> ModelShape:
     """Read the configuration of a folder or GGUF file. Raises ModelUnsupported with the reason.
 
-    Whether the model can be served is only decided when it is loaded.
+    Whether the model can be served is only decided when it is loaded, unless its configuration already says why not.
     """
     try:
         gguf = gguf_of(source) if source.is_dir() else source
         return shape_of(_configuration(source), dtype, weights, gguf)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{source.name}: {error}") from error
-    except (ValueError, KeyError, AttributeError, TypeError, OSError, ImportError) as error:
-        raise ModelUnsupported(f"{source.name}: {str(error).strip().partition(chr(10))[0]}") from error
+    except Exception as error:  # transformers' classes compute with values as they are
+        raise ModelUnsupported(f"{source.name}: {configuration_fault(error)}") from error
 
 
 def shape_of(
@@ -90,7 +94,18 @@ def shape_of(
         raise ModelUnsupported(fault)
     kind, served = served_class(configuration)
     with torch.device("meta"):
-        model = kind._from_config(served, dtype=dtype)
+        model = kind._from_config(deepcopy(served), dtype=dtype, attn_implementation=_ANY_ATTENTION)
+    if fault := unknown_layer(model.config.get_text_config()):
+        raise ModelUnsupported(fault)
+    try:
+        shape = _measured(model, dtype, weights, gguf)
+    except (AttributeError, ModelUnsupported) as error:
+        raise ModelUnsupported(unlike_served(model) or str(error)) from error
+    part_of = configuration.model_type if configuration.model_type in IMAGE_TEXT_TYPES else ""
+    return replace(shape, text_part_of=part_of)
+
+
+def _measured(model: Any, dtype: torch.dtype, weights: WeightFormat, gguf: Path | None) -> ModelShape:
     config = model.config.get_text_config()
     return ModelShape(
         geometry=_geometry(config),
@@ -104,13 +119,12 @@ def shape_of(
         heads=config.num_attention_heads,
         element_bytes=dtype.itemsize,
         whole_bytes=_whole_bytes(model),
-        text_part_of=configuration.model_type if configuration.model_type in IMAGE_TEXT_TYPES else "",
     )
 
 
 def _configuration(source: Path) -> Any:
     if source.is_dir():
-        return AutoConfig.from_pretrained(source, local_files_only=True)
+        return folder_configuration(source)
     return gguf_configuration(source)
 
 

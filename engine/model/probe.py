@@ -18,7 +18,7 @@ from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, paged_attent
 from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
 from engine.model.loaded import MAX_CONTEXT_TOKENS
-from engine.model.unsupported import NO_MASK, explain, unknown_layer
+from engine.model.unsupported import NO_KEPT_LOGITS, NO_MASK, explain, unknown_layer
 
 _PROBE_NAME = "quire_probe"
 _TOKENS = 8
@@ -99,7 +99,7 @@ def _run(model: Any, positions: torch.Tensor) -> _Probe:
     except (TypeError, AttributeError, LookupError, RuntimeError, AssertionError) as error:
         raise ModelUnsupported(f"it does not run with paged attention: {str(error).strip()}") from error
     if output.logits.shape[1] != len(kept):
-        raise ModelUnsupported("its forward call lacks logits_to_keep, so it computes logits for every token")
+        raise ModelUnsupported(NO_KEPT_LOGITS)
     return recorded
 
 

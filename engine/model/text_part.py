@@ -5,12 +5,14 @@ is RoPE, and the text models that have it equal plain ones.
 """
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engine.errors import ModelUnsupported
+from engine.model.unsupported import configuration_fault
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 
 # The plain type of text models with M-RoPE, and what their configurations do not say.
@@ -26,6 +28,14 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 # transformers would take the defaults.
 _TEXT_FIELDS = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps")
 _OWN_FIELDS = ("model_type", "architectures", "base_config_key", "transformers_version")
+
+
+def folder_configuration(folder: Path) -> Any:
+    """Return transformers' configuration of a folder. Raises ModelUnsupported with the field that it refuses."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the classes compute with values as they are
+        raise ModelUnsupported(f"config.json: {configuration_fault(error)}") from error
 
 
 def served_class(config: Any) -> tuple[Any, Any]:

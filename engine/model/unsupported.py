@@ -1,12 +1,17 @@
 """Explains by its architecture why a model cannot be served; the failed check only shows a symptom."""
 
+import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention")
 _STATES = ("linear", "mamba", "recurrent", "conv", "ssm", "hybrid")
+NO_KEPT_LOGITS = "its forward call lacks logits_to_keep, so it computes logits for every token"
 NO_MASK = "its attention sees later tokens too, or masks them in a way that paged attention does not support"
 
 
@@ -24,17 +29,45 @@ def explain(model: Any, fault: str) -> str:
     return f"{reasons} ({fault})" if reasons else fault
 
 
+def unlike_served(model: Any) -> str:
+    """Return what makes a model unlike those that are served, without running it; empty if nothing is known."""
+    reasons = list(_of_architecture(model, model.config.get_text_config()))
+    if not reasons and "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        reasons = [NO_KEPT_LOGITS]
+    return "; ".join(reasons)
+
+
+def configuration_fault(error: Exception) -> str:
+    """Return in one line what transformers refuses in a configuration, which may make it raise anything."""
+    text = " ".join(str(error.__cause__ if isinstance(error, StrictDataclassError) else error).split())
+    field = re.match(r"Validation error for field '([\w.]+)'", str(error))
+    match error:
+        case StrictDataclassError():
+            return f"{field[1]} is refused by transformers: {text}" if field else text
+        case AmbiguousGlobalPerLayerAttributeError():
+            return f"per_layer_config gives layers different values of {text.split()[0]}: such layers are not served"
+        case KeyError():
+            return f"transformers knows no {text}"
+        case ValueError() | OSError() | ImportError():
+            return str(error).strip().partition("\n")[0]
+    return f"transformers makes no model of it ({type(error).__name__}: {text})"
+
+
 def _reasons(model: Any, config: Any, fault: str) -> Iterator[str]:
-    if _has_alibi(model, config):
-        yield "it adds a distance bias to its scores (ALiBi), which transformers' attention interface does not receive"
-    if not type(model)._can_set_attn_implementation():
-        yield f"{type(model).__name__} computes its attention itself"
-    elif not _runs(model):
+    yield from _of_architecture(model, config)
+    if type(model)._can_set_attn_implementation() and not _runs(model):
         yield "transformers cannot run it with its own attention either"
     if getattr(config, "kv_lora_rank", None) and "differ" in fault:
         yield f"it has multi-head latent attention (kv_lora_rank is {config.kv_lora_rank})"
     if fault == NO_MASK and getattr(config, "is_decoder", None) is False:
         yield "it is an encoder (is_decoder is false in its configuration)"
+
+
+def _of_architecture(model: Any, config: Any) -> Iterator[str]:
+    if _has_alibi(model, config):
+        yield "it adds a distance bias to its scores (ALiBi), which transformers' attention interface does not receive"
+    if not type(model)._can_set_attn_implementation():
+        yield f"{type(model).__name__} computes its attention itself"
 
 
 def _of_kind(kind: str) -> str:

@@ -5,7 +5,10 @@ converts as its families need, and ties what they share. This module gives it th
 `engine.gpu.llama` multiplies together are placed side by side, so that it finds its matrices ready.
 """
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -13,7 +16,7 @@ from types import EllipsisType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
 from engine.attention.interface import ATTENTION_NAME
 from engine.attention.llama_shape import fused_parts
@@ -21,7 +24,7 @@ from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import LOADED_BYTES, decode_on_use, is_matrix, placeholder
 from engine.model.staging import Staging, cuda_staging
-from engine.model.text_part import served_class
+from engine.model.text_part import folder_configuration, served_class
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.stored import WeightFormat
 
@@ -113,7 +116,7 @@ def load_modules(
 
 def gpu_reader(reader: WeightReader, folder: Path, staging: Staging) -> WeightReader:
     """Return the reader with staging, and with the tensors together that the GPU's decoder multiplies together."""
-    _, config = served_class(AutoConfig.from_pretrained(folder, local_files_only=True))
+    _, config = served_class(folder_configuration(folder))
     names, checkpoint = set(reader.checkpoint.names), reader.checkpoint
     groups = [group for group in fused_parts(config) if names.issuperset(group)]
     together = [group for group in groups if len({tuple(checkpoint.stored(one).get_shape()[1:]) for one in group}) == 1]
@@ -122,7 +125,7 @@ def gpu_reader(reader: WeightReader, folder: Path, staging: Staging) -> WeightRe
 
 def modules_of(reader: WeightReader, folder: Path) -> Any:
     """Return transformers' modules with the weights of a reader. Raises ModelUnsupported as `load_modules`."""
-    whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+    whole = folder_configuration(folder)
     kind, config = served_class(whole)
     model, found = kind.from_pretrained(
         None,
@@ -143,6 +146,24 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     elif model.can_generate():
         model.generation_config = GenerationConfig.from_model_config(whole)
     return model
+
+
+@contextmanager
+def without_flags_warning() -> Iterator[None]:
+    """Drop transformers' warning that flags of a `generation_config.json` may be ignored.
+
+    It means a temperature without `do_sample`, and the like. Requests get these flags as their defaults.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "generation flags are not valid" not in record.getMessage()
+
+    source = logging.getLogger("transformers.generation.configuration_utils")
+    source.addFilter(is_other)
+    try:
+        yield
+    finally:
+        source.removeFilter(is_other)
 
 
 def check_complete(found: dict[str, Any], *, extras_allowed: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.distributed import DistributedConfig
 
 from engine.attention.backend import AttentionBackend
@@ -25,7 +25,8 @@ from engine.model.loaded import LoadedModel, fingerprint
 from engine.model.loading import context_tokens, take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
-from engine.model.text_part import served_class
+from engine.model.text_part import folder_configuration, served_class
+from engine.model.weights import without_flags_warning
 from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import gguf_of
@@ -53,7 +54,7 @@ class ModelFolder:
         with _named(folder):
             if fault := quantization(folder):
                 raise ModelUnsupported(fault)
-            self._whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+            self._whole: Any = folder_configuration(folder)
             kind, self._config = served_class(self._whole)
             register()
             with torch.device("meta"):
@@ -145,7 +146,8 @@ def _llama_shape(model: Any) -> LlamaShape:
 
 def _eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
     named = (folder / "generation_config.json").exists()
-    given = GenerationConfig.from_pretrained(folder) if named else GenerationConfig.from_model_config(config)
+    with without_flags_warning():
+        given = GenerationConfig.from_pretrained(folder) if named else GenerationConfig.from_model_config(config)
     declared = given.eos_token_id
     if declared is None:
         return frozenset()

@@ -49,13 +49,33 @@ def test_the_configuration_predicts_the_loaded_model(name: str, checkpoint: Chec
     assert shape.vocabulary_size == loaded.vocabulary_size
 
 
-def test_a_configuration_without_context_length_and_a_quantized_one_are_refused_with_the_reason(tmp_path: Path) -> None:
-    CONFIG_MAPPING["bloom"]().save_pretrained(tmp_path / "bloom")
-    with pytest.raises(ModelUnsupported, match=r"^bloom: its configuration lacks the context length"):
-        read_shape(tmp_path / "bloom", torch.float32)
+def test_a_quantized_configuration_is_refused_with_the_reason(tmp_path: Path) -> None:
     CONFIG_MAPPING["llama"](quantization_config={"quant_method": "gptq", "bits": 4}).save_pretrained(tmp_path / "gptq")
     with pytest.raises(ModelUnsupported, match=r"^gptq: its weights are quantized"):
         read_shape(tmp_path / "gptq", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "bloom",
+            r"it adds a distance bias to its scores \(ALiBi\), .*; BloomForCausalLM computes its attention itself",
+        ),
+        ("mpt", r"it adds a distance bias to its scores \(ALiBi\)"),
+        ("mamba", "its layer 0 is of type linear_attention, which keeps a state besides or instead of keys and values"),
+        ("falcon_mamba", "its layer 0 is of type linear_attention"),
+        ("recurrent_gemma", "its layer 0 is of type linear_attention"),
+        ("rwkv", "RwkvForCausalLM computes its attention itself"),
+        ("xlstm", "its forward call lacks logits_to_keep, so it computes logits for every token"),
+    ],
+)
+def test_a_type_that_is_not_served_is_refused_for_the_reason_that_loading_gives(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    CONFIG_MAPPING[name]().save_pretrained(tmp_path / name)
+    with pytest.raises(ModelUnsupported, match=f"^{name}: {reason}"):
+        read_shape(tmp_path / name, torch.float32)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"model_type": "no such thing"}'])
