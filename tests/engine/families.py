@@ -83,6 +83,7 @@ FURTHER = {
     "gemma3_text": WINDOWED | UNTIED,
     "glm4": GROUPED,
     "granite": GROUPED,
+    "moshi": SMALL | {"ffn_dim": 192, "num_key_value_heads": 2, "head_dim": 16},
     "olmo2": GROUPED,
     "olmo3": WINDOWED,
     "phi": GROUPED,

@@ -51,7 +51,11 @@ _WIDTHS = (
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# Of model types that run their layers several times, and count each time as one: how many layers have weights.
+_LAYERS_WITH_WEIGHTS = {"hrm_text": ("num_layers_per_stack",)}
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+# Of model types that have tokens without text: rows of the embeddings beyond the vocabulary.
+_MORE_ROWS = {"moshi": 1}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
 
 
@@ -224,20 +228,22 @@ def _check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
     for name, count in _numbers(config, _EXPERTS):
         if count > max(longest, len(shapes)):
             raise InvalidModelFile(f"{CONFIG}: {name} is {count}, but its files have {len(shapes)} tensors")
-    _check_vocabulary(config.get("vocab_size"), shapes)
+    _check_vocabulary(config, shapes)
     _check_layers(config, shapes)
 
 
-def _check_vocabulary(size: int | None, shapes: Mapping[str, Shape]) -> None:
+def _check_vocabulary(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+    size, more = config.get("vocab_size"), _MORE_ROWS.get(config.get("model_type", ""), 0)
     embeddings = {name: shape for name, shape in shapes.items() if name.endswith(_EMBEDDINGS)}
-    if size and embeddings and not any(size in shape for shape in embeddings.values()):
+    if size and embeddings and not any(size + more in shape for shape in embeddings.values()):
         name, shape = next(iter(embeddings.items()))
         raise InvalidModelFile(f"{CONFIG}: vocab_size is {size}, but tensor {name} has shape {list(shape)}")
 
 
 def _check_layers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
     count = 1 + max((int(match[1]) for tensor in shapes if (match := _LAYER.search(tensor))), default=-1)
-    for name, layers in _numbers(config, _LAYERS):
+    own = _LAYERS_WITH_WEIGHTS.get(config.get("model_type", ""), ())
+    for name, layers in _numbers(config, own if any(map(config.get, own)) else _LAYERS):
         if count and layers > count:
             raise InvalidModelFile(f"{CONFIG}: {name} is {layers}, but its files have tensors of {count} layers")
 
