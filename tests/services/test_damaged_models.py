@@ -41,6 +41,9 @@ def copy(tiny_model: Tiny, tmp_path: Path) -> Path:
     ("changed", "fault"),
     [
         ({"rope_theta": float("nan")}, "config.json: rope_theta must be a finite number, not NaN"),
+        ({"rms_norm_eps": 1}, "config.json: rms_norm_eps must be a number with a decimal point, such as 1.0, not 1"),
+        ({"use_cache": None}, "config.json: use_cache must be true or false, not null"),
+        ({"hidden_act": "x"}, "config.json: hidden_act must be one of gelu, "),
         ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers must be at most 1024, not 1000000000"),
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},

@@ -20,7 +20,7 @@ _ALL = -1
 def generation_defaults(setting: str, model: Path) -> decoding_pb2.GenerationDefaults:
     """Return the defaults of requests: of the model's file (`auto`), of another folder's, or none (`none`).
 
-    `do_sample` is not read: as at vLLM, an answer is greedy by its temperature alone.
+    `do_sample` has no effect: as at vLLM, an answer is greedy by its temperature alone.
 
     Raises InvalidSetting for a folder without the file, and ModelUnsupported for a value out of bounds, by its name.
     """

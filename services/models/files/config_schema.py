@@ -3,9 +3,10 @@
 Bounds are those of sense, far beyond published models: what is outside is damaged or hostile.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from services.models.files.numbers import (
     Context,
@@ -30,6 +31,9 @@ from services.models.files.numbers import (
     Window,
     said,
 )
+from services.runtime.http.validation import EXPECTED
+
+_MOST_DIGITS = 8
 
 
 class Rotation(FileSchema):
@@ -74,14 +78,49 @@ class Quantization(FileSchema):
     group_size: Annotated[int, Field(ge=-1, le=1 << 24)] | None = said("weights with a common scale")
 
 
+WeightType = Literal[
+    "bfloat16",
+    "float16",
+    "half",
+    "float32",
+    "float",
+    "float64",
+    "double",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+]
+"""Names of types in torch."""
+
+
+def _is_number(key: str) -> str:
+    if not (key.isascii() and key.isdecimal() and len(key) <= _MOST_DIGITS):
+        raise PydanticCustomError(EXPECTED, "under a number")
+    return key
+
+
+NumberKey = Annotated[str, AfterValidator(_is_number)]
+"""The number of a layer or of a class."""
+
+
 class ModelConfig(FileSchema):
     """The configuration of a model, or of its text part."""
 
     # What it is
     model_type: str | None = said("the name of the architecture in transformers")
     architectures: list[str] | None = said("classes of transformers")
-    torch_dtype: str | None = said("the type of the weights")
-    dtype: str | None = said("the type of the weights")
+    torch_dtype: WeightType | None = said("the type of the weights")
+    dtype: WeightType | None = said("the type of the weights")
+    id2label: dict[NumberKey, Any] | None = said("names of classes")
+    num_labels: Annotated[int, Field(ge=0, le=1 << 20)] | None = said("how many classes there are")
 
     # Widths
     vocab_size: Size | None = said("tokens of the vocabulary")
@@ -118,6 +157,7 @@ class ModelConfig(FileSchema):
     kv_lora_rank: SizeOrNone | None = said("elements of compressed keys and values")
     q_lora_rank: SizeOrNone | None = said("elements of compressed queries")
     layer_types: list[str] | None = said("the type of each layer")
+    per_layer_config: dict[NumberKey, dict[str, Any]] | None = said("other values of certain layers")
     no_rope_layers: list[Layer] | None = said("for each layer whether it rotates")
     no_rope_layer_interval: Layer | None = said("every how many layers one does not rotate")
 
@@ -182,7 +222,7 @@ class ModelConfig(FileSchema):
     moe_intermediate_size: Sizes | None = said("elements inside an expert")
     shared_expert_intermediate_size: SizeOrNone | None = said("elements inside the expert of all tokens")
     shared_intermediate_size: SizeOrNone | None = said("elements inside the expert of all tokens")
-    decoder_sparse_step: Layer | None = said("every how many layers one has experts")
+    decoder_sparse_step: Layers | None = said("every how many layers one has experts")
     mlp_only_layers: list[Layer] | None = said("layers without experts")
     first_k_dense_replace: Layer | None = said("layers without experts at the start")
     n_group: Experts | None = said("groups of experts")

@@ -20,6 +20,8 @@ from services.models.files.bounded_json import (
     read_object,
 )
 from services.models.files.chat_templates import read_templates
+from services.models.files.declared_names import name_fault
+from services.models.files.declared_types import declared_schema
 from services.models.files.schemas import (
     AdapterConfig,
     GenerationConfig,
@@ -81,7 +83,9 @@ def check_configuration(folder: Path) -> dict[str, Any]:
     check_schema(CONFIG, ModelConfig, config)
     if not config.get("model_type"):
         raise InvalidModelFile(f"{CONFIG}: model_type is missing (the name of the architecture in transformers)")
-    if fault := quantization(folder):
+    if schema := declared_schema(config):
+        check_schema(CONFIG, schema, config)
+    if fault := quantization(folder) or name_fault(config):
         raise InvalidModelFile(f"{CONFIG}: {fault}")
     for part in (config, config.get("text_config") or {}):
         _check_relations(part)

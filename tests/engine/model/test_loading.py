@@ -1,7 +1,7 @@
 """Supported and refused models, with reasons, and the properties of loaded ones."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
+from transformers.utils import logging
 
 from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 from engine.model.loaded import MAX_CONTEXT_TOKENS, fingerprint
 from engine.model.loading import context_tokens, load_model
+from engine.model.model_shape import read_shape
 from tests.engine.families import CONTEXT, GROUPED, LATER_LAYERS_WINDOWED, SMALL, WINDOW, WINDOWED, Checkpoint, Family
 from tests.tiny_models import LAYERS
 
@@ -99,6 +102,7 @@ def load(folder: Path) -> Any:
             "its layer 0 is of type chunked_attention, which attends within",
         ),
         ("diffllama", GROUPED, "its layer 0 attends more than once"),
+        ("hrm_text", GROUPED | {"num_hidden_layers": 2}, "its layer 0 attends more than once"),
         ("gemma4_text", GROUPED | {"vocab_size_per_layer_input": 384}, "its layers differ in KV heads or head size"),
         ("stablelm", GROUPED, "its layers do not pass the arguments of the forward call to their attention"),
         ("doge", GROUPED, "its attention uses a custom mask"),
@@ -207,6 +211,61 @@ def test_geometry_context_and_vocabulary_are_those_of_the_model(
     assert loaded.vocabulary_size == 384
     assert loaded.eos_token_ids == {0}
     assert geometry.block_bytes(8, torch.bfloat16) == LAYERS * 2 * 8 * geometry.kv_heads * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"silu"', '"x"', "transformers knows no 'x'"),
+        (
+            '"rms_norm_eps": 1e-06',
+            '"rms_norm_eps": 1',
+            "config.json: rms_norm_eps is refused by transformers: .* float",
+        ),
+        ('"dtype": "float32"', '"dtype": "x"', "config.json: transformers makes no model of it .AttributeError: .*'x'"),
+        ('"use_cache"', '"layer_types": [], "use_cache"', r"config.json: `num_hidden_layers` \(3\) must be equal"),
+        (
+            '"use_cache"',
+            '"per_layer_config": {"0": {"num_key_value_heads": 1}}, "use_cache"',
+            "per_layer_config gives layers different values of 'num_key_value_heads': such layers are not served",
+        ),
+    ],
+)
+def test_what_transformers_refuses_in_a_configuration_is_said_in_one_line(
+    old: str, new: str, reason: str, copy: Path
+) -> None:
+    change_config(copy, old, new)
+    with pytest.raises(ModelUnsupported, match=f"^another name: {reason}") as refused:
+        load(copy)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ModelUnsupported, match=f"^another name: {reason}"):
+        read_shape(copy, torch.float32)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[Callable[[], object]], str]]:
+    """Give a function that returns what transformers logs while a function runs."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_warning()
+    logging.enable_propagation()
+
+    def logged(run: Callable[[], object]) -> str:
+        caplog.clear()
+        logging.warning_once.cache_clear()
+        run()
+        return caplog.text
+
+    yield logged
+    logging.disable_propagation()
+    logging.set_verbosity(before)
+
+
+def test_nothing_is_said_of_flags_that_requests_get_but_transformers_would_ignore(
+    copy: Path, warnings: Callable[[Callable[[], object]], str]
+) -> None:
+    (copy / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 0}')
+    assert "generation flags are not valid" in warnings(lambda: GenerationConfig.from_pretrained(copy))
+    assert "generation flags" not in warnings(lambda: load(copy))
 
 
 def test_a_model_may_declare_many_ends_or_none(checkpoint: Checkpoint) -> None:
