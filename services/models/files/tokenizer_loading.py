@@ -4,9 +4,9 @@
 `eos_token` of `tokenizer_config.json` add further ones, which take the next ids.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import tokenizers
 
@@ -17,6 +17,8 @@ from services.models.tokenizer_settings import named_tokens, named_values, token
 
 _FILE = "tokenizer_config.json"
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+# Classes of transformers that take `add_prefix_space` from their settings, whatever `tokenizer.json` has.
+_PREFIXING = ("GPT2", "GPTNeoX", "CodeGen", "Qwen2", "Roberta", "Bart")
 _MAX_TOKENS = 65_536
 _MAX_CHARACTERS = 1024
 
@@ -60,6 +62,7 @@ def _converted(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
 
 def _from_json(folder: Path, settings: _Settings) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    _set_prefix_space(backend.pre_tokenizer, settings)
     own_size = backend.get_vocab_size(with_added_tokens=True)
     declared = _declared(settings)
     missing = {at: token for at, token in declared.items() if backend.token_to_id(token.content) is None}
@@ -71,6 +74,18 @@ def _from_json(folder: Path, settings: _Settings) -> tuple[tokenizers.Tokenizer,
         _check_id(backend, at, token.content)
     _check_rows(backend, folder, own_size, {token.content for token in (*missing.values(), *extra)})
     return backend, named_tokens(settings)
+
+
+def _set_prefix_space(pre_tokenizer: Any, settings: _Settings) -> None:
+    """Let the settings say whether a text gets a space at its start, for classes that have it from there."""
+    given = settings.get("add_prefix_space")
+    declared = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
+    if not isinstance(given, bool) or declared not in _PREFIXING:
+        return
+    several = isinstance(pre_tokenizer, tokenizers.pre_tokenizers.Sequence)
+    for part in cast("Iterable[Any]", pre_tokenizer) if several else (pre_tokenizer,):
+        if isinstance(part, tokenizers.pre_tokenizers.ByteLevel):
+            part.add_prefix_space = given
 
 
 def _add(
