@@ -21,6 +21,7 @@ EngineError
 ├── ConstraintFailed         an output cannot continue under its constraint; ends one request
 └── EngineBroken             the engine cannot continue
     ├── BlockManagerBroken   a result of the block manager contradicts the engine's tables
+    ├── KeptMemoryLost       another process has taken over the memory of the blocks
     ├── CopyFailed           a copy of blocks failed, so their contents are unknown
     ├── DeviceLost           the device fails every call until the process ends
     └── RankFailed           a rank of the model has ended, failed or stopped
@@ -120,6 +121,10 @@ class EngineBroken(EngineError):
 
 class BlockManagerBroken(EngineBroken):
     """The block manager refused an item that must succeed, or answered a step that is not in flight."""
+
+
+class KeptMemoryLost(EngineBroken):
+    """Another process has taken over the memory of the blocks."""
 
 
 class CopyFailed(EngineBroken):

@@ -79,6 +79,7 @@ class NullParts:
     device: str = "none"
     recording_faults: Mapping[str, str] = field(default_factory=dict)
     ranks: None = None
+    kept: None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ class TensorBackend:
         self.cache = torch.empty(0, dtype=dtype, device=device)  # not both at the same time
         self.cache = make_cache(self.geometry, device_blocks, self.block_shape(), dtype, device)
 
+    def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
+        """Use other tensors of the same shapes and types from now on; no recorded step may refer to the former ones."""
+        self.cache, self.host_cache = cache, host_cache
+
     def block_shape(self) -> tuple[int, ...]:
         """Return (slots, KV heads, head size, or bytes of its codes and scale)."""
         return (self.block_size, self.geometry.kv_heads, self.geometry.head_elements(1, self._dtype))

@@ -47,6 +47,11 @@ class CpuBackend:
         multiplied = torch.float32 if self._stored == torch.int8 and dtype == torch.float16 else dtype
         self.view = CacheView.of(self.cache, geometry, block_size, multiplied)
 
+    def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
+        """Use other tensors of the same shapes and types from now on, also in decoders that have the view."""
+        self.cache, self.host_cache = cache, host_cache
+        self.view.described.data = cache.data_ptr()
+
     def block_shape(self) -> tuple[int, ...]:
         """Return (KV heads, elements of one head's slots, or bytes of their codes and scales)."""
         return (self.geometry.kv_heads, self.geometry.head_elements(self.block_size, self._stored))

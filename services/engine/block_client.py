@@ -9,16 +9,17 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from blocks import Reattached, Step, StepResult
-from kvmanager import PoolSpec
+from engine.kept.seal_writer import SealChanges, SealWriter
+from kvmanager import PoolReport, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.engine.replica import PoolDiverged, Replica
@@ -60,16 +61,33 @@ _NO_TRACE_PARENTS: Mapping[str, str] = {}
 class _NewStream:
     """A new stream, with its own queue, so that Steps for an older stream never enter it.
 
-    `reattached` describes the pool if the stream replaces another. `missing` has the fields that the manager lacks.
+    `reattached` describes the pool if the stream replaces another, or if the pool began with kept blocks. `changes` are
+    those of Steps that were not answered. `missing` has the fields that the manager lacks.
     """
 
     outgoing: _Outgoing
     reattached: Reattached | None
+    changes: Sequence[SealChanges]
     missing: Collection[str]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer, and what it changes in the seals of kept memory."""
+
+    result: StepResult
+    changes: Sequence[SealChanges]
 
 
 class _Disconnect:
     """The stream was disconnected."""
+
+
+class KeptBlocks(NamedTuple):
+    """What a kept memory contained at the start, and the writer of its seals."""
+
+    report: PoolReport
+    seals: SealWriter
 
 
 class AttachRefused(Exception):
@@ -88,22 +106,26 @@ class BlockClient:
         trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS,
         connect: Connect | None = None,
         needs: Collection[str] = (),
+        kept: KeptBlocks | None = None,
     ) -> None:
         """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
         `needs` has the features that the manager must have: names of services.wire.features.MANAGER_FEATURES. With
         `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
-        thread changes it. `connect` opens a channel in place of gRPC's.
+        thread changes it. `connect` opens a channel in place of gRPC's. `kept` has the blocks of a kept memory; its
+        seals are written by the engine's thread, in `receive`, before an answer is used. Raises InvalidReport if they
+        contradict each other.
         """
         self._address = address
         self._connect = connect or (lambda: transport.channel(address, tls=tls))
-        self.replica = Replica(spec)
+        self.replica = Replica(spec, kept.report if kept else None)
+        self._seals = kept.seals if kept else None
         self._wake = wake
         self._trace_parents = trace_parents
         self._needs = needs
         self._missing: Collection[str] = ()
         self._loop = asyncio.get_running_loop()
-        self._incoming: deque[StepResult | _NewStream | _Disconnect] = deque()
+        self._incoming: deque[_Answer | _NewStream | _Disconnect] = deque()
         self._outgoing: _Outgoing = asyncio.Queue()
         self._sending: _Outgoing | None = None
         self._disconnect_received = asyncio.Event()
@@ -145,16 +167,23 @@ class BlockClient:
         """Return the next answer. Raises Reattached when a broken stream was replaced."""
         while self._incoming:
             match self._incoming.popleft():
-                case StepResult() as result:
+                case _Answer(result, changes):
+                    self._write_seals(changes)
                     return result
                 case _Disconnect():
                     self._sending = None
                     self._loop.call_soon_threadsafe(self._disconnect_received.set)
-                case _NewStream(outgoing, reattached, missing):
+                case _NewStream(outgoing, reattached, changes, missing):
+                    self._write_seals(changes)
                     self._sending, self._missing = outgoing, missing
                     if reattached:
                         raise reattached
         return None
+
+    def _write_seals(self, changes: Iterable[SealChanges]) -> None:
+        if self._seals is not None:
+            for one in changes:
+                self._seals.apply(one)
 
     # Called on the event loop.
 
@@ -220,7 +249,8 @@ class BlockClient:
         self.attached.set()
         replica = self.replica
         reattached = Reattached(replica.available_blocks, replica.available_host_blocks, replica.pins)
-        self._put(_NewStream(self._outgoing, reattached if self._sessions else None, missing))
+        anew = reattached if self._sessions or replica.adopted else None
+        self._put(_NewStream(self._outgoing, anew, replica.take_changes(), missing))
         self._sessions += 1
         while isinstance(response := await call.read(), pb.PoolResponse):
             if not self._receive_result(result_of(response.result)):
@@ -235,9 +265,9 @@ class BlockClient:
             if self._divergences > _MAX_DIVERGENCES:
                 raise
             log.error("%s; attaching again with the engine's pool", diverged)
-            self._put(diverged.own)
+            self._put(_Answer(diverged.own, self.replica.take_changes()))
             return False
-        self._put(result)
+        self._put(_Answer(result, self.replica.take_changes()))
         return True
 
     async def _requests(self) -> AsyncIterator[pb.PoolRequest]:
@@ -257,7 +287,7 @@ class BlockClient:
         self.replica.add_in_flight(step)
         outgoing.put_nowait(message)
 
-    def _put(self, incoming: StepResult | _NewStream | _Disconnect) -> None:
+    def _put(self, incoming: _Answer | _NewStream | _Disconnect) -> None:
         self._incoming.append(incoming)
         self._wake()
 
@@ -274,9 +304,17 @@ async def _registered(call: "grpc.aio.StreamStreamCall[pb.PoolRequest, pb.PoolRe
 def start_after_boot() -> dict[str, Any]:
     """Return the machine's boot id and this process's start in nanoseconds since that boot; nothing if unknown."""
     try:
-        boot_id = _BOOT_ID.read_text().strip()
         # The name of the program, in parentheses, may contain spaces.
         ticks = int(_PROCESS.read_text().rpartition(")")[2].split()[_START_FIELD])
     except (OSError, ValueError, IndexError):
         return {}
-    return {"boot_id": boot_id, "started_after_boot": ticks * 10**9 // os.sysconf("SC_CLK_TCK")}
+    boot = boot_id()
+    return {"boot_id": boot, "started_after_boot": ticks * 10**9 // os.sysconf("SC_CLK_TCK")} if boot else {}
+
+
+def boot_id() -> str:
+    """Return what identifies the boot of this machine, empty if it is unknown."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -11,10 +11,13 @@ from dataclasses import replace
 
 import kvmanager
 from blocks import Step, StepResult
+from engine.kept.seal_writer import SealChanges
 from kvmanager.parts import complete
+from services.engine.kept.step_changes import BeforeStep, seal_changes
 
 # Units of work of a Step that are done without a pause: about half a millisecond.
 _SLICE_WORK = 1000
+_UNLIMITED = 1 << 62
 
 
 class PoolDiverged(Exception):
@@ -28,10 +31,16 @@ class PoolDiverged(Exception):
 class Replica:
     """The state of a pool at its engine, and the Steps in flight."""
 
-    def __init__(self, spec: kvmanager.PoolSpec) -> None:
-        """Start with an empty pool."""
+    def __init__(self, spec: kvmanager.PoolSpec, kept: kvmanager.PoolReport | None = None) -> None:
+        """Start with an empty pool, or with what a kept memory reports; the latter records the changes of its seals.
+
+        Raises InvalidReport if the memory contradicts itself.
+        """
         self.spec = spec
-        self.pool = kvmanager.Pool(spec)
+        self.adopted = kept is not None and not kept.empty
+        self.pool = complete(kvmanager.adopt(spec, kept)) if kept else kvmanager.Pool(spec)
+        self._keeps = kept is not None
+        self._changes: list[SealChanges] = []
         self._in_flight: deque[Step] = deque()
 
     @property
@@ -61,9 +70,21 @@ class Replica:
     def apply_result(self, result: StepResult) -> None:
         """Apply the oldest Step in flight. Raises PoolDiverged if the result differs from the KV manager's."""
         self.pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
-        own = self.pool.apply(self._in_flight.popleft()).result
+        own = complete(self._applying(self._in_flight.popleft(), _UNLIMITED)).result
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
+
+    def take_changes(self) -> list[SealChanges]:
+        """Return the changes of seals since the last call, in order; none without kept memory."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _applying(self, step: Step, budget: int) -> Generator[None, None, kvmanager.AppliedStep]:
+        before = BeforeStep.of(self.pool, step) if self._keeps else None
+        applied = yield from self.pool.applying(step, budget)
+        if before is not None:
+            self._changes.append(seal_changes(self.pool, before, applied))
+        return applied
 
     def report(self) -> kvmanager.PoolReport:
         """Describe the pool, as `reporting` does, in one piece."""
@@ -77,10 +98,8 @@ class Replica:
         """
         while self._in_flight:
             step = self._in_flight.popleft()
-            yield from self.pool.applying(
-                replace(step, swap_outs=(), swap_ins=(), extends=(), allocates=()), _SLICE_WORK
-            )
-        if not self.pool.last_step:
+            yield from self._applying(replace(step, swap_outs=(), swap_ins=(), extends=(), allocates=()), _SLICE_WORK)
+        if not (self.pool.last_step or self.adopted):
             return kvmanager.PoolReport()
         return (yield from kvmanager.reporting(self.pool))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.run.loop import Engine
 from kvmanager import PoolSpec
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
-from services.engine.block_client import BlockClient
+from services.engine.block_client import BlockClient, KeptBlocks
 from services.engine.driver import EngineDriver
 from services.engine.guided.constraints import Constraints
 from services.engine.observer import EngineObserver, ModelFormats
@@ -25,7 +25,7 @@ from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
 from services.engine.startup.end_tokens import file_name
 from services.engine.startup.generation_config import check_generation, generation_defaults
-from services.engine.startup.parts import Assembly, Attachment, BlockLink, Model, OtherRanks, Parts
+from services.engine.startup.parts import Assembly, Attachment, BlockLink, Kept, Model, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
 from services.runtime.service import Readiness
@@ -84,6 +84,7 @@ class EngineService:
         self._link: BlockLink | None = None
         self._constraints: Constraints | None = None
         self._ranks: OtherRanks | None = None
+        self._kept: Kept | None = None
         self._stopped_early = False
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
@@ -109,7 +110,7 @@ class EngineService:
         except asyncio.CancelledError:
             self._stopped_early = True
             raise
-        self._ranks = parts.ranks
+        self._ranks, self._kept = parts.ranks, parts.kept
         self.readiness.notes = _notes(parts.recording_faults)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{self._address}"
         loaded, bounds = parts.loaded, self._settings.json_bounds()
@@ -140,7 +141,7 @@ class EngineService:
             model=self._settings.served_name(),
         )
         reports = RequestReports(spec.model, engine_id, self._tracing)
-        link = self._attach(spec, lambda: driver.wake(), reports.trace_parents)
+        link = self._attach(spec, lambda: driver.wake(), reports.trace_parents, parts.kept)
         engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)
@@ -161,10 +162,13 @@ class EngineService:
         self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
         return driver, link
 
-    def _attach(self, spec: PoolSpec, wake: Callable[[], None], trace_parents: Mapping[str, str]) -> BlockLink:
+    def _attach(
+        self, spec: PoolSpec, wake: Callable[[], None], trace_parents: Mapping[str, str], kept: Kept | None
+    ) -> BlockLink:
         if self._attachment:
             return self._attachment(spec, wake)
-        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents)
+        blocks = KeptBlocks(kept.report, kept.seals) if kept else None
+        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, kept=blocks)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
@@ -214,6 +218,8 @@ class EngineService:
         if self._driver and self._link:
             await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds)
             self._driver = None  # nothing is left to abandon
+            if self._kept:
+                self._kept.end(keep=self._settings.keep_at_stop)
 
     async def stop(self) -> None:
         """Close the server and the record. If the engine was not drained, it has failed: its links break."""

@@ -121,6 +121,21 @@ class EngineSettings:
         least=0,
         most=MAX_TIER_BLOCKS,
     )
+    keep_blocks: str = setting(
+        "auto",
+        "Memory in which cached blocks outlive the engine's process: a file in tmpfs or hugetlbfs; memory, of the process "
+        "of quire serve; off. auto: memory under quire serve on a CPU, else off.",
+        requires=(
+            Requires("tensor_parallel", most=1, because="ranks keep no blocks"),
+            Requires("device", without=("cuda",), because="the memory of a GPU ends with its process"),
+            Requires("attention_backend", without=("triton",), because="the memory of a GPU ends with its process"),
+        ),
+    )
+    keep_at_stop: bool = setting(
+        False,
+        "Keep the blocks also when the engine is stopped. Otherwise a planned end erases them.",
+        requires=(Requires("keep_blocks", without=("off",), because="nothing is kept"),),
+    )
     preemption: str = setting(
         "auto",
         "Preemption of a request: recompute, swap to host blocks, or auto, the cheaper one.",

@@ -48,6 +48,7 @@ class ParallelParts:
     device: str
     recording_faults: Mapping[str, str]
     ranks: RankGroup
+    kept: None = None
 
 
 def assemble_ranks(settings: EngineSettings) -> ParallelParts:

@@ -27,8 +27,9 @@ from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
+from services.engine.kept.keeping import Keeping, SealingRunner, keep, kept_path
 from services.engine.settings import EngineSettings
-from services.engine.startup.backends import Backend, BackendOptions, check_kv_dtype, choose_backend
+from services.engine.startup.backends import Backend, BackendChoice, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
 from services.engine.startup.end_tokens import end_tokens
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured, run_sampled
@@ -52,6 +53,7 @@ class EngineParts:
     runner: Runner
     device: str
     recording_faults: Mapping[str, str]
+    kept: Keeping | None = None
     ranks: None = None
 
 
@@ -69,12 +71,13 @@ def assemble(settings: EngineSettings) -> EngineParts:
     log_text_part(settings)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
+    path = kept_path(settings, device)
     log.info("the weights are loaded; making the decoder", extra={"stage": "decoder"})
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 
     limits = settings.max_sequences, settings.token_budget
-    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits, memory)
+    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits, memory, scratch=bool(path))
 
     def measure(backend: Backend, decoder: Decoder) -> int:
         assert measurement is not None, "the pool has no size yet"
@@ -91,6 +94,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)
+    kept_blocks = keep(path, loaded, capacity, chosen.backend, _computed_by(chosen, kernels)) if path else None
     runner = ModelRunner(
         loaded,
         chosen.backend,
@@ -103,8 +107,17 @@ def assemble(settings: EngineSettings) -> EngineParts:
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
     log_formats(settings, loaded)
-    watched = WatchedRunner(runner, check_of(device))
-    return EngineParts(with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults)
+    watched: Runner = WatchedRunner(runner, check_of(device))
+    if kept_blocks:
+        watched = SealingRunner(watched, kept_blocks.seals)
+    parts = with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults
+    return EngineParts(*parts, kept_blocks)
+
+
+def _computed_by(chosen: BackendChoice, kernels: Kernels | None) -> str:
+    """Describe what computes K and V: other code has other roundings."""
+    parts = type(chosen.backend).__name__, chosen.description, kernels.name if kernels else "", torch.get_num_threads()
+    return ", ".join(map(str, parts))
 
 
 def with_end_tokens(loaded: LoadedModel, settings: EngineSettings) -> LoadedModel:

@@ -77,7 +77,8 @@ class BackendChoice(NamedTuple):
 class BackendOptions(NamedTuple):
     """Inputs of the selection: setting, model, its sizes, the CPU kernels if available, and the limits of a step.
 
-    `memory` is that of a GPU, None on a CPU; `ranks` is the number of processes that compute the model.
+    `memory` is that of a GPU, None on a CPU; `ranks` is the number of processes that compute the model. A `scratch`
+    cache is only for trials: another one is used afterwards, so that none of its pages need memory before they are used.
     """
 
     attention: str
@@ -88,6 +89,7 @@ class BackendOptions(NamedTuple):
     token_budget: int
     memory: DeviceMemory | None = None
     ranks: int = 1
+    scratch: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -180,7 +182,8 @@ def _cpu_backend(options: BackendOptions) -> CpuBackend:
     sizes = (capacity.block_size, capacity.device_blocks, loaded.dtype, capacity.host_blocks, torch.get_num_threads())
     backend = CpuBackend(options.kernels, loaded.geometry, *sizes, kv_dtype=loaded.kv_dtype)
     # Beside the loading of the weights: the system takes up to a second for a gigabyte.
-    Thread(target=populate, args=(backend.cache,), name="populate", daemon=True).start()
+    if not options.scratch:
+        Thread(target=populate, args=(backend.cache,), name="populate", daemon=True).start()
     return backend
 
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from blocks import BlockManager
+from engine.kept.seal_writer import SealWriter
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
-from kvmanager import PoolSpec
+from kvmanager import PoolReport, PoolSpec
 from services.engine.observer import RankStats
 from services.engine.settings import EngineSettings
 
@@ -56,6 +57,21 @@ class OtherRanks(Protocol):
         """End all ranks."""
 
 
+class Kept(Protocol):
+    """Memory in which blocks outlive the process."""
+
+    @property
+    def report(self) -> PoolReport:
+        """What an earlier process left."""
+
+    @property
+    def seals(self) -> SealWriter:
+        """The writer of its seals."""
+
+    def end(self, *, keep: bool) -> None:
+        """Give it up at a planned end, and erase it unless it is to be kept."""
+
+
 class Parts(Protocol):
     """A model, the scheduler of its steps, and their runner; ready to be connected to a block manager."""
 
@@ -78,6 +94,10 @@ class Parts(Protocol):
     @property
     def recording_faults(self) -> Mapping[str, str]:
         """Kinds of steps that were to be recorded, `decoding` or `prompts`: why they are not, empty if they are."""
+
+    @property
+    def kept(self) -> Kept | None:
+        """The memory in which blocks outlive the process, None without."""
 
     @property
     def ranks(self) -> OtherRanks | None:

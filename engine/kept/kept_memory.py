@@ -1,0 +1,159 @@
+"""The layout of kept memory: header, counters, seals and tensors of both tiers, one after the other."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kept.seals import Seals, seal_bytes
+
+FORMAT = 1
+"""Version of the layout. Another one is not read."""
+
+_MAGIC = b"quire kept blocks\n"
+_PAGE = 4096
+# Large pages, of hugetlbfs and of shared memory.
+_LARGE_PAGE = 2 << 20
+_COUNTERS = np.dtype([("generation", np.uint64), ("resets", np.uint64), ("stamp", np.uint64)])
+
+
+@dataclass(frozen=True)
+class KeptIdentity:
+    """What must be equal for a process to use the blocks that another one left.
+
+    `fingerprint` is a digest of every byte of the weights and of the code that computed K and V. `block_shape` is that
+    of the attention backend; `dtype` is the cache's.
+    """
+
+    fingerprint: str
+    boot_id: str
+    backend: str
+    dtype: str
+    layers: int
+    block_shape: tuple[int, ...]
+    block_size: int
+    device_blocks: int
+    host_blocks: int
+    kinds: tuple[str, ...] = ("all",)
+    format: int = FORMAT
+
+    def difference(self, other: Self) -> str:
+        """Return the name of the first field in which two differ, empty if they are equal."""
+        own, theirs = asdict(self), asdict(other)
+        return next((name for name in ("format", *own) if own[name] != theirs[name]), "")
+
+
+class Counters:
+    """Numbers of a kept memory that change while it is used."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._values: npt.NDArray[Any] = np.frombuffer(memory, _COUNTERS, 1)[0:1]
+
+    @property
+    def generation(self) -> int:
+        """Number of processes that have used the memory."""
+        return int(self._values["generation"][0])
+
+    @property
+    def resets(self) -> int:
+        """Resets of the pool: seals with another count are void."""
+        return int(self._values["resets"][0])
+
+    @resets.setter
+    def resets(self, resets: int) -> None:
+        self._values["resets"][0] = resets
+
+    def begin(self) -> int:
+        """Count a process that uses the memory from now on; return its number."""
+        self._values["generation"][0] += 1
+        return self.generation
+
+    def tick(self) -> int:
+        """Return the next stamp of a release."""
+        self._values["stamp"][0] += 1
+        return int(self._values["stamp"][0])
+
+
+class KeptMemory:
+    """The parts of one memory."""
+
+    def __init__(self, memory: memoryview, identity: KeptIdentity) -> None:
+        """Take `kept_bytes(identity)` writable bytes."""
+        places = _Places.of(identity)
+        self.counters = Counters(memory[_PAGE : _PAGE + _COUNTERS.itemsize])
+        self.device = Seals(memory[places.device_seals :], identity.device_blocks)
+        self.host = Seals(memory[places.host_seals :], identity.host_blocks)
+        dtype = getattr(torch, identity.dtype)
+        self.cache = _tensor(memory, places.device, dtype, identity, identity.device_blocks)
+        self.host_cache = (
+            _tensor(memory, places.host, dtype, identity, identity.host_blocks) if identity.host_blocks else None
+        )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Offsets in bytes."""
+
+    device_seals: int
+    host_seals: int
+    device: int
+    host: int
+    end: int
+
+    @classmethod
+    def of(cls, identity: KeptIdentity) -> Self:
+        block = block_bytes(identity)
+        device_seals = 2 * _PAGE
+        host_seals = _aligned(device_seals + seal_bytes(identity.device_blocks), _PAGE)
+        device = _aligned(host_seals + seal_bytes(identity.host_blocks), _LARGE_PAGE)
+        host = _aligned(device + (identity.device_blocks + 1) * block, _LARGE_PAGE)
+        host_size = (identity.host_blocks + 1) * block if identity.host_blocks else 0
+        return cls(device_seals, host_seals, device, host, _aligned(host + host_size, _LARGE_PAGE))
+
+
+def block_bytes(identity: KeptIdentity) -> int:
+    """Return the bytes of one block: K and V of all layers."""
+    itemsize: int = getattr(torch, identity.dtype).itemsize
+    return identity.layers * 2 * math.prod(identity.block_shape) * itemsize
+
+
+def kept_bytes(identity: KeptIdentity) -> int:
+    """Return the bytes of a whole memory."""
+    return _Places.of(identity).end
+
+
+def header_of(identity: KeptIdentity) -> bytes:
+    """Return the header's page; it is written last, when the rest is zeros."""
+    text = _MAGIC + json.dumps(asdict(identity), sort_keys=True).encode()
+    assert len(text) < _PAGE, "names are short"
+    return text.ljust(_PAGE, b"\0")
+
+
+def read_header(page: bytes) -> KeptIdentity | None:
+    """Return the identity in a header's page, None if it has none, or one that this version cannot read."""
+    if not page.startswith(_MAGIC):
+        return None
+    try:
+        fields = json.loads(page[len(_MAGIC) : _PAGE].rstrip(b"\0"))
+        for name in ("block_shape", "kinds"):
+            fields[name] = tuple(fields[name])
+        return KeptIdentity(**fields)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+HEADER_BYTES = _PAGE
+
+
+def _aligned(offset: int, size: int) -> int:
+    return -(-offset // size) * size
+
+
+def _tensor(memory: memoryview, place: int, dtype: torch.dtype, identity: KeptIdentity, blocks: int) -> torch.Tensor:
+    shape = (blocks + 1, identity.layers, 2, *identity.block_shape)
+    size = (blocks + 1) * block_bytes(identity)
+    return torch.frombuffer(memory[place : place + size], dtype=torch.uint8).view(dtype).view(shape)

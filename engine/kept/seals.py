@@ -1,0 +1,122 @@
+"""Seals: what a tier's blocks contain, in the memory beside them.
+
+A seal is written by the engine's thread, and read by the next process after the kernel ended the writer between any two
+of its stores: each change has an order in which no seal ever covers bytes that are not its key's. Its `state` is the
+last store of a sealing, and the first of everything else.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blocks import KEY_BYTES
+
+# 64 bytes, one line of a CPU's cache.
+SEAL = np.dtype(
+    [
+        ("key", np.uint8, (KEY_BYTES,)),
+        ("state", np.uint32),
+        ("depth", np.uint32),  # blocks before it in its chain
+        ("resets", np.uint64),  # resets of the pool before its sequence began
+        ("stamp", np.uint64),  # when it was released last, HELD before
+        ("checksum", np.uint64),  # of its bytes; not written yet
+    ]
+)
+assert SEAL.itemsize == 64, "the layout of kept memory depends on it"
+
+HELD = (1 << 64) - 1
+"""The stamp of a block that a sequence or a pin holds."""
+
+
+class SealState(IntEnum):
+    """What a seal says about its block."""
+
+    OPEN = 0
+    """Its contents are unknown."""
+    SEALED = 1
+    """It has K and V of its key's tokens."""
+    WITHHELD = 2
+    """An audit took it out of circulation."""
+
+
+class Sealing(NamedTuple):
+    """The contents of a block that is sealed: its key, the blocks before it in its chain, and the resets before it."""
+
+    key: bytes
+    depth: int
+    resets: int
+
+
+class Seals:
+    """The seals of one tier's blocks, in shared memory."""
+
+    def __init__(self, memory: memoryview | bytearray, blocks: int) -> None:
+        """Take `seal_bytes(blocks)` bytes, which hold seals, or zeros for open ones."""
+        self._seals: npt.NDArray[Any] = np.frombuffer(memory, SEAL, blocks + 1)
+        self._state = self._seals["state"]
+        self._stamp = self._seals["stamp"]
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self._seals) - 1
+
+    def state(self, block: int) -> SealState:
+        """Return what the seal says."""
+        return SealState(int(self._state[block]))
+
+    def sealing(self, block: int) -> Sealing | None:
+        """Return the contents of a sealed block, None for another one."""
+        one = self._seals[block]
+        if one["state"] != SealState.SEALED:
+            return None
+        return Sealing(one["key"].tobytes(), int(one["depth"]), int(one["resets"]))
+
+    def open(self, blocks: Sequence[int]) -> None:
+        """Break the seals of blocks that will be written to. Withheld blocks stay withheld."""
+        self._state[[block for block in blocks if self._state[block] == SealState.SEALED]] = SealState.OPEN
+
+    def seal(self, block: int, sealing: Sealing) -> None:
+        """Seal a block whose contents are complete. A withheld one stays so."""
+        if self._state[block] == SealState.WITHHELD:
+            return
+        one = self._seals[block]
+        one["state"] = SealState.OPEN
+        one["key"] = np.frombuffer(sealing.key, np.uint8)
+        one["depth"], one["resets"], one["checksum"] = sealing.depth, sealing.resets, 0
+        one["state"] = SealState.SEALED
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Mark blocks as held."""
+        self._stamp[list(blocks)] = HELD
+
+    def release(self, blocks: Sequence[int], stamp: int) -> None:
+        """Mark blocks as released at a time."""
+        self._stamp[list(blocks)] = stamp
+
+    def withhold(self, blocks: Sequence[int]) -> None:
+        """Take blocks out of circulation for as long as the memory is kept."""
+        self._state[list(blocks)] = SealState.WITHHELD
+
+    def cached(self, resets: int) -> dict[int, bytes]:
+        """Return the sealed blocks of this count of resets with their keys, those first that are to be evicted first.
+
+        That is in order of release, and blocks that were held last; a chain's tail comes before its head.
+        """
+        found = np.flatnonzero((self._state[1:] == SealState.SEALED) & (self._seals["resets"][1:] == resets)) + 1
+        depth = self._seals["depth"][found].astype(np.int64)
+        ordered = found[np.lexsort((-depth, self._stamp[found]))]
+        keys = self._seals["key"][ordered].tobytes()
+        return {int(block): keys[KEY_BYTES * at : KEY_BYTES * (at + 1)] for at, block in enumerate(ordered.tolist())}
+
+    def withheld(self) -> list[int]:
+        """Return the withheld blocks."""
+        found: list[int] = (np.flatnonzero(self._state[1:] == SealState.WITHHELD) + 1).tolist()
+        return found
+
+
+def seal_bytes(blocks: int) -> int:
+    """Return the bytes of the seals of a tier, block 0 included."""
+    return (blocks + 1) * SEAL.itemsize

@@ -1,0 +1,147 @@
+"""The file in which kept memory lies: opened, locked, sized, mapped and erased.
+
+It is a file of tmpfs or hugetlbfs, or a memory file (memfd) that the supervising process holds. The lock is that of an
+open file description: the kernel drops it when the process has ended, in whatever way, also across containers. It is
+never inferred from time.
+"""
+
+import ctypes
+import fcntl
+import os
+import stat
+import struct
+import time
+from contextlib import suppress
+from mmap import MADV_DONTDUMP, MADV_DONTFORK, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from pathlib import Path
+
+from engine.kept.kept_memory import HEADER_BYTES, KeptIdentity, KeptMemory, header_of, kept_bytes, read_header
+from services.runtime.settings import InvalidSetting
+
+_PRIVATE = 0o600
+# fallocate(2): frees the pages of a range and keeps the size, which a seal against truncation allows.
+_PUNCH_HOLE = 0x02 | 0x01
+# struct flock: type, whence, start, length, pid.
+_FLOCK = "hhqqi4x"
+_LOCK_RETRY_SECONDS = 0.05
+
+
+class MemoryInUse(InvalidSetting):
+    """Another process, which lives, has the memory."""
+
+
+class MemoryFile:
+    """One process's opening of a kept memory, from its lock to its end."""
+
+    def __init__(self, path: Path, wait_seconds: float = 0.0) -> None:
+        """Open and lock a file, which is created if it does not exist.
+
+        Waits so long for a process that has been killed and has not ended. Raises MemoryInUse, and InvalidSetting for a
+        file of somebody else, one that others can read, or none.
+        """
+        self.path = path
+        self._descriptor = _opened(path)
+        self._map: mmap | None = None
+        try:
+            _check_private(path, os.fstat(self._descriptor))
+            self._lock(wait_seconds)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        # A forked child would share the lock, and hold it after this process.
+        self._pid = os.getpid()
+        os.register_at_fork(after_in_child=self._close_in_child)
+
+    def identity(self) -> KeptIdentity | None:
+        """Return what the memory contains, None if nothing, or nothing that can be read."""
+        return read_header(os.pread(self._descriptor, HEADER_BYTES, 0))
+
+    def make(self, identity: KeptIdentity) -> None:
+        """Erase the file, and give it the size and the header of an empty memory. Raises InvalidSetting without room."""
+        self.erase()
+        size = kept_bytes(identity)
+        try:
+            if os.fstat(self._descriptor).st_size < size:
+                os.ftruncate(self._descriptor, size)
+            os.posix_fallocate(self._descriptor, 0, size)  # now, because a page that is missing later ends the process
+        except OSError as error:
+            self.erase()
+            fault = error.strerror or str(error)
+            raise InvalidSetting(
+                f"keep_blocks is {str(self.path)!r}, which has no room for {size} bytes: {fault}"
+            ) from error
+        with suppress(OSError):  # only a memory file has seals
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        os.pwrite(self._descriptor, header_of(identity), 0)
+
+    def map(self, identity: KeptIdentity) -> KeptMemory:
+        """Map the memory of this identity, which the file must have, for as long as it is not closed."""
+        size = kept_bytes(identity)
+        self._map = mmap(self._descriptor, size, MAP_SHARED, PROT_READ | PROT_WRITE)
+        self._map.madvise(MADV_DONTFORK)
+        self._map.madvise(MADV_DONTDUMP)
+        with suppress(OSError, ValueError):  # kernels without large pages for shared memory
+            self._map.madvise(14)  # MADV_HUGEPAGE
+        return KeptMemory(memoryview(self._map), identity)
+
+    def erase(self) -> None:
+        """Free all pages: the memory contains nothing any more, and its size stays."""
+        size = os.fstat(self._descriptor).st_size
+        if size:
+            _punch(self._descriptor, size)
+
+    def close(self) -> None:
+        """Give up lock and file; a mapping stays until nothing refers to it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _lock(self, wait_seconds: float) -> None:
+        until = time.monotonic() + wait_seconds
+        request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        while True:
+            try:
+                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
+                return
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() >= until:
+                    raise MemoryInUse(f"keep_blocks is {str(self.path)!r}, which another process uses") from None
+                time.sleep(_LOCK_RETRY_SECONDS)
+
+    def _close_in_child(self) -> None:
+        if self._descriptor >= 0 and os.getpid() != self._pid:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def create_memory_file(name: str) -> int:
+    """Return the descriptor of a memory file without content; whoever holds it, keeps it."""
+    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def path_of(descriptor: int) -> Path:
+    """Return a path at which other processes of the same user open a descriptor of this one anew."""
+    return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, _PRIVATE)
+    except OSError as error:
+        fault = error.strerror or str(error)
+        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which cannot be opened: {fault}") from error
+
+
+def _check_private(path: Path, facts: os.stat_result) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which is no regular file")
+    if facts.st_uid != os.geteuid():
+        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which belongs to user {facts.st_uid}")
+
+
+def _punch(descriptor: int, size: int) -> None:
+    """Free the pages of a file. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(size)):
+        fault = ctypes.get_errno()
+        raise OSError(fault, os.strerror(fault))

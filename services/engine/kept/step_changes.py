@@ -1,0 +1,135 @@
+"""What a Step that the replica has applied changes in the seals of kept memory.
+
+Seals follow from the replica's state after the Step, not from the order of its verbs: a block that one verb released
+and another granted is open, whatever came in between.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from blocks import Copy, Step, StepItem, StepResult
+from engine.kept.seal_writer import SealChanges, TierChanges
+from engine.kept.seals import Sealing
+from kvmanager import AppliedStep, Pool, Tier
+from kvmanager.effects import RawEffect
+
+
+class BeforeStep(NamedTuple):
+    """What is lost when a Step is applied.
+
+    `resets` and `first_index` are those of committing sequences, `tables` those that swaps replace. `swapped` are the
+    freed sequences that were swapped out.
+    """
+
+    resets: dict[int, int]
+    first_index: dict[int, int]
+    tables: dict[int, list[int]]
+    swapped: frozenset[int]
+
+    @classmethod
+    def of(cls, pool: Pool, step: Step) -> "BeforeStep":
+        """Read the state of a pool before a Step."""
+        sequences = pool.sequences
+        commits = [item for item in step.commits if item.sequence in sequences]
+        swapped = (one for group in (*step.swap_outs, *step.swap_ins) for one in pool.groups.get(group, ()))
+        return cls(
+            {item.sequence: sequences[item.sequence].resets for item in commits},
+            {item.sequence: item.first_index for item in commits},
+            {sequence: sequences[sequence].table[:] for sequence in swapped},
+            frozenset(
+                one.sequence for one in step.frees if one.sequence in sequences and sequences[one.sequence].swapped
+            ),
+        )
+
+
+def seal_changes(pool: Pool, before: BeforeStep, applied: AppliedStep) -> SealChanges:
+    """Return what an applied Step changes."""
+    result = applied.result
+    device = _TierTouches(pool.device, [copy.destination for copy in (*result.copies, *result.host_to_device)])
+    host = _TierTouches(pool.host, [copy.destination for copy in result.device_to_host])
+    sealed = _sealings(before, applied)
+    for effect in applied.effects:
+        _touch(effect, before, device, host)
+    for copies, sources in ((result.copies, device), (result.device_to_host, device), (result.host_to_device, host)):
+        sources.touch([copy.source for copy in copies])
+    return SealChanges(
+        device.changes(sealed, result.withheld_blocks),
+        host.changes({}, result.host_withheld_blocks),
+        _with_key(pool.host, result.device_to_host),
+        _with_key(pool.device, result.host_to_device),
+        pool.state.resets,
+    )
+
+
+def withheld_changes(pool: Pool, result: StepResult) -> SealChanges:
+    """Return what an audit changes."""
+    return SealChanges(
+        TierChanges(withheld=result.withheld_blocks),
+        TierChanges(withheld=result.host_withheld_blocks),
+        resets=pool.state.resets,
+    )
+
+
+class _TierTouches:
+    """The blocks of a tier that a Step touches, in groups in the order of its verbs."""
+
+    def __init__(self, tier: Tier, destinations: list[int]) -> None:
+        self._tier = tier
+        self._destinations = destinations
+        self._groups: list[Sequence[int]] = [destinations]
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        self._groups.append(blocks)
+
+    def changes(self, sealed: dict[int, tuple[bytes, Sealing]], withheld: Sequence[int]) -> TierChanges:
+        tier, copied = self._tier, set(self._destinations)
+        touched = dict.fromkeys(block for group in self._groups for block in group)
+        opened = [block for block in touched if tier.key(block) is None]
+        complete = {
+            block: sealing for block, (key, sealing) in sealed.items() if block not in copied and tier.key(block) == key
+        }
+        held = [block for block in touched if tier.ref_count(block)]
+        return TierChanges([*opened, *copied], complete, held, self._released(), withheld)
+
+    def _released(self) -> list[list[int]]:
+        """Return the cached blocks by the last group that touched each."""
+        last = {block: at for at, group in enumerate(self._groups) for block in group}
+        groups: list[list[int]] = [[] for _ in self._groups]
+        for block, at in last.items():
+            if not self._tier.ref_count(block) and self._tier.key(block) is not None:
+                groups[at].append(block)
+        return [group for group in groups if group]
+
+
+def _sealings(before: BeforeStep, applied: AppliedStep) -> dict[int, tuple[bytes, Sealing]]:
+    """Return key and sealing of each block that a commit has given its key."""
+    keys = dict(zip(applied.sealed_blocks, applied.sealed_keys, strict=True))
+    depths = dict(before.first_index)
+    found = {}
+    for verb, sequence, _, blocks, *_ in applied.effects:
+        if verb is StepItem.COMMIT:
+            for block in blocks:
+                if key := keys.get(block):
+                    found[block] = key, Sealing(key, depths[sequence], before.resets[sequence])
+                depths[sequence] += 1
+    return found
+
+
+def _touch(effect: RawEffect, before: BeforeStep, device: _TierTouches, host: _TierTouches) -> None:
+    verb, sequence, _, blocks, _, _ = effect
+    old = before.tables.get(sequence, ())
+    match verb:
+        case StepItem.SWAP_OUT:
+            host.touch(blocks)
+            device.touch(old)
+        case StepItem.SWAP_IN:
+            device.touch(blocks)
+            host.touch(old)
+        case StepItem.FREE if sequence in before.swapped:
+            host.touch(blocks)
+        case _:
+            device.touch(blocks)
+
+
+def _with_key(tier: Tier, copies: Iterable[Copy]) -> list[Copy]:
+    return [copy for copy in copies if tier.key(copy.destination) is not None]
