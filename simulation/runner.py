@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,9 @@ from engine.gpu.copy_stream import InlineCopyStream
 from engine.run.block_copies import BlockCopies
 from engine.schedule.request import BeamSearch, Capacity
 from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
+
+if TYPE_CHECKING:
+    from simulation.processes.kept import SharedMemory
 
 NOTHING = -1
 _SCORES = 10**6
@@ -29,20 +33,36 @@ class DigestMemory:
     manager promises that each order has the same result.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, shared: "SharedMemory | None" = None) -> None:
+        """Start with nothing, or use the memory that another process left."""
         self._random = Random(capacity.device_blocks)
+        self._shared = shared
         self.device = torch.full((capacity.device_blocks + 1, capacity.block_size), NOTHING)
         self.host = torch.full((capacity.host_blocks + 1, capacity.block_size), NOTHING)
+        if shared is not None:
+            self.device, self.host = shared.device, shared.host
+
+    def write(self, block: int, offset: int, digest: int) -> None:
+        """Write a slot of the device."""
+        self.device[block, offset] = digest
+        if self._shared is not None:
+            self._shared.stored(self._shared.kept.device, (block,))
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the device."""
         for copy in self._random.sample(copies, len(copies)):
             copy_blocks(self.device, [copy])
+            if self._shared is not None:
+                self._shared.stored(self._shared.kept.device, (copy.destination,))
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         """Copy blocks to the other tier."""
+        to_host = direction is Direction.DEVICE_TO_HOST
         for copy in self._random.sample(copies, len(copies)):
-            swap_blocks(self.device, self.host, [copy], to_host=direction is Direction.DEVICE_TO_HOST)
+            swap_blocks(self.device, self.host, [copy], to_host=to_host)
+            if self._shared is not None:
+                kept = self._shared.kept
+                self._shared.stored(kept.host if to_host else kept.device, (copy.destination,))
 
 
 @dataclass(frozen=True)
@@ -68,11 +88,11 @@ class DigestRunner:
     by the digest of the preceding token.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, shared: "SharedMemory | None" = None) -> None:
         self.fail_next = False
         self.failed_steps = 0
         self.plans: list[StepPlan] = []
-        self.memory = DigestMemory(capacity)
+        self.memory = DigestMemory(capacity, shared)
         self._drawn: dict[int, int] = {}  # by the latest step, by sequence
         self._block_size = capacity.block_size
         self._vocabulary = capacity.vocabulary_size
@@ -114,7 +134,7 @@ class DigestRunner:
     def _write(self, work: Work, digests: list[int]) -> None:
         for position, digest in enumerate(digests, work.start):
             block, offset = divmod(position, self._block_size)
-            self.memory.device[work.block_table[block], offset] = digest
+            self.memory.write(work.block_table[block], offset, digest)
 
     def _results(self, work: Work) -> Iterator[Sampled]:
         if part := work.to_score:

@@ -102,6 +102,7 @@ class Scenario:
     gateways: tuple[GatewayLimits, ...]
     manager: ManagerLimits
     latency: Latency
+    store_kills: float = 0.0  # probability that a process is killed after a store to kept memory
     requests: tuple[PlannedRequest, ...] = ()
     faults: tuple[PlannedFault, ...] = ()
 
@@ -131,6 +132,7 @@ def drawn(seed: int) -> Scenario:
         ),
         requests=requests,
         faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60, 100)))),
+        store_kills=random.choice((0.0, 0.0, 0.001, 0.02)),
     )
 
 
@@ -159,13 +161,15 @@ def _size(random: Random) -> EngineSize:
         max_num_partial_prefills=2,
         max_long_partial_prefills=random.choice((1, 2)),
     )
+    ahead = random.random() < 0.3
     return EngineSize(
         block_size,
         blocks,
         random.randint(0, blocks),
         limits,
-        ahead=random.random() < 0.3,
+        ahead=ahead,
         step_seconds=random.choice((0.0, 0.0, 0.0, 0.005, 0.05)),
+        keeps=not ahead and random.random() < 0.6,  # engines that run ahead are on GPUs
     )
 
 

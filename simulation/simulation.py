@@ -39,6 +39,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.scenario = scenario
         self.universe = Universe(Random(scenario.order), folder, scenario.latency)
+        self.universe.store_kills = scenario.store_kills
         self.kills = 0
         self._outcomes: list[Outcome] = []
         self._expected = ExpectedContents()
@@ -85,7 +86,7 @@ class Simulation:
     # What happens from outside.
 
     def _start_engine(self, number: int) -> EngineProcess:
-        engine = self.universe.start_engine(f"e{number}", self.scenario.engines[number])
+        engine = self.universe.start_engine(f"e{number}", self.scenario.engines[number], self._expected)
         self._witness.add(engine.runner)
         return engine
 
@@ -219,6 +220,9 @@ class Simulation:
     def after_event(self, process: Process | None) -> None:
         """Check after an event of a process; None: after a delivery. Raises Violation."""
         if process is None:
+            return
+        if process.killed_inside:
+            self._kill(process)
             return
         if process.loop.failures:
             raise Violation(f"{process.name}: {process.loop.failures[0]}")

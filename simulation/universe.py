@@ -6,10 +6,12 @@ from random import Random
 from typing import NamedTuple, Protocol, TypeVar
 
 from simulation.disturbances import Disturbances
+from simulation.invariants.expected_contents import ExpectedContents
 from simulation.network.connections import Connection, Latency, Network
 from simulation.processes.attached import EngineSize, Incarnation
 from simulation.processes.engine import EngineProcess
 from simulation.processes.gateway import GatewayLimits, GatewayProcess
+from simulation.processes.kept import KilledInside, SharedMemory
 from simulation.processes.manager import ManagerLimits, ManagerProcess
 from simulation.processes.process import Process
 from simulation.processes.steps import StepsPlan, StepsProcess
@@ -63,6 +65,8 @@ class Universe:
         self._dead: list[Process] = []
         self.disturbances = Disturbances()
         self.wall_offset = 0.0  # of the machine's wall clock, from which incarnations come
+        self.kept: dict[str, SharedMemory] = {}  # by engine id
+        self.store_kills = 0.0  # probability of a kill after a store to kept memory
         self._folder = folder
 
     def clock(self) -> float:
@@ -80,15 +84,24 @@ class Universe:
         self.note("kvmanager", "starts")
         return self._add(ManagerProcess(self.network, self.clock, self.random.getrandbits(32), limits, self.ending))
 
-    def start_engine(self, engine_id: str, size: EngineSize) -> EngineProcess:
-        """Start an engine in place of an earlier one."""
-        incarnation = self._next_incarnation(engine_id)
-        return self._add(EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder))
+    def start_engine(self, engine_id: str, size: EngineSize, expected: ExpectedContents) -> EngineProcess:
+        """Start an engine in place of an earlier one; `expected` are the contents of kept blocks."""
+        incarnation, shared = self._next_incarnation(engine_id), self._shared(engine_id, size, expected)
+        return self._add(EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder, shared))
 
     def start_steps(self, engine_id: str, size: EngineSize, plan: StepsPlan) -> StepsProcess:
         """Start a client of the manager that sends random Steps, in place of an earlier one."""
-        incarnation = self._next_incarnation(engine_id)
-        return self._add(StepsProcess(self.network, self.clock, engine_id, incarnation, size, plan))
+        incarnation, shared = self._next_incarnation(engine_id), self._shared(engine_id, size, ExpectedContents())
+        return self._add(StepsProcess(self.network, self.clock, engine_id, incarnation, size, plan, shared))
+
+    def _shared(self, engine_id: str, size: EngineSize, expected: ExpectedContents) -> SharedMemory | None:
+        """Return the memory of an engine id, None if it keeps none, or if a process that lives has it."""
+        if not size.keeps:
+            return None
+        if engine_id not in self.kept:
+            self.kept[engine_id] = SharedMemory(size, expected, self.random, self.store_kills)
+        shared = self.kept[engine_id]
+        return None if shared.owner in self.processes else shared
 
     def _next_incarnation(self, engine_id: str) -> Incarnation:
         incarnation = Incarnation(int((self.now + self.wall_offset) * 1e9), int(self.now * 1e9))
@@ -226,5 +239,7 @@ def _run_thread(process: Process) -> None:
     """Run the thread of a process; an exception of it ends the process."""
     try:
         process.run_thread()
+    except KilledInside:
+        process.killed_inside = True
     except Exception as error:
         process.loop.failures.append(f"its thread ends: {error!r}")

@@ -28,6 +28,10 @@ class ExpectedContents:
         for block_size, by_key in self._by_key.items():
             by_key.update(_blocks_of(root, text, block_size))
 
+    def of_key(self, block_size: int, key: bytes) -> Digests | None:
+        """Return the digests of a key, None if no known text has it."""
+        return self._of(block_size).get(key)
+
     def pool_faults(self, pool: Pool, memory: DigestMemory) -> list[str]:
         """Return a message for each keyed block of either tier whose contents are not those of its key."""
         return [*self._faults(pool.device, memory.device, "block"), *self._faults(pool.host, memory.host, "host block")]

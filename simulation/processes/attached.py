@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from engine.kept.seal_writer import SealWriter
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
 from kvmanager import PoolSpec
-from services.engine.block_client import AttachRefused, BlockClient
+from services.engine.block_client import AttachRefused, BlockClient, KeptBlocks
+from services.engine.kept.kept_report import kept_report
 from simulation.network.channel import SimulatedChannel
 from simulation.network.connections import Network
+from simulation.processes.kept import SharedMemory
 from simulation.processes.manager import ADDRESS
 from simulation.processes.process import Process
 from simulation.runner import DigestMemory
@@ -30,6 +33,7 @@ class EngineSize:
     context_tokens: int = 64
     ahead: bool = False
     step_seconds: float = 0.0
+    keeps: bool = False  # its blocks outlive its process
 
     def capacity(self) -> Capacity:
         """Return it as the scheduler's capacity."""
@@ -54,9 +58,24 @@ class AttachedProcess(Process):
     memory: DigestMemory
 
     def __init__(
-        self, network: Network, clock: Callable[[], float], engine_id: str, incarnation: Incarnation, size: EngineSize
+        self,
+        network: Network,
+        clock: Callable[[], float],
+        engine_id: str,
+        incarnation: Incarnation,
+        size: EngineSize,
+        shared: SharedMemory | None = None,
     ) -> None:
         super().__init__(engine_id, clock)
+        self.shared = shared
+        self.seals: SealWriter | None = None
+        self._kept: KeptBlocks | None = None
+        if shared is not None:
+            shared.owner = self
+            shared.check_all()
+            self.seals = SealWriter(shared.kept)
+            self._kept = KeptBlocks(kept_report(shared.kept), self.seals)
+            shared.adopted += len(self._kept.report.device.keyed)
         self.incarnation = incarnation
         self.size = size
         self._clock = clock
@@ -70,6 +89,7 @@ class AttachedProcess(Process):
             wake,
             trace_parents=trace_parents,
             connect=lambda: SimulatedChannel(self._network, self.loop, ADDRESS),  # type: ignore[arg-type,return-value]
+            kept=self._kept,
         )
         self.start(self._stay_attached())
 

@@ -11,6 +11,7 @@ from engine.schedule.scheduler import Scheduler
 from quire.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.driver import EngineDriver, Pause
 from services.engine.guided.constraints import Constraints
+from services.engine.kept.keeping import SealingRunner
 from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
@@ -23,6 +24,7 @@ from simulation.invariants.service_order import ServiceOrder
 from simulation.network.connections import Network
 from simulation.network.server import SimulatedServer
 from simulation.processes.attached import FINGERPRINT, MODEL, VOCABULARY, AttachedProcess, EngineSize, Incarnation
+from simulation.processes.kept import SharedMemory
 from simulation.runner import DigestRunner
 
 STOP = frozenset({0})
@@ -42,14 +44,15 @@ class EngineProcess(AttachedProcess):
         incarnation: Incarnation,
         size: EngineSize,
         folder: Path,
+        shared: SharedMemory | None = None,
     ) -> None:
-        """Start an engine, whose tokenizer is in `folder`."""
-        super().__init__(network, clock, engine_id, incarnation, size)
+        """Start an engine, whose tokenizer is in `folder`, on the memory that its predecessor left."""
+        super().__init__(network, clock, engine_id, incarnation, size, shared)
         self.pause: Pause | None = None  # of the thread, which sleeps
         self._until: float | None = None
         self._computes_until = -math.inf
         self._thread_ended = False
-        self.runner = DigestRunner(size.capacity())
+        self.runner = DigestRunner(size.capacity(), shared)
         self.memory = self.runner.memory
         self.scheduler = Scheduler(size.capacity(), size.limits, ahead=size.ahead and not size.limits.proposed_tokens)
         self._order = ServiceOrder(self.scheduler, self.loop.failures)
@@ -109,7 +112,8 @@ class EngineProcess(AttachedProcess):
     def _open(self, folder: Path) -> None:
         reports = RequestReports(MODEL, self.name, Tracing())
         self._attach(lambda: self.driver.wake(), reports.trace_parents)
-        engine = Engine(self.scheduler, self.runner, self.link, self._clock)
+        runner = SealingRunner(self.runner, self.seals) if self.seals else self.runner
+        engine = Engine(self.scheduler, runner, self.link, self._clock)
         recorder = RequestsRecorder("")
         recorder.begin(self.scheduler, self.name)
         self.driver = EngineDriver(

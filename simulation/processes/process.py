@@ -19,6 +19,7 @@ class Process:
         self.stopped_seconds = 0.0  # in total
         self.ending = False  # asked to
         self.exit: str | None = None  # why it has ended
+        self.killed_inside = False  # between two stores to kept memory
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work on the loop; an exception of it is a failure of the process."""

@@ -34,6 +34,7 @@ from kvmanager.pool_state import SequenceTable
 from simulation.invariants.expected_contents import ExpectedContents
 from simulation.network.connections import Network
 from simulation.processes.attached import FINGERPRINT, AttachedProcess, EngineSize, Incarnation
+from simulation.processes.kept import SharedMemory
 from simulation.runner import DigestMemory, chain
 
 _SALTS = (b"", b"salt")
@@ -64,19 +65,20 @@ class StepsProcess(AttachedProcess):
         incarnation: Incarnation,
         size: EngineSize,
         plan: StepsPlan,
+        shared: SharedMemory | None = None,
     ) -> None:
-        super().__init__(network, clock, engine_id, incarnation, size)
+        super().__init__(network, clock, engine_id, incarnation, size, shared)
         self._random = Random(plan.seed)
         self._steps_left = plan.steps
-        self.memory = DigestMemory(size.capacity())
-        self.expected = ExpectedContents()
+        self.memory = DigestMemory(size.capacity(), shared)
+        self.expected = shared.expected if shared else ExpectedContents()
         self._copies = BlockCopies(self.memory, InlineCopyStream(), size.block_size)  # type: ignore[arg-type]
         self._tokens: dict[int, list[int]] = {}  # of each sequence, as many as it has room for
         self._roots: dict[int, bytes] = {}  # of each sequence, by its salt and the resets before it
         self._asked: Step | None = None  # not answered yet
         self._last_step = 0
         self._last_id = 0  # of a sequence or group
-        self._resets = 0  # that the manager has applied
+        self._resets = self._kept.report.resets if self._kept else 0  # that the manager has applied
         self._next_at = clock()
         self.loop.run(lambda: self._attach(lambda: None))
 
@@ -139,7 +141,10 @@ class StepsProcess(AttachedProcess):
         asked = self._asked
         assert asked is not None, "only a Step in flight is answered"
         self._resets += _resets_of(asked)  # which come before allocates
-        self._copies.make((Copies(result.device_to_host, result.host_to_device, result.copies),))
+        copies = (Copies(result.device_to_host, result.host_to_device, result.copies),)
+        self._copies.make(copies)
+        if self.seals:
+            self.seals.on_copied(copies)
         cached = {change.sequence: change.cached_tokens for change in result.tables}
         for allocate in asked.allocates:
             if allocate.sequence in self._pool.sequences:
@@ -170,7 +175,7 @@ class StepsProcess(AttachedProcess):
         for position, digest in enumerate(chain(0, tokens)):
             if position >= begin:
                 block, offset = divmod(position, self.size.block_size)
-                self.memory.device[sequence.table[block], offset] = digest
+                self.memory.write(sequence.table[block], offset, digest)
 
     # Steps.
 
