@@ -133,10 +133,13 @@ def header_of(identity: KeptIdentity) -> bytes:
     return text.ljust(_PAGE, b"\0")
 
 
+def is_header(page: bytes) -> bool:
+    """Return whether a page is the header of a kept memory, of any version."""
+    return page.startswith(_MAGIC)
+
+
 def read_header(page: bytes) -> KeptIdentity | None:
-    """Return the identity in a header's page, None if it has none, or one that this version cannot read."""
-    if not page.startswith(_MAGIC):
-        return None
+    """Return the identity in a header, None if this version cannot read it."""
     try:
         fields = json.loads(page[len(_MAGIC) : _PAGE].rstrip(b"\0"))
         for name in ("block_shape", "kinds"):

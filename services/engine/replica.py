@@ -70,7 +70,8 @@ class Replica:
     def apply_result(self, result: StepResult) -> None:
         """Apply the oldest Step in flight. Raises PoolDiverged if the result differs from the KV manager's."""
         self.pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
-        own = complete(self._applying(self._in_flight.popleft(), _UNLIMITED)).result
+        step = self._in_flight.popleft()
+        own = (complete(self._applying(step, _UNLIMITED)) if self._keeps else self.pool.apply(step)).result
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
 

@@ -13,6 +13,8 @@ STOP_WITH_STDIN = "QUIRE_STOP_WITH_STDIN"
 # Environment variable: a file descriptor that receives the address once the service is ready. Logs can be too late
 # or filtered.
 READY_DESCRIPTOR = "QUIRE_READY_DESCRIPTOR"
+# Environment variable: the path of a memory that an engine's blocks outlive it in, held by this parent process.
+KEPT_MEMORY = "QUIRE_KEPT_MEMORY"
 # Environment variable of Python: children inherit it.
 _SAFE_PATH = "PYTHONSAFEPATH"
 

@@ -5,7 +5,9 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Protocol
 
 from services.cli.options import arguments_of
@@ -34,14 +36,25 @@ class Print(Protocol):
 class ServiceProcess:
     """A service that can be restarted. `show` receives each of its output lines with its label."""
 
-    def __init__(self, label: str, settings: ServiceSettings, metrics: str, show: Print) -> None:
-        """Describe the process; it runs from `start` on. `metrics` is the address of its metrics, empty for none."""
+    def __init__(
+        self,
+        label: str,
+        settings: ServiceSettings,
+        metrics: str,
+        show: Print,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Describe the process; it runs from `start` on.
+
+        `metrics` is the address of its metrics, empty for none; `environment` is added to this process's.
+        """
         self.label = label
         self.settings = settings
         self.address = ""  # its listening address, once it is ready
         self.ready = asyncio.Event()
         self._metrics = metrics
         self._show = show
+        self._environment = environment
         self._ready_since = 0.0
         self._last_line = ""
         self._process: asyncio.subprocess.Process | None = None
@@ -105,7 +118,7 @@ class ServiceProcess:
             *("--metrics-listen", self._metrics),
             # Never written to: it closes when this process ends, and then the service stops.
             stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, STOP_WITH_STDIN: "1", READY_DESCRIPTOR: str(is_ready)},
+            env={**os.environ, **self._environment, STOP_WITH_STDIN: "1", READY_DESCRIPTOR: str(is_ready)},
             pass_fds=(is_ready,),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

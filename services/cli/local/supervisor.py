@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -11,10 +12,12 @@ from services.cli.local.engines import split_engine
 from services.cli.local.process import Print, ServiceProcess
 from services.cli.local.restarts import Restarts
 from services.cli.local.settings import LocalSettings
+from services.engine.kept.memory_file import create_memory_file, path_of
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.addresses import MAX_PORT
+from services.runtime.child_process import KEPT_MEMORY
 
 _SERVE = "serve"
 
@@ -76,9 +79,19 @@ class Supervisor:
         )
         gateway = replace(gateway, engines=",".join(self.engine_addresses.values()), kvmanager=self.kvmanager_address)
         self._kvmanager = ServiceProcess("kvmanager", kvmanager, metrics["kvmanager"], show)
+        # Of blocks that outlive their engines, as long as this process lives.
+        self._memories = [create_memory_file(label) for label in self.engine_addresses]
         self._engines = [
-            ServiceProcess(label, replace(one, listen=address, kvmanager=self.kvmanager_address), metrics[label], show)
-            for one, (label, address) in zip(engines, self.engine_addresses.items(), strict=True)
+            ServiceProcess(
+                label,
+                replace(one, listen=address, kvmanager=self.kvmanager_address),
+                metrics[label],
+                show,
+                {KEPT_MEMORY: str(path_of(memory))},
+            )
+            for one, (label, address), memory in zip(
+                engines, self.engine_addresses.items(), self._memories, strict=True
+            )
         ]
         self._gateway = ServiceProcess("gateway", gateway, metrics["gateway"], show)
 
@@ -123,6 +136,9 @@ class Supervisor:
         """Drain and stop the gateway, then the engines, then the KV manager."""
         for together in ([self._gateway], self._engines, [self._kvmanager]):
             await asyncio.gather(*(service.stop() for service in together))
+        for memory in self._memories:
+            os.close(memory)
+        self._memories.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _ready(self) -> None:

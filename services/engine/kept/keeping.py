@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from services.engine.kept.digests import FileDigests, code_digest, model_digest
 from services.engine.kept.kept_report import kept_report
 from services.engine.kept.memory_file import MemoryFile
 from services.engine.settings import EngineSettings
+from services.runtime.child_process import KEPT_MEMORY
 from services.runtime.settings import InvalidSetting
 
 AUTO, MEMORY, OFF = "auto", "memory", "off"
@@ -30,14 +32,16 @@ log = logging.getLogger("quire.engine")
 
 def kept_path(settings: EngineSettings, device: torch.device) -> Path | None:
     """Return where the blocks are kept, None if they are not. Raises InvalidSetting."""
-    given = settings.keep_blocks
-    if given in (AUTO, OFF):
+    given, held = settings.keep_blocks, os.environ.get(KEPT_MEMORY)
+    if given == OFF or (given == AUTO and (held is None or device.type != "cpu")):
         return None
-    if given == MEMORY:
-        raise InvalidSetting("keep_blocks is 'memory', which only quire serve has: give a file in tmpfs or hugetlbfs")
     if device.type != "cpu":
         raise InvalidSetting(f"keep_blocks is {given!r}, but the memory of a GPU ends with its process: it must be off")
-    return Path(given)
+    if given not in (AUTO, MEMORY):
+        return Path(given)
+    if held is None:
+        raise InvalidSetting("keep_blocks is 'memory', which only quire serve has: give a file in tmpfs or hugetlbfs")
+    return Path(held)
 
 
 class KeepingBackend(Protocol):
@@ -76,20 +80,19 @@ def keep(path: Path, loaded: LoadedModel, capacity: Capacity, backend: KeepingBa
     """
     file = MemoryFile(path, _LOCK_SECONDS)
     identity = _identity(loaded, capacity, backend, computed_by)
-    found = file.identity()
-    refused = "" if found is None else identity.difference(found)
-    if found is None or refused:
-        if refused:
-            log.warning("the kept blocks are of another %s: they are erased", refused)
+    different = file.difference(identity)
+    if different:
+        log.warning("the kept blocks are of another %s: they are erased", different)
+    if different != "":
         file.make(identity)
     memory = file.map(identity)
     seals = SealWriter(memory)
     report = kept_report(memory)
     backend.use(memory.cache, memory.host_cache)
-    if found is not None and not refused:
+    if different == "":
         counts = len(report.device.keyed), len(report.host.keyed)
         log.info("%d device blocks and %d host blocks have outlived their engine", *counts)
-    return Keeping(file, memory, report, seals, refused)
+    return Keeping(file, memory, report, seals, different or "")
 
 
 class SealingRunner:

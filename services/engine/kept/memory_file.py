@@ -15,10 +15,19 @@ from contextlib import suppress
 from mmap import MADV_DONTDUMP, MADV_DONTFORK, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 
-from engine.kept.kept_memory import HEADER_BYTES, KeptIdentity, KeptMemory, header_of, kept_bytes, read_header
+from engine.kept.kept_memory import (
+    HEADER_BYTES,
+    KeptIdentity,
+    KeptMemory,
+    header_of,
+    is_header,
+    kept_bytes,
+    read_header,
+)
 from services.runtime.settings import InvalidSetting
 
 _PRIVATE = 0o600
+_OTHERS = 0o077
 # fallocate(2): frees the pages of a range and keeps the size, which a seal against truncation allows.
 _PUNCH_HOLE = 0x02 | 0x01
 # struct flock: type, whence, start, length, pid.
@@ -52,12 +61,20 @@ class MemoryFile:
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_child)
 
-    def identity(self) -> KeptIdentity | None:
-        """Return what the memory contains, None if nothing, or nothing that can be read."""
-        return read_header(os.pread(self._descriptor, HEADER_BYTES, 0))
+    def difference(self, identity: KeptIdentity) -> str | None:
+        """Return in what the memory differs from an identity: empty if it has it, None if it contains nothing."""
+        page = os.pread(self._descriptor, HEADER_BYTES, 0)
+        if not is_header(page):
+            return None
+        found = read_header(page)
+        if found is None:
+            return "format"
+        if different := identity.difference(found):
+            return different
+        return "" if os.fstat(self._descriptor).st_size >= kept_bytes(identity) else "size"
 
     def make(self, identity: KeptIdentity) -> None:
-        """Erase the file, and give it the size and the header of an empty memory. Raises InvalidSetting without room."""
+        """Erase the file, and give it size and header of an empty memory. Raises InvalidSetting without room."""
         self.erase()
         size = kept_bytes(identity)
         try:
@@ -66,10 +83,8 @@ class MemoryFile:
             os.posix_fallocate(self._descriptor, 0, size)  # now, because a page that is missing later ends the process
         except OSError as error:
             self.erase()
-            fault = error.strerror or str(error)
-            raise InvalidSetting(
-                f"keep_blocks is {str(self.path)!r}, which has no room for {size} bytes: {fault}"
-            ) from error
+            fault = f"has no room for {size} bytes: {error.strerror or error}"
+            raise InvalidSetting(f"keep_blocks is {str(self.path)!r}, which {fault}") from error
         with suppress(OSError):  # only a memory file has seals
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         os.pwrite(self._descriptor, header_of(identity), 0)
@@ -116,7 +131,9 @@ class MemoryFile:
 
 def create_memory_file(name: str) -> int:
     """Return the descriptor of a memory file without content; whoever holds it, keeps it."""
-    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.fchmod(descriptor, _PRIVATE)
+    return descriptor
 
 
 def path_of(descriptor: int) -> Path:
@@ -135,6 +152,8 @@ def _opened(path: Path) -> int:
 def _check_private(path: Path, facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which is no regular file")
+    if facts.st_mode & _OTHERS:
+        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which other users can read: its mode must be 0600")
     if facts.st_uid != os.geteuid():
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which belongs to user {facts.st_uid}")
 

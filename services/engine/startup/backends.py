@@ -78,7 +78,7 @@ class BackendOptions(NamedTuple):
     """Inputs of the selection: setting, model, its sizes, the CPU kernels if available, and the limits of a step.
 
     `memory` is that of a GPU, None on a CPU; `ranks` is the number of processes that compute the model. A `scratch`
-    cache is only for trials: another one is used afterwards, so that none of its pages need memory before they are used.
+    cache is only for trials: another one is used afterwards, so that its pages need no memory before they are used.
     """
 
     attention: str
