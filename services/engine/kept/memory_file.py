@@ -92,7 +92,12 @@ class MemoryFile:
     def map(self, identity: KeptIdentity) -> KeptMemory:
         """Map the memory of this identity, which the file must have, for as long as it is not closed."""
         size = kept_bytes(identity)
-        self._map = mmap(self._descriptor, size, MAP_SHARED, PROT_READ | PROT_WRITE)
+        # A map keeps a copy of its descriptor, which a forked child would have too: with the lock, if it were this one.
+        own = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap(own, size, MAP_SHARED, PROT_READ | PROT_WRITE)
+        finally:
+            os.close(own)
         self._map.madvise(MADV_DONTFORK)
         self._map.madvise(MADV_DONTDUMP)
         with suppress(OSError, ValueError):  # kernels without large pages for shared memory

@@ -1,0 +1,159 @@
+"""The file of kept memory: its lock, its owner, its size, and its end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.kept.kept_memory import kept_bytes
+from engine.kept.seals import Sealing
+from services.engine.kept.memory_file import MemoryFile, MemoryInUse, create_memory_file, path_of
+from services.runtime.settings import InvalidSetting
+from tests.engine.kept.test_kept_memory import IDENTITY
+
+OTHER_PROCESS = """
+import os, sys
+from pathlib import Path
+from services.engine.kept.memory_file import MemoryFile
+from tests.engine.kept.test_kept_memory import IDENTITY
+from engine.kept.seals import Sealing
+file = MemoryFile(Path(sys.argv[1]))
+if file.difference(IDENTITY) is None:
+    file.make(IDENTITY)
+memory = file.map(IDENTITY)
+memory.device.seal(1, Sealing(bytes(31) + b"k", 0, 0))
+memory.cache[1] = 5.0
+if "fork" in sys.argv and not os.fork():
+    os.close(1)
+    sys.stdin.readline()
+    os._exit(0)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def other_process(path: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a process that has the memory, and has sealed block 1."""
+    line = [sys.executable, "-c", OTHER_PROCESS, str(path), *arguments]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.stdin.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def test_what_a_killed_process_wrote_is_found(path: Path) -> None:
+    with other_process(path) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        file = MemoryFile(path)
+    assert file.difference(IDENTITY) == ""
+    memory = file.map(IDENTITY)
+    assert memory.device.sealing(1) == Sealing(bytes(31) + b"k", 0, 0)
+    assert float(memory.cache[1].min()) == 5.0
+    file.close()
+
+
+def test_the_memory_of_a_live_process_is_refused(path: Path) -> None:
+    with other_process(path), pytest.raises(MemoryInUse, match=r"^keep_blocks is '.*', which another process uses"):
+        MemoryFile(path)
+
+
+def test_a_forked_child_holds_no_lock(path: Path) -> None:
+    with other_process(path, "fork") as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()  # its child lives until its input ends
+        MemoryFile(path).close()
+
+
+def test_an_erased_memory_contains_nothing_and_takes_no_room(path: Path) -> None:
+    file = MemoryFile(path)
+    file.make(IDENTITY)
+    file.map(IDENTITY).device.seal(1, Sealing(b"k" * 32, 0, 0))
+    assert path.stat().st_blocks
+    file.erase()
+    assert (file.difference(IDENTITY), path.stat().st_blocks) == (None, 0)
+    file.close()
+
+
+def test_a_memory_of_another_identity_is_refused_by_its_name(path: Path) -> None:
+    file = MemoryFile(path)
+    file.make(IDENTITY)
+    assert file.difference(replace(IDENTITY, fingerprint="other")) == "fingerprint"
+    os.truncate(path, kept_bytes(IDENTITY) // 2)
+    assert file.difference(IDENTITY) == "size"
+    os.pwrite(file._descriptor, b"quire kept blocks\n{}", 0)
+    assert file.difference(IDENTITY) == "format"
+    file.close()
+
+
+def test_a_memory_without_room_is_refused(path: Path) -> None:
+    code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20));"
+    code += "from services.engine.kept.memory_file import MemoryFile; from pathlib import Path; import sys;"
+    code += "from tests.engine.kept.test_kept_memory import IDENTITY; MemoryFile(Path(sys.argv[1])).make(IDENTITY)"
+    assert kept_bytes(IDENTITY) > 1 << 20
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert f"InvalidSetting: keep_blocks is {str(path)!r}, which has no room for" in done.stderr
+
+
+def test_files_that_others_can_read_are_refused(path: Path) -> None:
+    path.touch(0o644)
+    path.chmod(0o644)
+    with pytest.raises(InvalidSetting, match="which other users can read: its mode must be 0600"):
+        MemoryFile(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (("pipe", "which is no regular file"), ("nowhere/kept", "No such file"), ("", "directory")):
+        with pytest.raises(InvalidSetting, match=reason):
+            MemoryFile(tmp_path / name)
+
+
+def test_a_memory_file_is_opened_by_the_path_of_the_process_that_holds_it() -> None:
+    descriptor = create_memory_file("engine")
+    try:
+        with other_process(path_of(descriptor)) as process:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        file = MemoryFile(path_of(descriptor))
+        assert file.difference(IDENTITY) == ""
+        with pytest.raises(PermissionError):  # a page that is missing would end an engine with SIGBUS
+            os.ftruncate(descriptor, 0)
+        file.close()
+    finally:
+        os.close(descriptor)
+
+
+def test_no_page_is_in_a_core_dump_or_a_forked_process(path: Path) -> None:
+    file = MemoryFile(path)
+    file.make(IDENTITY)
+    memory = file.map(IDENTITY)
+    address = memory.cache.data_ptr()
+    flags, inside = "", False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and first.partition("-")[0].isalnum() and not first.endswith(":"):
+            begin, end = (int(part, 16) for part in first.split("-"))
+            inside = begin <= address < end
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert {"dd", "dc"} <= set(flags.split())
+    file.close()
