@@ -29,15 +29,15 @@ class KeptIdentity:
     of the attention backend; `dtype` is the cache's.
     """
 
-    fingerprint: str
     boot_id: str
-    backend: str
     dtype: str
     layers: int
-    block_shape: tuple[int, ...]
     block_size: int
+    block_shape: tuple[int, ...]
     device_blocks: int
     host_blocks: int
+    backend: str
+    fingerprint: str
     kinds: tuple[str, ...] = ("all",)
     format: int = FORMAT
 

@@ -1,0 +1,157 @@
+"""Blocks that outlive their engine: what a killed engine's successor finds, and what it refuses by name."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from quire.v1 import gateway_pb2
+from tests.faults import wait_until
+from tests.load import slow_request
+from tests.running_quire import START_SECONDS, RunningQuire, RunningService, launch, start_quire
+
+PROMPT = list(range(5, 205))  # 12 whole blocks of 16, and 8 tokens
+WHOLE = 192
+
+
+def request(tokens: list[int] = PROMPT) -> gateway_pb2.GenerateRequest:
+    made = gateway_pb2.GenerateRequest(sampling={"temperature": 0.0}, stopping={"max_tokens": 12})  # type: ignore[arg-type]
+    made.prompt.token_ids.ids.extend(tokens)
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
+    pool = ("--device-blocks", "64", "--host-blocks", "32", "--dtype", "float32")
+    one = start_quire("--model", str(tiny_model("llama")), *pool)
+    yield one
+    assert one.close() == 0
+
+
+def kill_engine(served: RunningQuire) -> None:
+    """Kill the engine with all that it holds, and wait for its successor."""
+    seen = len(served.output.lines)
+    psutil.Process(served.children()["engine"]).kill()
+    served.output.wait_for("engine is ready", START_SECONDS, seen)
+    served.output.wait_for("serves tiny-llama", START_SECONDS, seen)
+
+
+def test_a_successor_of_a_killed_engine_has_its_cached_blocks(served: RunningQuire) -> None:
+    first = served.generate(request())
+    assert first.started.cached_tokens == 0
+    kill_engine(served)
+    again = served.generate(request())
+    assert again.started.cached_tokens == WHOLE
+    assert again.token_ids == first.token_ids
+
+
+def test_blocks_outlive_engine_and_kv_manager_together(served: RunningQuire) -> None:
+    first = served.generate(request([*PROMPT[:40], *PROMPT]))
+    seen = len(served.output.lines)
+    for name in ("kvmanager", "engine"):
+        psutil.Process(served.children()[name]).kill()
+    for line in ("kvmanager is ready", "engine is ready", "serves tiny-llama"):
+        served.output.wait_for(line, START_SECONDS, seen)
+    again = served.generate(request([*PROMPT[:40], *PROMPT]))
+    assert again.started.cached_tokens == 224  # at least one token is computed
+    assert again.token_ids == first.token_ids
+
+
+def test_nothing_is_held_after_a_kill_under_load(served: RunningQuire) -> None:
+    engine = served.children()["engine"]
+    seen = len(served.output.lines)
+    with ThreadPoolExecutor(6) as clients:
+        answers = [clients.submit(served.generate, slow_request(f"{one} blocks of keys", 40)) for one in range(6)]
+        wait_until(lambda: served.pool().sequences == 6, "all requests run")
+        psutil.Process(engine).kill()
+        assert all(len(answer.result().token_ids) == 40 for answer in answers)
+    served.output.wait_for("engine is ready", START_SECONDS, seen)
+    assert served.settled_pool().sequences == 0
+
+
+# One engine without a supervisor.
+
+
+class Keeping:
+    """A KV manager, and engines that keep their blocks in one file."""
+
+    def __init__(self, folder: Path, model: Path, service: Callable[..., RunningService]) -> None:
+        self.path = folder / "kept"
+        self._folder, self._model, self._service = folder, model, service
+        service("kvmanager", "--listen", f"unix:{folder}/kvmanager.sock")
+
+    def start(self, **settings: Any) -> RunningService:
+        kept = ("--keep-at-stop",) if settings.pop("keep_at_stop", False) else ()
+        given = {"model": self._model, "device_blocks": 32, "dtype": "float32", "engine_id": "e", **settings}
+        options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        links = ("--listen", f"unix:{self._folder}/engine.sock", "--kvmanager", f"unix:{self._folder}/kvmanager.sock")
+        engine = self._service("engine", *links, "--keep-blocks", str(self.path), *kept, *options)
+        engine.output.wait_for("engine is ready", START_SECONDS)
+        return engine
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, tiny_model: Callable[[str], Path], service: Callable[..., RunningService]) -> Keeping:
+    return Keeping(tmp_path, tiny_model("llama"), service)
+
+
+@pytest.mark.parametrize(
+    ("settings", "difference"),
+    [
+        ({}, ""),
+        ({"device_blocks": 33}, "device_blocks"),
+        ({"host_blocks": 4}, "host_blocks"),
+        ({"block_size": 8}, "block_size"),
+        ({"attention_backend": "torch"}, "block_shape"),
+        ({"dtype": "bfloat16"}, "dtype"),
+    ],
+)
+def test_a_memory_of_another_engine_is_refused_by_name(
+    keeping: Keeping, settings: dict[str, Any], difference: str
+) -> None:
+    keeping.start().kill()
+    engine = keeping.start(**settings)
+    refusal = f"the kept blocks are of another {difference}: they are erased"
+    outlived = "0 device blocks and 0 host blocks have outlived their engine"
+    assert any((refusal if difference else outlived) in line for line in engine.output.lines)
+    engine.kill()
+
+
+def test_a_planned_end_erases_the_memory_unless_it_is_to_be_kept(keeping: Keeping) -> None:
+    assert keeping.start(keep_at_stop=True).close() == 0
+    engine = keeping.start()
+    assert any("have outlived their engine" in line for line in engine.output.lines)
+    assert engine.close() == 0
+    assert keeping.path.stat().st_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--keep-blocks", "memory"), "keep_blocks is 'memory', which only quire serve has"),
+        (("--keep-blocks", "/nowhere/kept"), "keep_blocks is '/nowhere/kept', which cannot be opened: No such file"),
+        (("--keep-blocks", "x", "--tensor-parallel", "2"), "ranks keep no blocks"),
+        (("--keep-blocks", "x", "--device", "cuda"), "the memory of a GPU ends with its process"),
+        (("--keep-blocks", "off", "--keep-at-stop"), "nothing is kept"),
+    ],
+)
+def test_what_cannot_keep_blocks_is_refused(
+    tiny_model: Callable[[str], Path], tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    links = ("--listen", f"unix:{tmp_path}/engine.sock", "--kvmanager", f"unix:{tmp_path}/kvmanager.sock")
+    process = launch("engine", *links, "--model", str(tiny_model("llama")), *options)
+    output, _ = process.communicate(timeout=START_SECONDS)
+    assert process.returncode
+    assert reason in output
+
+
+def test_a_second_engine_does_not_take_the_memory_of_a_live_one(keeping: Keeping, tmp_path: Path) -> None:
+    keeping.start()
+    links = ("--listen", f"unix:{tmp_path}/other.sock", "--kvmanager", f"unix:{tmp_path}/kvmanager.sock")
+    other = launch("engine", *links, "--model", str(keeping._model), "--keep-blocks", str(keeping.path))
+    output, _ = other.communicate(timeout=START_SECONDS)
+    assert other.returncode == 1
+    assert "which another process uses" in output
