@@ -75,6 +75,7 @@ class Simulation:
         universe.run(universe.begun + SECONDS, self)
         while universe.now < universe.disturbances.last:  # a connection made late may be disturbed for longer
             universe.run(universe.disturbances.last, self)
+        universe.end_store_kills()
         for process in universe.processes:
             if isinstance(process, StepsProcess):  # also one beside which a second one was started
                 process.finish()

@@ -120,6 +120,12 @@ class Universe:
 
     # Faults.
 
+    def end_store_kills(self) -> None:
+        """Kill no more processes between their stores."""
+        self.store_kills = 0.0
+        for shared in self.kept.values():
+            shared.kills = 0.0
+
     def kill(self, process: Process, words: str = "is killed") -> None:
         """Kill a process: nothing of it runs again, and its connections break."""
         self.note(process.name, words)

@@ -34,14 +34,16 @@ class TierChanges(NamedTuple):
 class SealChanges(NamedTuple):
     """What an answer changes in the seals of both tiers.
 
-    `to_host` and `to_device` are those of its copies between the tiers that carry a key. `resets` counts the resets of
-    the pool after it.
+    `to_host` and `to_device` are those of its copies between the tiers that carry a key. `committed` are all device
+    blocks that have got a key, those too that the same Step has moved or granted. `resets` counts the resets of the
+    pool after it.
     """
 
     device: TierChanges = TierChanges()
     host: TierChanges = TierChanges()
     to_host: Sequence[Copy] = ()
     to_device: Sequence[Copy] = ()
+    committed: Mapping[int, Sealing] = _NONE
     resets: int = 0
 
 
@@ -59,11 +61,16 @@ class SealWriter:
         self._pending_device: dict[int, Sealing] = {}
         self._pending_host: dict[int, Sealing] = {}
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether destinations of copies are not sealed yet."""
+        return bool(self._pending_device or self._pending_host)
+
     def apply(self, changes: SealChanges) -> None:
         """Write what follows from an answer, before anything that it grants is used. Raises KeptMemoryLost."""
         self._check_owned()
         counters, device, host = self._memory.counters, self._memory.device, self._memory.host
-        to_host = dict(_carried(changes.to_host, device, self._pending_device))
+        to_host = dict(_carried(changes.to_host, device, {**self._pending_device, **changes.committed}))
         to_device = dict(_carried(changes.to_device, host, {**self._pending_host, **to_host}))
         counters.resets = changes.resets  # first: it breaks the seals from before a reset
         for seals, one, pending, carried in (

@@ -75,6 +75,11 @@ class Replica:
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether changes of seals were not taken."""
+        return bool(self._changes)
+
     def take_changes(self) -> list[SealChanges]:
         """Return the changes of seals since the last call, in order; none without kept memory."""
         changes, self._changes = self._changes, []

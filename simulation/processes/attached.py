@@ -71,8 +71,10 @@ class AttachedProcess(Process):
         self.seals: SealWriter | None = None
         self._kept: KeptBlocks | None = None
         if shared is not None:
-            shared.owner = self
+            before, shared.owner = shared.owner, self
             shared.check_all()
+            if before is not None and before.all_written:
+                shared.check_complete(before.link.replica.pool)
             self.seals = SealWriter(shared.kept)
             self._kept = KeptBlocks(kept_report(shared.kept), self.seals)
             shared.adopted += len(self._kept.report.device.keyed)
@@ -80,6 +82,13 @@ class AttachedProcess(Process):
         self.size = size
         self._clock = clock
         self._network = network
+
+    @property
+    def all_written(self) -> bool:
+        """Whether the engine's thread has written everything that the replica has applied."""
+        assert self.seals is not None, "it keeps its blocks"
+        idle = not (self.link.has_answers or self.link.replica.has_changes or self.seals.has_pending)
+        return idle and not (self.killed_inside or self.loop.failures)
 
     def _attach(self, wake: Callable[[], None], trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS) -> None:
         """Keep the pool attached. Call it on the process's loop."""

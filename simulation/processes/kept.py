@@ -6,14 +6,18 @@ is sealed has the digests of its key.
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine.kept.kept_memory import KeptIdentity, KeptMemory, kept_bytes
 from engine.kept.seals import Sealing, Seals, SealState
+from kvmanager import Pool
 from simulation.invariants.expected_contents import ExpectedContents
 from simulation.invariants.violation import Violation
+
+if TYPE_CHECKING:
+    from simulation.processes.attached import AttachedProcess
 
 NOTHING = -1
 
@@ -39,9 +43,10 @@ class SharedMemory:
             host_blocks=size.host_blocks,
         )
         self.expected = expected
-        self.owner: object = None
+        self.owner: AttachedProcess | None = None
         self.adopted = 0  # blocks that a process has found
-        self._random, self._kills = random, kills
+        self.kills = kills
+        self._random = random
         self._block_size = size.block_size
         bytes_ = memoryview(bytearray(kept_bytes(identity)))
         self.kept = KeptMemory(bytes_, identity)
@@ -80,9 +85,22 @@ class SharedMemory:
             for block in range(1, len(seals) + 1):
                 self.check(seals, digests, block)
 
+    def check_complete(self, pool: Pool) -> None:
+        """Check that a process finds all that the replica of its predecessor had, `pool`. Raises Violation."""
+        resets = self.kept.counters.resets
+        if pool.state.resets != resets:
+            raise Violation(f"{pool.state.resets} resets are kept as {resets}")
+        for tier, seals in ((pool.device, self.kept.device), (pool.host, self.kept.host)):
+            withheld = [block for block in range(1, tier.total + 1) if tier.marks.is_withheld_or_marked(block)]
+            if withheld != seals.withheld():
+                raise Violation(f"the withheld blocks {withheld} are kept as {seals.withheld()}")
+            for key, block in tier.keys.entries():
+                if (sealing := seals.sealing(block)) is None or sealing.key != key:
+                    raise Violation(f"block {block} has a key, but is not kept")
+
     def tick(self) -> None:
         """Pass between two stores. Raises KilledInside."""
-        if self._kills and self._random.random() < self._kills:
+        if self.kills and self._random.random() < self.kills:
             raise KilledInside
 
 

@@ -211,6 +211,57 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
             "kvmanager/pool_state.py", "        self._device_releases += blocks", "        self.device.release(blocks)"
         ),
     ),
+    "a seal is not broken when its block is granted": (
+        Edit("engine/kept/seal_writer.py", "            seals.open(one.opened)\n", ""),
+    ),
+    "the destination of a copy is sealed before the copy is made": (
+        Edit(
+            "engine/kept/seal_writer.py",
+            "            pending.update(carried)\n",
+            "            for block, sealing in carried.items():\n                seals.seal(block, sealing)\n",
+        ),
+    ),
+    "the destination of a copy keeps its seal": (
+        Edit("services/engine/kept/step_changes.py", "TierChanges([*opened, *copied], ", "TierChanges(opened, "),
+    ),
+    "seals are written after an answer is used": (
+        Edit(
+            "services/engine/block_client.py",
+            "                    self._write_seals(changes)\n                    return result\n",
+            "                    self._write_seals(self._late)\n                    self._late = changes\n"
+            "                    return result\n",
+        ),
+        Edit(
+            "services/engine/block_client.py",
+            "        self._sessions = 0\n",
+            "        self._sessions = 0\n        self._late: Sequence[SealChanges] = ()\n",
+        ),
+    ),
+    "a commit is sealed before its step has ended": (
+        Edit(
+            "engine/schedule/pool/block_planner.py",
+            "self._commit_blocks(step, member, member.computed // size)",
+            "self._commit_blocks(step, member, min(len(member.tokens), member.room) // size)",
+        ),
+    ),
+    "a reset leaves the seals": (
+        Edit("engine/kept/seal_writer.py", "        counters.resets = changes.resets  #", "        #"),
+    ),
+    "withheld blocks come back": (
+        Edit("engine/kept/seal_writer.py", "            seals.withhold(one.withheld)\n", ""),
+    ),
+    "the seals of unanswered Steps are lost": (
+        Edit(
+            "services/engine/block_client.py",
+            "                case _NewStream(outgoing, reattached, changes, missing):\n"
+            "                    self._write_seals(changes)\n",
+            "                case _NewStream(outgoing, reattached, changes, missing):\n",
+        ),
+    ),
+    "two processes write one memory": (
+        Edit("simulation/universe.py", "return None if shared.owner in self.processes else shared", "return shared"),
+        Edit("engine/kept/seal_writer.py", "if self._memory.counters.generation != self._generation:", "if False:"),
+    ),
     "the first request is preempted first": (
         Edit("engine/schedule/pool/preemption.py", "victim = queue.running[-1]", "victim = queue.running[0]"),
     ),

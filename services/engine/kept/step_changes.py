@@ -57,6 +57,7 @@ def seal_changes(pool: Pool, before: BeforeStep, applied: AppliedStep) -> SealCh
         host.changes({}, result.host_withheld_blocks),
         _with_key(pool.host, result.device_to_host),
         _with_key(pool.device, result.host_to_device),
+        {block: sealing for block, (_, sealing) in sealed.items()},
         pool.state.resets,
     )
 
