@@ -83,6 +83,17 @@ def _adopt_tier(name: str, tier: Tier, report: TierReport, holders: Iterable[int
     if found := [block for block in report.withheld if tier.ref_count(block) and block not in report.unindexed]:
         raise InvalidReport(f"{name} block {found[0]} is to be withheld on release, but is not listed as unindexed")
     states.check_complete()
+    for part in parts_of(report.outlived, _SLICE):
+        _adopt_outlived(states, tier, part)
+        yield
+
+
+def _adopt_outlived(states: "_StateCheck", tier: Tier, blocks: list[int]) -> None:
+    for block in blocks:
+        states.check_id(block)
+        if tier.key(block) is None:
+            raise InvalidReport(f"{states.name} block {block} is listed as outlived, but has no key")
+    tier.keys.outlived.update(blocks)
 
 
 class _StateCheck:

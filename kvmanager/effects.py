@@ -18,7 +18,8 @@ RawEffect = tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], Any]
 class Allocation(NamedTuple):
     """Details of an allocate. They are kept in the ledger, so they contain no token ids.
 
-    The first `hit_blocks` of the prompt were cached. `missed` is the key of the next one, None if there was none.
+    The first `hit_blocks` of the prompt were cached, `outlived_blocks` of them by an earlier process of the engine.
+    `missed` is the key of the next one, None if there was none.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class Allocation(NamedTuple):
     missed: bytes | None
     waited_seconds: float
     prefix_of: str
+    outlived_blocks: int = 0
 
 
 class Committed(NamedTuple):

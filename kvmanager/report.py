@@ -46,7 +46,8 @@ class TierReport:
 
     `keyed` maps indexed blocks to their keys, in sealing order. `unindexed` maps held blocks that are kept out of the
     index to their keys, NO_KEY if they have none yet. `release_order` lists the free and cached blocks in eviction
-    order. `withheld` lists the withheld blocks, and the held ones that will be on release.
+    order. `withheld` lists the withheld blocks, and the held ones that will be on release. `outlived` lists the keyed
+    blocks whose contents an earlier process of the engine computed.
     """
 
     # Dicts of plain values, because the garbage collector does not traverse them.
@@ -54,6 +55,7 @@ class TierReport:
     unindexed: dict[int, bytes] = field(default_factory=dict)
     release_order: list[int] = field(default_factory=list)
     withheld: list[int] = field(default_factory=list)
+    outlived: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -132,3 +134,6 @@ def _reporting_tier(report: TierReport, tier: Tier) -> Generator[None, None, Non
         report.release_order += blocks
         yield
     report.withheld = [*tier.marks.withheld(), *tier.marks.withheld_on_release()]
+    for blocks in parts_of(sorted(tier.keys.outlived), _SLICE):
+        report.outlived += blocks
+        yield

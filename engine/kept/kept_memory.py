@@ -72,6 +72,10 @@ class Counters:
         self._values["generation"][0] += 1
         return self.generation
 
+    def tick_past(self, stamp: int) -> None:
+        """Let the next stamp be later than this one."""
+        self._values["stamp"][0] = max(int(self._values["stamp"][0]), stamp)
+
     def tick(self) -> int:
         """Return the next stamp of a release."""
         self._values["stamp"][0] += 1
@@ -92,6 +96,15 @@ class KeptMemory:
         self.host_cache = (
             _tensor(memory, places.host, dtype, identity, identity.host_blocks) if identity.host_blocks else None
         )
+
+    def take_over(self, generation: int) -> tuple[int, int]:
+        """Let a process write from now on; return how many blocks of each tier an earlier one lost."""
+        resets = self.counters.resets
+        lost = self.device.settle(resets), self.host.settle(resets)
+        for seals in (self.device, self.host):
+            seals.generation = generation
+            self.counters.tick_past(len(seals))
+        return lost
 
 
 @dataclass(frozen=True)

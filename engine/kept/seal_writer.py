@@ -51,13 +51,14 @@ class SealWriter:
     """Writes the seals of one kept memory.
 
     A destination of a copy is `pending` until the copy is made: its contents are those of its source, if that had a
-    seal or is pending itself.
+    seal or is pending itself. `lost` counts the blocks of each tier that the earlier process held, and had not sealed.
     """
 
     def __init__(self, memory: KeptMemory) -> None:
         """Take the memory over, which ends the right of an earlier writer."""
         self._memory = memory
         self._generation = memory.counters.begin()
+        self.lost = memory.take_over(self._generation)
         self._pending_device: dict[int, Sealing] = {}
         self._pending_host: dict[int, Sealing] = {}
 

@@ -21,8 +21,9 @@ SEAL = np.dtype(
         ("state", np.uint32),
         ("depth", np.uint32),  # blocks before it in its chain
         ("resets", np.uint64),  # resets of the pool before its sequence began
-        ("stamp", np.uint64),  # when it was released last, HELD before
-        ("checksum", np.uint64),  # of its bytes; not written yet
+        ("stamp", np.uint64),  # when it was released last; HELD while it is held, 0 without contents
+        ("generation", np.uint32),  # the number of the process that sealed it
+        ("checksum", np.uint32),  # of its bytes; not written yet
     ]
 )
 assert SEAL.itemsize == 64, "the layout of kept memory depends on it"
@@ -58,6 +59,7 @@ class Seals:
         self._seals: npt.NDArray[Any] = np.frombuffer(memory, SEAL, blocks + 1)
         self._state = self._seals["state"]
         self._stamp = self._seals["stamp"]
+        self.generation = 0  # of the process that writes
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -77,6 +79,7 @@ class Seals:
     def open(self, blocks: Sequence[int]) -> None:
         """Break the seals of blocks that will be written to. Withheld blocks stay withheld."""
         self._state[[block for block in blocks if self._state[block] == SealState.SEALED]] = SealState.OPEN
+        self._stamp[list(blocks)] = 0
 
     def seal(self, block: int, sealing: Sealing) -> None:
         """Seal a block whose contents are complete. A withheld one stays so."""
@@ -85,7 +88,8 @@ class Seals:
         one = self._seals[block]
         one["state"] = SealState.OPEN
         one["key"] = np.frombuffer(sealing.key, np.uint8)
-        one["depth"], one["resets"], one["checksum"] = sealing.depth, sealing.resets, 0
+        one["depth"], one["resets"] = sealing.depth, sealing.resets
+        one["generation"], one["checksum"] = self.generation, 0
         one["state"] = SealState.SEALED
 
     def hold(self, blocks: Sequence[int]) -> None:
@@ -110,6 +114,21 @@ class Seals:
         ordered = found[np.lexsort((-depth, self._stamp[found]))]
         keys = self._seals["key"][ordered].tobytes()
         return {int(block): keys[KEY_BYTES * at : KEY_BYTES * (at + 1)] for at, block in enumerate(ordered.tolist())}
+
+    def settle(self, resets: int) -> int:
+        """Leave no block held, because the process that held it has ended; the order of eviction stays.
+
+        Returns how many blocks that process lost: held ones without a seal.
+        """
+        lost = np.flatnonzero((self._state == SealState.OPEN) & (self._stamp == HELD))
+        cached = list(self.cached(resets))
+        self._stamp[lost] = 0
+        self._stamp[cached] = np.arange(1, len(cached) + 1)
+        return len(lost)
+
+    def sealed_count(self) -> int:
+        """Return the number of sealed blocks, which another thread may be changing."""
+        return int(np.count_nonzero(self._state == SealState.SEALED))
 
     def withheld(self) -> list[int]:
         """Return the withheld blocks."""

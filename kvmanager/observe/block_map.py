@@ -23,6 +23,7 @@ _MAX_COUNT = 0xFF
 _MAX_OWNER = 0xFFFF
 _KEYED = 1 << 2
 _PINNED = 1 << 3
+_OUTLIVED = 1 << 4
 
 
 class BlockState(Enum):
@@ -47,6 +48,7 @@ class Cell(NamedTuple):
     """The map's entry of a block. `holders` is at most 255.
 
     `owner` is the id, modulo 65536, of the sequence that is the only holder; 0 if there is none, several, or a pin.
+    `outlived` blocks have contents that an earlier process of the engine computed.
     """
 
     state: BlockState
@@ -54,12 +56,14 @@ class Cell(NamedTuple):
     pinned: bool
     holders: int
     owner: int
+    outlived: bool = False
 
     @classmethod
     def unpack(cls, packed: int) -> "Cell":
         """Decode a number of a map."""
         state, holders = BlockState(packed & 3), packed >> 8 & _MAX_COUNT
-        return cls(state, bool(packed & _KEYED), bool(packed & _PINNED), holders, packed >> 16)
+        flags = bool(packed & _KEYED), bool(packed & _PINNED)
+        return cls(state, *flags, holders, packed >> 16, bool(packed & _OUTLIVED))
 
 
 class TableEntry(NamedTuple):
@@ -78,7 +82,7 @@ class MapChanges(NamedTuple):
 
 
 class _Cells:
-    """The map of one tier: a number for each block, with 2 bits of state, 2 flags, 8 bits of count, 16 of owner."""
+    """The map of one tier: a number for each block, with 2 bits of state, 3 flags, 8 bits of count, 16 of owner."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -117,6 +121,8 @@ class _Cells:
             packed |= _KEYED
         if self._pins.get(block):
             packed |= _PINNED
+        if block in tier.keys.outlived:
+            packed |= _OUTLIVED
         if count == 1:
             packed |= (self._owners[block] & _MAX_OWNER) << 16
         return packed

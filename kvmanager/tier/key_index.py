@@ -33,6 +33,8 @@ class KeyIndex:
         while shards < _BYTES and shards * _SHARD_KEYS < total:
             shards *= 2
         self.by_block: list[bytes | None] = [None]
+        # Blocks whose contents an earlier process of the engine computed.
+        self.outlived: set[int] = set()
         self._marks = marks
         self._distinct: list[dict[bytes, int]] = [{} for _ in range(shards)]
         self._shards = self._distinct * (_BYTES // shards)  # by the first byte
@@ -149,13 +151,15 @@ class KeyIndex:
         """Remove a keyed block from the index, and return its former key."""
         key = self.by_block[block]
         assert key is not None, "only keyed blocks are removed"
-        self.by_block[block] = None
+        self.clear(block)
         self._unindex(key, block)
         return key
 
     def clear(self, block: int) -> None:
         """Remove the key of a block that is not in the index."""
         self.by_block[block] = None
+        if self.outlived:
+            self.outlived.discard(block)
 
     def unindexing(self) -> Iterator[int]:
         """Empty the index; the blocks keep their keys. Yields the units of work after every slice."""
@@ -175,6 +179,10 @@ class KeyIndex:
                 yield
         while self.by_block:
             del self.by_block[-entries:]
+            yield
+        while self.outlived:
+            for _ in range(min(len(self.outlived), entries)):
+                self.outlived.pop()
             yield
         self._next, self._previous = array("i"), array("i")
 
@@ -225,9 +233,11 @@ class KeyIndex:
             yield faults
 
     def violations(self) -> list[str]:
-        """Return a message for each block that is indexed under a key that is not its own."""
-        return [
+        """Return a message for each block that is indexed under another key, or is marked as outlived without one."""
+        wrong = [
             f"block {block} is indexed under a key that is not its own"
             for key, block in self.entries()
             if self.by_block[block] != key and not self._marks.by_block[block]
         ]
+        without = [block for block in sorted(self.outlived) if self.by_block[block] is None]
+        return wrong + [f"block {block} is marked as outlived, but has no key" for block in without]

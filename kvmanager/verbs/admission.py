@@ -29,6 +29,7 @@ def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     hits: list[Hit] = []
     missed = yield from _finding_prefix(state, hits, sequence.root, item)
     evicted_before = len(outcome.evicted)
+    outlived = yield from _counting_outlived(state, hits)
     if hits:
         yield from _acquiring_prefix(state, sequence, hits, outcome)
     room = min(sequence.prompt_tokens, sequence.computed_tokens + item.compute_tokens)
@@ -38,7 +39,7 @@ def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     for some in pop_parts(hits):  # in parts, because freeing a long list takes long
         yield len(some) // 4
     state.in_flight.clear()
-    _add_sequence(state, sequence, missed, item, outcome, evicted_before)
+    _add_sequence(state, sequence, missed, item, outcome, evicted_before, outlived)
 
 
 def _check(state: PoolState, item: Allocate) -> None:
@@ -89,6 +90,15 @@ def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> 
     return None
 
 
+def _counting_outlived(state: PoolState, hits: list[Hit]) -> Generator[int, None, int]:
+    """Count the hits that an earlier process of the engine computed; the return value is their number."""
+    device, host, count = state.device.keys.outlived, state.host.keys.outlived, 0
+    for some in parts_of(hits) if device or host else ():
+        count += sum(hit.device_block in device or hit.host_block in host for hit in some)
+        yield len(some) // 4
+    return count
+
+
 def _acquiring_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit], outcome: Outcome) -> Parts:
     for some in parts_of(hits):  # hold all hits before any grant, so that no grant evicts them
         state.in_flight += _hold_hits(state, some)
@@ -109,6 +119,7 @@ def _add_sequence(
     item: Allocate,
     outcome: Outcome,
     evicted_before: int,
+    outlived: int,
 ) -> None:
     cached_tokens = sequence.computed_tokens
     sequence.room_tokens = len(sequence.table) * state.block_size
@@ -117,7 +128,8 @@ def _add_sequence(
     outcome.query_tokens += len(item.token_ids)
     outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room_tokens, cached_tokens))
     hits, prompt = sequence.committed_blocks, len(item.token_ids)
-    allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, item.waited_seconds, item.prefix_of)
+    details = item.waited_seconds, item.prefix_of, outlived
+    allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, *details)
     evicted = outcome.evicted[evicted_before:]
     outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, allocation))
 

@@ -12,6 +12,7 @@ import click
 
 from services.cli.batch.command import run_batch
 from services.cli.commands.bench import bench
+from services.cli.commands.forget import forget
 from services.cli.commands.issue_certificates import certificates
 from services.cli.commands.keys import key
 from services.cli.commands.plan import plan
@@ -260,6 +261,7 @@ def instances() -> None:
 
 
 cli.add_command(key)
+cli.add_command(forget)
 
 
 @cli.command()

@@ -3,7 +3,7 @@
 Names and labels are vLLM's, with the prefix `quire_`, where vLLM has the metric.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -22,6 +22,11 @@ PHASES = ("plan", "wait", "forward", "sample", "publish")
 
 _Values = dict[tuple[str, ...], float]
 
+
+def _by_tier(blocks: Mapping[str, int]) -> _Values:
+    return {(tier,): count for tier, count in blocks.items()}
+
+
 # Name, help text, labels other than model_name and engine, and the values by those labels.
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]], ...] = (
     (
@@ -36,6 +41,30 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         " 0 if they are recorded.",
         ("steps",),
         lambda stats: {(kind,): bool(reason) for kind, reason in stats.recording_faults.items()},
+    ),
+    (
+        "quire_kept_blocks",
+        "Blocks in kept memory that would outlive the engine's process now, by tier.",
+        ("tier",),
+        lambda stats: _by_tier(stats.kept.sealed) if stats.kept else {},
+    ),
+    (
+        "quire_kept_blocks_adopted",
+        "Blocks that outlived the engine's earlier process, found at its last start, by tier.",
+        ("tier",),
+        lambda stats: _by_tier(stats.kept.adopted) if stats.kept else {},
+    ),
+    (
+        "quire_kept_blocks_lost",
+        "Blocks that requests held at the end of the earlier process and had not filled, by tier.",
+        ("tier",),
+        lambda stats: _by_tier(stats.kept.lost) if stats.kept else {},
+    ),
+    (
+        "quire_kept_memory_refused",
+        "1 if the engine erased the memory of an earlier process at its start, because of this difference.",
+        ("difference",),
+        lambda stats: {(stats.kept.refused,): 1} if stats.kept and stats.kept.refused else {},
     ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),

@@ -29,6 +29,20 @@ class ModelFormats(NamedTuple):
     kv_dtype: str
 
 
+class KeptStats(NamedTuple):
+    """Blocks of each tier in memory that outlives the engine.
+
+    `sealed` ones would outlive it now. `adopted` were found at the start, `lost` were held and not whole when the
+    earlier process ended. `refused` is the difference for which the memory of an earlier process was erased, empty if
+    it was not.
+    """
+
+    sealed: Mapping[str, int]
+    adopted: Mapping[str, int]
+    lost: Mapping[str, int]
+    refused: str = ""
+
+
 class EngineStats(NamedTuple):
     """State of an engine: requests as of the launch or the end of a step, the rest as of its end.
 
@@ -49,6 +63,7 @@ class EngineStats(NamedTuple):
     formats: ModelFormats | None = None
     seconds_without_step: float = 0.0
     recording_faults: Mapping[str, str] = MappingProxyType({})
+    kept: KeptStats | None = None
 
 
 class StepStats(NamedTuple):

@@ -147,7 +147,7 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
-        ranks, formats = parts.ranks, _formats(parts.loaded)
+        ranks, formats, kept = parts.ranks, _formats(parts.loaded), parts.kept
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
@@ -156,6 +156,7 @@ class EngineService:
                 ranks=ranks.stats() if ranks else None,
                 formats=formats,
                 recording_faults=parts.recording_faults,
+                kept=kept.stats() if kept else None,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))

@@ -187,6 +187,8 @@ def _prefix(admitted: Admitted) -> str:
     admission, evictor = admitted.admission, admitted.evictor
     cached, tokens = admission.cached_tokens, admission.prompt_tokens
     found = f"{cached} of its {counted(tokens, 'token')} {verb(1 if tokens == 1 else cached)} cached"
+    if admission.outlived_blocks:
+        found += f", {counted(admission.outlived_blocks, 'block')} of them from before the engine's last start"
     if admission.missed is None:
         return f"{found}."
     cause = "was not cached, and no eviction is recorded"

@@ -70,4 +70,5 @@ def block_map_message(tier: Tier, first: int, count: int) -> Generator[None, Non
         some = blocks[start : start + _PAGE_BLOCKS]
         page.states.extend([_STATES[state_of(tier, block)] for block in some])
         page.counts.extend([tier.ref_count(block) for block in some])
+        page.outlived_blocks.extend([block for block in some if block in tier.keys.outlived])
     return page

@@ -32,7 +32,7 @@ _SEQUENCES, _PINS = _NUMBERS["sequences"], _NUMBERS["pins"]
 # Fields of a tier; those of the host tier have the prefix "host_".
 _PREFIXES = {"device": "", "host": "host_"}
 _KEYED = {"keyed": ("keyed_blocks", "keys"), "unindexed": ("unfindable_blocks", "unfindable_keys")}
-_LISTED = {"release_order": "release_order", "withheld": "withheld_blocks"}
+_LISTED = {"release_order": "release_order", "withheld": "withheld_blocks", "outlived": "outlived_blocks"}
 _COLUMNS = {
     _NUMBERS[prefix + name]: _PAGE_BLOCKS * (KEY_BYTES if name.endswith("keys") else _BLOCK_BYTES)
     for prefix in _PREFIXES.values()

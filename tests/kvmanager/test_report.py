@@ -8,6 +8,7 @@ import pytest
 
 from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
 from kvmanager import InvalidReport, Pool, PoolReport, PoolSpec, adopt, report_of
+from kvmanager.effects import effect_of
 from tests.kvmanager.tiny_pools import end_of
 
 SIZE = 2
@@ -77,11 +78,51 @@ def test_adopting_a_pools_report_gives_an_equal_pool_with_equal_answers(seed):
     assert again.violations() == []
 
 
+def with_outlived(pool):
+    """Return the report of a pool whose keyed blocks an earlier process computed."""
+    report = report_of(pool)
+    for tier in (report.device, report.host):
+        tier.outlived = sorted(tier.keyed)
+    return report
+
+
+def test_hits_of_blocks_that_outlived_their_engine_are_counted():
+    pool = Pool(spec())
+    pool.apply(Step(1, allocates=[Allocate(1, 1, "first", b"", [1, 2, 3, 4, 5], 5)]))
+    pool.apply(Step(2, commits=[Commit(1, 0, [1, 2, 3, 4])], frees=[Free(1, FreeReason.FINISHED)]))
+    again = adopted(spec(), with_outlived(pool))
+    applied = again.apply(Step(3, allocates=[Allocate(2, 2, "again", b"", [1, 2, 3, 4, 6, 7], 6)]))
+    (allocated,) = [effect_of(effect) for effect in applied.effects]
+    assert allocated.allocation.hit_blocks == allocated.allocation.outlived_blocks == 2
+    applied = again.apply(Step(4, commits=[Commit(2, 2, [6, 7])], allocates=[Allocate(3, 3, "own", b"", [1] * 9, 9)]))
+    assert effect_of(applied.effects[-1]).allocation.outlived_blocks == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_block_has_outlived_its_engine_until_it_loses_its_key(seed):
+    draw = random.Random(seed)
+    pool = Pool(spec())
+    for number in range(1, 15):
+        pool.apply(random_step(pool, draw, number))
+    again = adopted(spec(), with_outlived(pool))
+    before = {tier: dict(enumerate(tier.keys.by_block)) for tier in (again.device, again.host)}
+    marked = {tier: set(tier.keys.outlived) for tier in before}
+    for number in range(100, 130):
+        again.apply(random_step(again, draw, number))
+        assert again.violations() == []
+        for tier, blocks in marked.items():
+            assert tier.keys.outlived <= blocks
+            kept = {block for block in blocks if tier.key(block) == before[tier][block]}
+            assert tier.keys.outlived <= kept
+            blocks &= tier.keys.outlived
+        assert report_of(adopted(spec(), report_of(again))) == report_of(again)
+
+
 def mutate(report, draw):  # noqa: C901  (a case for each change)
     """Change one value of a report: a number, a block, a key, or a position."""
     lists = [sequence.block_ids for sequence in report.sequences] + list(report.pins.values())
     for tier in (report.device, report.host):
-        lists += [tier.release_order, tier.withheld]
+        lists += [tier.release_order, tier.withheld, tier.outlived]
     blocks = draw.choice(lists)
     keyed = draw.choice([report.device.keyed, report.device.unindexed, report.host.keyed, report.host.unindexed])
     match draw.randint(0, 9):
@@ -131,7 +172,7 @@ def canonical(report):
         for block, key in tier.keyed.items():
             carriers.setdefault(key, []).append(block)
         order = [[block for block in tier.release_order if (block in tier.keyed) is keyed] for keyed in (False, True)]
-        tiers.append((carriers, tier.unindexed, order, sorted(tier.withheld)))
+        tiers.append((carriers, tier.unindexed, order, sorted(tier.withheld), {*tier.outlived}))
     sequences = sorted(report.sequences, key=lambda sequence: sequence.sequence)
     return tiers, sequences, report.pins, report.resets, report.last_step
 
@@ -212,6 +253,9 @@ CONTRADICTIONS = {
     ),
     "resets must be at least 0, not -1": lambda report: setattr(report, "resets", -1),
     "resets must be between 0 and 0, not 1": lambda report: first(report, resets=1),
+    "is listed as outlived, but has no key": lambda report: report.device.outlived.append(
+        report.sequences[0].block_ids[2]
+    ),
     "a block without a key": lambda report: report.pins.update(other=[report.sequences[0].block_ids[2]]),
 }
 

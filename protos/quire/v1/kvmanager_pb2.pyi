@@ -367,6 +367,8 @@ class ReportPage(_message.Message):
     HOST_UNFINDABLE_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_UNFINDABLE_KEYS_FIELD_NUMBER: _builtins.int
     RESETS_FIELD_NUMBER: _builtins.int
+    OUTLIVED_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_OUTLIVED_BLOCKS_FIELD_NUMBER: _builtins.int
     keys: _builtins.bytes
     """Their keys, 32 bytes each, in the same order."""
     host_keys: _builtins.bytes
@@ -418,6 +420,12 @@ class ReportPage(_message.Message):
     def host_unfindable_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The same for the host tier."""
 
+    @_builtins.property
+    def outlived_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Keyed blocks of each tier whose contents an earlier process of the engine computed."""
+
+    @_builtins.property
+    def host_outlived_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -438,10 +446,12 @@ class ReportPage(_message.Message):
         host_unfindable_blocks: _abc.Iterable[_builtins.int] | None = ...,
         host_unfindable_keys: _builtins.bytes = ...,
         resets: _builtins.int = ...,
+        outlived_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        host_outlived_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_keyed_blocks", b"host_keyed_blocks", "host_keys", b"host_keys", "host_release_order", b"host_release_order", "host_unfindable_blocks", b"host_unfindable_blocks", "host_unfindable_keys", b"host_unfindable_keys", "host_withheld_blocks", b"host_withheld_blocks", "keyed_blocks", b"keyed_blocks", "keys", b"keys", "last", b"last", "last_applied_step", b"last_applied_step", "pins", b"pins", "release_order", b"release_order", "resets", b"resets", "sequences", b"sequences", "unfindable_blocks", b"unfindable_blocks", "unfindable_keys", b"unfindable_keys", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_keyed_blocks", b"host_keyed_blocks", "host_keys", b"host_keys", "host_outlived_blocks", b"host_outlived_blocks", "host_release_order", b"host_release_order", "host_unfindable_blocks", b"host_unfindable_blocks", "host_unfindable_keys", b"host_unfindable_keys", "host_withheld_blocks", b"host_withheld_blocks", "keyed_blocks", b"keyed_blocks", "keys", b"keys", "last", b"last", "last_applied_step", b"last_applied_step", "outlived_blocks", b"outlived_blocks", "pins", b"pins", "release_order", b"release_order", "resets", b"resets", "sequences", b"sequences", "unfindable_blocks", b"unfindable_blocks", "unfindable_keys", b"unfindable_keys", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1459,6 +1469,7 @@ class GetBlockMapResponse(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     NEXT_BLOCK_FIELD_NUMBER: _builtins.int
+    OUTLIVED_BLOCKS_FIELD_NUMBER: _builtins.int
     first_block: _builtins.int
     next_block: _builtins.int
     """First block of the next page; 0 after the last page."""
@@ -1468,6 +1479,10 @@ class GetBlockMapResponse(_message.Message):
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Number of holders of each block: table entries and pins."""
 
+    @_builtins.property
+    def outlived_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Blocks of the page whose contents an earlier process of the engine computed."""
+
     def __init__(
         self,
         *,
@@ -1475,10 +1490,11 @@ class GetBlockMapResponse(_message.Message):
         states: _abc.Iterable[Global___BlockState.ValueType] | None = ...,
         counts: _abc.Iterable[_builtins.int] | None = ...,
         next_block: _builtins.int = ...,
+        outlived_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "first_block", b"first_block", "next_block", b"next_block", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "first_block", b"first_block", "next_block", b"next_block", "outlived_blocks", b"outlived_blocks", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ from services.engine.block_client import boot_id
 from services.engine.kept.digests import FileDigests, code_digest, model_digest
 from services.engine.kept.kept_report import kept_report
 from services.engine.kept.memory_file import MemoryFile
+from services.engine.observer import KeptStats
 from services.engine.settings import EngineSettings
 from services.runtime.child_process import KEPT_MEMORY
 from services.runtime.settings import InvalidSetting
@@ -66,6 +67,12 @@ class Keeping:
     seals: SealWriter
     refused: str = ""
 
+    def stats(self) -> KeptStats:
+        """Return the numbers of its blocks."""
+        sealed = self.memory.device.sealed_count(), self.memory.host.sealed_count()
+        adopted = len(self.report.device.keyed), len(self.report.host.keyed)
+        return KeptStats(_by_tier(sealed), _by_tier(adopted), _by_tier(self.seals.lost), self.refused)
+
     def end(self, *, keep: bool) -> None:
         """Give the memory up at a planned end, and erase it unless it is to be kept."""
         if not keep:
@@ -93,6 +100,10 @@ def keep(path: Path, loaded: LoadedModel, capacity: Capacity, backend: KeepingBa
         counts = len(report.device.keyed), len(report.host.keyed)
         log.info("%d device blocks and %d host blocks have outlived their engine", *counts)
     return Keeping(file, memory, report, seals, different or "")
+
+
+def _by_tier(counts: tuple[int, int]) -> dict[str, int]:
+    return dict(zip(("device", "host"), counts, strict=True))
 
 
 class SealingRunner:

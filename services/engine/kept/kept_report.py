@@ -15,4 +15,4 @@ def _tier(seals: Seals, resets: int) -> TierReport:
     cached, withheld = seals.cached(resets), seals.withheld()
     taken = {*cached, *withheld}
     free = [block for block in range(1, len(seals) + 1) if block not in taken]
-    return TierReport(keyed=cached, release_order=[*free, *cached], withheld=withheld)
+    return TierReport(keyed=cached, release_order=[*free, *cached], withheld=withheld, outlived=[*cached])

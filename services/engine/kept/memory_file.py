@@ -46,7 +46,7 @@ class MemoryFile:
         """Open and lock a file, which is created if it does not exist.
 
         Waits so long for a process that has been killed and has not ended. Raises MemoryInUse, and InvalidSetting for a
-        file of somebody else, one that others can read, or none.
+        file of somebody else, one that others can read, one with other content, or none.
         """
         self.path = path
         self._descriptor = _opened(path)
@@ -54,6 +54,7 @@ class MemoryFile:
         try:
             _check_private(path, os.fstat(self._descriptor))
             self._lock(wait_seconds)
+            self._check_content()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -128,6 +129,12 @@ class MemoryFile:
                     raise MemoryInUse(f"keep_blocks is {str(self.path)!r}, which another process uses") from None
                 time.sleep(_LOCK_RETRY_SECONDS)
 
+    def _check_content(self) -> None:
+        """Raise InvalidSetting for a file that is neither kept memory nor empty: it would be erased."""
+        page = os.pread(self._descriptor, HEADER_BYTES, 0)
+        if any(page) and not is_header(page):
+            raise InvalidSetting(f"keep_blocks is {str(self.path)!r}, which has other content: it is left as it is")
+
     def _close_in_child(self) -> None:
         if self._descriptor >= 0 and os.getpid() != self._pid:
             os.close(self._descriptor)
@@ -147,8 +154,10 @@ def path_of(descriptor: int) -> Path:
 
 
 def _opened(path: Path) -> int:
+    # Others can make links in a folder such as /dev/shm; the links of /proc are the kernel's.
+    links = 0 if path.is_relative_to("/proc") else os.O_NOFOLLOW
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, _PRIVATE)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | links, _PRIVATE)
     except OSError as error:
         fault = error.strerror or str(error)
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which cannot be opened: {fault}") from error

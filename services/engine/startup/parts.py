@@ -9,7 +9,7 @@ from engine.kept.seal_writer import SealWriter
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from kvmanager import PoolReport, PoolSpec
-from services.engine.observer import RankStats
+from services.engine.observer import KeptStats, RankStats
 from services.engine.settings import EngineSettings
 
 
@@ -67,6 +67,9 @@ class Kept(Protocol):
     @property
     def seals(self) -> SealWriter:
         """The writer of its seals."""
+
+    def stats(self) -> KeptStats:
+        """Return the numbers of its blocks."""
 
     def end(self, *, keep: bool) -> None:
         """Give it up at a planned end, and erase it unless it is to be kept."""

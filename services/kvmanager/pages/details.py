@@ -31,6 +31,7 @@ async def block_json(manager: KVManager, session: Session, block: int, *, host: 
         "state": state_of(tier, block).name.lower(),
         "count": tier.ref_count(block),
         "key": key.hex() if key else "",
+        "outlived": block in tier.keys.outlived,
         "block_size": pool.spec.block_size,
         "holders": [_holder(pool, *entry) for entry in entries if entry.sequence in pool.sequences],
         "pins": 0 if host else sum(block in blocks for blocks in pool.state.pins.values()),

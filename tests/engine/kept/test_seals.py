@@ -57,6 +57,22 @@ def test_released_blocks_are_evicted_before_held_ones_and_tails_before_heads(mem
     assert seals._stamp[1] == HELD
 
 
+def test_a_successor_finds_no_block_held_in_the_order_of_its_predecessor(memory: bytearray) -> None:
+    seals = Seals(memory, BLOCKS)
+    for block in (1, 2, 3, 4):
+        seals.seal(block, Sealing(key(block), 0, 0))
+    seals.release([3], 7)
+    seals.hold([1, 2, 5])
+    seals.release([4], 1 << 40)
+    before = list(seals.cached(0))
+    again = Seals(memory, BLOCKS)
+    assert again.settle(0) == 1  # block 5 was held and not sealed
+    assert list(again.cached(0)) == before == [3, 4, 1, 2]
+    again.release([3], BLOCKS + 1)
+    assert list(again.cached(0)) == [4, 1, 2, 3]
+    assert again.settle(0) == 0
+
+
 @given(st.lists(st.tuples(st.integers(1, BLOCKS), st.sampled_from(["seal", "open", "withhold"]), st.integers(0, 9))))
 def test_seals_equal_a_simple_model(changes: list[tuple[int, str, int]]) -> None:
     memory, model = bytearray(seal_bytes(BLOCKS)), dict[int, int | None]()

@@ -6,6 +6,7 @@ export const STATES = ["free", "cached", "held", "withheld"];
 export const stateOf = (cell) => cell & 3;
 export const isKeyed = (cell) => (cell & 4) !== 0;
 export const isPinned = (cell) => (cell & 8) !== 0;
+export const isOutlived = (cell) => (cell & 16) !== 0;
 export const countOf = (cell) => (cell >>> 8) & 255;
 export const ownerOf = (cell) => cell >>> 16;
 
@@ -37,5 +38,6 @@ export function describe(block, cell, tier) {
   if (count === 1 && ownerOf(cell)) parts.push(`sequence ${ownerOf(cell)}`);
   if (stateOf(cell) === HELD) parts.push(isKeyed(cell) ? "full, has a key" : "partially filled");
   if (isPinned(cell)) parts.push("pinned");
+  if (isOutlived(cell)) parts.push("computed before the engine's last start");
   return parts.join(" · ");
 }

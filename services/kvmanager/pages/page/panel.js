@@ -18,6 +18,7 @@ export function blockPanel(block, choose) {
       make("span", {}, `reference count ${block.count}`),
       pins ? make("span", {}, counted(pins, "pin")) : ""),
     STATES[block.state] ? make("p", {}, STATES[block.state]) : "",
+    block.outlived ? make("p", {}, "It outlived its engine: its contents were computed before the engine's last start.") : "",
     make("h3", {}, "Table entries"),
     holders.length
       ? make("ul", { class: "holders" }, ...holders.map((holder) => make("li", {},

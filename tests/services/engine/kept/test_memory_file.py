@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from engine.kept.kept_memory import kept_bytes
 from engine.kept.seals import Sealing
+from services.cli.main import cli
 from services.engine.kept.memory_file import MemoryFile, MemoryInUse, create_memory_file, path_of
 from services.runtime.settings import InvalidSetting
 from tests.engine.kept.test_kept_memory import IDENTITY
@@ -113,11 +115,39 @@ def test_a_memory_without_room_is_refused(path: Path) -> None:
     assert f"InvalidSetting: keep_blocks is {str(path)!r}, which has no room for" in done.stderr
 
 
+def test_forget_erases_what_an_ended_engine_left_and_nothing_else(path: Path) -> None:
+    with other_process(path) as process:
+        in_use = CliRunner().invoke(cli, ["forget", str(path)])
+        assert (in_use.exit_code, in_use.output) == (1, f"Error: {str(path)!r}, which another process uses\n")
+        process.kill()
+        process.wait()
+    forgotten = CliRunner().invoke(cli, ["forget", str(path)])
+    assert (forgotten.exit_code, forgotten.output) == (0, f"{path}: erased\n")
+    assert path.stat().st_blocks == 0
+    path.write_bytes(b"notes")
+    assert "which has other content" in CliRunner().invoke(cli, ["forget", str(path)]).output
+
+
 def test_files_that_others_can_read_are_refused(path: Path) -> None:
     path.touch(0o644)
     path.chmod(0o644)
     with pytest.raises(InvalidSetting, match="which other users can read: its mode must be 0600"):
         MemoryFile(path)
+
+
+def test_a_file_with_other_content_is_refused_and_stays(path: Path) -> None:
+    path.write_text("notes")
+    path.chmod(0o600)
+    with pytest.raises(InvalidSetting, match="which has other content: it is left as it is"):
+        MemoryFile(path)
+    assert path.read_text() == "notes"
+
+
+def test_a_link_is_refused(path: Path) -> None:
+    path.symlink_to(path.with_name("elsewhere"))
+    with pytest.raises(InvalidSetting, match="which cannot be opened: Too many levels of symbolic links"):
+        MemoryFile(path)
+    assert not path.with_name("elsewhere").exists()
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
