@@ -2,67 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from random import Random
-from typing import TYPE_CHECKING
 
-import torch
-
-from blocks import Copy
-from engine.attention.backend import Direction
-from engine.attention.cache import copy_blocks, swap_blocks
 from engine.gpu.copy_stream import InlineCopyStream
 from engine.run.block_copies import BlockCopies
 from engine.schedule.request import BeamSearch, Capacity
 from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
+from simulation.digest_memory import NOTHING, DigestMemory, Outliving, chain
 
-if TYPE_CHECKING:
-    from simulation.processes.kept import SharedMemory
-
-NOTHING = -1
 _SCORES = 10**6
 
 
 class MadeToFail(Exception):
     """An injected failure of a step."""
-
-
-class DigestMemory:
-    """The memory of both tiers: `[blocks + 1, block_size]` int64 digests, one for each slot; block 0 is never used.
-
-    The copies of a list run one after the other in random order: a device runs them at the same time, so the block
-    manager promises that each order has the same result.
-    """
-
-    def __init__(self, capacity: Capacity, shared: "SharedMemory | None" = None) -> None:
-        """Start with nothing, or use the memory that another process left."""
-        self._random = Random(capacity.device_blocks)
-        self._shared = shared
-        self.device = torch.full((capacity.device_blocks + 1, capacity.block_size), NOTHING)
-        self.host = torch.full((capacity.host_blocks + 1, capacity.block_size), NOTHING)
-        if shared is not None:
-            self.device, self.host = shared.device, shared.host
-
-    def write(self, block: int, offset: int, digest: int) -> None:
-        """Write a slot of the device."""
-        self.device[block, offset] = digest
-        if self._shared is not None:
-            self._shared.stored(self._shared.kept.device, (block,))
-
-    def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks within the device."""
-        for copy in self._random.sample(copies, len(copies)):
-            copy_blocks(self.device, [copy])
-            if self._shared is not None:
-                self._shared.stored(self._shared.kept.device, (copy.destination,))
-
-    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
-        """Copy blocks to the other tier."""
-        to_host = direction is Direction.DEVICE_TO_HOST
-        for copy in self._random.sample(copies, len(copies)):
-            swap_blocks(self.device, self.host, [copy], to_host=to_host)
-            if self._shared is not None:
-                kept = self._shared.kept
-                self._shared.stored(kept.host if to_host else kept.device, (copy.destination,))
 
 
 @dataclass(frozen=True)
@@ -88,7 +39,7 @@ class DigestRunner:
     by the digest of the preceding token.
     """
 
-    def __init__(self, capacity: Capacity, shared: "SharedMemory | None" = None) -> None:
+    def __init__(self, capacity: Capacity, shared: Outliving | None = None) -> None:
         self.fail_next = False
         self.failed_steps = 0
         self.plans: list[StepPlan] = []
@@ -214,13 +165,6 @@ def expected_scores(prompt: Sequence[int]) -> list[float]:
     """Return the expected scores of a prompt's tokens after the first, without log-probabilities."""
     digests = list(chain(0, prompt))
     return [float(_choice([digest], (0, token), _SCORES)) for digest, token in zip(digests, prompt[1:], strict=False)]
-
-
-def chain(before: int, token_ids: Sequence[int]) -> Iterator[int]:
-    """Yield the digest of each token and all before it; `before` is the digest of the earlier ones, 0 without any."""
-    for token in token_ids:
-        before = hash((before, token))
-        yield before
 
 
 def _continuations(digests: list[int], count: int, vocabulary: int) -> tuple[tuple[int, float], ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 # Logs of gRPC's C core do not help users of a command: calls and `bind` report failures. It is read at the import.
@@ -12,7 +13,6 @@ import click
 
 from services.cli.batch.command import run_batch
 from services.cli.commands.bench import bench
-from services.cli.commands.forget import forget
 from services.cli.commands.issue_certificates import certificates
 from services.cli.commands.keys import key
 from services.cli.commands.plan import plan
@@ -228,6 +228,19 @@ def reset_cache(**options: Any) -> None:
 
 
 @cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def forget(file: Path) -> None:
+    """Erase the blocks in FILE, the --keep-blocks of an engine that has ended.
+
+    They contain what was computed from the prompts of all tenants. The memory of a running engine is refused: `quire
+    reset-cache` withdraws its blocks, and its end erases them unless it has --keep-at-stop.
+    """
+    from services.cli.commands.pins import forget as run
+
+    run(file)
+
+
+@cli.command()
 @click.argument("request_id")
 @address_option("kvmanager")
 @click.option("--timeout", type=SECONDS, default=10.0, show_default=True, help="Deadline of the call, in seconds.")
@@ -261,7 +274,6 @@ def instances() -> None:
 
 
 cli.add_command(key)
-cli.add_command(forget)
 
 
 @cli.command()

@@ -7,7 +7,7 @@ import torch
 from blocks import block_keys
 from kvmanager import Pool
 from kvmanager.tier.tier import Tier
-from simulation.runner import DigestMemory, chain
+from simulation.digest_memory import DigestMemory, chain
 
 Digests = tuple[int, ...]
 

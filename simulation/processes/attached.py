@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from engine.kept.seal_writer import SealWriter
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
-from kvmanager import PoolSpec
+from kvmanager import Pool, PoolSpec
 from services.engine.block_client import AttachRefused, BlockClient, KeptBlocks
 from services.engine.kept.kept_report import kept_report
 from simulation.network.channel import SimulatedChannel
@@ -74,7 +74,7 @@ class AttachedProcess(Process):
             before, shared.owner = shared.owner, self
             shared.check_all()
             if before is not None and before.all_written:
-                shared.check_complete(before.link.replica.pool)
+                shared.check_complete(before.pool)
             self.seals = SealWriter(shared.kept)
             self._kept = KeptBlocks(kept_report(shared.kept), self.seals)
             shared.adopted += len(self._kept.report.device.keyed)
@@ -82,6 +82,11 @@ class AttachedProcess(Process):
         self.size = size
         self._clock = clock
         self._network = network
+
+    @property
+    def pool(self) -> Pool:
+        """The replica of the pool."""
+        return self.link.replica.pool
 
     @property
     def all_written(self) -> bool:

@@ -6,7 +6,7 @@ is sealed has the digests of its key.
 
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,10 +16,17 @@ from kvmanager import Pool
 from simulation.invariants.expected_contents import ExpectedContents
 from simulation.invariants.violation import Violation
 
-if TYPE_CHECKING:
-    from simulation.processes.attached import AttachedProcess
 
-NOTHING = -1
+class Owner(Protocol):
+    """A process that writes to the memory."""
+
+    @property
+    def pool(self) -> Pool:
+        """The replica of its pool."""
+
+    @property
+    def all_written(self) -> bool:
+        """Whether it has written everything that the replica has applied."""
 
 
 class KilledInside(BaseException):
@@ -43,7 +50,7 @@ class SharedMemory:
             host_blocks=size.host_blocks,
         )
         self.expected = expected
-        self.owner: AttachedProcess | None = None
+        self.owner: Owner | None = None
         self.adopted = 0  # blocks that a process has found
         self.kills = kills
         self._random = random
@@ -63,8 +70,9 @@ class SharedMemory:
         """The digests of the host tier."""
         return torch.zeros(1, self._block_size) if self.kept.host_cache is None else self.kept.host_cache[:, 0, 0]
 
-    def stored(self, seals: Seals, blocks: Sequence[int]) -> None:
+    def stored(self, blocks: Sequence[int], *, host: bool) -> None:
         """Check blocks that were written to. Raises Violation, and KilledInside."""
+        seals = self.kept.host if host else self.kept.device
         for block in blocks:
             if block and seals.state(block) is SealState.SEALED:
                 raise Violation(f"block {block} is written to, although its seal is not broken")

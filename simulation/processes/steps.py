@@ -31,11 +31,11 @@ from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.step_plan import Copies
 from kvmanager import Pool
 from kvmanager.pool_state import SequenceTable
+from simulation.digest_memory import DigestMemory, chain
 from simulation.invariants.expected_contents import ExpectedContents
 from simulation.network.connections import Network
 from simulation.processes.attached import FINGERPRINT, AttachedProcess, EngineSize, Incarnation
 from simulation.processes.kept import SharedMemory
-from simulation.runner import DigestMemory, chain
 
 _SALTS = (b"", b"salt")
 _MOST_RESETS = 2

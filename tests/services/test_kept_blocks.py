@@ -154,4 +154,4 @@ def test_a_second_engine_does_not_take_the_memory_of_a_live_one(keeping: Keeping
     other = launch("engine", *links, "--model", str(keeping._model), "--keep-blocks", str(keeping.path))
     output, _ = other.communicate(timeout=START_SECONDS)
     assert other.returncode == 1
-    assert "which another process uses" in output
+    assert "which is used by another process" in output

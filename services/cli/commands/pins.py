@@ -1,5 +1,6 @@
-"""The commands for operators of the prefix cache: pin, unpin, pins, reset-cache."""
+"""The commands for operators of the prefix cache: pin, unpin, pins, reset-cache, forget."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,6 +10,8 @@ from blocks import counted
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.cli.commands.talk import fail
 from services.cli.connection import Connection
+from services.engine.kept.memory_file import MemoryFile
+from services.runtime.settings import InvalidSetting
 
 
 async def administer(connection: Connection, timeout: float, **request: Any) -> int:
@@ -26,3 +29,15 @@ async def administer(connection: Connection, timeout: float, **request: Any) -> 
     if not response.pins:
         click.echo("no prefix is pinned", err=True)
     return 0
+
+
+def forget(file: Path) -> None:
+    """Erase the kept memory of an engine that has ended. Raises click.ClickException for another file."""
+    try:
+        memory = MemoryFile(file)
+    except InvalidSetting as error:
+        _, _, reason = str(error).partition(", which ")
+        raise click.ClickException(f"{file} {reason}") from error
+    memory.erase()
+    memory.close()
+    click.echo(f"{file}: erased")

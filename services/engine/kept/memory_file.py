@@ -126,7 +126,7 @@ class MemoryFile:
                 return
             except (BlockingIOError, PermissionError):
                 if time.monotonic() >= until:
-                    raise MemoryInUse(f"keep_blocks is {str(self.path)!r}, which another process uses") from None
+                    raise MemoryInUse(f"keep_blocks is {str(self.path)!r}, which is used by another process") from None
                 time.sleep(_LOCK_RETRY_SECONDS)
 
     def _check_content(self) -> None:
@@ -167,7 +167,7 @@ def _check_private(path: Path, facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which is no regular file")
     if facts.st_mode & _OTHERS:
-        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which other users can read: its mode must be 0600")
+        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which can be read by other users: its mode must be 0600")
     if facts.st_uid != os.geteuid():
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which belongs to user {facts.st_uid}")
 

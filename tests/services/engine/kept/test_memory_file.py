@@ -73,7 +73,10 @@ def test_what_a_killed_process_wrote_is_found(path: Path) -> None:
 
 
 def test_the_memory_of_a_live_process_is_refused(path: Path) -> None:
-    with other_process(path), pytest.raises(MemoryInUse, match=r"^keep_blocks is '.*', which another process uses"):
+    with (
+        other_process(path),
+        pytest.raises(MemoryInUse, match=r"^keep_blocks is '.*', which is used by another process"),
+    ):
         MemoryFile(path)
 
 
@@ -118,20 +121,20 @@ def test_a_memory_without_room_is_refused(path: Path) -> None:
 def test_forget_erases_what_an_ended_engine_left_and_nothing_else(path: Path) -> None:
     with other_process(path) as process:
         in_use = CliRunner().invoke(cli, ["forget", str(path)])
-        assert (in_use.exit_code, in_use.output) == (1, f"Error: {str(path)!r}, which another process uses\n")
+        assert (in_use.exit_code, in_use.output) == (1, f"Error: {path} is used by another process\n")
         process.kill()
         process.wait()
     forgotten = CliRunner().invoke(cli, ["forget", str(path)])
     assert (forgotten.exit_code, forgotten.output) == (0, f"{path}: erased\n")
     assert path.stat().st_blocks == 0
     path.write_bytes(b"notes")
-    assert "which has other content" in CliRunner().invoke(cli, ["forget", str(path)]).output
+    assert f"{path} has other content" in CliRunner().invoke(cli, ["forget", str(path)]).output
 
 
 def test_files_that_others_can_read_are_refused(path: Path) -> None:
     path.touch(0o644)
     path.chmod(0o644)
-    with pytest.raises(InvalidSetting, match="which other users can read: its mode must be 0600"):
+    with pytest.raises(InvalidSetting, match="which can be read by other users: its mode must be 0600"):
         MemoryFile(path)
 
 
