@@ -3,9 +3,11 @@
 import hashlib
 import logging
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 import torch
 
@@ -39,10 +41,17 @@ def kept_path(settings: EngineSettings, device: torch.device) -> Path | None:
     if device.type != "cpu":
         raise InvalidSetting(f"keep_blocks is {given!r}, but the memory of a GPU ends with its process: it must be off")
     if given not in (AUTO, MEMORY):
-        return Path(given)
+        path = Path(given)
+        return path / f"{_file_name(settings)}.blocks" if path.is_dir() else path
     if held is None:
-        raise InvalidSetting("keep_blocks is 'memory', which only quire serve has: give a file in tmpfs or hugetlbfs")
+        fault = "which only quire serve has: give a file or folder in tmpfs or hugetlbfs"
+        raise InvalidSetting(f"keep_blocks is 'memory', {fault}")
     return Path(held)
+
+
+def _file_name(settings: EngineSettings) -> str:
+    """Return the name of an engine's file in a folder of several."""
+    return quote(settings.engine_id or socket.gethostname(), safe="")
 
 
 class KeepingBackend(Protocol):

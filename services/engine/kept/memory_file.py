@@ -33,6 +33,9 @@ _PUNCH_HOLE = 0x02 | 0x01
 # struct flock: type, whence, start, length, pid.
 _FLOCK = "hhqqi4x"
 _LOCK_RETRY_SECONDS = 0.05
+# Types of file systems, of statfs(2): elsewhere K and V would be written to a disk.
+_TMPFS, _HUGETLBFS = 0x01021994, 0x958458F6
+_STATFS_BYTES = 256
 
 
 class MemoryInUse(InvalidSetting):
@@ -46,13 +49,14 @@ class MemoryFile:
         """Open and lock a file, which is created if it does not exist.
 
         Waits so long for a process that has been killed and has not ended. Raises MemoryInUse, and InvalidSetting for a
-        file of somebody else, one that others can read, one with other content, or none.
+        file of somebody else, one that others can read, one with other content, one on a disk, or none.
         """
         self.path = path
         self._descriptor = _opened(path)
         self._map: mmap | None = None
         try:
             _check_private(path, os.fstat(self._descriptor))
+            _check_in_memory(path, self._descriptor)
             self._lock(wait_seconds)
             self._check_content()
         except BaseException:
@@ -88,22 +92,25 @@ class MemoryFile:
             raise InvalidSetting(f"keep_blocks is {str(self.path)!r}, which {fault}") from error
         with suppress(OSError):  # only a memory file has seals
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        os.pwrite(self._descriptor, header_of(identity), 0)
+        with self._mapped(size) as made:  # hugetlbfs has no write(2)
+            made[:HEADER_BYTES] = header_of(identity)
 
     def map(self, identity: KeptIdentity) -> KeptMemory:
         """Map the memory of this identity, which the file must have, for as long as it is not closed."""
-        size = kept_bytes(identity)
-        # A map keeps a copy of its descriptor, which a forked child would have too: with the lock, if it were this one.
-        own = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._map = mmap(own, size, MAP_SHARED, PROT_READ | PROT_WRITE)
-        finally:
-            os.close(own)
+        self._map = self._mapped(kept_bytes(identity))
         self._map.madvise(MADV_DONTFORK)
         self._map.madvise(MADV_DONTDUMP)
         with suppress(OSError, ValueError):  # kernels without large pages for shared memory
             self._map.madvise(14)  # MADV_HUGEPAGE
         return KeptMemory(memoryview(self._map), identity)
+
+    def _mapped(self, size: int) -> mmap:
+        # A map keeps a copy of its descriptor, which a forked child would have too: with the lock, if it were this one.
+        own = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return mmap(own, size, MAP_SHARED, PROT_READ | PROT_WRITE)
+        finally:
+            os.close(own)
 
     def erase(self) -> None:
         """Free all pages: the memory contains nothing any more, and its size stays."""
@@ -170,6 +177,13 @@ def _check_private(path: Path, facts: os.stat_result) -> None:
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which can be read by other users: its mode must be 0600")
     if facts.st_uid != os.geteuid():
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which belongs to user {facts.st_uid}")
+
+
+def _check_in_memory(path: Path, descriptor: int) -> None:
+    facts = ctypes.create_string_buffer(_STATFS_BYTES)
+    known = not ctypes.CDLL(None).fstatfs(descriptor, facts)
+    if known and ctypes.c_long.from_buffer(facts).value not in (_TMPFS, _HUGETLBFS):
+        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which is on a disk: give a file in tmpfs or hugetlbfs")
 
 
 def _punch(descriptor: int, size: int) -> None:

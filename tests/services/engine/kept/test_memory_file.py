@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,8 +57,14 @@ def other_process(path: Path, *arguments: str) -> Iterator["subprocess.Popen[str
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "kept"
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return folder / "kept"
 
 
 def test_what_a_killed_process_wrote_is_found(path: Path) -> None:
@@ -153,11 +160,17 @@ def test_a_link_is_refused(path: Path) -> None:
     assert not path.with_name("elsewhere").exists()
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
+def test_a_file_on_a_disk_is_refused() -> None:
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:  # /tmp may be in memory
+        with pytest.raises(InvalidSetting, match="which is on a disk: give a file in tmpfs or hugetlbfs"):
+            MemoryFile(Path(folder) / "kept")
+
+
+def test_what_is_no_file_is_refused(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
     for name, reason in (("pipe", "which is no regular file"), ("nowhere/kept", "No such file"), ("", "directory")):
         with pytest.raises(InvalidSetting, match=reason):
-            MemoryFile(tmp_path / name)
+            MemoryFile(folder / name)
 
 
 def test_a_memory_file_is_opened_by_the_path_of_the_process_that_holds_it() -> None:
