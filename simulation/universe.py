@@ -101,7 +101,7 @@ class Universe:
         if engine_id not in self.kept:
             self.kept[engine_id] = SharedMemory(size, expected, self.random, self.store_kills)
         shared = self.kept[engine_id]
-        return None if shared.owner in self.processes else shared
+        return None if id(shared.owner) in map(id, self.processes) else shared
 
     def _next_incarnation(self, engine_id: str) -> Incarnation:
         incarnation = Incarnation(int((self.now + self.wall_offset) * 1e9), int(self.now * 1e9))

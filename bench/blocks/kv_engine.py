@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from bench.loads.engine_worker import BFLOAT16, demo_parts, terms_of
 from bench.report.results import Row, in_turn, publish, repeated, row
 from bench.report.terms import Terms
 from bench.report.verdict import Interval, null_interval
 from bench.serving.overhead import cpu_seconds
-from blocks import BlockManager, StepResult
+from blocks import BlockManager
 from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
@@ -55,14 +56,10 @@ Runs = Sequence[dict[str, Run]]  # figures of each arm, for each repetition
 
 
 class _SlowLink(BlockClient):
-    """A link that delays answers by a millisecond."""
+    """A link that delays what arrives by a millisecond."""
 
-    def _put(self, incoming: object) -> None:
-        put = super()._put
-        if isinstance(incoming, StepResult):
-            self._loop.call_later(ADDED_SECONDS, put, incoming)
-        else:
-            put(incoming)  # type: ignore[arg-type]
+    def _put(self, incoming: Any) -> None:
+        self._loop.call_later(ADDED_SECONDS, super()._put, incoming)
 
 
 ARMS: dict[str, Callable[[EngineParts], Run]] = {

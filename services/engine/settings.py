@@ -123,9 +123,9 @@ class EngineSettings:
     )
     keep_blocks: str = setting(
         "auto",
-        "Memory in which cached blocks outlive the engine's process: a file in tmpfs or hugetlbfs, or a folder there, "
-        "for a file named after --engine-id; memory, of the process of quire serve; off. auto: memory under quire serve "
-        "on a CPU, else off.",
+        "Memory in which cached blocks outlive the engine's process: a file in tmpfs or hugetlbfs, or a folder there "
+        "for a file named after --engine-id; memory, which quire serve holds; off. auto: memory under quire serve on a "
+        "CPU, else off.",
         requires=(
             Requires("tensor_parallel", most=1, because="ranks keep no blocks"),
             Requires("device", without=("cuda",), because="the memory of a GPU ends with its process"),

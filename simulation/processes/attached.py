@@ -9,12 +9,12 @@ from engine.schedule.request import Capacity
 from kvmanager import Pool, PoolSpec
 from services.engine.block_client import AttachRefused, BlockClient, KeptBlocks
 from services.engine.kept.kept_report import kept_report
+from simulation.digest_memory import DigestMemory
 from simulation.network.channel import SimulatedChannel
 from simulation.network.connections import Network
 from simulation.processes.kept import SharedMemory
 from simulation.processes.manager import ADDRESS
 from simulation.processes.process import Process
-from simulation.runner import DigestMemory
 
 MODEL = "m"
 FINGERPRINT = "f"

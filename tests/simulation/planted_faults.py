@@ -259,7 +259,11 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "two processes write one memory": (
-        Edit("simulation/universe.py", "return None if shared.owner in self.processes else shared", "return shared"),
+        Edit(
+            "simulation/universe.py",
+            "return None if id(shared.owner) in map(id, self.processes) else shared",
+            "return shared",
+        ),
         Edit("engine/kept/seal_writer.py", "if self._memory.counters.generation != self._generation:", "if False:"),
     ),
     "the first request is preempted first": (

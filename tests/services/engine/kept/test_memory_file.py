@@ -161,9 +161,13 @@ def test_a_link_is_refused(path: Path) -> None:
 
 
 def test_a_file_on_a_disk_is_refused() -> None:
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:  # /tmp may be in memory
-        with pytest.raises(InvalidSetting, match="which is on a disk: give a file in tmpfs or hugetlbfs"):
-            MemoryFile(Path(folder) / "kept")
+    # /tmp may be in memory.
+    on_disk = tempfile.TemporaryDirectory(dir=Path(__file__).parent)
+    with (
+        on_disk as folder,
+        pytest.raises(InvalidSetting, match="which is on a disk: give a file in tmpfs or hugetlbfs"),
+    ):
+        MemoryFile(Path(folder) / "kept")
 
 
 def test_what_is_no_file_is_refused(folder: Path) -> None:
