@@ -22,6 +22,7 @@ from engine.kept.seal_writer import SealChanges, SealWriter
 from kvmanager import PoolReport, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
+from services.engine.kept.boot import boot_id
 from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport
 from services.runtime.slices import run_in_slices
@@ -44,7 +45,6 @@ _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 # timed out here and was late there.
 _MAX_ABORTED = 2
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PROCESS = Path("/proc/self/stat")
 _START_FIELD = 19  # of those behind the program's name
 
@@ -310,11 +310,3 @@ def start_after_boot() -> dict[str, Any]:
         return {}
     boot = boot_id()
     return {"boot_id": boot, "started_after_boot": ticks * 10**9 // os.sysconf("SC_CLK_TCK")} if boot else {}
-
-
-def boot_id() -> str:
-    """Return what identifies the boot of this machine, empty if it is unknown."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""

@@ -4,6 +4,7 @@
 are divided by 60: a minute becomes a second. Thresholds do not change.
 """
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from quire.v1 import kvmanager_pb2 as pb
+from services.engine.kept.memory_file import MemoryFile
 from tests.certificates import Authority
 from tests.deployment.alert_stack import MAX_REQUESTS, AlertStack, clients, read, repeated, unread
 from tests.deployment.alerts_report import DIVISOR, write_alerts
 from tests.deployment.prometheus import ALERTS, RunningPrometheus
 from tests.deployment.scaled_rules import scaled
 from tests.deployment.test_alerts import alerts as all_alerts
+from tests.engine.kept.test_kept_memory import IDENTITY
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.services.kvmanager.attach_stream import Stream
@@ -96,15 +99,26 @@ def stack(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
+def kept_by_another() -> Iterator[Path]:
+    """A kept memory of another layout."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        memory = MemoryFile(Path(folder) / "kept")
+        memory.make(IDENTITY)
+        memory.close()
+        yield memory.path
+
+
+@pytest.fixture(scope="module")
 def misconfigured(
     commands: Path,
     fired: dict[str, Fired],
     tiny_model: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
+    kept_by_another: Path,
 ) -> Iterator[Callable[[], None]]:
     """Waits for the alerts of a KV manager with a certificate of one day and a Prometheus without a gateway.
 
-    And of an engine that cannot record its steps, and of a gateway that no engine ever joins.
+    And of an engine that cannot record its steps and finds blocks of another layout, and of a gateway without engines.
     """
     folder = tmp_path_factory.mktemp("misconfigured")
     certificate, key = Authority(folder).issue("kvmanager", days=1)
@@ -114,6 +128,7 @@ def misconfigured(
     )
     address = manager.metrics_url.split("/")[2]
     options = ("--model", str(tiny_model("llama")), "--kvmanager", f"unix:{folder}/none.sock", "--device-blocks", "8")
+    options += ("--keep-blocks", str(kept_by_another))
     unrecorded = "tests.running.unrecorded_engine"
     engine = RunningService("engine", "engine", *options, "--listen", "127.0.0.1:0", module=unrecorded)
     targets = {"kvmanager": address, "engine": engine.metrics_url.split("/")[2], "gateway": ""}
@@ -129,6 +144,7 @@ def misconfigured(
         Watch(without_engine, fired).wait_for("a gateway that no engine ever joins", ("QuireNoEngineYet",), begun)
         provocations = {
             "an engine whose recorder has no memory": ("QuireStepsNotRecorded",),
+            "an engine that finds blocks of another layout": ("QuireKeptBlocksRefused",),
             "Prometheus has no gateway in its configuration": ("QuireTargetMissing",),
             "a KV manager whose certificate has a day left": ("QuireCertificateExpiresSoon", "QuireCertificateExpires"),
         }

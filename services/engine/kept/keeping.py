@@ -17,7 +17,7 @@ from engine.model.loaded import LoadedModel, dtype_name
 from engine.schedule.request import Capacity
 from engine.schedule.step_plan import Launched, Runner, StepPlan
 from kvmanager import PoolReport
-from services.engine.block_client import boot_id
+from services.engine.kept.boot import boot_id
 from services.engine.kept.digests import FileDigests, code_digest, model_digest
 from services.engine.kept.kept_report import kept_report
 from services.engine.kept.memory_file import MemoryFile
