@@ -1,5 +1,7 @@
 """Blocks that outlive their engine: what a killed engine's successor finds, and what it refuses by name."""
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,7 @@ from quire.v1 import gateway_pb2
 from tests.faults import wait_until
 from tests.load import slow_request
 from tests.running_quire import START_SECONDS, RunningQuire, RunningService, launch, start_quire
+from tests.scrape import Scrape
 
 PROMPT = list(range(5, 205))  # 12 whole blocks of 16, and 8 tokens
 WHOLE = 192
@@ -79,7 +82,7 @@ class Keeping:
     """A KV manager, and engines that keep their blocks in one file."""
 
     def __init__(self, folder: Path, model: Path, service: Callable[..., RunningService]) -> None:
-        self.path = folder / "kept"
+        self.path = Path(tempfile.mkdtemp(dir="/dev/shm")) / "kept"
         self._folder, self._model, self._service = folder, model, service
         service("kvmanager", "--listen", f"unix:{folder}/kvmanager.sock")
 
@@ -94,58 +97,27 @@ class Keeping:
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, tiny_model: Callable[[str], Path], service: Callable[..., RunningService]) -> Keeping:
-    return Keeping(tmp_path, tiny_model("llama"), service)
+def keeping(
+    tmp_path: Path, tiny_model: Callable[[str], Path], service: Callable[..., RunningService]
+) -> Iterator[Keeping]:
+    keeping = Keeping(tmp_path, tiny_model("llama"), service)
+    yield keeping
+    shutil.rmtree(keeping.path.parent)
 
 
-@pytest.mark.parametrize(
-    ("settings", "difference"),
-    [
-        ({}, ""),
-        ({"device_blocks": 33}, "device_blocks"),
-        ({"host_blocks": 4}, "host_blocks"),
-        ({"block_size": 8}, "block_size"),
-        ({"attention_backend": "torch"}, "block_shape"),
-        ({"dtype": "bfloat16"}, "dtype"),
-    ],
-)
-def test_a_memory_of_another_engine_is_refused_by_name(
-    keeping: Keeping, settings: dict[str, Any], difference: str
+def test_an_engine_takes_what_a_killed_one_left_and_a_planned_end_erases_it_unless_it_is_to_be_kept(
+    keeping: Keeping,
 ) -> None:
     keeping.start().kill()
-    engine = keeping.start(**settings)
-    refusal = f"the kept blocks are of another {difference}: they are erased"
-    outlived = "0 device blocks and 0 host blocks have outlived their engine"
-    assert any((refusal if difference else outlived) in line for line in engine.output.lines)
-    engine.kill()
-
-
-def test_a_planned_end_erases_the_memory_unless_it_is_to_be_kept(keeping: Keeping) -> None:
-    assert keeping.start(keep_at_stop=True).close() == 0
-    engine = keeping.start()
+    engine = keeping.start(keep_at_stop=True)
     assert any("have outlived their engine" in line for line in engine.output.lines)
     assert engine.close() == 0
+    other = keeping.start(device_blocks=33)
+    refusal = "the kept blocks are of another device_blocks: they are erased"
+    assert any(refusal in line for line in other.output.lines)
+    assert Scrape.of(other.metrics_url).values("quire_kept_memory_refused", "difference") == {"device_blocks": 1}
+    assert other.close() == 0
     assert keeping.path.stat().st_blocks == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("--keep-blocks", "memory"), "keep_blocks is 'memory', which only quire serve has"),
-        (("--keep-blocks", "/nowhere/kept"), "keep_blocks is '/nowhere/kept', which cannot be opened: No such file"),
-        (("--keep-blocks", "x", "--tensor-parallel", "2"), "ranks keep no blocks"),
-        (("--keep-blocks", "x", "--device", "cuda"), "the memory of a GPU ends with its process"),
-        (("--keep-blocks", "off", "--keep-at-stop"), "nothing is kept"),
-    ],
-)
-def test_what_cannot_keep_blocks_is_refused(
-    tiny_model: Callable[[str], Path], tmp_path: Path, options: tuple[str, ...], reason: str
-) -> None:
-    links = ("--listen", f"unix:{tmp_path}/engine.sock", "--kvmanager", f"unix:{tmp_path}/kvmanager.sock")
-    process = launch("engine", *links, "--model", str(tiny_model("llama")), *options)
-    output, _ = process.communicate(timeout=START_SECONDS)
-    assert process.returncode
-    assert reason in output
 
 
 def test_a_second_engine_does_not_take_the_memory_of_a_live_one(keeping: Keeping, tmp_path: Path) -> None:
