@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.loads.engine_worker import BFLOAT16, demo_parts, terms_of
 from bench.report.results import Row, in_turn, publish, repeated, row
@@ -29,20 +29,30 @@ from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
-from kvmanager import PoolSpec
-from services.engine.block_client import BlockClient
+from kvmanager import PoolReport, PoolSpec
+from services.engine.block_client import BlockClient, KeptBlocks
 from services.engine.startup.assembly import EngineParts
 from tests.contract.block_managers import LoopThread
 from tests.in_process import InProcessBlocks
 from tests.running_quire import RunningService
 
 REPETITIONS = 9
-SEQUENCES, PROMPT_TOKENS, MAX_TOKENS = 16, 24, 80
+
+
+class Work(NamedTuple):
+    """Requests that begin together."""
+
+    sequences: int = 16
+    prompt_tokens: int = 24
+    max_tokens: int = 80
+
+
+SHORT = Work()
 DEVICE_BLOCKS = 512
 ADDED_SECONDS = 0.001
 WAIT_SECONDS = 30
 MICRO = 1e6
-WORK = f"B={SEQUENCES}, {PROMPT_TOKENS}/{MAX_TOKENS}"
+WORK = "B={0.sequences}, {0.prompt_tokens}/{0.max_tokens}".format(SHORT)
 CODE = (
     *("blocks", "engine", "kvmanager", "protos", "services/engine", "services/kvmanager", "services/wire"),
     *(
@@ -64,9 +74,9 @@ class _SlowLink(BlockClient):
 
 ARMS: dict[str, Callable[[EngineParts], Run]] = {
     "in_process": lambda parts: _in_process(parts),
-    "over_grpc": lambda parts: _over_grpc(parts, BlockClient),
-    "again": lambda parts: _over_grpc(parts, BlockClient),
-    "one_ms_added": lambda parts: _over_grpc(parts, _SlowLink),
+    "over_grpc": lambda parts: over_grpc(parts, BlockClient),
+    "again": lambda parts: over_grpc(parts, BlockClient),
+    "one_ms_added": lambda parts: over_grpc(parts, _SlowLink),
 }
 
 
@@ -132,12 +142,14 @@ def _in_process(parts: EngineParts) -> Run:
     return _run(parts, InProcessBlocks(parts.scheduler.capacity), lambda: None, lambda: 0.0)
 
 
-def _over_grpc(parts: EngineParts, link_type: type[BlockClient]) -> Run:
+def over_grpc(parts: EngineParts, link_type: type[BlockClient], work: Work = SHORT) -> Run:
+    """Run the work with the KV manager as a process; the engine keeps its blocks if its parts do."""
     service = RunningService("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0")
     loop, news = LoopThread(), threading.Event()
     capacity = parts.scheduler.capacity
     spec = PoolSpec("engine", 1, parts.loaded.fingerprint, capacity.block_size, capacity.device_blocks)
-    link, task = loop.run(_begin(link_type, service.address, spec, news.set))
+    kept = KeptBlocks(PoolReport(), parts.kept.seals) if parts.kept else None
+    link, task = loop.run(_begin(link_type, service.address, spec, news.set, kept))
     try:
         while not link.ready:
             link.receive()
@@ -147,7 +159,7 @@ def _over_grpc(parts: EngineParts, link_type: type[BlockClient]) -> Run:
             assert news.wait(WAIT_SECONDS), "no answer came"
             news.clear()
 
-        return _run(parts, link, wait, lambda: cpu_seconds(service.process.pid))
+        return _run(parts, link, wait, lambda: cpu_seconds(service.process.pid), work)
     finally:
         loop.run(_end(task))
         loop.close()
@@ -155,9 +167,9 @@ def _over_grpc(parts: EngineParts, link_type: type[BlockClient]) -> Run:
 
 
 async def _begin(
-    link_type: type[BlockClient], address: str, spec: PoolSpec, wake: Callable[[], None]
+    link_type: type[BlockClient], address: str, spec: PoolSpec, wake: Callable[[], None], kept: KeptBlocks | None
 ) -> tuple[BlockClient, "asyncio.Task[None]"]:
-    link = link_type(address, spec, wake)
+    link = link_type(address, spec, wake, kept=kept)
     return link, asyncio.create_task(link.run())
 
 
@@ -166,16 +178,22 @@ async def _end(task: "asyncio.Task[None]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _run(parts: EngineParts, blocks: BlockManager, wait: Callable[[], None], others: Callable[[], float]) -> Run:
+def _run(
+    parts: EngineParts,
+    blocks: BlockManager,
+    wait: Callable[[], None],
+    others: Callable[[], float],
+    work: Work = SHORT,
+) -> Run:
     """Generate with a new scheduler and an empty pool; return rate, CPU time and shares.
 
     `others` returns the CPU seconds so far of other processes that take part.
     """
     scheduler = Scheduler(replace(parts.scheduler.capacity), Limits())
     engine = Engine(scheduler, parts.runner, blocks, time.monotonic)
-    for number in range(SEQUENCES):
-        prompt = tuple(1000 + 37 * number + token for token in range(PROMPT_TOKENS))
-        scheduler.requests.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(MAX_TOKENS)))
+    for number in range(work.sequences):
+        prompt = tuple(1000 + 37 * number + token for token in range(work.prompt_tokens))
+        scheduler.requests.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(work.max_tokens)))
     begun, used = time.perf_counter(), time.process_time() + others()
     waited = _run_to_the_end(engine, wait)
     seconds, used = time.perf_counter() - begun, time.process_time() + others() - used
@@ -183,6 +201,7 @@ def _run(parts: EngineParts, blocks: BlockManager, wait: Callable[[], None], oth
     return {
         "tokens_per_second": totals.generated_tokens / seconds,
         "cpu_us_per_token": used / totals.generated_tokens * MICRO,
+        "cpu_us_per_computed_token": used / totals.computed_tokens * MICRO,
         "left_out_share": totals.skipped / (totals.planned + totals.skipped),
         "waiting_share": waited / seconds,
     }

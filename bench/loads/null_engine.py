@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
+from engine.kept.kept_memory import KeptIdentity
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.step_plan import Done, Sampled, StepPlan, Work
+from engine.schedule.step_plan import Done, Runner, Sampled, StepPlan, Work
 from services.cli.options import options_of, settings_from
+from services.engine.kept.boot import boot_id
+from services.engine.kept.keeping import Keeping, SealingRunner, keep, kept_path
 from services.engine.metrics import EngineMetrics
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
@@ -69,17 +73,32 @@ class NullRunner:
         return [*scored, *[own] * (len(work.sample_indices) if work.samples else 0)]
 
 
+class NullBackend:
+    """The cache of an engine without a model: blocks of a byte."""
+
+    cache = torch.empty(0)
+
+    def block_shape(self) -> tuple[int, ...]:
+        """Return the smallest shape."""
+        return (1,)
+
+    def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
+        """Take another cache, which nobody writes to."""
+        del host_cache
+        self.cache = cache
+
+
 @dataclass(frozen=True)
 class NullParts:
     """A services.engine.startup.parts.Parts."""
 
     loaded: Nothing
     scheduler: Scheduler
-    runner: NullRunner
+    runner: Runner
     device: str = "none"
     recording_faults: Mapping[str, str] = field(default_factory=dict)
     ranks: None = None
-    kept: None = None
+    kept: Keeping | None = None
 
 
 @dataclass(frozen=True)
@@ -103,10 +122,27 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
         settings.device_blocks,
         settings.host_blocks,
     )
+    runner: Runner = NullRunner(options.token_id, options.microseconds_per_token / 1e6)
+    kept = None
+    if path := kept_path(settings, torch.device("cpu")):
+        kept = keep(path, _identity(fingerprint, capacity), NullBackend())
+        runner = SealingRunner(runner, kept.seals)
     return NullParts(
-        Nothing(fingerprint, options.vocabulary_size),
-        Scheduler(capacity, settings.limits()),
-        NullRunner(options.token_id, options.microseconds_per_token / 1e6),
+        Nothing(fingerprint, options.vocabulary_size), Scheduler(capacity, settings.limits()), runner, kept=kept
+    )
+
+
+def _identity(fingerprint: str, capacity: Capacity) -> KeptIdentity:
+    return KeptIdentity(
+        fingerprint=fingerprint,
+        boot_id=boot_id(),
+        backend="none",
+        dtype="uint8",
+        layers=1,
+        block_shape=NullBackend().block_shape(),
+        block_size=capacity.block_size,
+        device_blocks=capacity.device_blocks,
+        host_blocks=capacity.host_blocks,
     )
 
 

@@ -89,13 +89,12 @@ class Keeping:
         self.file.close()
 
 
-def keep(path: Path, loaded: LoadedModel, capacity: Capacity, backend: KeepingBackend, computed_by: str) -> Keeping:
-    """Map the memory at a path, and let the backend use it. `computed_by` names backend, kernels and decoder.
+def keep(path: Path, identity: KeptIdentity, backend: KeepingBackend) -> Keeping:
+    """Map the memory at a path, and let the backend use it.
 
     Raises InvalidSetting if the file cannot be used, and MemoryInUse if another process uses it.
     """
     file = MemoryFile(path, _LOCK_SECONDS)
-    identity = _identity(loaded, capacity, backend, computed_by)
     different = file.difference(identity)
     if different:
         log.warning("the kept blocks are of another %s: they are erased", different)
@@ -130,7 +129,8 @@ class SealingRunner:
         return launched
 
 
-def _identity(loaded: LoadedModel, capacity: Capacity, backend: KeepingBackend, computed_by: str) -> KeptIdentity:
+def identity_of(loaded: LoadedModel, capacity: Capacity, backend: KeepingBackend, computed_by: str) -> KeptIdentity:
+    """Describe the blocks of an engine. `computed_by` names its backend, kernels, decoder and threads."""
     assert loaded.folder is not None, "models of engines have a folder"
     from services.models.model_store import default_cache
 

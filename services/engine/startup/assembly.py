@@ -27,7 +27,7 @@ from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
-from services.engine.kept.keeping import Keeping, SealingRunner, keep, kept_path
+from services.engine.kept.keeping import Keeping, SealingRunner, identity_of, keep, kept_path
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendChoice, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
@@ -94,7 +94,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)
-    kept_blocks = keep(path, loaded, capacity, chosen.backend, _computed_by(chosen, kernels)) if path else None
+    kept_blocks = _kept(path, loaded, capacity, chosen, kernels) if path else None
     runner = ModelRunner(
         loaded,
         chosen.backend,
@@ -112,6 +112,12 @@ def assemble(settings: EngineSettings) -> EngineParts:
         watched = SealingRunner(watched, kept_blocks.seals)
     parts = with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults
     return EngineParts(*parts, kept_blocks)
+
+
+def _kept(
+    path: Path, loaded: LoadedModel, capacity: Capacity, chosen: BackendChoice, kernels: Kernels | None
+) -> Keeping:
+    return keep(path, identity_of(loaded, capacity, chosen.backend, _computed_by(chosen, kernels)), chosen.backend)
 
 
 def _computed_by(chosen: BackendChoice, kernels: Kernels | None) -> str:
