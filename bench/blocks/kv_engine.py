@@ -52,7 +52,7 @@ DEVICE_BLOCKS = 512
 ADDED_SECONDS = 0.001
 WAIT_SECONDS = 30
 MICRO = 1e6
-WORK = "B={0.sequences}, {0.prompt_tokens}/{0.max_tokens}".format(SHORT)
+WORK = f"B={SHORT.sequences}, {SHORT.prompt_tokens}/{SHORT.max_tokens}"
 CODE = (
     *("blocks", "engine", "kvmanager", "protos", "services/engine", "services/kvmanager", "services/wire"),
     *(
