@@ -65,7 +65,9 @@ class ScriptedHandler:
         finally:
             self.running -= 1
 
-    async def token_ids(self, model: str, prompt: gateway_pb2.Prompt, *, open_turn: bool = True) -> list[int]:
+    async def token_ids(
+        self, model: str, prompt: gateway_pb2.Prompt, caller: object = None, *, open_turn: bool = True
+    ) -> list[int]:
         return self.own_tokenizer.encode(prompt.text) if prompt.text else [1]
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
