@@ -230,9 +230,9 @@ def reset_cache(**options: Any) -> None:
 @cli.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def forget(file: Path) -> None:
-    """Erase the blocks in FILE, the --keep-blocks of an engine that has ended.
+    """Erase the blocks that an engine left in FILE.
 
-    They contain what was computed from the prompts of all tenants. The memory of a running engine is refused: `quire
+    FILE is the --keep-blocks of an engine that has ended. The blocks contain what was computed from the prompts of all tenants. The memory of a running engine is refused: `quire
     reset-cache` withdraws its blocks, and its end erases them unless it has --keep-at-stop.
     """
     from services.cli.commands.pins import forget as run
