@@ -48,6 +48,7 @@ def requirements_table() -> str:
 
 def _condition(name: str, one: Requires) -> str:
     own = f"{name}={' or '.join(map(str, one.of))}" if one.of else name
+    own += "".join(f" (not {value})" for value in one.besides)
     return " ".join((own, *(f"{other}={value}" for other, value in one.where.items())))
 
 

@@ -21,6 +21,7 @@ CODED_BACKENDS = ("torch", "cpu")
 PACKED = ("int8", "int4")
 ONLY_CPU = "only the CPU's kernels run these weights"
 RUNS_AHEAD = "steps of a GPU run ahead of their tokens"
+OF_A_GPU = "the memory of a GPU ends with its process"
 # Defaults by device. On a GPU a step of 2,048 tokens of Llama-3-8B computes some 40 ms, within the 100 ms of the alerts
 # for the next token, and reads the weights and the cache of decoding sequences a quarter as often as one of 512. From
 # some 250 sequences on (184 on an H200), products are bound by arithmetic, so more of them gain little.
@@ -127,9 +128,9 @@ class EngineSettings:
         "for a file named after --engine-id; memory, which quire serve holds; off. auto: memory under quire serve on a "
         "CPU, else off.",
         requires=(
-            Requires("tensor_parallel", most=1, because="ranks keep no blocks"),
-            Requires("device", without=("cuda",), because="the memory of a GPU ends with its process"),
-            Requires("attention_backend", without=("triton",), because="the memory of a GPU ends with its process"),
+            Requires("tensor_parallel", most=1, besides=("off",), because="ranks keep no blocks"),
+            Requires("device", without=("cuda",), besides=("off",), because=OF_A_GPU),
+            Requires("attention_backend", without=("triton",), besides=("off",), because=OF_A_GPU),
         ),
     )
     keep_at_stop: bool = setting(

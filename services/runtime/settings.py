@@ -20,7 +20,8 @@ class Requires:
     """What a setting that is not at its default requires of another, which its default meets.
 
     `among` has the values that the other one may have, `without` those that it may not, `most` its maximum. `of` limits
-    this to values of the setting itself, and `where` to values of further settings. `because` completes the sentence.
+    this to values of the setting itself, `besides` has those that require nothing, and `where` limits it to values of
+    further settings. `because` completes the sentence.
     """
 
     other: str
@@ -28,12 +29,13 @@ class Requires:
     without: tuple[Any, ...] = ()
     most: float | None = None
     of: tuple[Any, ...] = ()
+    besides: tuple[Any, ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
     because: str = ""
 
     def concerns(self, value: Any, default: Any, values: Mapping[str, Any]) -> bool:
         """Whether a value of the setting has this requirement, beside the values of all settings."""
-        own = value in self.of if self.of else value != default
+        own = value in self.of if self.of else value not in (default, *self.besides)
         return own and all(values[name] == wanted for name, wanted in self.where.items())
 
     def holds(self, other: Any) -> bool:

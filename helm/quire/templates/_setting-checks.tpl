@@ -11,7 +11,7 @@ engine would refuse them at each start.
 {{- $value := dig $one.name $one.default $settings }}
 {{- $other := dig $one.other $one.otherDefault $settings }}
 {{- $differs := ternary (ne (float64 $value) (float64 $one.default)) (ne (toString $value) (toString $one.default)) (kindIs "float64" $one.default) }}
-{{- $concerned := ternary (has (toString $value) $one.of) $differs (gt (len $one.of) 0) }}
+{{- $concerned := ternary (has (toString $value) $one.of) (and $differs (not (has (toString $value) $one.besides))) (gt (len $one.of) 0) }}
 {{- $beside := printf "with %s.%s %v" $key $one.name $value }}
 {{- range $name, $wanted := $one.where }}
 {{- $concerned = and $concerned (eq (dig $name "" $settings) $wanted) }}

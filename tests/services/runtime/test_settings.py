@@ -161,6 +161,15 @@ def test_proposals_are_refused_where_a_gpu_was_found() -> None:
     assert EngineSettings(speculate_ngram=8).for_device(on_gpu=False).limits().proposed_tokens == 8
 
 
+@pytest.mark.parametrize(
+    "others", [{"tensor_parallel": 2}, {"device": "cuda"}, {"attention_backend": "triton"}], ids=str
+)
+def test_blocks_are_refused_to_be_kept_where_memory_ends_with_its_process(others: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match=r"^[a-z_]+ must .* with keep_blocks /dev/shm"):
+        EngineSettings(keep_blocks="/dev/shm", **others)
+    assert EngineSettings(keep_blocks="off", **others)
+
+
 @pytest.mark.parametrize("field", ["engine_id", "model_name", "model"])
 @pytest.mark.parametrize("name", ["n" * 201, "a\nb", "\udcff"])
 def test_a_name_that_the_kv_manager_would_refuse_is_refused(field: str, name: str) -> None:
