@@ -119,12 +119,15 @@ class _Places:
 
     @classmethod
     def of(cls, identity: KeptIdentity) -> Self:
-        block = block_bytes(identity)
+        return cls.for_blocks(identity.device_blocks, identity.host_blocks, block_bytes(identity))
+
+    @classmethod
+    def for_blocks(cls, device_blocks: int, host_blocks: int, block: int) -> Self:
         device_seals = 2 * _PAGE
-        host_seals = _aligned(device_seals + seal_bytes(identity.device_blocks), _PAGE)
-        device = _aligned(host_seals + seal_bytes(identity.host_blocks), _LARGE_PAGE)
-        host = _aligned(device + (identity.device_blocks + 1) * block, _LARGE_PAGE)
-        host_size = (identity.host_blocks + 1) * block if identity.host_blocks else 0
+        host_seals = _aligned(device_seals + seal_bytes(device_blocks), _PAGE)
+        device = _aligned(host_seals + seal_bytes(host_blocks), _LARGE_PAGE)
+        host = _aligned(device + (device_blocks + 1) * block, _LARGE_PAGE)
+        host_size = (host_blocks + 1) * block if host_blocks else 0
         return cls(device_seals, host_seals, device, host, _aligned(host + host_size, _LARGE_PAGE))
 
 
@@ -137,6 +140,11 @@ def block_bytes(identity: KeptIdentity) -> int:
 def kept_bytes(identity: KeptIdentity) -> int:
     """Return the bytes of a whole memory."""
     return _Places.of(identity).end
+
+
+def kept_bytes_for(device_blocks: int, host_blocks: int, block: int) -> int:
+    """Return the bytes of a whole memory for so many blocks of so many bytes."""
+    return _Places.for_blocks(device_blocks, host_blocks, block).end
 
 
 def header_of(identity: KeptIdentity) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from blocks import blocks_for
+from engine.kept.kept_memory import kept_bytes_for
 from engine.model.model_shape import ModelShape
 from engine.model.sizing import DoesNotFit, PoolSize, blocks_on_gpu, blocks_within, cache_bytes
 
@@ -66,6 +67,12 @@ class MemoryPlan:
     def max_requests(self) -> int:
         """Recommended max_requests of a gateway with this engine only."""
         return max(1, math.ceil(_REQUESTS_PER_SEQUENCE * self.max_sequences))
+
+    def kept_bytes(self, ranks: int) -> int:
+        """Return the memory of blocks that outlive their engine, in place of the cache: 0 on a GPU and with ranks."""
+        if ranks > 1 or not self.process_bytes:
+            return 0
+        return kept_bytes_for(self.device_blocks, self.host_blocks, self.block_bytes)
 
     def figures(self) -> dict[str, Any]:
         """Return all values by name, for machines."""

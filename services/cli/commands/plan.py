@@ -171,6 +171,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         named = {"model": model, "dtype": type_name, "kv_dtype": values["kv_dtype"], "parameters": shape.parameters}
         named["weights"] = shape.packed.format or type_name
         named["text_part_of"] = shape.text_part_of or None
+        named["kept_bytes"] = found.kept_bytes(values["tensor_parallel"])
         click.echo(json.dumps(named | found.figures()))
         return
     from services.cli.commands.plan_table import show

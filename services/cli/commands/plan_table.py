@@ -23,7 +23,7 @@ def show(
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for row in (*_memory(shape, plan, ranks), *_requests(plan), *_host(plan)):
+    for row in (*_memory(shape, plan, ranks), *_requests(plan), *_host(plan), *_kept(plan, ranks)):
         table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
@@ -97,6 +97,14 @@ def _host(plan: MemoryPlan) -> list[tuple[str, str, str]]:
     whole = plan.host_blocks / plan.device_blocks
     size = _size(cache_bytes(plan.host_blocks, plan.block_bytes))
     return [("host blocks", f"{plan.host_blocks:,}", f"{size} of the host's memory, {whole:.0%} of the pool")]
+
+
+def _kept(plan: MemoryPlan, ranks: int) -> list[tuple[str, str, str]]:
+    kept = plan.kept_bytes(ranks)
+    if not kept:
+        return []
+    tmpfs = f"a tmpfs needs size={kept >> 20}m"
+    return [("if blocks are kept", _size(kept), f"in place of the cache, with 64 bytes for each block; {tmpfs}")]
 
 
 def _engine_options(plan: MemoryPlan) -> str:

@@ -2,7 +2,9 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,37 @@ def test_an_engine_with_the_planned_cache_bytes_has_the_planned_blocks(tiny_mode
     planned = figures(*options, "--kv-dtype", kv_dtype)
     assert planned["kv_dtype"] == kv_dtype
     assert planned["cache_bytes"] <= 8 * MIB < planned["cache_bytes"] + planned["block_bytes"]
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_kept_blocks_of_a_real_engine_take_the_planned_memory(tiny_model: Tiny, kv_dtype: str) -> None:
+    from services.engine.settings import EngineSettings
+    from services.engine.startup.assembly import assemble
+
+    folder = str(tiny_model("llama"))
+    settings = EngineSettings(model=folder, attention_backend="torch", device="cpu", kv_dtype=kv_dtype)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        keeping = replace(settings, device_blocks=3000, host_blocks=500, keep_blocks=f"{memory}/b")
+        kept = assemble(keeping).kept
+        assert kept
+        facts = (Path(memory) / "b").stat()
+        kept.end(keep=False)
+    pool = ("--device-blocks", "3000", "--device", "cpu", "--dtype", "float32", "--kv-dtype", kv_dtype)
+    common = ("--model", folder, *pool)
+    options = (*common, "--host-memory", f"{figures(*common)['block_bytes'] * (500 + 1)}B")
+    planned = figures(*options)
+    assert planned["host_blocks"] == 500
+    assert planned["kept_bytes"] == facts.st_size == facts.st_blocks * 512
+    shown = " ".join(run(*options).stdout.split())
+    assert f"; a tmpfs needs size={facts.st_size >> 20}m" in shown
+    assert "MiB in place of the cache, with 64 bytes for each block" in shown
+
+
+def test_nothing_is_planned_to_be_kept_on_gpus_and_by_ranks(tiny_model: Tiny) -> None:
+    common = ("--model", tiny_model("llama"), "--device-blocks", "100")
+    for options in (("--device", "cuda"), ("--device", "cpu", "--tensor-parallel", "2")):
+        assert figures(*common, *options)["kept_bytes"] == 0
+        assert "kept" not in run(*common, *options).stdout
 
 
 def test_a_cache_in_8_bits_is_planned_with_its_scales(tiny_model: Tiny) -> None:
