@@ -19,7 +19,7 @@ SETTINGS: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": Engi
 # Settings that the chart derives from other values.
 OF_THE_CHART = {
     *("listen", "http_listen", "metrics_listen", "map_listen"),
-    *("kvmanager", "engines", "model", "engine_id", "pinned_prompts", "api_keys", "insecure"),
+    *("kvmanager", "engines", "model", "engine_id", "keep_blocks", "pinned_prompts", "api_keys", "insecure"),
     *("tls_certificate", "tls_key", "tls_client_ca", "link_ca", "link_certificate", "link_key", "link_server_name"),
 }
 
@@ -149,6 +149,7 @@ BOUNDS: dict[str, Schema] = {
     "ranks.pods": _AT_LEAST_1,
     "ranks.port": {"type": "integer", "minimum": 1, "maximum": 65535},
     "shmSize": _QUANTITY,
+    "keepBlocks.sizeLimit": {**_QUANTITY, "pattern": "^([0-9]+(k|[KMGTPE]i?)?)?$"},
     "service.type": {"type": "string", "enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "ingress.hosts": _HOSTS,
     "ingress.tls": _INGRESS_TLS,
@@ -217,6 +218,7 @@ def requirements() -> list[dict[str, Any]]:
             "name": name,
             "default": field.default,
             "of": [str(value) for value in one.of],
+            "besides": [str(value) for value in one.besides],
             "where": dict(one.where),
             "other": one.other,
             "otherDefault": fields[one.other].default,

@@ -28,8 +28,8 @@ VARIABLE = re.compile(r"\$\{([A-Z_]+):?-([^}]*)\}")
 PORTS = {"KVMANAGER": KVMANAGER, "ENGINE": ENGINE, "GATEWAY": GATEWAY}
 PUBLISHED = {"QUIRE_GRPC_PORT": GATEWAY.grpc, "QUIRE_HTTP_PORT": GATEWAY.http, "QUIRE_MAP_PORT": KVMANAGER.http}
 PUBLISHED |= {"QUIRE_PROMETHEUS_PORT": 9090, "QUIRE_GRAFANA_PORT": 3000}
-# Settings that the image sets, that switches set, or that are files, which a container does not have.
-CHOSEN_OTHERWISE = {"log_format", "insecure", "engine_id", "pinned_prompts", "api_keys"}
+# Settings that the image, switches or one kind of container set, or that are files, which a container does not have.
+CHOSEN_OTHERWISE = {"log_format", "insecure", "engine_id", "keep_blocks", "pinned_prompts", "api_keys"}
 CHOSEN_OTHERWISE |= {f"tls_{name}" for name in ("certificate", "key", "client_ca")}
 CHOSEN_OTHERWISE |= {f"link_{name}" for name in ("ca", "certificate", "key", "server_name")}
 SWITCHES = {"QUIRE_TLS": "deploy/compose/tls", "QUIRE_API_KEYS": "deploy/compose/api_keys"}
@@ -170,10 +170,42 @@ def test_cpu_and_gpu_engines_share_a_service_name_and_never_start_together() -> 
     assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
     assert gpu["networks"]["default"]["aliases"] == ["engine"]
     assert {key for key in gpu if gpu[key] != cpu.get(key)} == {
-        *("profiles", "image", "build", "shm_size", "networks", "deploy", "environment")
+        *("profiles", "image", "build", "shm_size", "networks", "deploy", "environment", "volumes")
     }
     assert gpu["environment"]["QUIRE_ENGINE_DEVICE"] == "cuda", "auto would go on without the GPU"
     assert gpu["build"]["args"].keys() == cpu["build"]["args"].keys()
+
+
+def test_engines_on_a_cpu_alone_keep_their_blocks() -> None:
+    """The others would refuse to start with the setting: their memory ends with their processes."""
+    folder = variables_of(ROOT / ".env")["QUIRE_ENGINE_KEEP_BLOCKS"]
+    keeping = {
+        name: service["environment"]["QUIRE_ENGINE_KEEP_BLOCKS"]
+        for name, service in FILE["services"].items()
+        if "QUIRE_ENGINE_KEEP_BLOCKS" in service.get("environment", {})
+    }
+    assert keeping == {"engine": f"${{QUIRE_ENGINE_KEEP_BLOCKS:-{folder}}}"}
+    assert f"kept-blocks:{folder}" in FILE["services"]["engine"]["volumes"]
+    assert EngineSettings(keep_blocks=folder) != EngineSettings(keep_blocks="off")
+
+
+def test_the_kept_blocks_are_memory_that_other_services_hold_and_cannot_read() -> None:
+    """The memory ends when no container has it, such as when its only one restarts. Only root enters /root.
+
+    Podman changes the options uid, gid and size, and docker-compose 1.29 then refuses the volume at the next `up`.
+    """
+    options = FILE["volumes"]["kept-blocks"]["driver_opts"]
+    assert (options["type"], options["device"]) == ("tmpfs", "tmpfs")
+    assert {one.partition("=")[0] for one in options["o"].split(",")} == {"mode", "nr_blocks"}
+    holding = {
+        name: one
+        for name, service in FILE["services"].items()
+        for one in service.get("volumes", [])
+        if one.startswith("kept-blocks:") and name != "engine"
+    }
+    assert holding == dict.fromkeys(("kvmanager", "gateway"), "kept-blocks:/root/kept-blocks:ro")
+    assert all(FILE["services"][name]["restart"] == "unless-stopped" for name in holding)
+    assert "kvmanager" in FILE["services"]["engine"]["depends_on"], "which `down` stops after the engines"
 
 
 @pytest.mark.parametrize("keys", ["off", "on"])

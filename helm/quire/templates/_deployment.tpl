@@ -239,6 +239,10 @@ volumeMounts:
   - name: shm
     mountPath: /dev/shm
   {{- end }}
+  {{- if dig "keepBlocks" "enabled" false $values }}
+  - name: kept-blocks
+    mountPath: /var/lib/quire/kept-blocks
+  {{- end }}
   {{- if $values.pinnedPrompts }}
   - name: prompts
     mountPath: /etc/quire
@@ -285,6 +289,15 @@ volumeMounts:
   emptyDir:
     medium: Memory
     sizeLimit: {{ $values.shmSize }}
+{{- end }}
+{{- if dig "keepBlocks" "enabled" false $values }}
+# It lives as long as the pod, whatever happens to the container.
+- name: kept-blocks
+  emptyDir:
+    medium: Memory
+    {{- with $values.keepBlocks.sizeLimit }}
+    sizeLimit: {{ . }}
+    {{- end }}
 {{- end }}
 {{- if $values.pinnedPrompts }}
 - name: prompts

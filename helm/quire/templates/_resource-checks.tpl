@@ -25,6 +25,27 @@
 {{ $key }}.resources.limits.memory is {{ $limits.memory }}, but the process (768 MiB){{ if $cache }} and its cache (settings.cache_mib, {{ $cache }} MiB){{ end }} need {{ $needed }}Mi before any weights: the kernel would kill the engine
 {{- end }}
 {{- end }}
+{{- if .values.keepBlocks.enabled }}
+{{- include "quire.keptFaults" (dict "key" $key "settings" $settings "sizeLimit" .values.keepBlocks.sizeLimit "onCPU" $onCPU) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Why an engine could not keep its blocks, from `key`, `settings`, `sizeLimit` and `onCPU`. */}}
+{{- define "quire.keptFaults" -}}
+{{- $ranks := dig "tensor_parallel" 1 .settings | int }}
+{{- if not .onCPU }}
+{{ .key }}.keepBlocks is enabled, but the engine has a GPU, whose memory ends with its process
+{{- else if eq (dig "attention_backend" "auto" .settings) "triton" }}
+{{ .key }}.keepBlocks is enabled, but {{ .key }}.settings.attention_backend is triton: the memory of a GPU ends with its process
+{{- end }}
+{{- if gt $ranks 1 }}
+{{ .key }}.keepBlocks is enabled, but {{ .key }}.settings.tensor_parallel is {{ $ranks }}: ranks keep no blocks
+{{- end }}
+{{- $cache := dig "device_blocks" 0 .settings | int | empty | ternary (dig "cache_mib" 0 .settings | int | default 1024) 0 }}
+{{- $given := include "quire.mebibytes" .sizeLimit | float64 }}
+{{- if and $given (le $given (float64 $cache)) }}
+{{ .key }}.keepBlocks.sizeLimit is {{ .sizeLimit }}, but the blocks (settings.cache_mib, {{ $cache }} MiB) need more, with 64 bytes for each: the engine would not start
 {{- end }}
 {{- end }}
 

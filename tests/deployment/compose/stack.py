@@ -24,7 +24,8 @@ MONITORING = ("prometheus", "grafana")
 README, DEPLOY = ROOT / "README.md", ROOT / "docs" / "deploy.md"
 BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
 # The files that docker compose reads. Others in these folders, such as the user's keys, are not copied.
-_FILES = ("docker-compose.yml", ".env", "deploy/compose/tls/*", "deploy/compose/api_keys/o*.env")
+_FILES = ("docker-compose.yml", ".env", "deploy/compose/settings/*", "deploy/compose/tls/*")
+_FILES += ("deploy/compose/api_keys/o*.env",)
 _FILES += ("deploy/compose/api_keys/off.toml", "deploy/compose/*.sh", "deploy/prometheus/*", "deploy/grafana/**/*")
 _FILES += ("helm/quire/dashboards/*",)
 

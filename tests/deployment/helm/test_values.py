@@ -44,7 +44,8 @@ def test_the_schema_is_valid() -> None:
 def test_every_setting_is_in_the_schema_with_its_bounds_or_is_set_by_the_chart(component: str) -> None:
     set_by_the_chart = {
         *("listen", "http_listen", "metrics_listen", "map_listen", "kvmanager", "engines", "model", "engine_id"),
-        *("pinned_prompts", "api_keys", "insecure", "tls_certificate", "tls_key", "tls_client_ca"),
+        *("keep_blocks", "pinned_prompts", "api_keys", "insecure"),
+        *("tls_certificate", "tls_key", "tls_client_ca"),
         *("link_ca", "link_certificate", "link_key", "link_server_name"),
     }
     schema = SCHEMA["properties"][component]["properties"]["settings"]
@@ -217,6 +218,8 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "kvmanager.priorityClass.preemptionPolicy": ("Never", PRIORITY),
     "engine.settings.seconds_without_kvmanager": (60, {}),
     "engine.shmSize": ("2Gi", {}),
+    "engine.keepBlocks.enabled": (True, {}),
+    "engine.keepBlocks.sizeLimit": ("1100Mi", nested("engine.keepBlocks.enabled", True)),
     "engine.ranks.pods": (2, {"engine": {"settings": {"tensor_parallel": 2, "grace_seconds": 20}}}),
     "engine.ranks.port": (
         29600,
