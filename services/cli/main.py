@@ -232,8 +232,9 @@ def reset_cache(**options: Any) -> None:
 def forget(file: Path) -> None:
     """Erase the blocks that an engine left in FILE.
 
-    FILE is the --keep-blocks of an engine that has ended. The blocks contain what was computed from the prompts of all tenants. The memory of a running engine is refused: `quire
-    reset-cache` withdraws its blocks, and its end erases them unless it has --keep-at-stop.
+    FILE is the --keep-blocks of an engine that has ended. The blocks contain what was computed from the prompts of all
+    tenants. The memory of a running engine is refused: `quire reset-cache` withdraws its blocks, and its end erases
+    them unless it has --keep-at-stop.
     """
     from services.cli.commands.pins import forget as run
 
