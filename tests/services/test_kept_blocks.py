@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from quire.v1 import gateway_pb2
+from quire.v1 import gateway_pb2, kvmanager_pb2
 from tests.faults import wait_until
 from tests.load import slow_request
-from tests.running_quire import START_SECONDS, RunningQuire, RunningService, launch, start_quire
+from tests.running_quire import CALL_SECONDS, START_SECONDS, RunningQuire, RunningService, launch, start_quire
 from tests.scrape import Scrape
 
 PROMPT = list(range(5, 205))  # 12 whole blocks of 16, and 8 tokens
@@ -42,6 +42,11 @@ def kill_engine(served: RunningQuire) -> None:
     served.output.wait_for("serves tiny-llama", START_SECONDS, seen)
 
 
+def engine_metrics(served: RunningQuire) -> str:
+    """Return the URL of the running engine's metrics: each process has another port."""
+    return [line for line in served.output.lines if "engine shows its metrics at " in line][-1].split(" at ")[-1]
+
+
 def test_a_successor_of_a_killed_engine_has_its_cached_blocks(served: RunningQuire) -> None:
     first = served.generate(request())
     assert first.started.cached_tokens == 0
@@ -49,6 +54,12 @@ def test_a_successor_of_a_killed_engine_has_its_cached_blocks(served: RunningQui
     again = served.generate(request())
     assert again.started.cached_tokens == WHOLE
     assert again.token_ids == first.token_ids
+    asked = kvmanager_pb2.ExplainRequest(request_id=again.started.request_id)
+    explained = served.kvmanager.Explain(asked, timeout=CALL_SECONDS).summary
+    assert f"{WHOLE} of its 200 tokens were cached, 12 blocks of them from before the engine's last start." in explained
+    shown = served.kvmanager.GetBlockMap(kvmanager_pb2.GetBlockMapRequest(), timeout=CALL_SECONDS)
+    adopted = Scrape.of(engine_metrics(served)).values("quire_kept_blocks_adopted", "tier")
+    assert len(shown.outlived_blocks) == adopted["device"] >= 12
 
 
 def test_blocks_outlive_engine_and_kv_manager_together(served: RunningQuire) -> None:
