@@ -21,7 +21,8 @@ from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Runner, Sampled, StepPlan, Work
 from services.cli.options import options_of, settings_from
 from services.engine.kept.boot import boot_id
-from services.engine.kept.keeping import Keeping, SealingRunner, keep, kept_path
+from services.engine.kept.keeping import Keeping, SealingRunner, keep, kept_file
+from services.engine.kept.places import kept_path
 from services.engine.metrics import EngineMetrics
 from services.engine.server import EngineService
 from services.engine.settings import EngineSettings
@@ -124,8 +125,8 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
     )
     runner: Runner = NullRunner(options.token_id, options.microseconds_per_token / 1e6)
     kept = None
-    if path := kept_path(settings, torch.device("cpu")):
-        kept = keep(path, _identity(fingerprint, capacity), NullBackend())
+    if path := kept_path(settings, "cpu"):
+        kept = keep(kept_file(path), _identity(fingerprint, capacity), NullBackend())
         runner = SealingRunner(runner, kept.seals)
     return NullParts(
         Nothing(fingerprint, options.vocabulary_size), Scheduler(capacity, settings.limits()), runner, kept=kept

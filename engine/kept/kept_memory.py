@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kept.seals import Seals, seal_bytes
+from engine.kept.seals import MOST, MOST_STAMP, Seals, seal_bytes
 
 FORMAT = 1
 """Version of the layout. Another one is not read."""
 
-_MAGIC = b"quire kept blocks\n"
+MAGIC = b"\x93quire kept blocks\n"
+"""The start of a header, which no text has."""
+
 _PAGE = 4096
 # Large pages, of hugetlbfs and of shared memory.
 _LARGE_PAGE = 2 << 20
@@ -67,6 +69,16 @@ class Counters:
     def resets(self, resets: int) -> None:
         self._values["resets"][0] = resets
 
+    @property
+    def stamp(self) -> int:
+        """The latest stamp of a release."""
+        return int(self._values["stamp"][0])
+
+    @property
+    def are_damaged(self) -> bool:
+        """Whether a number is beyond all that processes and Steps can count to."""
+        return self.generation >= MOST or self.resets >= MOST or self.stamp >= MOST_STAMP
+
     def begin(self) -> int:
         """Count a process that uses the memory from now on; return its number."""
         self._values["generation"][0] += 1
@@ -95,6 +107,14 @@ class KeptMemory:
         self.cache = _tensor(memory, places.device, dtype, identity, identity.device_blocks)
         self.host_cache = (
             _tensor(memory, places.host, dtype, identity, identity.host_blocks) if identity.host_blocks else None
+        )
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether counters and seals contradict each other, or no block is left."""
+        counters = self.counters
+        return counters.are_damaged or any(
+            one.are_damaged(counters.resets, counters.generation, counters.stamp) for one in (self.device, self.host)
         )
 
     def take_over(self, generation: int) -> tuple[int, int]:
@@ -149,24 +169,24 @@ def kept_bytes_for(device_blocks: int, host_blocks: int, block: int) -> int:
 
 def header_of(identity: KeptIdentity) -> bytes:
     """Return the header's page; it is written last, when the rest is zeros."""
-    text = _MAGIC + json.dumps(asdict(identity), sort_keys=True).encode()
+    text = MAGIC + json.dumps(asdict(identity), sort_keys=True).encode()
     assert len(text) < _PAGE, "names are short"
     return text.ljust(_PAGE, b"\0")
 
 
 def is_header(page: bytes) -> bool:
     """Return whether a page is the header of a kept memory, of any version."""
-    return page.startswith(_MAGIC)
+    return page.startswith(MAGIC)
 
 
 def read_header(page: bytes) -> KeptIdentity | None:
     """Return the identity in a header, None if this version cannot read it."""
     try:
-        fields = json.loads(page[len(_MAGIC) : _PAGE].rstrip(b"\0"))
+        fields = json.loads(page[len(MAGIC) : _PAGE].rstrip(b"\0"))
         for name in ("block_shape", "kinds"):
             fields[name] = tuple(fields[name])
         return KeptIdentity(**fields)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -28,6 +28,11 @@ SEAL = np.dtype(
 )
 assert SEAL.itemsize == 64, "the layout of kept memory depends on it"
 
+MOST = (1 << 31) - 1
+"""More processes and resets than a memory can have."""
+
+MOST_STAMP = 1 << 62
+
 HELD = (1 << 64) - 1
 """The stamp of a block that a sequence or a pin holds."""
 
@@ -115,6 +120,21 @@ class Seals:
         keys = self._seals["key"][ordered].tobytes()
         return {int(block): keys[KEY_BYTES * at : KEY_BYTES * (at + 1)] for at, block in enumerate(ordered.tolist())}
 
+    def are_damaged(self, resets: int, generation: int, stamp: int) -> bool:
+        """Return whether a seal is not one that earlier processes wrote, or all blocks are withheld."""
+        seals, state = self._seals[1:], self._state[1:]
+        sealed = seals[state == SealState.SEALED]
+        stamps = self._stamp[1:]
+        return bool(
+            (state > max(SealState)).any()
+            or (len(state) and (state == SealState.WITHHELD).all())
+            or ((stamps > max(stamp, len(self))) & (stamps != HELD)).any()
+            or (sealed["resets"] > resets).any()
+            or (sealed["generation"] > generation).any()
+            or (sealed["depth"] >= MOST).any()
+            or not sealed["key"].any(axis=1).all()
+        )
+
     def settle(self, resets: int) -> int:
         """Leave no block held, because the process that held it has ended; the order of eviction stays.
 
@@ -126,9 +146,9 @@ class Seals:
         self._stamp[cached] = np.arange(1, len(cached) + 1)
         return len(lost)
 
-    def sealed_count(self) -> int:
-        """Return the number of sealed blocks, which another thread may be changing."""
-        return int(np.count_nonzero(self._state == SealState.SEALED))
+    def sealed_count(self, resets: int) -> int:
+        """Return the number of sealed blocks of this count of resets, which another thread may be changing."""
+        return int(np.count_nonzero((self._state == SealState.SEALED) & (self._seals["resets"] == resets)))
 
     def withheld(self) -> list[int]:
         """Return the withheld blocks."""

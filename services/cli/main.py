@@ -228,17 +228,17 @@ def reset_cache(**options: Any) -> None:
 
 
 @cli.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def forget(file: Path) -> None:
-    """Erase the blocks that an engine left in FILE.
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+def forget(path: Path) -> None:
+    """Erase the blocks that engines left at PATH.
 
-    FILE is the --keep-blocks of an engine that has ended. The blocks contain what was computed from the prompts of all
-    tenants. The memory of a running engine is refused: `quire reset-cache` withdraws its blocks, and its end erases
-    them unless it has --keep-at-stop.
+    PATH is the --keep-blocks of engines that have ended: a file, or a folder of such files. The blocks contain what was
+    computed from the prompts of all tenants. The memory of a running engine is refused: `quire reset-cache` withdraws
+    its blocks, and its end erases them unless it has --keep-at-stop.
     """
     from services.cli.commands.pins import forget as run
 
-    run(file)
+    run(path)
 
 
 @cli.command()

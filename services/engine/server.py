@@ -18,6 +18,8 @@ from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient, KeptBlocks
 from services.engine.driver import EngineDriver
 from services.engine.guided.constraints import Constraints
+from services.engine.kept.keeping import erase_opened
+from services.engine.kept.places import erase_left
 from services.engine.observer import EngineObserver, ModelFormats
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
@@ -236,6 +238,9 @@ class EngineService:
         await asyncio.to_thread(self._tracing.close)
         if self._stopped_early and self._exits:
             log.info("engine was stopped before its model was loaded")
+            if not self._settings.keep_at_stop:
+                erase_opened()
+            erase_left(self._settings)
             await asyncio.sleep(_FLUSH_SECONDS)
             # Its thread may load for minutes, or wait for other ranks for half an hour, and the interpreter would wait
             # for it. The ranks that it has started end with it.

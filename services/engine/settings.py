@@ -28,6 +28,8 @@ OF_A_GPU = "the memory of a GPU ends with its process"
 CPU_TOKEN_BUDGET, GPU_TOKEN_BUDGET = 512, 2048
 CPU_MAX_SEQUENCES, GPU_MAX_SEQUENCES = 64, 256
 CPU_CACHE_MIB = 1024
+# Values of keep_blocks that name no file or folder.
+KEPT_WORDS = AUTO, MEMORY, OFF = "auto", "memory", "off"
 GPU_MEMORY_UTILIZATION = 0.9
 
 

@@ -10,7 +10,7 @@ from blocks import counted
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.cli.commands.talk import fail
 from services.cli.connection import Connection
-from services.engine.kept.memory_file import MemoryFile
+from services.engine.kept.memory_file import SUFFIX, MemoryFile
 from services.runtime.settings import InvalidSetting
 
 
@@ -31,8 +31,19 @@ async def administer(connection: Connection, timeout: float, **request: Any) -> 
     return 0
 
 
-def forget(file: Path) -> None:
-    """Erase the kept memory of an engine that has ended. Raises click.ClickException for another file."""
+def forget(path: Path) -> None:
+    """Erase the kept memory of engines that have ended: a file, or all of a folder.
+
+    Raises click.ClickException at the first that is another file, or that an engine uses.
+    """
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise click.ClickException(f"{path} has no files of engines (*{SUFFIX})")
+    for file in files:
+        _forget_file(file)
+
+
+def _forget_file(file: Path) -> None:
     try:
         memory = MemoryFile(file)
     except InvalidSetting as error:

@@ -3,8 +3,9 @@
 import os
 import platform
 from dataclasses import replace
+from pathlib import Path
 
-from services.engine.settings import EngineSettings
+from services.engine.settings import KEPT_WORDS, EngineSettings
 from services.runtime.settings import InvalidSetting
 
 
@@ -21,6 +22,8 @@ def split_engine(engine: EngineSettings, count: int) -> list[EngineSettings]:
     if engine.device == "cuda":
         raise InvalidSetting(f"engines is {count}, but all of them would share one GPU: start each with `quire engine`")
     engine = engine.for_device(on_gpu=False)
+    if engine.keep_blocks not in KEPT_WORDS and not Path(engine.keep_blocks).is_dir():
+        raise InvalidSetting(f"keep_blocks is {engine.keep_blocks!r}, but {count} engines need a folder for files")
     shared = replace(
         engine,
         device="cpu",  # `auto` would give each of them the same GPU

@@ -13,6 +13,7 @@ from services.cli.local.process import Print, ServiceProcess
 from services.cli.local.restarts import Restarts
 from services.cli.local.settings import LocalSettings
 from services.engine.kept.memory_file import create_memory_file, path_of
+from services.engine.kept.places import erase_left
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -63,7 +64,7 @@ class Supervisor:
         local: LocalSettings,
     ) -> None:
         """Connect the services; they run from `start` on. Raises InvalidSetting if an engine's share would be empty."""
-        engines = split_engine(engine, local.engines)
+        self._engine_settings = engines = split_engine(engine, local.engines)
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
         self._local = local
         self._show = show
@@ -138,6 +139,8 @@ class Supervisor:
             await asyncio.gather(*(service.stop() for service in together))
         for memory in self._memories:
             os.close(memory)
+        for settings in self._engine_settings:  # an engine that ended just before has not erased its file
+            erase_left(settings)
         self._memories.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -126,7 +126,7 @@ class Constraints:
         """Return a constraint, or the fault of its grammar. Raises RequestRefused for other failures."""
         if self._compilers is None:
             raise UnsupportedField(
-                f"constraint is not supported by this engine ({self._unsupported_reason})", "constraint"
+                f"constraint is not supported with the model's tokenizer ({self._unsupported_reason})", "constraint"
             )
         from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
         from services.engine.guided.grammars import CompiledGrammar

@@ -11,7 +11,10 @@ from pathlib import Path
 import torch
 
 import engine
+from engine.errors import ModelUnsupported
+from engine.native.formats.safetensors_files import INDEX
 
+_CONFIG = "config.json"
 _WEIGHTS = ("*.safetensors", "*.gguf")
 _SOURCES = ("*.py", "*.cpp", "*.h")
 _CODE = Path(str(engine.__file__)).parent
@@ -27,8 +30,7 @@ class FileDigests:
     def of(self, path: Path) -> str:
         """Return the digest of a file's bytes. Raises OSError."""
         path = path.resolve()
-        facts = path.stat()
-        known = [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
+        known = _facts(path)
         record = self._folder / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
         with suppress(OSError, ValueError, KeyError):
             read = json.loads(record.read_text())
@@ -44,10 +46,29 @@ class FileDigests:
         return digest
 
 
-def model_digest(folder: Path, digests: FileDigests) -> str:
-    """Return a digest of a model's configuration and of every byte of its weights. Raises OSError."""
-    files = [folder / "config.json", *sorted(path for kind in _WEIGHTS for path in folder.glob(kind))]
-    return _joined(f"{path.name}:{digests.of(path)}" for path in files)
+class ModelFiles:
+    """A model's configuration, index and weights, digested before they are loaded: what is loaded must be the same."""
+
+    def __init__(self, folder: Path, digests: FileDigests) -> None:
+        """Read every byte. Raises OSError."""
+        named = [path for name in (_CONFIG, INDEX) if (path := folder / name).is_file()]
+        self._files = [*named, *sorted(path for kind in _WEIGHTS for path in folder.glob(kind))]
+        self._facts = self._now()
+        self.digest = _joined(f"{path.name}:{digests.of(path)}" for path in self._files)
+
+    def check_unchanged(self) -> None:
+        """Raise ModelUnsupported if a file has changed since."""
+        if self._now() != self._facts:
+            raise ModelUnsupported("files of the model were changed while it was loaded: start the engine again")
+
+    def _now(self) -> list[list[int]]:
+        return [_facts(path) for path in self._files if path.is_file()]
+
+
+def _facts(path: Path) -> list[int]:
+    """Return what changes with a file's content. No program can set the time of its inode's change (st_ctime)."""
+    facts = path.stat()
+    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
 @cache

@@ -2,12 +2,9 @@
 
 import hashlib
 import logging
-import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote
 
 import torch
 
@@ -18,40 +15,20 @@ from engine.schedule.request import Capacity
 from engine.schedule.step_plan import Launched, Runner, StepPlan
 from kvmanager import PoolReport
 from services.engine.kept.boot import boot_id
-from services.engine.kept.digests import FileDigests, code_digest, model_digest
+from services.engine.kept.digests import ModelFiles, code_digest
 from services.engine.kept.kept_report import kept_report
 from services.engine.kept.memory_file import MemoryFile
 from services.engine.observer import KeptStats
-from services.engine.settings import EngineSettings
-from services.runtime.child_process import KEPT_MEMORY
-from services.runtime.settings import InvalidSetting
 
-AUTO, MEMORY, OFF = "auto", "memory", "off"
 # For a process that was killed, and whose threads the kernel still ends.
 _LOCK_SECONDS = 10.0
+# Of this process, while it loads its model: a stop then erases them.
+_opened: list[MemoryFile] = []
+
+DAMAGE = "damage"
+"""In place of a difference: the memory contradicts itself."""
 
 log = logging.getLogger("quire.engine")
-
-
-def kept_path(settings: EngineSettings, device: torch.device) -> Path | None:
-    """Return where the blocks are kept, None if they are not. Raises InvalidSetting."""
-    given, held = settings.keep_blocks, os.environ.get(KEPT_MEMORY)
-    if given == OFF or (given == AUTO and (held is None or device.type != "cpu")):
-        return None
-    if device.type != "cpu":
-        raise InvalidSetting(f"keep_blocks is {given!r}, but the memory of a GPU ends with its process: it must be off")
-    if given not in (AUTO, MEMORY):
-        path = Path(given)
-        return path / f"{_file_name(settings)}.blocks" if path.is_dir() else path
-    if held is None:
-        fault = "which only quire serve has: give a file or folder in tmpfs or hugetlbfs"
-        raise InvalidSetting(f"keep_blocks is 'memory', {fault}")
-    return Path(held)
-
-
-def _file_name(settings: EngineSettings) -> str:
-    """Return the name of an engine's file in a folder of several."""
-    return quote(settings.engine_id or socket.gethostname(), safe="")
 
 
 class KeepingBackend(Protocol):
@@ -78,7 +55,8 @@ class Keeping:
 
     def stats(self) -> KeptStats:
         """Return the numbers of its blocks."""
-        sealed = self.memory.device.sealed_count(), self.memory.host.sealed_count()
+        resets = self.memory.counters.resets
+        sealed = self.memory.device.sealed_count(resets), self.memory.host.sealed_count(resets)
         adopted = len(self.report.device.keyed), len(self.report.host.keyed)
         return KeptStats(_by_tier(sealed), _by_tier(adopted), _by_tier(self.seals.lost), self.refused)
 
@@ -89,19 +67,35 @@ class Keeping:
         self.file.close()
 
 
-def keep(path: Path, identity: KeptIdentity, backend: KeepingBackend) -> Keeping:
-    """Map the memory at a path, and let the backend use it.
+def kept_file(path: Path) -> MemoryFile:
+    """Open the memory at a path, which no other process uses until this one has ended.
 
     Raises InvalidSetting if the file cannot be used, and MemoryInUse if another process uses it.
     """
     file = MemoryFile(path, _LOCK_SECONDS)
+    _opened.append(file)
+    return file
+
+
+def erase_opened() -> None:
+    """Erase what this process has opened, when it is stopped before its engine has it."""
+    for file in _opened:
+        file.erase()
+
+
+def keep(file: MemoryFile, identity: KeptIdentity, backend: KeepingBackend) -> Keeping:
+    """Map a memory, and let the backend use it. Raises InvalidSetting if there is no room for it."""
     different = file.difference(identity)
-    if different:
+    if different == "" and file.map(identity).is_damaged:
+        log.warning("the kept blocks are damaged: they are erased")
+        different = DAMAGE
+    elif different:
         log.warning("the kept blocks are of another %s: they are erased", different)
     if different != "":
         file.make(identity)
     memory = file.map(identity)
     seals = SealWriter(memory)
+    _opened.clear()
     report = kept_report(memory)
     backend.use(memory.cache, memory.host_cache)
     if different == "":
@@ -129,13 +123,15 @@ class SealingRunner:
         return launched
 
 
-def identity_of(loaded: LoadedModel, capacity: Capacity, backend: KeepingBackend, computed_by: str) -> KeptIdentity:
-    """Describe the blocks of an engine. `computed_by` names its backend, kernels, decoder and threads."""
-    assert loaded.folder is not None, "models of engines have a folder"
-    from services.models.model_store import default_cache
+def identity_of(
+    loaded: LoadedModel, weights: ModelFiles, capacity: Capacity, backend: KeepingBackend, computed_by: str
+) -> KeptIdentity:
+    """Describe the blocks of an engine. `computed_by` names its backend, kernels, decoder and threads.
 
-    digests = FileDigests(default_cache().parent / "digests")
-    computed = "\n".join((model_digest(loaded.folder, digests), loaded.fingerprint, code_digest(), computed_by))
+    Raises ModelUnsupported if the model's files have changed since `weights` were digested, before they were loaded.
+    """
+    weights.check_unchanged()
+    computed = "\n".join((weights.digest, loaded.fingerprint, code_digest(), computed_by))
     return KeptIdentity(
         fingerprint=hashlib.sha256(computed.encode()).hexdigest(),
         boot_id=boot_id(),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine.kept.kept_memory import (
     HEADER_BYTES,
+    MAGIC,
     KeptIdentity,
     KeptMemory,
     header_of,
@@ -25,6 +26,9 @@ from engine.kept.kept_memory import (
     read_header,
 )
 from services.runtime.settings import InvalidSetting
+
+SUFFIX = ".blocks"
+"""End of the name of each engine's file in a folder of several."""
 
 _PRIVATE = 0o600
 _OTHERS = 0o077
@@ -52,7 +56,7 @@ class MemoryFile:
         file of somebody else, one that others can read, one with other content, one on a disk, or none.
         """
         self.path = path
-        self._descriptor = _opened(path)
+        self._descriptor, created = _opened(path)
         self._map: mmap | None = None
         try:
             _check_private(path, os.fstat(self._descriptor))
@@ -61,6 +65,8 @@ class MemoryFile:
             self._check_content()
         except BaseException:
             os.close(self._descriptor)
+            if created:
+                path.unlink(missing_ok=True)
             raise
         # A forked child would share the lock, and hold it after this process.
         self._pid = os.getpid()
@@ -85,6 +91,8 @@ class MemoryFile:
         try:
             if os.fstat(self._descriptor).st_size < size:
                 os.ftruncate(self._descriptor, size)
+            with self._mapped(size) as made:  # a start that ends here leaves a memory of no format, not another content
+                made[: len(MAGIC)] = MAGIC
             os.posix_fallocate(self._descriptor, 0, size)  # now, because a page that is missing later ends the process
         except OSError as error:
             self.erase()
@@ -139,7 +147,7 @@ class MemoryFile:
     def _check_content(self) -> None:
         """Raise InvalidSetting for a file that is neither kept memory nor empty: it would be erased."""
         page = os.pread(self._descriptor, HEADER_BYTES, 0)
-        if any(page) and not is_header(page):
+        if os.fstat(self._descriptor).st_blocks and not is_header(page):
             raise InvalidSetting(f"keep_blocks is {str(self.path)!r}, which has other content: it is left as it is")
 
     def _close_in_child(self) -> None:
@@ -160,11 +168,15 @@ def path_of(descriptor: int) -> Path:
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
-def _opened(path: Path) -> int:
+def _opened(path: Path) -> tuple[int, bool]:
+    """Return a descriptor, and whether the file was created. Raises InvalidSetting."""
     # Others can make links in a folder such as /dev/shm; the links of /proc are the kernel's.
     links = 0 if path.is_relative_to("/proc") else os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | links
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | links, _PRIVATE)
+        with suppress(FileNotFoundError):
+            return os.open(path, flags), False
+        return os.open(path, flags | os.O_CREAT, _PRIVATE), True
     except OSError as error:
         fault = error.strerror or str(error)
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which cannot be opened: {fault}") from error
@@ -173,6 +185,8 @@ def _opened(path: Path) -> int:
 def _check_private(path: Path, facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which is no regular file")
+    if facts.st_mode & _PRIVATE != _PRIVATE:
+        raise InvalidSetting(f"keep_blocks is {str(path)!r}, which its owner cannot write to: its mode must be 0600")
     if facts.st_mode & _OTHERS:
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which can be read by other users: its mode must be 0600")
     if facts.st_uid != os.geteuid():

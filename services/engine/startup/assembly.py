@@ -27,7 +27,10 @@ from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
-from services.engine.kept.keeping import Keeping, SealingRunner, identity_of, keep, kept_path
+from services.engine.kept.digests import FileDigests, ModelFiles
+from services.engine.kept.keeping import Keeping, SealingRunner, identity_of, keep, kept_file
+from services.engine.kept.memory_file import MemoryFile
+from services.engine.kept.places import kept_path
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendChoice, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
@@ -68,16 +71,17 @@ def assemble(settings: EngineSettings) -> EngineParts:
     measurement = PoolMeasurement(memory) if memory and is_measured(settings) else None
     folder = Path(settings.model)
     log.info("loading %s from %s", settings.served_name(), source_of(folder), extra={"stage": "loading"})
+    kept_place = _kept_place(settings, device)  # before the weights, which take long
     log_text_part(settings)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
-    path = kept_path(settings, device)
     log.info("the weights are loaded; making the decoder", extra={"stage": "decoder"})
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 
     limits = settings.max_sequences, settings.token_budget
-    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits, memory, scratch=bool(path))
+    scratch = kept_place is not None
+    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits, memory, scratch=scratch)
 
     def measure(backend: Backend, decoder: Decoder) -> int:
         assert measurement is not None, "the pool has no size yet"
@@ -94,7 +98,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)
-    kept_blocks = _kept(path, loaded, capacity, chosen, kernels) if path else None
+    kept_blocks = _kept(kept_place, loaded, capacity, chosen, kernels) if kept_place else None
     runner = ModelRunner(
         loaded,
         chosen.backend,
@@ -114,10 +118,24 @@ def assemble(settings: EngineSettings) -> EngineParts:
     return EngineParts(*parts, kept_blocks)
 
 
+def _kept_place(settings: EngineSettings, device: torch.device) -> tuple[MemoryFile, ModelFiles] | None:
+    if (path := kept_path(settings, device.type)) is None:
+        return None
+    from services.models.model_store import default_cache  # not where models run without the command line's packages
+
+    return kept_file(path), ModelFiles(Path(settings.model), FileDigests(default_cache().parent / "digests"))
+
+
 def _kept(
-    path: Path, loaded: LoadedModel, capacity: Capacity, chosen: BackendChoice, kernels: Kernels | None
+    place: tuple[MemoryFile, ModelFiles],
+    loaded: LoadedModel,
+    capacity: Capacity,
+    chosen: BackendChoice,
+    kernels: Kernels | None,
 ) -> Keeping:
-    return keep(path, identity_of(loaded, capacity, chosen.backend, _computed_by(chosen, kernels)), chosen.backend)
+    file, weights = place
+    identity = identity_of(loaded, weights, capacity, chosen.backend, _computed_by(chosen, kernels))
+    return keep(file, identity, chosen.backend)
 
 
 def _computed_by(chosen: BackendChoice, kernels: Kernels | None) -> str:

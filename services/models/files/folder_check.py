@@ -166,7 +166,9 @@ def _check_relations(config: Mapping[str, Any]) -> None:
         )
     chosen = config.get("num_experts_per_tok")
     for name in _EXPERTS:
-        if chosen and (experts := config.get(name)) and chosen > experts:
+        if (experts := config.get(name)) and chosen == 0:
+            raise InvalidModelFile(f"{CONFIG}: num_experts_per_tok is 0, but {name} is {experts}")
+        if chosen and experts and chosen > experts:
             raise InvalidModelFile(f"{CONFIG}: num_experts_per_tok is {chosen}, but {name} is {experts}")
     padding, vocabulary = config.get("pad_token_id"), config.get("vocab_size")
     if padding is not None and vocabulary and padding >= vocabulary:

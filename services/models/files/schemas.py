@@ -106,6 +106,7 @@ class TokenizerConfig(FileSchema):
     add_bos_token: bool | None = said("whether a text gets a token at its start")
     add_eos_token: bool | None = said("whether a text gets a token at its end")
     add_prefix_space: bool | None = said("whether a text gets a space at its start")
+    clean_up_tokenization_spaces: bool | None = said("whether spaces before punctuation are dropped from a text")
     chat_template: str | list[NamedTemplate] | dict[str, str] | None = said("how a chat becomes a text")
 
 
@@ -172,7 +173,7 @@ def _sentence(schema: type[FileSchema], path: str) -> str:
 def _sentences(schema: type[FileSchema]) -> dict[str, str]:
     return {
         field.alias or name: field.description
-        for one in (*_SCHEMAS, schema)
+        for one in (*(_SCHEMAS if schema is not TokenizerFile else (_TokenizerModel, _NumberedToken)), schema)
         for name, field in one.model_fields.items()
         if field.description
     }

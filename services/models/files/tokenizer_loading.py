@@ -4,13 +4,14 @@
 `eos_token` of `tokenizer_config.json` add further ones, which take the next ids.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import tokenizers
 
-from services.models.files.bounded_json import InvalidModelFile, read_object
+from services.models.files.bounded_json import MOST_TOKENIZER_BYTES, InvalidModelFile, read_object
 from services.models.files.chat_templates import ChatTemplates, read_templates
 from services.models.files.template_language import InvalidTemplate
 from services.models.tokenizer_settings import named_tokens, named_values, tokenizer_settings
@@ -19,6 +20,8 @@ _FILE = "tokenizer_config.json"
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 # Classes of transformers that take `add_prefix_space` from their settings, whatever `tokenizer.json` has.
 _PREFIXING = ("GPT2", "GPTNeoX", "CodeGen", "Qwen2", "Roberta", "Bart")
+# Parts of `tokenizer.json` that may be missing.
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
 _MAX_TOKENS = 65_536
 _MAX_CHARACTERS = 1024
 
@@ -45,8 +48,8 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
         backend, named = _from_json(folder, settings) if (folder / "tokenizer.json").is_file() else _converted(folder)
     except (InvalidTokenizer, InvalidTemplate, InvalidModelFile) as error:
         raise InvalidTokenizer(str(error)) from error
-    except BaseException as error:  # `tokenizers` raises nothing more precise, and panics with files of some faults
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+    except BaseException as error:  # `tokenizers` raises nothing more precise
+        if not _is_of_tokenizers(error):
             raise
         raise InvalidTokenizer(f"No tokenizer can be read from {folder}: {error}") from error
     return LoadedTokenizer(backend, named, templates)
@@ -61,7 +64,7 @@ def _converted(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
 
 
 def _from_json(folder: Path, settings: _Settings) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend = _read(folder / "tokenizer.json")
     _set_prefix_space(backend.pre_tokenizer, settings)
     own_size = backend.get_vocab_size(with_added_tokens=True)
     declared = _declared(settings)
@@ -74,6 +77,34 @@ def _from_json(folder: Path, settings: _Settings) -> tuple[tokenizers.Tokenizer,
         _check_id(backend, at, token.content)
     _check_rows(backend, folder, own_size, {token.content for token in (*missing.values(), *extra)})
     return backend, named_tokens(settings)
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer. Raises InvalidTokenizer with the part at fault."""
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except BaseException as error:
+        if not _is_of_tokenizers(error):
+            raise
+        part = next(
+            (name for name in _PARTS if _is_readable({**read_object(path, MOST_TOKENIZER_BYTES), name: None})), ""
+        )
+        raise InvalidTokenizer(f"{path.name}: {part or 'model or added_tokens'} cannot be read: {error}") from error
+
+
+def _is_readable(parts: Mapping[str, Any]) -> bool:
+    try:
+        tokenizers.Tokenizer.from_str(json.dumps(parts))
+    except BaseException as error:
+        if not _is_of_tokenizers(error):
+            raise
+        return False
+    return True
+
+
+def _is_of_tokenizers(error: BaseException) -> bool:
+    """Return whether it may be an error of `tokenizers`, which panics with files of some faults."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _set_prefix_space(pre_tokenizer: Any, settings: _Settings) -> None:

@@ -26,6 +26,10 @@ _MOST_TOKENS, _MOST_TOKEN_CHARACTERS = 1 << 20, 4096
 _Scalar = TypeVar("_Scalar", str, bool, int)
 
 
+# In files of converters that did not set a type.
+_UNDEFINED = 0
+
+
 class TokenType(IntEnum):
     """What a token is. Unused tokens are in the vocabulary, and no text has them."""
 
@@ -122,6 +126,10 @@ def _types(path: Path, header: GgufHeader, count: int) -> npt.NDArray[np.int64]:
     if found is None:
         return np.full(count, TokenType.NORMAL, np.int64)
     _check_count(TYPES, len(found), count)
+    unknown = np.flatnonzero((found < _UNDEFINED) | (found > max(TokenType)))
+    if len(unknown):
+        at = int(unknown[0])
+        raise ModelUnsupported(f"its {TYPES}[{at}] is {found[at]}, and no type of tokens has this number")
     return found.astype(np.int64)
 
 

@@ -58,7 +58,7 @@ async def test_constraints_need_a_readable_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     constraints = Constraints(tmp_path, VOCABULARY, [0])
     await constraints.load()
-    with pytest.raises(UnsupportedField, match="is not supported by this engine") as refused:
+    with pytest.raises(UnsupportedField, match="is not supported with the model") as refused:
         await constraints.compiled(constraint("a"))
     assert refused.value.field == "constraint"
     with pytest.raises(InvalidRequest, match="must have one of"):

@@ -14,7 +14,7 @@ from tests.services.gateway.text.test_detokenizer import byte_level
     ("files", "fault"),
     [
         ({}, "No tokenizer can be read"),
-        ({"tokenizer.json": '{"model": '}, "No tokenizer can be read"),
+        ({"tokenizer.json": '{"model": '}, "tokenizer.json is not valid JSON"),
         ({"tokenizer_config.json": "[" * 100_000}, "tokenizer_config.json is nested more than 200 levels deep"),
         (
             {"tokenizer_config.json": '{"extra_special_tokens": 5}'},

@@ -100,5 +100,7 @@ class Turns:
 
     def _overloaded(self, tenant: str) -> Overloaded:
         seconds = min(MAX_WAIT_SECONDS, max(_LEAST_RETRY_SECONDS, self._seconds_until_turn(tenant)))
-        message = f"{self._count()} chats of the model wait for their template; retry in about {seconds:.0f} s"
+        waiting = self._count()
+        chats = "1 chat of the model waits for its" if waiting == 1 else f"{waiting} chats of the model wait for their"
+        message = f"{chats} template; retry in about {seconds:.0f} s"
         return Overloaded(message, retry_seconds=seconds, rejection=RejectionReason.CHAT_TEMPLATE)

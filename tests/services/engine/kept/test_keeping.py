@@ -1,6 +1,8 @@
 """Which engines take the memory of an earlier one, and which refuse it by name."""
 
+import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelUnsupported
+from engine.kept.kept_memory import KeptMemory
+from engine.kept.seals import Sealing
+from engine.native.formats.safetensors_files import INDEX
+from services.engine.kept.digests import FileDigests, ModelFiles
+from services.engine.kept.places import erase_left
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
 from services.runtime.settings import InvalidSetting
@@ -64,10 +71,80 @@ def test_a_changed_weight_changes_the_fingerprint(model: Path, path: Path) -> No
     assert refused(model, path) == "fingerprint"
 
 
+def test_a_weight_that_changes_without_a_trace_in_its_times_changes_the_fingerprint(model: Path, path: Path) -> None:
+    refused(model, path)
+    weights = model / "model.safetensors"
+    facts = weights.stat()
+    with weights.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert refused(model, path) == "fingerprint"
+
+
+def test_an_index_of_the_weights_is_a_part_of_the_fingerprint(model: Path, path: Path) -> None:
+    digests = FileDigests(path.parent / "digests")
+    (model / INDEX).write_text('{"weight_map": {}}')
+    before = ModelFiles(model, digests).digest
+    (model / INDEX).write_text('{"weight_map": {"a": "model.safetensors"}}')
+    assert ModelFiles(model, digests).digest != before
+
+
+def test_weights_that_are_replaced_while_they_are_loaded_end_the_start(model: Path, path: Path) -> None:
+    digested = ModelFiles(model, FileDigests(path.parent / "digests"))
+    digested.check_unchanged()
+    (model / "model.safetensors").rename(model / "old")
+    shutil.copy(model / "old", model / "model.safetensors")
+    with pytest.raises(ModelUnsupported, match="files of the model were changed while it was loaded"):
+        digested.check_unchanged()
+
+
+DAMAGES: dict[str, Callable[[KeptMemory], None]] = {
+    "a key of zeros": lambda memory: memory.device.seal(1, Sealing(bytes(32), 0, 0)),
+    "a seal of a later reset": lambda memory: memory.device.seal(1, Sealing(b"k" * 32, 0, 5)),
+    "a depth beyond all": lambda memory: memory.device.seal(1, Sealing(b"k" * 32, 1 << 31, 0)),
+    "an unknown state": lambda memory: memory.device._state.__setitem__(1, 9),
+    "a later stamp": lambda memory: memory.device.release([1], 1 << 40),
+    "a later generation": lambda memory: memory.device._seals["generation"].__setitem__(1, 99),
+    "all withheld": lambda memory: memory.device.withhold(range(1, 33)),
+    "resets beyond all": lambda memory: setattr(memory.counters, "resets", (1 << 64) - 1),
+    "a generation beyond all": lambda memory: memory.counters._values["generation"].__setitem__(0, (1 << 32) - 1),
+    "a stamp beyond all": lambda memory: memory.counters.tick_past((1 << 64) - 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_memory_is_erased(model: Path, path: Path, damage: str) -> None:
+    settings = EngineSettings(model=str(model), keep_blocks=str(path), device_blocks=32, attention_backend="torch")
+    parts = assemble(settings)
+    assert parts.kept is not None
+    parts.kept.memory.device.seal(1, Sealing(b"k" * 32, 0, 0))
+    DAMAGES[damage](parts.kept.memory)
+    parts.kept.end(keep=True)
+    again = assemble(settings)
+    assert again.kept is not None
+    assert again.kept.refused == "damage"
+    assert again.kept.report.device.keyed == {}
+    again.kept.end(keep=False)
+
+
+def test_a_stop_while_the_model_is_loaded_erases_what_was_left(model: Path, path: Path) -> None:
+    refused(model, path)
+    assert path.stat().st_blocks
+    erase_left(EngineSettings(model=str(model), keep_blocks=str(path), keep_at_stop=True))
+    assert path.stat().st_blocks
+    erase_left(EngineSettings(model=str(model), keep_blocks=str(path)))
+    assert path.stat().st_blocks == 0
+
+
 def test_a_folder_has_a_file_for_each_engine(model: Path, folder: Path) -> None:
     for name in ("a/0", "b"):
         refused(model, folder, engine_id=name)
-    assert sorted(one.name for one in folder.iterdir()) == ["a%2F0.blocks", "b.blocks"]
+    refused(model, folder, listen="127.0.0.1:7")  # its id is of host and address
+    own = f"{socket.gethostname()}%3A127.0.0.1%3A7.blocks"
+    assert sorted(one.name for one in folder.iterdir()) == sorted(["a%2F0.blocks", "b.blocks", own])
 
 
 @pytest.mark.parametrize(

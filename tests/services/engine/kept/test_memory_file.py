@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine.kept.kept_memory import kept_bytes
+from engine.kept.kept_memory import HEADER_BYTES, MAGIC, kept_bytes
 from engine.kept.seals import Sealing
 from services.cli.main import cli
 from services.engine.kept.memory_file import MemoryFile, MemoryInUse, create_memory_file, path_of
@@ -110,8 +110,9 @@ def test_a_memory_of_another_identity_is_refused_by_its_name(path: Path) -> None
     assert file.difference(replace(IDENTITY, fingerprint="other")) == "fingerprint"
     os.truncate(path, kept_bytes(IDENTITY) // 2)
     assert file.difference(IDENTITY) == "size"
-    os.pwrite(file._descriptor, b"quire kept blocks\n{}", 0)
-    assert file.difference(IDENTITY) == "format"
+    for header in (b"{}", b"[" * 4000, b""):
+        os.pwrite(file._descriptor, (MAGIC + header).ljust(HEADER_BYTES, b"\0"), 0)
+        assert file.difference(IDENTITY) == "format"
     file.close()
 
 
@@ -134,6 +135,12 @@ def test_forget_erases_what_an_ended_engine_left_and_nothing_else(path: Path) ->
     forgotten = CliRunner().invoke(cli, ["forget", str(path)])
     assert (forgotten.exit_code, forgotten.output) == (0, f"{path}: erased\n")
     assert path.stat().st_blocks == 0
+    folder = CliRunner().invoke(cli, ["forget", str(path.parent)])
+    assert (folder.exit_code, folder.output) == (1, f"Error: {path.parent} has no files of engines (*.blocks)\n")
+    for name in ("a", "b"):
+        path.with_name(f"{name}.blocks").touch(0o600)
+    folder = CliRunner().invoke(cli, ["forget", str(path.parent)])
+    assert folder.output == f"{path.with_name('a.blocks')}: erased\n{path.with_name('b.blocks')}: erased\n"
     path.write_bytes(b"notes")
     assert f"{path} has other content" in CliRunner().invoke(cli, ["forget", str(path)]).output
 
@@ -151,6 +158,29 @@ def test_a_file_with_other_content_is_refused_and_stays(path: Path) -> None:
     with pytest.raises(InvalidSetting, match="which has other content: it is left as it is"):
         MemoryFile(path)
     assert path.read_text() == "notes"
+
+
+def test_a_file_that_begins_with_zeros_is_refused_and_stays(path: Path) -> None:
+    content = bytes(32768) + b"an image of a disk"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(InvalidSetting, match="which has other content"):
+        MemoryFile(path)
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_its_owner_cannot_write_to_is_refused(path: Path) -> None:
+    path.touch(0o400)
+    with pytest.raises(InvalidSetting, match="its mode must be 0600"):
+        MemoryFile(path)
+
+
+def test_a_refused_file_that_did_not_exist_is_not_left(folder: Path) -> None:
+    on_disk = tempfile.TemporaryDirectory(dir=Path(__file__).parent)
+    with on_disk as elsewhere:
+        with pytest.raises(InvalidSetting, match="which is on a disk"):
+            MemoryFile(Path(elsewhere) / "kept")
+        assert list(Path(elsewhere).iterdir()) == []
 
 
 def test_a_link_is_refused(path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_model_without_a_chat_template_encodes_text(tmp_path: Path) -> None:
 def test_a_missing_or_damaged_tokenizer_is_rejected(tmp_path: Path, files: dict[str, str]) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(TokenizerLoadError, match="No tokenizer can be read"):
+    with pytest.raises(TokenizerLoadError, match=r"No tokenizer can be read|tokenizer\.json is not valid JSON"):
         Tokenizer.load(tmp_path)
 
 

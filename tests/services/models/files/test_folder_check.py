@@ -115,6 +115,7 @@ NESTED: list[tuple[dict[str, Any], str]] = [
     ({"text_config": {"vocab_size": 3, "eos_token_id": 3}}, "eos_token_id is 3, but vocab_size is 3"),
     ({"text_config": {"head_dim": 4, "num_key_value_heads": 3, "num_attention_heads": 2}}, "num_key_value_heads is 3"),
     ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok is 3, but num_experts is 2"),
+    ({"num_local_experts": 2, "num_experts_per_tok": 0}, "num_experts_per_tok is 0, but num_local_experts is 2"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"its weights are quantized \(gptq, 4 bits\)"),
     ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, r"its weights are quantized \(fp8\)"),
 ]

@@ -119,9 +119,30 @@ def test_tokens_of_tokenizer_json_may_lie_beyond_the_embeddings(tmp_path: Path) 
     assert load_tokenizer(folder).backend.token_to_id("</s>") == 1
 
 
-@pytest.mark.parametrize("files", [{}, {"tokenizer.json": "{"}], ids=["missing", "damaged"])
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [({}, "No tokenizer can be read"), ({"tokenizer.json": "{"}, "^tokenizer.json is not valid JSON")],
+    ids=["missing", "damaged"],
+)
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, files: dict[str, str], fault: str) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(InvalidTokenizer, match="No tokenizer can be read"):
+    with pytest.raises(InvalidTokenizer, match=fault):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"])
+@pytest.mark.parametrize("wrong", [{"type": "ByteLevell"}, 5, []])
+def test_the_part_of_tokenizer_json_that_cannot_be_read_is_named(tmp_path: Path, part: str, wrong: Any) -> None:
+    path = folder_of(tmp_path, {}) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), part: wrong}))
+    with pytest.raises(InvalidTokenizer, match=f"^tokenizer.json: {part} cannot be read: "):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model", [{"type": "x", "vocab": {}}, {"type": "BPE", "vocab": {"a": 0}, "merges": [1]}])
+def test_a_vocabulary_that_cannot_be_read_is_named(tmp_path: Path, model: dict[str, Any]) -> None:
+    path = folder_of(tmp_path, {}) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model": model}))
+    with pytest.raises(InvalidTokenizer, match=r"^tokenizer\.json: model or added_tokens cannot be read: "):
         load_tokenizer(tmp_path)
