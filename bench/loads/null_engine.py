@@ -129,7 +129,10 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
         kept = keep(kept_file(path), _identity(fingerprint, capacity), NullBackend())
         runner = SealingRunner(runner, kept.seals)
     return NullParts(
-        Nothing(fingerprint, options.vocabulary_size), Scheduler(capacity, settings.limits()), runner, kept=kept
+        Nothing(fingerprint, options.vocabulary_size),
+        Scheduler(capacity, settings.limits(), withheld=kept.report.device.withheld if kept else ()),
+        runner,
+        kept=kept,
     )
 
 

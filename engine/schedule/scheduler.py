@@ -45,10 +45,12 @@ class Scheduler:
         *,
         ahead: bool = False,
         counts_tokens: bool = False,
+        withheld: Collection[int] = (),
     ) -> None:
         """Start with an empty queue and an empty pool. `costs` has the preemption costs measured so far.
 
         With `ahead`, a step may be planned while the previous one is in flight. `counts_tokens` is that of the sampler.
+        `withheld` are device blocks that an audit took out of circulation before an earlier process ended.
         Raises ValueError if tokens are to be proposed too: proposals continue the tokens of the step before.
         """
         if ahead and limits.proposed_tokens:
@@ -81,6 +83,7 @@ class Scheduler:
         self._publisher = Publisher(
             self._queue, self._releases, self._isolation, self._endings, self._outputs, self._speculator
         )
+        self.requests.withhold(withheld)
 
     @property
     def capacity(self) -> Capacity:

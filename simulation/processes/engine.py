@@ -54,7 +54,12 @@ class EngineProcess(AttachedProcess):
         self._thread_ended = False
         self.runner = DigestRunner(size.capacity(), shared)
         self.memory = self.runner.memory
-        self.scheduler = Scheduler(size.capacity(), size.limits, ahead=size.ahead and not size.limits.proposed_tokens)
+        self.scheduler = Scheduler(
+            size.capacity(),
+            size.limits,
+            ahead=size.ahead and not size.limits.proposed_tokens,
+            withheld=self._kept.report.device.withheld if self._kept else (),
+        )
         self._order = ServiceOrder(self.scheduler, self.loop.failures)
         self.loop.run(partial(self._open, folder))
 

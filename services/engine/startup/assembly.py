@@ -97,8 +97,15 @@ def assemble(settings: EngineSettings) -> EngineParts:
     if kernels and settings.kernels_folder and loaded.model and from_files:
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
-    scheduler = Scheduler(capacity, settings.limits(), costs, ahead=chosen.ahead, counts_tokens=sampler.counts_tokens)
     kept_blocks = _kept(kept_place, loaded, capacity, chosen, kernels) if kept_place else None
+    scheduler = Scheduler(
+        capacity,
+        settings.limits(),
+        costs,
+        ahead=chosen.ahead,
+        counts_tokens=sampler.counts_tokens,
+        withheld=kept_blocks.report.device.withheld if kept_blocks else (),
+    )
     runner = ModelRunner(
         loaded,
         chosen.backend,

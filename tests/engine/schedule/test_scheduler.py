@@ -648,6 +648,13 @@ def test_every_end_frees_its_blocks_with_its_reason(rig: Rig) -> None:
     assert {reason.name for reason in FreeReason} == {*ends, "PREEMPTED", "PRUNED"}
 
 
+def test_blocks_that_an_earlier_process_left_withheld_are_no_capacity() -> None:
+    scheduler = Scheduler(Capacity(100, VOCABULARY, 4, 4), Limits(), withheld=[2])
+    with pytest.raises(InvalidRequest, match="take 4 blocks; the pool has 3"):
+        scheduler.requests.submit(Request("large", (1,) * 13, Sampling(), Stopping(3)))
+    scheduler.requests.submit(Request("small", (1,) * 9, Sampling(), Stopping(3)))
+
+
 def test_a_request_is_served_after_one_that_a_withheld_block_left_no_room_for() -> None:
     rig = Rig(device_blocks=4)
     rig.blocks.pool.withhold([2], [])
