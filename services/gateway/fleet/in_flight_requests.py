@@ -25,7 +25,7 @@ class InFlightRequests:
 
     def __init__(self, max_buffered_tokens: int) -> None:
         self._max_buffered_tokens = max_buffered_tokens
-        self._outgoing: asyncio.Queue[pb.ServeRequest] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.ServeRequest | None] = asyncio.Queue()
         self._streams: dict[str, RequestStream] = {}
         self._released: dict[str, _Released] = {}
 
@@ -62,10 +62,10 @@ class InFlightRequests:
                 self._released[request_id] = _Released(attempt, now)
 
     async def outgoing(self) -> AsyncIterator[pb.ServeRequest]:
-        """Yield the messages to send over the current link. Never ends."""
+        """Yield the messages to send over the current link, until it breaks."""
         outgoing = self._outgoing
-        while True:
-            yield await outgoing.get()
+        while (message := await outgoing.get()) is not None:
+            yield message
 
     def deliver(self, event: Event, *, last: bool) -> float | None:
         """Put an event into its stream. Return the time of release if this is the end of a released request."""
@@ -83,6 +83,7 @@ class InFlightRequests:
 
     def disconnect(self) -> None:
         """End all streams, and drop unsent messages, because the link broke."""
+        self._outgoing.put_nowait(None)  # grpc would wait for messages forever
         self._outgoing = asyncio.Queue()
         for stream in self._streams.values():
             stream.disconnect()

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -92,3 +93,19 @@ def test_a_disconnect_drops_streams_and_unsent_messages() -> None:
     assert later.submission.attempt == 1, "the next engine has no earlier attempt"
     assert [one.submission for one in sent(requests, 1)] == [later.submission]
     assert requests._outgoing.empty()
+
+
+def test_the_messages_of_a_link_end_when_it_breaks() -> None:
+    """Otherwise gRPC's task would wait for the next one, and be reported as lost when it is collected."""
+
+    async def messages() -> list[pb.ServeRequest]:
+        requests = InFlightRequests(10)
+        sending = asyncio.create_task(all_of(requests.outgoing()))
+        await asyncio.sleep(0)
+        requests.disconnect()
+        return await asyncio.wait_for(sending, 10)
+
+    async def all_of(outgoing: AsyncIterator[pb.ServeRequest]) -> list[pb.ServeRequest]:
+        return [message async for message in outgoing]
+
+    assert asyncio.run(messages()) == []
