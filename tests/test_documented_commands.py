@@ -77,6 +77,7 @@ READ = {
     "protos/compatibility.py": "tests/protos run it",
     "deploy.prometheus": "tests/deployment/test_alerts.py runs it",
     "QUIRE_API_KEY": "the key is made up",
+    "shmem_enabled": "changes the whole machine",
     "pgrep": "finds the process that the next command kills",
     "kill": "tests/services/test_failover.py kills engines",
     "acme/cmpl-7": "a tenant's request",
@@ -162,7 +163,7 @@ def read_make(words: list[str], _shown: bool) -> None:
 
 def read_docker(words: list[str], _shown: bool) -> None:
     if words[0] != "compose":
-        assert words[0] in ("stop", "build", "push", "events", "ps")
+        assert words[0] in ("stop", "build", "push", "events", "ps", "kill", "start")
         return
     name, *rest = words[1:]
     options = {word.split("=")[0] for word in rest if word.startswith("--")}

@@ -3,7 +3,7 @@
 These errors have no row, because no call ends with them. The KV manager's ItemRefused is part of a StepResult. The
 engine's RequestRefused and ConstraintFailed concern one of many requests on a stream: they travel as messages, and the
 gateway raises its own errors. The engine's service converts PinRefused to services.runtime.errors. ModelUnsupported,
-BackendUnavailable, BlockManagerBroken, CopyFailed, DeviceLost and RankFailed end the process.
+BackendUnavailable, BlockManagerBroken, CopyFailed, DeviceLost, KeptMemoryLost and RankFailed end the process.
 """
 
 import asyncio

@@ -75,7 +75,7 @@ def test_a_tokenizer_that_only_its_library_refuses_ends_serve_with_the_reason(co
     (copy / "tokenizer.json").write_text(json.dumps(UNKNOWN_MERGE))
     status, lines = result(launch("serve", "--listen", "127.0.0.1:0", "--model", str(copy)))
     assert status == 1
-    assert "engine failed: tiny: No tokenizer can be read from " in lines[-1]
+    assert "engine failed: tiny: tokenizer.json: model or added_tokens cannot be read: " in lines[-1]
     assert not [line for line in lines if "Traceback" in line]
 
 

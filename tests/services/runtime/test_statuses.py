@@ -51,7 +51,7 @@ INTERNAL = {
     *(engine_errors.PinFailed, engine_errors.PinUnavailable),
     *(engine_errors.ModelUnsupported, engine_errors.BackendUnavailable, engine_errors.HostTierUnavailable),
     *(engine_errors.BlockManagerBroken, engine_errors.CopyFailed, engine_errors.DeviceLost),
-    engine_errors.RankFailed,
+    *(engine_errors.RankFailed, engine_errors.KeptMemoryLost),
 }
 
 
