@@ -38,7 +38,7 @@ SIZE = 16
 # A slow request takes at least 20 ms a token, and commits of generated blocks wait for at most a second.
 UNCOMMITTED_TOKENS = 55
 COMMITTED = 3
-# Of the mixed load, between two kills: a request that takes down three engines in a row is given up.
+# Of the mixed load, between two kills.
 LEAST_ENDS, MOST_ENDS = 30, 60
 ARRIVAL_SECONDS = 0.1  # of a request that was sent
 RESTARTS = ("--max-restarts", "1000", "--restart-reset-seconds", "0")
@@ -125,23 +125,30 @@ def test_a_kill_costs_no_token_and_no_whole_block(
 
 def test_kills_under_mixed_load_change_no_answer(tiny_pool: RunningQuire, record: Record) -> None:
     outcomes, numbers, open_to_new = Outcomes(), iter(range(1_000_000)), threading.Event()
-    ended = False
+    ended, running = False, set[int]()
 
     def client(_: int) -> None:
         while not ended:
             open_to_new.wait()  # without an engine, new requests are refused
-            run_errands(tiny_pool, [next(numbers)], outcomes, 1)
+            number = next(numbers)
+            running.add(number)
+            run_errands(tiny_pool, [number], outcomes, 1)
+            running.discard(number)
 
     with ThreadPoolExecutor(24) as clients:
         work = [clients.submit(client, one) for one in range(24)]
         draw = random.Random(1)
         try:
+            lost = set[int]()
             for _ in range(MIXED_KILLS):
                 open_to_new.set()
+                # A request that takes down three engines in a row is given up.
+                wait_until(lambda lost=lost: not lost & running, "those that lost an engine end", 300)
                 enough = sum(outcomes.ends.values()) + draw.randrange(LEAST_ENDS, MOST_ENDS)
                 wait_until(lambda enough=enough: sum(outcomes.ends.values()) >= enough, "requests end", 300)
                 open_to_new.clear()
                 time.sleep(ARRIVAL_SECONDS)
+                lost = set(running)
                 kill(tiny_pool, "engine")
         finally:
             ended = True
