@@ -33,13 +33,13 @@ class TensorBackend:
         self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), dtype, device)
 
     def resize(self, device_blocks: int) -> None:
-        """Allocate the cache anew, of another size. Its contents are lost, and no recorded step may refer to it."""
+        """Replace the cache by one of another size, without its contents. Recorded steps must not use the old one."""
         dtype, device = self.cache.dtype, self.cache.device
         self.cache = torch.empty(0, dtype=dtype, device=device)  # not both at the same time
         self.cache = make_cache(self.geometry, device_blocks, self.block_shape(), dtype, device)
 
     def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
-        """Use other tensors of the same shapes and types from now on; no recorded step may refer to the former ones."""
+        """Use other tensors of the same shapes and types from now on. Recorded steps must not use the old ones."""
         self.cache, self.host_cache = cache, host_cache
 
     def block_shape(self) -> tuple[int, ...]:

@@ -163,7 +163,7 @@ def kept_bytes(identity: KeptIdentity) -> int:
 
 
 def kept_bytes_for(device_blocks: int, host_blocks: int, block: int) -> int:
-    """Return the bytes of a whole memory for so many blocks of so many bytes."""
+    """Return the bytes of a whole memory whose blocks have `block` bytes each."""
     return _Places.for_blocks(device_blocks, host_blocks, block).end
 
 

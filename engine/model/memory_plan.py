@@ -35,7 +35,7 @@ class Workload:
 
     @property
     def typical_tokens(self) -> int:
-        """Tokens of a typical request, prompt and answer; by default those of the longest."""
+        """Tokens of a typical request: prompt and answer. Default: a request that fills the context."""
         return sum(self.lengths) if self.lengths else self.context_tokens
 
 

@@ -46,7 +46,7 @@ def tools_of(source: str) -> CallableTools:
 def tool_call_grammar(
     tools: CallableTools, schemas: list[dict[str, Any]], options: Mapping[str, Any], tags: Mapping[str, int]
 ) -> str:
-    """Return the grammar of tool calls, in the syntax of Lark.
+    """Return the grammar of tool calls, in Lark syntax.
 
     `schemas` are those of the tools as llguidance gets them, with `options` for it. `tags` are the names of tokens that
     the model has for tags: a model trained on these does not spell them out.

@@ -1,4 +1,4 @@
-"""Keeps an engine's blocks beyond its process: finds what an earlier process left, or begins anew."""
+"""Keeps the blocks of an engine in memory that outlives its process, and adopts what an earlier process left."""
 
 import hashlib
 import logging

@@ -12,7 +12,7 @@ import stat
 import struct
 import time
 from contextlib import suppress
-from mmap import MADV_DONTDUMP, MADV_DONTFORK, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from mmap import MADV_DONTDUMP, MADV_DONTFORK, MADV_HUGEPAGE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 
 from engine.kept.kept_memory import (
@@ -109,7 +109,7 @@ class MemoryFile:
         self._map.madvise(MADV_DONTFORK)
         self._map.madvise(MADV_DONTDUMP)
         with suppress(OSError, ValueError):  # kernels without large pages for shared memory
-            self._map.madvise(14)  # MADV_HUGEPAGE
+            self._map.madvise(MADV_HUGEPAGE)
         return KeptMemory(memoryview(self._map), identity)
 
     def _mapped(self, size: int) -> mmap:

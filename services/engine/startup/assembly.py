@@ -93,8 +93,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     loaded = kept(loaded, chosen.decoder, settings.weights)
     if measurement:
         capacity = replace(capacity, device_blocks=len(chosen.backend.cache) - 1)
-    from_files = isinstance(chosen.decoder, NativeDecoder) and chosen.decoder.from_files
-    if kernels and settings.kernels_folder and loaded.model and from_files:
+    if kernels and settings.kernels_folder and loaded.model and _is_from_files(chosen.decoder):
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
     kept_blocks = _kept(kept_place, loaded, capacity, chosen, kernels) if kept_place else None
@@ -118,11 +117,17 @@ def assemble(settings: EngineSettings) -> EngineParts:
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
     log_formats(settings, loaded)
-    watched: Runner = WatchedRunner(runner, check_of(device))
-    if kept_blocks:
-        watched = SealingRunner(watched, kept_blocks.seals)
+    watched = _sealing(WatchedRunner(runner, check_of(device)), kept_blocks)
     parts = with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults
     return EngineParts(*parts, kept_blocks)
+
+
+def _is_from_files(decoder: Decoder) -> bool:
+    return isinstance(decoder, NativeDecoder) and decoder.from_files
+
+
+def _sealing(runner: Runner, kept_blocks: Keeping | None) -> Runner:
+    return SealingRunner(runner, kept_blocks.seals) if kept_blocks else runner
 
 
 def _kept_place(settings: EngineSettings, device: torch.device) -> tuple[MemoryFile, ModelFiles] | None:
