@@ -1,13 +1,14 @@
 """The number and the delays of restarts of a service."""
 
-FIRST_DELAY_SECONDS = 0.5
+FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 30.0
 
 
 class Restarts:
     """Counts the restarts of one service: at most `most` without a long ready time in between, with growing delays.
 
-    A limit per time window would never end a crash loop whose every start takes longer than the window allows.
+    The first one after a ready process is at once: there is nothing to wait for, and every request waits for it. A
+    limit per time window would never end a crash loop whose every start takes longer than the window allows.
     """
 
     def __init__(self, most: int, reset_seconds: float) -> None:
@@ -25,6 +26,7 @@ class Restarts:
             self.count = 0
         if self.count >= self.most:
             return None
-        delay = min(FIRST_DELAY_SECONDS * 2.0 ** min(self.count, 64), LONGEST_DELAY_SECONDS)
         self.count += 1
-        return delay
+        if ready_seconds and self.count == 1:
+            return 0.0
+        return min(FIRST_DELAY_SECONDS * 2.0 ** min(max(self.count - 2, 0), 64), LONGEST_DELAY_SECONDS)

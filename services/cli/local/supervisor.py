@@ -159,7 +159,8 @@ class Supervisor:
             if delay is None:
                 raise ServiceFailed(_given_up(service, restarts))
             number = f"restart {restarts.count} of at most {restarts.most}"
-            summary = f"{service.exit_summary()}: starting it again in {delay:g} s, {number}"
+            when = f"in {delay:g} s" if delay else "at once"
+            summary = f"{service.exit_summary()}: starting it again {when}, {number}"
             self._show(_SERVE, summary, logging.WARNING if service.was_stopped else logging.ERROR)
             await asyncio.sleep(delay)
             await service.start()

@@ -24,8 +24,10 @@ def test_consecutive_restarts_are_bounded_and_their_delays_grow(most: int, uptim
         if delay is None:
             return
         row.append(delay)
-        assert row[0] == FIRST_DELAY_SECONDS
-        assert all(second == min(2 * first, LONGEST_DELAY_SECONDS) for first, second in itertools.pairwise(row))
+        if len(row) == 1:
+            assert delay == (0.0 if ready_seconds else FIRST_DELAY_SECONDS)
+        assert all(delay == FIRST_DELAY_SECONDS for delay in row[1:2])
+        assert all(second == min(2 * first, LONGEST_DELAY_SECONDS) for first, second in itertools.pairwise(row[1:]))
 
 
 @pytest.mark.parametrize("reset_seconds", [0.0, RESET])

@@ -69,7 +69,7 @@ def test_a_request_continues_when_services_are_killed_and_restarted(
         for label in labels:
             restart = two_engines.output.wait_for(f"{label} was ended by SIGKILL: starting it again", after=line)
             assert restart.startswith("serve     | ERROR ")
-            assert restart.endswith(" in 0.5 s, restart 1 of at most 5")
+            assert restart.endswith(" at once, restart 1 of at most 5")
         assert answer.result().token_ids == expected
     for number in (0, 1):  # also at a new KV manager
         two_engines.output.wait_for(f"engine attached engine=pair-{number} ", after=line)
@@ -87,7 +87,7 @@ def test_a_terminated_service_is_restarted(two_engines: RunningQuire) -> None:
     line = len(two_engines.lines)
     processes(two_engines)["gateway"].terminate()
     restart = two_engines.output.wait_for("starting it again", after=line)
-    assert restart.startswith("serve     | WARNING gateway was stopped: starting it again in ")
+    assert restart.startswith("serve     | WARNING gateway was stopped: starting it again ")
     two_engines.output.wait_for("gateway is ready", after=line)
 
 
