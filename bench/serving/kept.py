@@ -124,6 +124,7 @@ class _Engine:
             *("engine", "--listen", f"unix:{self.folder}/engine.sock", "--kvmanager", self.kvmanager),
             *("--model", str(model), "--device-blocks", str(TRACE_BLOCKS), "--engine-id", "engine"),
             *("--keep-blocks", f"{self.folder}/kept"),
+            *("--max-waiting", str(2 * REQUESTS)),
             module="bench.loads.null_engine",
         )
         engine.output.wait_for("engine is ready")
@@ -138,7 +139,10 @@ def _hit_rate(*, killed: bool) -> float:
         stack.enter_context(closing(manager))
         one = _Engine(folder, manager.address)
         engine = one.start()
-        gateway = RunningService("gateway", "--listen", f"unix:{folder}/gateway.sock", "--engines", engine.address)
+        # The trace's bursts, ten times as fast, are more than a gateway takes by default.
+        bounds = "--max-requests", str(2 * REQUESTS), "--max-queued-tokens", "200000000"
+        listen = "--listen", f"unix:{folder}/gateway.sock", "--engines", engine.address
+        gateway = RunningService("gateway", *listen, *bounds)
         stack.enter_context(closing(gateway))
         cached = prompts = 0.0
         for part in _parts(folder):
