@@ -139,6 +139,7 @@ def _hit_rate(*, killed: bool) -> float:
         stack.enter_context(closing(manager))
         one = _Engine(folder, manager.address)
         engine = one.start()
+        stack.callback(lambda: engine.close())  # the last one, also where a load fails
         # The trace's bursts, ten times as fast, are more than a gateway takes by default.
         bounds = "--max-requests", str(2 * REQUESTS), "--max-queued-tokens", "200000000"
         listen = "--listen", f"unix:{folder}/gateway.sock", "--engines", engine.address
@@ -154,7 +155,6 @@ def _hit_rate(*, killed: bool) -> float:
             cached, prompts = cached + (run.summary.cached_tokens or 0), prompts + run.summary.input_tokens
             if killed:
                 engine = _killed(one, engine, gateway)
-        engine.close()
         return cached / prompts
 
 

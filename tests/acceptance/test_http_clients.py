@@ -93,8 +93,13 @@ def test_langchain_completes_texts(langchain: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def litellm() -> Iterator[Any]:
+    before = dict(os.environ)
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else litellm downloads it
     import litellm  # slow to import
+
+    # It loads the .env of this folder, whose variables are those of docker compose, for all later tests.
+    os.environ.clear()
+    os.environ.update(before)
 
     with httpx.Client(timeout=CALL_SECONDS) as client, asyncio.Runner() as runner:
         # litellm would create an event loop for the thread and never close it, which fails a later test.
