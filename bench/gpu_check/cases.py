@@ -31,13 +31,13 @@ def triton_backend(
     blocks: int, layers: int, device: torch.device, block_size: int = BLOCK_SIZE, host_blocks: int = 0
 ) -> TritonBackend:
     """Return a backend whose cache has random contents."""
-    geometry = CacheGeometry(layers, KV_HEADS, HEAD_SIZE)
+    geometry = CacheGeometry.uniform(layers, KV_HEADS, HEAD_SIZE)
     return _random(TritonBackend(geometry, block_size, blocks, DTYPE, device, host_blocks))
 
 
 def flex_backend(blocks: int, layers: int, device: torch.device, block_size: int) -> FlexBackend:
     """Return a backend of FlexAttention whose cache has random contents."""
-    return _random(FlexBackend(CacheGeometry(layers, KV_HEADS, HEAD_SIZE), block_size, blocks, DTYPE, device))
+    return _random(FlexBackend(CacheGeometry.uniform(layers, KV_HEADS, HEAD_SIZE), block_size, blocks, DTYPE, device))
 
 
 def blocks_of(lengths: Sequence[int], block_size: int = BLOCK_SIZE) -> int:

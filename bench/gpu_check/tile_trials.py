@@ -70,7 +70,7 @@ class TileTrials:
         self.head_size = head_size
         self.repetitions = repetitions
         blocks = max(map(blocks_of, [*batches, (prompt,)]))
-        geometry = CacheGeometry(_LAYERS, KV_HEADS, head_size)
+        geometry = CacheGeometry.uniform(_LAYERS, KV_HEADS, head_size)
         self._backend = TritonBackend(geometry, BLOCK_SIZE, blocks, DTYPE, device)
         self._backend.cache.normal_()
         self._device = device

@@ -10,6 +10,7 @@ from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.tensor_backend import TensorBackend
 from engine.attention.upload import upload
+from engine.errors import BackendUnavailable
 from engine.triton_kernels.block_copy import copy_blocks, swap_blocks
 from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode
@@ -40,19 +41,26 @@ class TritonBackend(TensorBackend):
         host_blocks: int = 0,
     ) -> None:
         """Allocate the cache (by default on the current GPU), and the host tier if it has blocks."""
+        if not geometry.is_uniform:
+            raise BackendUnavailable("its kernels need layers with the same KV heads and head size")
+        self._heads, self._size = geometry.layers[0].kv_heads, geometry.layers[0].key_size
         super().__init__(geometry, block_size, device_blocks, dtype, device or torch.device("cuda"), host_blocks)
         self._tunings: dict[int, Tuning] = {}
         self._listed: tuple[PagedBatch, dict[tuple[int, int | None], WorkList]] | None = None
 
-    def block_shape(self) -> tuple[int, ...]:
+    def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
         """Return (KV heads, slots, head size)."""
-        return (self.geometry.kv_heads, self.block_size, self.geometry.head_size)
+        return (kv_heads, self.block_size, size)
+
+    def _layer(self, number: int) -> PagedLayer:
+        layers, shape = len(self.geometry.layers), self.part_shape(self._heads, self._size)
+        return PagedLayer(self.cache.view(len(self.cache), layers, 2, *shape), number)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Write each token's K and V to its slot; tokens with negative slots are padding."""
         if len(key):
             key, value = self._elements_together(key), self._elements_together(value)
-            write_cache(key, value, batch.slots, PagedLayer(self.cache, layer), self._tuning(1))
+            write_cache(key, value, batch.slots, self._layer(layer), self._tuning(1))
 
     def write_rotated(
         self,
@@ -71,7 +79,7 @@ class TritonBackend(TensorBackend):
         With `norms`, each head of Q and K is normalized first. Tokens with negative positions or slots are padding.
         """
         if len(query):
-            write_rotated(projected, positions, rotations, query, PagedLayer(self.cache, layer), slots, norms)
+            write_rotated(projected, positions, rotations, query, self._layer(layer), slots, norms)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with one kernel for decoding sequences and one for prompts, as far as the batch has them."""
@@ -93,12 +101,12 @@ class TritonBackend(TensorBackend):
             self.decode(layer, query, output, batch, scoring, work)
         if len(work.tiles):
             tuning = self._tuning(self._group(heads))
-            prefill(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
+            prefill(query, output, self._layer(layer), batch, work, ScoreFactors.of(scoring), tuning)
 
     def work_list(self, sequences: int, heads: int, tiles: int = 0) -> WorkList:
         """Allocate a work list for `sequences` sequences of any length and `tiles` tiles of prompts."""
         tuning = self._tuning(self._group(heads))
-        return WorkList.allocate(sequences, tiles, heads, PagedLayer(self.cache, 0), tuning)
+        return WorkList.allocate(sequences, tiles, heads, self._layer(0), tuning)
 
     def list_work(self, work: WorkList, batch: PagedBatch, heads: int, window: int | None) -> None:
         """Fill the work list of a batch, once for all layers with the same window.
@@ -106,7 +114,7 @@ class TritonBackend(TensorBackend):
         Sequences without tokens have no work.
         """
         group = self._group(heads)
-        list_work(work, batch, self.geometry.kv_heads, group, window, self._tuning(group))
+        list_work(work, batch, self._heads, group, window, self._tuning(group))
 
     def decode(
         self,
@@ -122,7 +130,7 @@ class TritonBackend(TensorBackend):
         The work must have been listed for this batch and window.
         """
         tuning = self._tuning(self._group(query.shape[1]))
-        decode(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
+        decode(query, output, self._layer(layer), batch, work, ScoreFactors.of(scoring), tuning)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs in one launch."""
@@ -154,11 +162,11 @@ class TritonBackend(TensorBackend):
         return lists[heads, window]
 
     def _group(self, heads: int) -> int:
-        return heads // self.geometry.kv_heads
+        return heads // self._heads
 
     def _tuning(self, group: int) -> Tuning:
         if group not in self._tunings:
-            self._tunings[group] = tuning_for(self.geometry.head_size, self.cache.dtype, group, self.cache.device)
+            self._tunings[group] = tuning_for(self._size, self.cache.dtype, group, self.cache.device)
         return self._tunings[group]
 
     def _elements_together(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -87,7 +87,7 @@ class Driver(SimpleNamespace):
 
 
 def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: int, scoring: Scoring) -> None:
-    backend = TritonBackend(CacheGeometry(2, kv_heads, size), block_size, 8, dtype, CPU, host_blocks=2)
+    backend = TritonBackend(CacheGeometry.uniform(2, kv_heads, size), block_size, 8, dtype, CPU, host_blocks=2)
     work = [Work(1, (0,), 2 * block_size, (1, 2, 3), True, Sampling()), Work(2, (0,) * 9, 0, (4,), True, Sampling())]
     batch = PagedBatch.of(work, block_size, CPU)
     heads = kv_heads * group

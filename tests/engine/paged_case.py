@@ -76,7 +76,7 @@ class Case:
 
     @property
     def geometry(self) -> CacheGeometry:
-        return CacheGeometry(self.layers, self.kv_heads, self.head_size)
+        return CacheGeometry.uniform(self.layers, self.kv_heads, self.head_size)
 
     def run(self) -> float:
         """Return the largest error of paged attention over all fed tokens."""

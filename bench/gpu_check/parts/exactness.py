@@ -159,7 +159,7 @@ def _rotation_error(rows: int, device: torch.device) -> float:
     heads = projected.view(rows, -1, HEAD_SIZE)
     expected = references.rotated(heads[:, : HEADS + KV_HEADS], rotations)
     blocks, offsets = batch.slots // BLOCK_SIZE, batch.slots % BLOCK_SIZE
-    key, value = (backend.cache[blocks, 1, part, :, offsets] for part in (0, 1))
+    key, value = (part[blocks, :, offsets] for part in (backend.keys(1), backend.values(1)))
     assert torch.equal(value, heads[:, HEADS + KV_HEADS :]), "V differs"
     return worst_row(torch.cat((query, key), dim=1), expected)
 

@@ -58,7 +58,7 @@ class Step {
     }
     attention_ = {cache_of(c, nullptr),
                   {b.sequences, b.first, b.ends, b.tables, b.width},
-                  {d.scaling, 0.0f, 0},
+                  {d.scaling, 0.0f, 0, nullptr},
                   d.heads,
                   coded_};
   }

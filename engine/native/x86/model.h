@@ -43,14 +43,15 @@ struct CacheView {
   int64_t block_stride;
   int64_t layer_stride;
   int64_t value_offset;
-  int64_t head_stride;
-  int32_t block_size, heads, head_size;
+  int64_t key_head_stride, value_head_stride;
+  int32_t block_size, heads, key_size, value_size;
   int32_t type;  // 1: bfloat16, 3: codes
 };
 
 // The cache of a layer whose K begins at `data`.
 inline Cache cache_of(const CacheView& c, void* data) {
-  return {data, c.block_stride, c.value_offset, c.head_stride, c.block_size, c.heads, c.head_size};
+  const Part key{0, c.key_head_stride, c.key_size}, value{c.value_offset, c.value_head_stride, c.value_size};
+  return {data, c.block_stride, key, value, c.block_size, c.heads};
 }
 
 struct Batch {

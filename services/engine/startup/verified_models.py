@@ -44,7 +44,7 @@ class VerifiedModel:
         return LoadedModel(
             model=None,
             device=torch.device("cpu"),
-            geometry=CacheGeometry(shape.layers, shape.kv_heads, shape.head_size),
+            geometry=CacheGeometry.uniform(shape.layers, shape.kv_heads, shape.head_size),
             context_tokens=self.context_tokens,
             vocabulary_size=shape.vocabulary,
             eos_token_ids=frozenset(self.eos_token_ids),

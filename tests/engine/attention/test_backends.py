@@ -26,6 +26,8 @@ from tests.engine.native_kernels import kernels
 from tests.engine.paged_case import Case, Feed, MakeBackend, Moved, naive_attention
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
+uniform = CacheGeometry.uniform
+
 LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
 DECODING = [Feed(prefix, 1) for prefix in (0, 1, 14, 15, 16, 17, 63, 64, 200, 777)]
 PROMPTS = [Feed(0, 37), Feed(0, 1), Feed(33, 19), Feed(64, 64)]
@@ -184,7 +186,7 @@ def test_the_result_does_not_depend_on_how_the_work_is_split(threads: int) -> No
 
 @pytest.mark.parametrize("make", ["torch", "cpu avx512-bf16", "cpu avx2", "triton"], indirect=True)
 @pytest.mark.parametrize("dtype", PROPERTIES["dtype"], ids=str)
-@pytest.mark.parametrize("geometry", [CacheGeometry(3, 2, 16), CacheGeometry(1, 1, 1), CacheGeometry(2, 3, 5)])
+@pytest.mark.parametrize("geometry", [uniform(3, 2, 16), uniform(1, 1, 1), uniform(2, 3, 5)])
 def test_copies_and_swaps_move_whole_blocks(make: MakeBackend, geometry: CacheGeometry, dtype: torch.dtype) -> None:
     backend = make(geometry, 3, 6, dtype, host_blocks=4)
     bits = backend.cache.view(torch.uint8)
@@ -203,7 +205,7 @@ def test_copies_and_swaps_move_whole_blocks(make: MakeBackend, geometry: CacheGe
 @pytest.mark.parametrize("make", ["flex", "triton"], indirect=True)
 def test_tensors_may_have_the_strides_of_transformers(make: MakeBackend) -> None:
     """Transformers' K, V and queries have heads before tokens, or are slices of one product."""
-    backend = make(CacheGeometry(1, 2, 16), 8, 4, torch.float32)
+    backend = make(uniform(1, 2, 16), 8, 4, torch.float32)
     batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, DEVICE)
     key = torch.randn(2, 30, 16).transpose(0, 1)
     whole = torch.randn(30, 5 * 16)
@@ -215,7 +217,7 @@ def test_tensors_may_have_the_strides_of_transformers(make: MakeBackend) -> None
 
 
 def test_an_empty_batch_has_an_empty_output(make: MakeBackend) -> None:
-    backend = make(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
+    backend = make(uniform(1, 2, 16), 16, 2, torch.float32)
     device = backend.cache.device
     batch = PagedBatch.of([], 16, device)
     empty = torch.empty(0, 2, 16, device=device)
@@ -225,7 +227,9 @@ def test_an_empty_batch_has_an_empty_output(make: MakeBackend) -> None:
 
 # Blocks of 360 KiB, and of a size that is no multiple of a vector register.
 @pytest.mark.parametrize(
-    ("geometry", "block_size"), [(CacheGeometry(30, 3, 64), 16), (CacheGeometry(5, 3, 26), 3)], ids=["large", "odd"]
+    ("geometry", "block_size"),
+    [(uniform(30, 3, 64), 16), (uniform(5, 3, 26), 3)],
+    ids=["large", "odd"],
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
@@ -251,4 +255,4 @@ def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
 
 def test_heads_larger_than_the_kernels_support_are_refused() -> None:
     with pytest.raises(ModelUnsupported, match="head size must be at most 256 for the CPU kernels, not 272"):
-        CpuBackend(kernels(), CacheGeometry(1, 1, 272), 16, 2)
+        CpuBackend(kernels(), uniform(1, 1, 272), 16, 2)

@@ -81,7 +81,7 @@ def _attended_with(feeds: list[tuple[int, int]], shuffle: bool) -> torch.Tensor:
     blocks = list(range(1, 61))
     if shuffle:
         random.Random(5).shuffle(blocks)
-    backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 60, torch.float32)
+    backend = make_triton_backend()(CacheGeometry.uniform(1, 2, 16), 16, 60, torch.float32)
     work = []
     for number, (prefix, fed) in enumerate(feeds):
         table = tuple(blocks.pop() for _ in range(blocks_for(prefix + fed, 16)))
@@ -102,7 +102,7 @@ def _write(backend: TritonBackend, *work: Work) -> None:
 
 def test_layers_with_different_windows_share_a_batch() -> None:
     torch.manual_seed(1)
-    backend = make_triton_backend()(CacheGeometry(1, 1, 16), 16, 30, torch.float32)
+    backend = make_triton_backend()(CacheGeometry.uniform(1, 1, 16), 16, 30, torch.float32)
     table = tuple(range(1, 26))
     key, value = torch.randn(2, 400, 1, 16)
     prefix = PagedBatch.of([Work(1, (0,) * 399, 0, table, True, Sampling())], 16, DEVICE)
@@ -126,7 +126,7 @@ class TestRecorded:
     @pytest.fixture
     def backend(self) -> TritonBackend:
         torch.manual_seed(0)
-        backend: TritonBackend = make_triton_backend()(CacheGeometry(2, 2, 16), 16, 150, torch.float32)
+        backend: TritonBackend = make_triton_backend()(CacheGeometry.uniform(2, 2, 16), 16, 150, torch.float32)
         backend.cache.normal_()
         backend.cache[0] = math.nan
         return backend
@@ -142,7 +142,7 @@ class TestRecorded:
     def check(
         self, backend: TritonBackend, batch: PagedBatch, query: torch.Tensor, output: torch.Tensor, lengths: list[int]
     ) -> None:
-        cache = backend.cache[:, 1].cpu().double()
+        cache = torch.stack((backend.keys(1), backend.values(1)), dim=1).cpu().double()
         for row, length in enumerate(lengths):
             expected = torch.full(query.shape[1:], 7.0)
             if length:
@@ -188,7 +188,7 @@ class TestRecorded:
 
 class TestBlocks:
     def test_a_block_of_more_than_one_program_is_copied_whole(self) -> None:
-        backend = make_triton_backend()(CacheGeometry(5, 4, 128), 32, 3, torch.float32)
+        backend = make_triton_backend()(CacheGeometry.uniform(5, 4, 128), 32, 3, torch.float32)
         backend.cache.normal_()
         before = backend.cache.clone()
         backend.copy_blocks([Copy(1, 3)])
@@ -209,7 +209,7 @@ class TestBlocks:
             plain(kernel, *arguments, grid=grid, **named)
 
         monkeypatch.setattr(InterpretedFunction, "run", run)
-        backend = make_triton_backend()(CacheGeometry(2, 2, 4), 4, 40, torch.float32, host_blocks=40)
+        backend = make_triton_backend()(CacheGeometry.uniform(2, 2, 4), 4, 40, torch.float32, host_blocks=40)
         assert backend.host_cache is not None
         source, target = backend.cache, backend.host_cache
         if direction is Direction.HOST_TO_DEVICE:
@@ -222,7 +222,7 @@ class TestBlocks:
         assert launched == [(16,)]
 
     def test_a_write_changes_its_own_slots_only_and_attending_and_padding_none(self) -> None:
-        backend = make_triton_backend()(CacheGeometry(3, 2, 4), 4, 6, torch.float32)
+        backend = make_triton_backend()(CacheGeometry.uniform(3, 2, 4), 4, 6, torch.float32)
         backend.cache.normal_()
         expected = backend.cache.clone()
         work = [Work(1, (0,) * 3, 2, (5, 2), True, Sampling()), Work(2, (0,), 4, (1, 6), True, Sampling())]

@@ -197,9 +197,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str, name:
 @pytest.mark.parametrize(
     ("family", "geometry"),
     [
-        ("llama", CacheGeometry(LAYERS, 2, 16)),
-        ("gpt2", CacheGeometry(LAYERS, 4, 16)),
-        ("opt", CacheGeometry(LAYERS, 4, 16)),
+        ("llama", CacheGeometry.uniform(LAYERS, 2, 16)),
+        ("gpt2", CacheGeometry.uniform(LAYERS, 4, 16)),
+        ("opt", CacheGeometry.uniform(LAYERS, 4, 16)),
     ],
 )
 def test_geometry_context_and_vocabulary_are_those_of_the_model(
@@ -210,7 +210,7 @@ def test_geometry_context_and_vocabulary_are_those_of_the_model(
     assert loaded.context_tokens == 2048
     assert loaded.vocabulary_size == 384
     assert loaded.eos_token_ids == {0}
-    assert geometry.block_bytes(8, torch.bfloat16) == LAYERS * 2 * 8 * geometry.kv_heads * 16 * 2
+    assert geometry.block_bytes(8, torch.bfloat16) == LAYERS * 2 * 8 * geometry.layers[0].kv_heads * 16 * 2
 
 
 @pytest.mark.parametrize(
