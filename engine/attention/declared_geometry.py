@@ -5,20 +5,25 @@ from typing import Any
 from engine.attention.cache import CacheGeometry, LayerShape
 from engine.attention.llama_shape import head_size
 
+# KV heads of a kind of layers, in those that the configuration has, where transformers' class multiplies them.
+_MULTIPLES = {("mimo_v2_flash", "sliding_attention"): 2}
+
 
 def declared_geometry(config: Any) -> CacheGeometry:
     """Return the shape of K and V of each layer of a text configuration. Raises AttributeError if it lacks numbers."""
-    return CacheGeometry(tuple(_layer(config.per_layer_config[number]) for number in range(config.num_hidden_layers)))
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    layers = zip(kinds, config.per_layer_config, strict=False)
+    return CacheGeometry(tuple(_layer(one, _MULTIPLES.get((config.model_type, kind), 1)) for kind, one in layers))
 
 
-def _layer(config: Any) -> LayerShape:
+def _layer(config: Any, multiple: int) -> LayerShape:
     heads: int = config.num_attention_heads
     value_size = getattr(config, "v_head_dim", None)
     if rotated := getattr(config, "qk_rope_head_dim", None):
         # Multi-head latent attention, expanded: each head has its own K and V.
         return LayerShape(heads, config.qk_nope_head_dim + rotated, value_size or head_size(config))
     size = head_size(config)
-    return LayerShape(_kv_heads(config, heads), size, value_size or size)
+    return LayerShape(_kv_heads(config, heads) * multiple, size, value_size or size)
 
 
 def _kv_heads(config: Any, heads: int) -> int:

@@ -146,13 +146,13 @@ def _run(model: Any, positions: torch.Tensor, cache: Cache | None = None) -> _Pr
     positions = positions.to(model.device)
     tokens = positions % model.config.get_text_config().vocab_size
     kept = torch.arange(1, len(positions), device=model.device)
-    further = {"past_key_values": cache} if cache else {}
+    further = {} if cache is None else {"past_key_values": cache}
     try:
         with torch.inference_mode():
             output = model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
-                use_cache=bool(cache),
+                use_cache=cache is not None,
                 logits_to_keep=kept,
                 paged=paged,
                 **further,

@@ -43,8 +43,8 @@ class TestBlocks:
         backend.write(1, key, value, batch)
         backend.attend(0, torch.randn(4, 4, 4), batch, Scoring(1.0))
         for token, (block, slot) in enumerate(places):
-            assert torch.equal(backend.cache[block, 1, 0, slot], key[token])
-            assert torch.equal(backend.cache[block, 1, 1, slot], value[token])
+            assert torch.equal(backend.keys(1)[block, slot], key[token])
+            assert torch.equal(backend.values(1)[block, slot], value[token])
             for part in backend.layout.parts[1]:
                 part.of(before)[block, slot] = part.of(backend.cache)[block, slot]
         assert torch.equal(backend.cache, before)

@@ -41,6 +41,8 @@ PROPERTIES: dict[str, Sequence[Any]] = {
     "softcap": [None, 20.0],
     "poison": [math.nan, math.inf],
     "moved": [None, "copied", "swapped"],
+    "sinks": [False, True],
+    "value_size": [0, 48],
 }
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
@@ -94,6 +96,8 @@ def run(make: MakeBackend, row: dict[str, Any]) -> float:
         moved=row["moved"],
         dtype=row["dtype"],
         coded=row.get("coded", False),
+        sinks=row.get("sinks", False),
+        value_size=row.get("value_size", 0),
         make=make,
     )
     return case.run() / TOLERANCES[row["dtype"]]
@@ -128,6 +132,9 @@ def test_attention_over_blocks_is_attention(make: MakeBackend, row: dict[str, An
     assert run(make, row) < 1
 
 
+WINDOWS, CAPS = st.none() | st.integers(1, 150), st.none() | st.floats(0.5, 20)
+
+
 @pytest.mark.parametrize(("make", "examples"), [("torch", 60), ("flex", 25), ("triton", 15)], indirect=["make"])
 def test_any_batch_of_any_shape(make: MakeBackend, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True)
@@ -136,12 +143,14 @@ def test_any_batch_of_any_shape(make: MakeBackend, examples: int) -> None:
             st.builds(Feed, st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 5, 19])), min_size=1, max_size=4
         ),
         sizes=st.tuples(st.integers(1, 20), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)),
-        scoring=st.builds(Scoring, st.just(0.3), st.none() | st.integers(1, 150), st.none() | st.floats(0.5, 20)),
+        value_size=st.integers(0, 20),
+        sinks=st.booleans(),
+        scoring=st.builds(Scoring, st.just(0.3), WINDOWS, CAPS, st.none()),
         poison=st.sampled_from([math.nan, math.inf, -math.inf]),
         seed=st.integers(0, 10**6),
     )
-    def check(feeds: list[Feed], sizes: tuple[int, int, int, int], scoring: Scoring, poison: float, seed: int) -> None:
-        assert Case(feeds, *sizes, scoring, poison=poison, seed=seed, make=make).run() < 2e-5
+    def check(feeds: list[Feed], sizes: tuple[int, int, int, int], **given: Any) -> None:
+        assert Case(feeds, *sizes, make=make, **given).run() < 2e-5
 
     check()
 
@@ -254,5 +263,5 @@ def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
 
 
 def test_heads_larger_than_the_kernels_support_are_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="head size must be at most 256 for the CPU kernels, not 272"):
-        CpuBackend(kernels(), uniform(1, 1, 272), 16, 2)
+    with pytest.raises(ModelUnsupported, match="head size must be at most 512 for the CPU kernels, not 528"):
+        CpuBackend(kernels(), uniform(1, 1, 528), 16, 2)
