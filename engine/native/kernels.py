@@ -55,7 +55,18 @@ class NativeLayer(Structure):
     _fields_: ClassVar[Sequence[Any]] = [
         *((name, NativeMatrix) for name in ("projections", "output", "gates", "down")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "projection_bias", "query_norm", "key_norm")),
+        *((name, c_void_p) for name in ("output_bias", "sinks", "router", "router_bias", "gates_bias", "down_bias")),
         ("window", c_int32),
+    ]
+
+
+class NativeExperts(Structure):
+    """The shape of a model's mixtures of experts; all zero without any."""
+
+    _fields_: ClassVar[Sequence[Any]] = [
+        *((name, c_int32) for name in ("count", "chosen", "intermediate", "of_all")),
+        ("limit", c_float),
+        ("alpha", c_float),
     ]
 
 
@@ -69,6 +80,7 @@ class NativeModel(Structure):
         ),
         ("epsilon", c_float),
         ("scaling", c_float),
+        ("experts", NativeExperts),
         ("layer", POINTER(NativeLayer)),
         *((name, NativeMatrix) for name in ("embedding", "head")),
         *((name, c_void_p) for name in ("final_norm", "cosine", "sine")),
