@@ -63,6 +63,10 @@ EXPERTS: Table = {
     },
     "dbrx": {
         "": {
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 4,
+            "max_seq_len": 128,
             "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
             "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
         }

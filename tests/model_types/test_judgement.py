@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from engine.attention import TorchBackend
+from tests.engine_in_process import ModelEngine
 from tests.model_types import judgement
 from tests.model_types.cases import TABLE, Case, case_named, cases, causal_types, configuration
 from tests.model_types.checkpoints import write_checkpoint
@@ -58,7 +59,7 @@ def test_a_backend_that_ignores_windows_is_wrong(tmp_path: Path) -> None:
 def test_an_answer_that_is_wrong_with_others_only_names_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate = judgement.ModelEngine.generate
+    generate = ModelEngine.generate
 
     def faulty(self: Any, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         answers = generate(self, prompts, max_tokens)
@@ -66,7 +67,7 @@ def test_an_answer_that_is_wrong_with_others_only_names_the_way(
             answers[1][3] = (answers[1][3] + 1) % 300
         return answers
 
-    monkeypatch.setattr(judgement.ModelEngine, "generate", faulty)
+    monkeypatch.setattr(ModelEngine, "generate", faulty)
     found = judge(MISTRAL, tmp_path / "model")
     assert found.outcome == "wrong"
     assert found.reason.startswith(f"together: token 3 after {judgement.LENGTHS[1]} tokens is ")
@@ -114,4 +115,4 @@ def test_a_type_that_the_table_lacks_gets_plain_sizes() -> None:
 def test_every_parameter_is_random(tmp_path: Path) -> None:
     assert write_checkpoint(case_named("gpt_oss"), tmp_path) == []
     stored = load_file(tmp_path / "model.safetensors")
-    assert all(len(tensor.unique()) > 1 for tensor in stored.values() if tensor.numel() > 1)
+    assert all((tensor != tensor.flatten()[0]).any() for tensor in stored.values() if tensor.numel() > 1)
