@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.model_types.dense import DENSE
-from tests.model_types.experts import EXPERTS
-from tests.model_types.hybrid import HYBRID
-from tests.model_types.latent import LATENT
-from tests.model_types.older import OLDER
 from tests.model_types.sizes import SIZES, Fields, Table
-from tests.model_types.windows import WINDOWS
+from tests.model_types.tables.dense import DENSE
+from tests.model_types.tables.experts import EXPERTS
+from tests.model_types.tables.hybrid import HYBRID
+from tests.model_types.tables.latent import LATENT
+from tests.model_types.tables.older import OLDER
+from tests.model_types.tables.windows import WINDOWS
 
 TABLE: Table = {**DENSE, **WINDOWS, **EXPERTS, **LATENT, **HYBRID, **OLDER}
 
