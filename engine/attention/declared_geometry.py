@@ -29,6 +29,8 @@ def _layer(config: Any, multiple: int) -> LayerShape:
 def _kv_heads(config: Any, heads: int) -> int:
     if hasattr(config, "multi_query"):
         return 1 if config.multi_query else heads
+    if config.model_type == "jetmoe":  # each of a token's experts has its own K and V
+        return int(config.num_key_value_heads * config.num_experts_per_tok)
     return getattr(config, "num_key_value_heads", None) or heads
 
 

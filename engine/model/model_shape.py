@@ -134,7 +134,8 @@ def _configuration(source: Path) -> Any:
 
 def _inner_size(config: Any) -> int:
     names = ("intermediate_size", "ffn_dim", "n_inner")
-    plain = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+    found = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+    plain = max(found) if isinstance(found, list) else found  # Gemma-3n has a size for each layer
     experts = getattr(config, "num_experts_per_tok", None) or 1
     return int(max(plain, (getattr(config, "moe_intermediate_size", None) or plain) * experts))
 

@@ -74,7 +74,8 @@ void take_query(const T* query, int64_t stride, int rows, int group, int size, A
 }
 
 // The factor of a row's sums: the inverse of its total weight, with that of its head's sink. `largest` is its largest score.
-inline float factor_of(float largest, float total, const float* sinks, int64_t head) {
+// Not inlined for the same reason as total_of.
+[[gnu::noipa]] inline float factor_of(float largest, float total, const float* sinks, int64_t head) {
   if (!sinks) return 1.0f / total;
   const float sink = sinks[head] * kLog2OfE, most = std::max(largest, sink);
   const float of_slots = std::exp2(largest - most);
