@@ -52,7 +52,7 @@ def test_the_grid_has_every_property() -> None:
     rows = list(rows_of({}, 1))
     for name, drawn in product(WITHIN, DRAWN):
         pairs = {(str(row[name]), str(row[drawn])) for row in rows}
-        assert len(pairs) == len(PROPERTIES[name]) * len(PROPERTIES[drawn]), "each value is combined with each drawn one"
+        assert len(pairs) == len(PROPERTIES[name]) * len(PROPERTIES[drawn]), "each value is combined with each drawn"
 
 
 @pytest.mark.parametrize("heads", PROPERTIES["heads"], ids=str)
