@@ -27,7 +27,7 @@ ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom models compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ mutants: .venv/installed model ## seed faults in the product and count those tha
 
 fuzz-http: .venv/installed ## run schemathesis against the HTTP API for some minutes
 	QUIRE_FUZZ=1 $(BIN)/pytest tests/services/gateway/http/test_openapi.py --timeout=1200 $(ARGS)
+
+models: .venv/installed ## compare every causal model type of transformers with its own answers; ARGS may name some
+	$(BIN)/python -m tests.model_types $(ARGS)
 
 wheel: .venv/installed ## serve from a wheel in an empty environment after changes of packaging or dependencies
 	$(BIN)/python deploy/build_wheel.py build/wheel

@@ -62,7 +62,8 @@ def check_cached_blocks(folder: Path, pool: kvmanager.Pool, backend: TorchBacken
     for block, tokens in sorted(tokens_of.items(), key=lambda item: len(item[1]), reverse=True):
         if tokens not in expected:
             expected |= _contents_along(folder, tokens, pool.spec.block_size)
-        _compare(block, backend.cache[block], expected[tokens])
+        held = [(backend.keys(layer)[block], backend.values(layer)[block]) for layer in range(len(expected[tokens]))]
+        _compare(block, torch.stack([torch.stack(parts) for parts in held]), expected[tokens])
     return len(tokens_of)
 
 

@@ -1,6 +1,7 @@
 """The names that the source tree defines, to check pages that quote them."""
 
 import ast
+import json
 import re
 import subprocess
 from collections import defaultdict
@@ -26,6 +27,7 @@ TOP_FILES = (".dockerignore", ".env", "Dockerfile", "Makefile", "docker-compose.
 PRODUCT = ("blocks", "engine", "kvmanager", "services", "simulation", "bench", "deploy", "helm")
 CHART = ROOT / "helm" / "quire"
 FAMILIES = "tests/engine/families.py"  # which docs/models.md lists
+MODEL_TYPES = ROOT / "docs" / "model-types.json"  # which docs/model-types.md lists
 PROTOS = (decoding_pb2, engine_pb2, gateway_pb2, kvmanager_pb2, records_pb2)
 SAMPLES = {"gauge": ("",), "counter": ("_total",), "histogram": ("", "_bucket", "_sum", "_count"), "info": ("_info",)}
 HOLE = "\N{OBJECT REPLACEMENT CHARACTER}"
@@ -122,8 +124,8 @@ def messages() -> dict[str, set[str]]:
 
 @cache
 def words() -> frozenset[str]:
-    """All words of the product's code, without docstrings and comments."""
-    found: set[str] = set()
+    """All words of the product's code, without docstrings and comments, and the model types of transformers."""
+    found = {word for one in json.loads(MODEL_TYPES.read_text())["cases"] for word in _WORD.findall(one["case"])}
     for tree in modules().values():
         found.update(word for text in _texts(tree) for word in _WORD.findall(text))
         found.update(_identifiers(tree))

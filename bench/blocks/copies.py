@@ -28,7 +28,7 @@ from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache
 
 REPETITIONS = 15
-GEOMETRY = CacheGeometry(layers=30, kv_heads=3, head_size=64)
+GEOMETRY = CacheGeometry.uniform(layers=30, kv_heads=3, head_size=64)
 BLOCK_SIZE, BLOCKS, COPIED = 16, 1024, 256
 DTYPE = torch.bfloat16
 COPIED_BYTES = COPIED * GEOMETRY.block_bytes(BLOCK_SIZE, DTYPE)

@@ -32,12 +32,13 @@ from services.models.model_store import default_cache
 
 REPETITIONS = 12
 SEQUENCES, CONTEXT, BLOCK_SIZE, GROUP = 32, 1024, 16, 3
-GEOMETRY = CacheGeometry(layers=30, kv_heads=3, head_size=64)
+LAYERS, KV_HEADS, HEAD_SIZE = 30, 3, 64
+GEOMETRY = CacheGeometry.uniform(LAYERS, KV_HEADS, HEAD_SIZE)
 PROMPTS = (8_192, 32_768, 100_000)
 CHUNK = 2_048
 PROMPT_REPETITIONS = 5
 BLOCKS = SEQUENCES * CONTEXT // BLOCK_SIZE
-SCORING = Scoring(GEOMETRY.head_size**-0.5)
+SCORING = Scoring(HEAD_SIZE**-0.5)
 DTYPE = torch.bfloat16
 CPU = torch.device("cpu")
 CODE = ("engine/attention", "engine/native", "bench/engine/kernels.py")
@@ -51,10 +52,10 @@ Seconds = dict[str, list[float]]
 def main() -> None:
     """Measure everything, and publish it."""
     kernels = load_kernels(str(default_cache().parent / "kernels"))
-    query = torch.randn(SEQUENCES, GEOMETRY.kv_heads * GROUP, GEOMETRY.head_size, dtype=DTYPE)
+    query = torch.randn(SEQUENCES, KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE)
     ways = _ways(kernels, query)
     seconds = take_turns(ways, repeated(REPETITIONS, "kernels"))
-    kv_bytes = GEOMETRY.layers * 2 * SEQUENCES * CONTEXT * GEOMETRY.kv_heads * GEOMETRY.head_size * DTYPE.itemsize
+    kv_bytes = LAYERS * 2 * SEQUENCES * CONTEXT * KV_HEADS * HEAD_SIZE * DTYPE.itemsize
     rate = round(kv_bytes / median(seconds["paged"]) / 1e9, 2)
     rows = [
         row("kernels", "decode_gigabytes_per_second", rate, "GB/s", terms={"quire": terms_of(DTYPE, _DECODING)}),
@@ -68,7 +69,7 @@ def main() -> None:
         metric = f"prompt_{length}_{dtype_name(dtype)}_over_contiguous_sdpa"
         rows.append(over(metric, times, "contiguous", "torch", terms_of(dtype, f"{length} tokens")))
     named = {f"{length}_{dtype_name(dtype)}": times for (length, dtype), times in prompts.items()}
-    sizes: dict[str, Any] = {"kv_bytes": kv_bytes, "layers": GEOMETRY.layers}
+    sizes: dict[str, Any] = {"kv_bytes": kv_bytes, "layers": LAYERS}
     repetitions = min(REPETITIONS, PROMPT_REPETITIONS)
     publish("kernels", rows, repetitions, code=CODE, prompts=named, seconds=seconds, **sizes)
 
@@ -113,14 +114,14 @@ def _ways(kernels: Kernels, query: torch.Tensor) -> Ways:
     native.cache.normal_()
     gathering = TorchBackend(GEOMETRY, BLOCK_SIZE, BLOCKS, DTYPE)
     gathering.cache.normal_()
-    shape = (GEOMETRY.layers, 2, SEQUENCES, GEOMETRY.kv_heads, CONTEXT, GEOMETRY.head_size)
+    shape = (LAYERS, 2, SEQUENCES, KV_HEADS, CONTEXT, HEAD_SIZE)
     contiguous = torch.randn(shape, dtype=DTYPE)
     # The query heads of one KV head are rows of one matrix: K and V are read once.
-    packed = query.view(SEQUENCES, GEOMETRY.kv_heads, GROUP, GEOMETRY.head_size)
+    packed = query.view(SEQUENCES, KV_HEADS, GROUP, HEAD_SIZE)
     ordered = list(range(1, BLOCKS + 1))
     shuffled = random.Random(1).sample(ordered, BLOCKS)
     identity, scattered = (decoding_step(blocks, SEQUENCES, CONTEXT, BLOCK_SIZE) for blocks in (ordered, shuffled))
-    layers = range(GEOMETRY.layers)
+    layers = range(LAYERS)
     whole = native.cache.view(torch.uint8).flatten()[: native.cache.nbytes >> 20 << 20]
     attention = torch.nn.functional.scaled_dot_product_attention
     return {
@@ -144,7 +145,7 @@ def _prompts(kernels: Kernels) -> dict[tuple[int, torch.dtype], Seconds]:
 
 def _prompt_ways(kernels: Kernels, length: int, dtype: torch.dtype) -> Ways:
     """Return the attention of the last tokens of a prompt, over blocks and over contiguous memory."""
-    geometry, heads, size = CacheGeometry(1, GEOMETRY.kv_heads, GEOMETRY.head_size), GEOMETRY.kv_heads * GROUP, 64
+    geometry, heads, size = CacheGeometry.uniform(1, KV_HEADS, HEAD_SIZE), KV_HEADS * GROUP, HEAD_SIZE
     blocks = blocks_for(length, BLOCK_SIZE)
     backend = CpuBackend(kernels, geometry, BLOCK_SIZE, blocks, dtype, threads=torch.get_num_threads())
     backend.cache.normal_()

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.gpu_check.timing import Run
 from blocks import blocks_for
 from engine.attention.backend import AttentionBackend, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry, LayerShape
 from engine.attention.flex_backend import FlexBackend
 from engine.gpu.triton_backend import TritonBackend
 from engine.schedule.request import Sampling
@@ -23,21 +23,27 @@ Backend = TypeVar("Backend", TritonBackend, FlexBackend)
 DTYPE = torch.bfloat16
 KV_HEADS, GROUP, HEAD_SIZE = 8, 4, 128
 HEADS = KV_HEADS * GROUP
+SHAPE = LayerShape(KV_HEADS, HEAD_SIZE, HEAD_SIZE)
 SCORING = Scoring(HEAD_SIZE**-0.5)
 BLOCK_SIZE = 16
 
 
 def triton_backend(
-    blocks: int, layers: int, device: torch.device, block_size: int = BLOCK_SIZE, host_blocks: int = 0
+    blocks: int,
+    layers: int,
+    device: torch.device,
+    block_size: int = BLOCK_SIZE,
+    host_blocks: int = 0,
+    shape: LayerShape = SHAPE,
 ) -> TritonBackend:
     """Return a backend whose cache has random contents."""
-    geometry = CacheGeometry(layers, KV_HEADS, HEAD_SIZE)
+    geometry = CacheGeometry((shape,) * layers)
     return _random(TritonBackend(geometry, block_size, blocks, DTYPE, device, host_blocks))
 
 
 def flex_backend(blocks: int, layers: int, device: torch.device, block_size: int) -> FlexBackend:
     """Return a backend of FlexAttention whose cache has random contents."""
-    return _random(FlexBackend(CacheGeometry(layers, KV_HEADS, HEAD_SIZE), block_size, blocks, DTYPE, device))
+    return _random(FlexBackend(CacheGeometry.uniform(layers, KV_HEADS, HEAD_SIZE), block_size, blocks, DTYPE, device))
 
 
 def blocks_of(lengths: Sequence[int], block_size: int = BLOCK_SIZE) -> int:
@@ -81,9 +87,9 @@ def check_tables(work: Sequence[Work], blocks: int) -> None:
     assert not outside, f"tables name blocks {outside[:8]} outside of a pool with blocks 1 to {blocks}"
 
 
-def queries(tokens: int, device: torch.device) -> torch.Tensor:
-    """Return random queries, `[tokens, heads, head_size]`."""
-    return torch.randn(tokens, HEADS, HEAD_SIZE, dtype=DTYPE, device=device)
+def queries(tokens: int, device: torch.device, size: int = HEAD_SIZE) -> torch.Tensor:
+    """Return random queries, `[tokens, heads, size]`."""
+    return torch.randn(tokens, HEADS, size, dtype=DTYPE, device=device)
 
 
 def attending(backend: AttentionBackend, query: torch.Tensor, batch: PagedBatch, layers: int) -> Run:

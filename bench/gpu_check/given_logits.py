@@ -19,7 +19,7 @@ from engine.run.samplers import Sampler
 from engine.schedule.request import NO_RULES, LogitRules, Sampling
 from engine.schedule.step_plan import RowRules, StepPlan, Work
 
-_GEOMETRY = CacheGeometry(1, 1, 16)
+_GEOMETRY = CacheGeometry.uniform(1, 1, 16)
 _BLOCKS = 1
 
 

@@ -3,41 +3,50 @@
 import torch
 
 from engine.attention.backend import PagedBatch, Scoring
-from engine.triton_kernels.paged_layer import PagedLayer
+from engine.gpu.triton_backend import TritonBackend
 
 _ROWS = 512  # tokens of a prompt whose scores are in memory at once
 
 
-def attention(query: torch.Tensor, layer: PagedLayer, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
-    """Return causal attention of `[tokens, heads, head_size]` queries over the blocks of their sequences, float32."""
-    found, begin = torch.empty(query.shape, dtype=torch.float32, device=query.device), 0
+def attention(
+    query: torch.Tensor, backend: TritonBackend, layer: int, batch: PagedBatch, scoring: Scoring
+) -> torch.Tensor:
+    """Return causal attention of `[tokens, heads, key_size]` queries over the blocks of their sequences, float32."""
+    size = backend.geometry.layers[layer].value_size
+    found, begin = torch.empty(*query.shape[:2], size, dtype=torch.float32, device=query.device), 0
     ends = batch.ends.tolist()
     for number, fed in enumerate(batch.fed):
-        key, value = _contiguous(layer, batch.tables[number], ends[number])
+        key, value = (
+            _contiguous(pages, batch.tables[number], ends[number])
+            for pages in (backend.keys(layer), backend.values(layer))
+        )
         for first in range(0, fed, _ROWS):
             rows = slice(begin + first, begin + min(first + _ROWS, fed))
             positions = torch.arange(rows.start - begin, rows.stop - begin, device=query.device) + ends[number] - fed
-            found[rows] = _attend(query[rows].float(), key, value, positions, scoring.scaling)
+            found[rows] = _attend(query[rows].float(), key, value, positions, scoring)
         begin += fed
     return found
 
 
-def _contiguous(layer: PagedLayer, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V of a sequence, `[kv_heads, tokens, head_size]` float32."""
-    blocks = table[: -(-length // layer.block_size)].long()
-    both = layer.memory[blocks, layer.number].float().permute(1, 2, 0, 3, 4).flatten(2, 3)
-    return both[0, :, :length], both[1, :, :length]
+def _contiguous(pages: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+    """Return K or V of a sequence, `[kv_heads, tokens, size]` float32, from `[blocks, kv_heads, slots, size]`."""
+    blocks = table[: -(-length // pages.shape[2])].long()
+    return pages[blocks].float().transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor, scaling: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor, scoring: Scoring
 ) -> torch.Tensor:
     tokens, heads, size = query.shape
     grouped = query.view(tokens, len(key), heads // len(key), size).permute(1, 2, 0, 3)
-    scores = grouped @ key[:, None].transpose(-1, -2) * scaling
+    scores = grouped @ key[:, None].transpose(-1, -2) * scoring.scaling
     hidden = torch.arange(key.shape[1], device=query.device) > positions[:, None]
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-    return (weights @ value[:, None]).permute(2, 0, 1, 3).reshape(tokens, heads, size)
+    scores = scores.masked_fill_(hidden, float("-inf"))
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.float().view(len(key), -1, 1, 1).expand(-1, -1, tokens, 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[1]]
+    return (weights @ value[:, None]).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
 
 
 def rotated(heads: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:

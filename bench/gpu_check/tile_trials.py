@@ -15,7 +15,6 @@ from engine.attention.cache import CacheGeometry
 from engine.gpu.triton_backend import TritonBackend
 from engine.triton_kernels.block_copy import swap_blocks
 from engine.triton_kernels.decode import decode
-from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.prefill import prefill
 from engine.triton_kernels.scores import ScoreFactors
 from engine.triton_kernels.tuning import Tiling, Tuning, tuning_for
@@ -70,7 +69,7 @@ class TileTrials:
         self.head_size = head_size
         self.repetitions = repetitions
         blocks = max(map(blocks_of, [*batches, (prompt,)]))
-        geometry = CacheGeometry(_LAYERS, KV_HEADS, head_size)
+        geometry = CacheGeometry.uniform(_LAYERS, KV_HEADS, head_size)
         self._backend = TritonBackend(geometry, BLOCK_SIZE, blocks, DTYPE, device)
         self._backend.cache.normal_()
         self._device = device
@@ -108,12 +107,12 @@ class TileTrials:
         output = torch.full_like(case.query, float("nan"))
         decodes = case.batch.fed[0] == 1
         tiles, heads = tile_count(case.batch, GROUP, tuning), case.query.shape[1]
-        work = WorkList.allocate(len(case.batch.fed), tiles, heads, PagedLayer(self._backend.cache, 0), tuning)
+        work = WorkList.allocate(len(case.batch.fed), tiles, heads, self._backend.paged_layer(0), tuning)
 
         def run() -> None:
             list_work(work, case.batch, KV_HEADS, GROUP, None, tuning)
             for number in range(_LAYERS):
-                layer = PagedLayer(self._backend.cache, number)
+                layer = self._backend.paged_layer(number)
                 attend = decode if decodes else prefill
                 attend(case.query, output, layer, case.batch, work, self._factors, tuning)
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import torch
 
+from engine.attention.cache import CacheGeometry, CacheLayout
 from engine.kept.kept_memory import KeptIdentity
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
@@ -78,10 +79,7 @@ class NullBackend:
     """The cache of an engine without a model: blocks of a byte."""
 
     cache = torch.empty(0)
-
-    def block_shape(self) -> tuple[int, ...]:
-        """Return the smallest shape."""
-        return (1,)
+    layout = CacheLayout.of(CacheGeometry.uniform(1, 1, 1), lambda _heads, _size: (1,))
 
     def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
         """Take another cache, which nobody writes to."""
@@ -142,8 +140,8 @@ def _identity(fingerprint: str, capacity: Capacity) -> KeptIdentity:
         boot_id=boot_id(),
         backend="none",
         dtype="uint8",
-        layers=1,
-        block_shape=NullBackend().block_shape(),
+        shapes=NullBackend.layout.description(),
+        block_elements=NullBackend.layout.elements,
         block_size=capacity.block_size,
         device_blocks=capacity.device_blocks,
         host_blocks=capacity.host_blocks,

@@ -5,7 +5,8 @@ targets and their measured values, `headlines` the table of those with a `headli
 class of CPU, `formats` those of weights by form, and `picture NAME` the picture of a benchmark. `papers` and `papers
 pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core. `fields of
 gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements` that of
-settings that exclude each other.
+settings that exclude each other. `counts of types`, `served types`, `refused types` and `other types` are what became
+of transformers' model types, from the results of `make models`.
 
 Pages say as of which commit their results are stale or not. The check uses that commit: it fails where a page hides a
 stale result, but not because code has changed since the page was written.
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 from bench.declared import tables
 from bench.papers import page, worked_examples
-from bench.report import formats
+from bench.report import formats, model_types
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.staleness import code_of, commits_behind, has_history, is_ancestor
 from bench.report.targets import RESULTS, ROOT, path_of, results_of, targets
@@ -37,6 +38,7 @@ PAGES = (
             "performance.md",
             "measurements.md",
             "models.md",
+            "model-types.md",
             "papers.md",
             "api-grpc.md",
             "api-http.md",
@@ -140,6 +142,8 @@ class Pages:
         blocks |= {"fields of gRPC": tables.grpc_table, "fields of HTTP": tables.http_table}
         blocks["requirements"] = tables.requirements_table
         blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
+        blocks |= {"counts of types": model_types.counts, "served types": model_types.served}
+        blocks |= {"refused types": model_types.refused, "other types": model_types.others}
         return {**blocks, "papers": page.table, "papers pictures": page.pictures}[name]()
 
     def lines(self) -> Iterator[Line]:

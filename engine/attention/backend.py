@@ -16,11 +16,16 @@ from engine.schedule.step_plan import Work
 
 
 class Scoring(NamedTuple):
-    """Scoring of keys in one layer: factor of q.k, sliding window (tokens), and softcap of the scores."""
+    """Scoring of keys in one layer: factor of q.k, sliding window (tokens), and softcap of the scores.
+
+    `sinks`: `[heads]`, a learned score of each query head that takes part in the softmax without a key (Xiao et al.,
+    "Efficient Streaming Language Models with Attention Sinks", 2024, in GPT-OSS's form). It is not capped.
+    """
 
     scaling: float
     window: int | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class Rows(NamedTuple):
@@ -100,14 +105,14 @@ class AttentionBackend(Protocol):
     The backend defines the order of elements inside a (block, layer).
     """
 
-    def block_shape(self) -> tuple[int, ...]:
-        """Return the shape of one layer's K (or V) in one block."""
+    def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
+        """Return the shape of a layer's K (or V) in one block, from its KV heads and the elements of a head."""
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
-        """Store `[tokens, kv_heads, head_size]` K and V of one layer at the batch's slots."""
+        """Store `[tokens, kv_heads, key_size]` K and `[tokens, kv_heads, value_size]` V at the batch's slots."""
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
-        """Attend causally with `[tokens, heads, head_size]` queries; return the same shape.
+        """Attend causally with `[tokens, heads, key_size]` queries; return `[tokens, heads, value_size]`.
 
         K and V of the fed tokens must have been written. Query head h reads KV head h // (heads / kv_heads).
         """

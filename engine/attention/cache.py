@@ -1,14 +1,17 @@
 """Memory of the KV cache: one tensor, block-major, so that one block of all layers is contiguous.
 
-Shape `[device_blocks + 1, layers, 2, *block_shape]`: index 2 is K, then V; the attention backend defines `block_shape`.
-Block 0 is never allocated and takes the writes of padding. The host tier is a second tensor of the same shape, except
-for the number of blocks; its block 0 is unused, so that ids are rows.
+Shape `[device_blocks + 1, elements]`. A block has K, then V, of each layer; layers may differ in their heads, and K and
+V in the size of a head. The attention backend defines the order of elements inside K or V of a (block, layer): its part
+shape. Block 0 is never allocated and takes the writes of padding. The host tier is a second tensor of the same shape,
+except for the number of blocks; its block 0 is unused, so that ids are rows.
 
 A cache of type int8 has codes, and a scale for each token and head of K and of V inside the same block: see `codes`.
 """
 
-from collections.abc import Iterator, Sequence
+import string
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -17,39 +20,111 @@ from blocks import Copy
 from engine.attention.host_memory import CudaHostMemory, registered_zeros
 
 SCALE_BYTES = 2  # bfloat16
+_KINDS = string.digits + string.ascii_letters
+
+
+class LayerShape(NamedTuple):
+    """K and V of one layer: heads, and elements of one head's K and of its V."""
+
+    kv_heads: int
+    key_size: int
+    value_size: int
 
 
 @dataclass(frozen=True)
 class CacheGeometry:
-    """KV cache dimensions of a model: layers, KV heads, and elements of one head's K or V."""
+    """KV cache dimensions of a model: the shape of each layer."""
 
-    layers: int
-    kv_heads: int
-    head_size: int
+    layers: tuple[LayerShape, ...]
+
+    @classmethod
+    def uniform(cls, layers: int, kv_heads: int, head_size: int) -> "CacheGeometry":
+        """Return the geometry of equal layers, whose K and V have the same size."""
+        return cls((LayerShape(kv_heads, head_size, head_size),) * layers)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers are equal, and K and V of the same size."""
+        first = self.layers[0]
+        return first.key_size == first.value_size and len(set(self.layers)) == 1
+
+    @property
+    def largest_head(self) -> int:
+        """Elements of the largest head."""
+        return max(max(one.key_size, one.value_size) for one in self.layers)
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of one block of a cache of this type: K and V of all layers, int8 with its scales."""
-        return self.layers * 2 * self.kv_heads * self.head_elements(block_size, dtype) * dtype.itemsize
+        heads = (
+            one.kv_heads * head_elements(size, block_size, dtype)
+            for one in self.layers
+            for size in (one.key_size, one.value_size)
+        )
+        return sum(heads) * dtype.itemsize
 
-    def head_elements(self, block_size: int, dtype: torch.dtype) -> int:
-        """Return the elements of one head's K or V in a block; those of int8 are bytes, which include the scales."""
-        return block_size * (self.head_size + (SCALE_BYTES if dtype == torch.int8 else 0))
+    def of_rank(self, ranks: int) -> "CacheGeometry":
+        """Return the dimensions of one of several ranks that share the KV heads of each layer."""
+        return CacheGeometry(tuple(one._replace(kv_heads=one.kv_heads // ranks) for one in self.layers))
 
 
-def make_cache(
-    geometry: CacheGeometry, device_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def head_elements(size: int, block_size: int, dtype: torch.dtype) -> int:
+    """Return the elements of one head's K or V in a block; those of int8 are bytes, which include the scales."""
+    return block_size * (size + (SCALE_BYTES if dtype == torch.int8 else 0))
+
+
+class Part(NamedTuple):
+    """K or V of one layer inside a block: its first element, and its shape."""
+
+    offset: int
+    shape: tuple[int, ...]
+
+    def of(self, cache: torch.Tensor) -> torch.Tensor:
+        """Return the part of all blocks, `[blocks, *shape]`, which shares the cache's memory."""
+        return cache[:, self.offset : self.offset + prod(self.shape)].view(len(cache), *self.shape)
+
+
+# Returns the shape of K or V in one block, from KV heads and elements of a head.
+PartShape = Callable[[int, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Places of K and V of each layer inside a block of `elements`, which may end with unused ones."""
+
+    parts: tuple[tuple[Part, Part], ...]
+    elements: int
+
+    @classmethod
+    def of(cls, geometry: CacheGeometry, part_shape: PartShape, multiple: int = 1) -> "CacheLayout":
+        """Place the parts one after the other: K, then V, of each layer. The size is a multiple of `multiple`."""
+        offset = 0
+        parts = []
+        for one in geometry.layers:
+            key = Part(offset, part_shape(one.kv_heads, one.key_size))
+            value = Part(offset + prod(key.shape), part_shape(one.kv_heads, one.value_size))
+            offset = value.offset + prod(value.shape)
+            parts.append((key, value))
+        return cls(tuple(parts), -(-offset // multiple) * multiple)
+
+    def shape(self, usable_blocks: int) -> tuple[int, int]:
+        """Return the shape of a tier of usable blocks."""
+        return (usable_blocks + 1, self.elements)
+
+    def description(self) -> str:
+        """Describe the parts of all layers in one line, such as `K (16, 3, 64) V (16, 3, 64): 0000`."""
+        shapes = [(key.shape, value.shape) for key, value in self.parts]
+        kinds = list(dict.fromkeys(shapes))
+        numbers = "".join(_KINDS[kinds.index(one) % len(_KINDS)] for one in shapes)
+        return f"{', '.join(f'K {key} V {value}' for key, value in kinds)}: {numbers}"
+
+
+def make_cache(layout: CacheLayout, device_blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocate the cache of `device_blocks` usable blocks, filled with zeros."""
-    return torch.zeros(cache_shape(geometry, device_blocks, block_shape), dtype=dtype, device=device)
-
-
-def cache_shape(geometry: CacheGeometry, device_blocks: int, block_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a cache of `device_blocks` usable blocks."""
-    return (device_blocks + 1, geometry.layers, 2, *block_shape)
+    return torch.zeros(layout.shape(device_blocks), dtype=dtype, device=device)
 
 
 def make_host_cache(
-    geometry: CacheGeometry, host_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    layout: CacheLayout, host_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
     """Allocate the host tier of a cache on `device`: `host_blocks` usable blocks of zeros, None for 0 blocks.
 
@@ -58,7 +133,7 @@ def make_host_cache(
     """
     if not host_blocks:
         return None
-    shape = cache_shape(geometry, host_blocks, block_shape)
+    shape = layout.shape(host_blocks)
     if device.type == "cuda":
         return registered_zeros(shape, dtype, CudaHostMemory(device))
     return torch.zeros(shape, dtype=dtype)

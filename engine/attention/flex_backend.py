@@ -7,7 +7,7 @@ K and V, the block table is the list of blocks that the kernel visits, and the m
 """
 
 from itertools import pairwise
-from math import isqrt
+from math import isqrt, lcm
 from typing import NamedTuple
 
 import torch
@@ -47,7 +47,9 @@ class _Prepared(NamedTuple):
 
 
 class FlexBackend(TensorBackend):
-    """Paged attention by FlexAttention. Inside a (block, layer), K and V are slot-major.
+    """Paged attention by FlexAttention. Inside a (block, layer), K and V of a head and slot follow each other.
+
+    So K and V of a layer are sequences with the same distance of slots, whatever their sizes.
 
     bfloat16 and float16 are slow on a CPU, because the generated kernels multiply them without packing. On a GPU one
     program for each KV head processes a sequence, whatever its length.
@@ -73,12 +75,39 @@ class FlexBackend(TensorBackend):
         if compiled:
             check_graphs(geometry, block_size, device_blocks, device)
         super().__init__(geometry, block_size, device_blocks, dtype, device, host_blocks)
-        self._stride = 2 * geometry.layers
-        self._columns = device_blocks * self._stride + 1
         self._graphs = compile_graphs() if compiled else None
         self._batch: PagedBatch | None = None
         self._unused: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._prepared: dict[tuple[int, int], tuple[_Prepared, ...]] = {}
+        self._prepared: dict[tuple[int, int, int], tuple[_Prepared, ...]] = {}
+
+    def block_multiple(self) -> int:
+        """Return what makes a block a whole number of blocks of each layer's sequence."""
+        return lcm(*(self._layer_elements(layer) for layer in range(len(self.geometry.layers))))
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Return K of a layer in all blocks, `[blocks, slots, kv_heads, key_size]`, in the cache's memory."""
+        return self._pages(layer)[..., : self.geometry.layers[layer].key_size]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """Return V of a layer in the same way."""
+        return self._pages(layer)[..., self.geometry.layers[layer].key_size :]
+
+    def _pages(self, layer: int) -> torch.Tensor:
+        begin, size = self.layout.parts[layer][0].offset, self._layer_elements(layer)
+        pages = self.cache[:, begin : begin + size]
+        return pages.view(len(pages), self.block_size, self.geometry.layers[layer].kv_heads, -1)
+
+    def _layer_elements(self, layer: int) -> int:
+        shape = self.geometry.layers[layer]
+        return self.block_size * shape.kv_heads * (shape.key_size + shape.value_size)
+
+    def _stride(self, layer: int) -> int:
+        """Return the blocks of a layer's sequence for each block of the pool."""
+        return self.layout.elements // self._layer_elements(layer)
+
+    def _columns(self, stride: int) -> int:
+        """Return the blocks of a layer's sequence: those of the pool, of the last one only the layer's own."""
+        return (len(self.cache) - 1) * stride + 1
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Scatter K and V to the batch's slots; in a new block, zero the V of slots beyond the sequence's end.
@@ -90,23 +119,24 @@ class FlexBackend(TensorBackend):
             self._unused = _unused_slots(batch)
         blocks, offsets = self._unused
         if len(blocks):
-            self.cache[blocks, layer, 1, offsets] = 0.0
+            self.values(layer)[blocks, offsets] = 0.0
         blocks, offsets = batch.slots // self.block_size, batch.slots % self.block_size
-        self.cache[blocks, layer, 0, offsets] = key.to(self.cache.dtype)
-        self.cache[blocks, layer, 1, offsets] = value.to(self.cache.dtype)
+        self.keys(layer)[blocks, offsets] = key.to(self.cache.dtype)
+        self.values(layer)[blocks, offsets] = value.to(self.cache.dtype)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with all decoding sequences at once, and with all rows of prompts at once."""
         self._begin(batch)
-        output = torch.empty_like(query)
-        group = query.shape[1] // self.geometry.kv_heads
-        for prepared in self._prepare(batch, group, scoring.window):
+        shape = self.geometry.layers[layer]
+        output = query.new_empty(*query.shape[:2], shape.value_size)
+        group = query.shape[1] // shape.kv_heads
+        for prepared in self._prepare(batch, group, scoring.window, self._stride(layer)):
             rows = prepared.rows
-            packed = self._pack(query, rows, group).to(self.cache.dtype)
-            attended = self._attend(layer, packed, prepared, scores_of(scoring, query.device))
-            # Back from [rows, kv_heads, length * group, head_size] to tokens.
-            split = attended.reshape(len(attended), self.geometry.kv_heads, -1, group, query.shape[2])
-            tokens = split.permute(0, 2, 1, 3, 4).reshape(-1, *query.shape[1:])
+            packed = _pack(query, rows, shape.kv_heads).to(self.cache.dtype)
+            attended = self._attend(layer, packed, prepared, scores_of(scoring, shape.kv_heads, query.device))
+            # Back from [rows, kv_heads, length * group, value_size] to tokens.
+            split = attended.reshape(len(attended), shape.kv_heads, -1, group, shape.value_size)
+            tokens = split.permute(0, 2, 1, 3, 4).reshape(-1, *output.shape[1:])
             output[rows.fed] = tokens[rows.places].to(query.dtype)
         return output
 
@@ -116,15 +146,16 @@ class FlexBackend(TensorBackend):
             self._batch, self._unused = batch, None
             self._prepared.clear()
 
-    def _prepare(self, batch: PagedBatch, group: int, window: int | None) -> tuple[_Prepared, ...]:
+    def _prepare(self, batch: PagedBatch, group: int, window: int | None, stride: int) -> tuple[_Prepared, ...]:
         window = _NO_WINDOW if window is None else window
-        if (group, window) not in self._prepared:
+        key = (group, window, stride)
+        if key not in self._prepared:
             rows = _CPU_ROWS if self.cache.device.type == "cpu" else _GPU_ROWS
             layouts = query_rows(batch, max(1, rows // group))
-            self._prepared[group, window] = tuple(self._mask(batch, rows, window) for rows in layouts)
-        return self._prepared[group, window]
+            self._prepared[key] = tuple(self._mask(batch, rows, window, stride) for rows in layouts)
+        return self._prepared[key]
 
-    def _mask(self, batch: PagedBatch, rows: QueryRows, window: int) -> _Prepared:
+    def _mask(self, batch: PagedBatch, rows: QueryRows, window: int, stride: int) -> _Prepared:
         tables = batch.tables[rows.sequences].to(torch.int64)
         blocks = block_lists(rows.first, rows.last, window, self.block_size, tables.shape[1])
         mask = FlexMask(
@@ -134,9 +165,9 @@ class FlexBackend(TensorBackend):
         )
         lists = FlexLists(
             _counts(blocks.partial_counts),
-            self._indices(tables.gather(1, blocks.partial)),
+            self._indices(tables.gather(1, blocks.partial), stride),
             _counts(blocks.full_counts),
-            self._indices(tables.gather(1, blocks.full)),
+            self._indices(tables.gather(1, blocks.full), stride),
         )
         return _Prepared(rows, mask, lists)
 
@@ -149,23 +180,17 @@ class FlexBackend(TensorBackend):
         known[:, 0] = -1
         return _with_room(known)
 
-    def _indices(self, blocks: torch.Tensor) -> torch.Tensor:
+    def _indices(self, blocks: torch.Tensor, stride: int) -> torch.Tensor:
         """Return blocks of the pool as blocks of the viewed sequence, `[rows, 1, 1, columns]`.
 
         FlexAttention requires as many columns as the sequence has blocks, dozens for each block of the pool. The kernel
         reads only as many as the counts say, so the rows overlap: each starts one pool of blocks after the one before.
         """
         rows, width = blocks.shape
-        apart = len(self.cache)
-        buffer = torch.empty(rows * apart + self._columns, dtype=torch.int32, device=blocks.device)
-        buffer[: rows * apart].view(rows, apart)[:, :width] = blocks * self._stride
-        return buffer.as_strided((rows, 1, 1, self._columns), (apart, apart, apart, 1))
-
-    def _pack(self, query: torch.Tensor, rows: QueryRows, group: int) -> torch.Tensor:
-        """Return `[rows, kv_heads, length * group, head_size]`, so that heads that share K and V read them once."""
-        count, length = rows.tokens.shape
-        chosen = query[rows.tokens].reshape(count, length, self.geometry.kv_heads, group, query.shape[2])
-        return chosen.transpose(1, 2).reshape(count, self.geometry.kv_heads, length * group, query.shape[2])
+        apart, columns = len(self.cache), self._columns(stride)
+        buffer = torch.empty(rows * apart + columns, dtype=torch.int32, device=blocks.device)
+        buffer[: rows * apart].view(rows, apart)[:, :width] = blocks * stride
+        return buffer.as_strided((rows, 1, 1, columns), (apart, apart, apart, 1))
 
     def _attend(self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: FlexScores) -> torch.Tensor:
         length = packed.shape[2]
@@ -173,22 +198,21 @@ class FlexBackend(TensorBackend):
         if self._graphs is None:
             return self._attend_eagerly(layer, packed, prepared, scores)
         query_block = length if packed.device.type == "cpu" else max(16, next_power(length))
-        shape = FlexShape(self.block_size, self._stride, group, query_block)
+        shape = FlexShape(self.block_size, self._stride(layer), group, query_block)
         for tensor in (packed, *prepared.lists):
             torch._dynamo.mark_dynamic(tensor, 0)
-        key, value = self._view(layer, 0), self._view(layer, 1)
+        key, value = self._sequence(layer, self.keys(layer)), self._sequence(layer, self.values(layer))
         return self._graphs(packed, key, value, prepared.mask, prepared.lists, scores, shape)
 
-    def _view(self, layer: int, which: int) -> torch.Tensor:
-        """Return K (0) or V (1) of a layer as one sequence `[1, kv_heads, columns * block_size, head_size]`.
+    def _sequence(self, layer: int, part: torch.Tensor) -> torch.Tensor:
+        """Return K or V of a layer as one sequence `[1, kv_heads, columns * block_size, head_size]`.
 
-        Block b of the pool is its block b * 2 * layers; the blocks between belong to other layers.
+        Block b of the pool is its block b * stride; the blocks between belong to other layers.
         """
-        _, heads, size = self.block_shape()
-        slot = heads * size
-        part = (2 * layer + which) * self.block_size * slot
-        slots = self._columns * self.block_size
-        return self.cache.as_strided((1, heads, slots, size), (slots * slot, size, slot, 1), part)
+        _, slot, head, _ = part.stride()
+        slots = self._columns(self._stride(layer)) * self.block_size
+        sizes = (1, part.shape[2], slots, part.shape[3])
+        return self.cache.as_strided(sizes, (slots * slot, head, slot, 1), part.storage_offset())
 
     def _attend_eagerly(
         self, layer: int, packed: torch.Tensor, prepared: _Prepared, scores: FlexScores
@@ -206,7 +230,8 @@ class FlexBackend(TensorBackend):
             # Padding rows see no block, and operators do not accept an empty sequence.
             used = used if len(used) else used.new_zeros(1)
             key, value = (
-                part.flatten(0, 1).transpose(0, 1)[None].float() for part in self.cache[used, layer].unbind(1)
+                part[used].flatten(0, 1).transpose(0, 1)[None].float()
+                for part in (self.keys(layer), self.values(layer))
             )
             mask = FlexMask(logical[some][:, used], prepared.mask.first[some], prepared.mask.window)
             nothing = torch.zeros((len(some), 1, 1), dtype=torch.int32, device=packed.device)
@@ -215,6 +240,13 @@ class FlexBackend(TensorBackend):
             with uncompiled():
                 attended.append(attend(packed[some].float(), key, value, mask, lists, scores, shape))
         return torch.cat(attended)
+
+
+def _pack(query: torch.Tensor, rows: QueryRows, kv_heads: int) -> torch.Tensor:
+    """Return `[rows, kv_heads, length * group, key_size]`, so that heads that share K and V read them once."""
+    count, length = rows.tokens.shape
+    chosen = query[rows.tokens].reshape(count, length, kv_heads, -1, query.shape[2])
+    return chosen.transpose(1, 2).reshape(count, kv_heads, -1, query.shape[2])
 
 
 def _with_room(rows: torch.Tensor) -> torch.Tensor:

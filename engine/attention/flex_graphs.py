@@ -47,8 +47,8 @@ class FlexShape(NamedTuple):
     query_block: int
 
 
-# Scaling, and the cap if there is one.
-FlexScores = tuple[torch.Tensor, torch.Tensor | None]
+# Scaling; the cap, and sinks `[kv_heads, group]`, if there are any.
+FlexScores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 FlexGraphs = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, FlexMask, FlexLists, FlexScores, FlexShape], torch.Tensor
 ]
@@ -63,8 +63,8 @@ def attend(
     scores: FlexScores,
     shape: FlexShape,
 ) -> torch.Tensor:
-    """Return `[rows, kv_heads, length * group, head_size]`: attention of the rows' tokens over visible slots."""
-    scaling, softcap = scores
+    """Return `[rows, kv_heads, length * group, value_size]`: attention of the rows' tokens over visible slots."""
+    scaling, softcap, sinks = scores
 
     def visible(row: torch.Tensor, _head: torch.Tensor, query_index: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         block = mask.logical[row, slot // (shape.block_size * shape.stride)]
@@ -85,11 +85,19 @@ def attend(
         compute_q_blocks=False,
     )
     options = _gpu_options(shape) if query.device.type == "cuda" else None
-    attended = flex.flex_attention(
-        query, key, value, score_mod=scaled, block_mask=block_mask, scale=1.0, kernel_options=options
-    )
-    assert isinstance(attended, torch.Tensor)
-    return attended
+    given: dict[str, Any] = {
+        "score_mod": scaled,
+        "block_mask": block_mask,
+        "scale": 1.0,
+        "kernel_options": options,
+    }
+    if sinks is None:
+        attended: torch.Tensor = flex.flex_attention(query, key, value, **given)
+        return attended
+    attended, logarithms = flex.flex_attention(query, key, value, return_aux=flex.AuxRequest(lse=True), **given)
+    # A sink adds to the weights of all slots together, so it takes the same share of each.
+    of_rows = sinks.repeat(1, query.shape[2] // shape.group)
+    return attended * torch.sigmoid(logarithms.lse - of_rows)[..., None].to(attended.dtype)
 
 
 def compile_graphs() -> FlexGraphs:
@@ -133,7 +141,7 @@ def _check_gpu(geometry: CacheGeometry, block_size: int, device_blocks: int) -> 
         raise BackendUnavailable(
             f"block_size must be a multiple of 16 for FlexAttention's GPU kernels, not {block_size}"
         )
-    elements = (device_blocks + 1) * geometry.layers * 2 * block_size * geometry.kv_heads * geometry.head_size
+    elements = (device_blocks + 1) * geometry.block_bytes(block_size, torch.uint8)
     if elements >= 2**31:
         raise BackendUnavailable(
             f"the cache must have fewer than 2**31 elements for FlexAttention's GPU kernels, not {elements}"
@@ -156,8 +164,9 @@ def next_power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-@lru_cache(maxsize=8)
-def scores_of(scoring: Scoring, device: torch.device) -> FlexScores:
-    """Return scaling and cap as tensors, because numbers would be compiled in."""
+@lru_cache(maxsize=256)  # layers may have sinks of their own
+def scores_of(scoring: Scoring, kv_heads: int, device: torch.device) -> FlexScores:
+    """Return scaling, cap and sinks as tensors, because numbers would be compiled in."""
     softcap = None if scoring.softcap is None else torch.tensor(scoring.softcap, device=device)
-    return torch.tensor(scoring.scaling, device=device), softcap
+    sinks = None if scoring.sinks is None else scoring.sinks.detach().float().view(kv_heads, -1)
+    return torch.tensor(scoring.scaling, device=device), softcap, sinks

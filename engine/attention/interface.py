@@ -30,12 +30,14 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write K and V to their slots, then attend to the blocks.
 
-    `query` is `[1, heads, tokens, head_size]`, `key` and `value` `[1, kv_heads, tokens, head_size]`; returns `[1,
-    tokens, heads, head_size]`. Raises ModelUnsupported if the model's attention does anything else.
+    `query` is `[1, heads, tokens, key_size]`, `key` `[1, kv_heads, tokens, key_size]`, `value` `[1, kv_heads, tokens,
+    value_size]`; returns `[1, tokens, heads, value_size]`. `s_aux` is transformers' name of sinks. Raises
+    ModelUnsupported if the model's attention does anything else.
     """
     if paged is None:
         raise ModelUnsupported("its layers do not pass the arguments of the forward call to their attention")
@@ -46,7 +48,7 @@ def paged_attention(
             raise ModelUnsupported(f"its attention takes a tensor {name!r}, which paged attention does not support")
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
-    scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     query, key, value = (one[0].transpose(0, 1) for one in (query, key, value))
     if paged.padding:
         query, key, value = (one[: -paged.padding] for one in (query, key, value))

@@ -1,6 +1,9 @@
 """Properties of Llama-shaped models, for decoders that replace the model's modules.
 
 A layer is: norm, attention, norm, gated SiLU; optionally with biases of q, k and v, norms of q and k, and windows.
+
+Other models have the same layers with mixtures of experts in place of the last part, sinks, and a bias of the
+attention's output.
 """
 
 from dataclasses import dataclass
@@ -9,8 +12,42 @@ from typing import Any
 import torch
 
 _KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_MIXTURES = frozenset({"qwen3_moe", "gpt_oss"})
 # Rotations of a position that do not depend on the length of the sequence.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """Mixtures of experts, in place of the gated SiLU of some `layers`.
+
+    A router scores `count` experts for each token, and the `chosen` ones with the largest scores each compute a gated
+    product of `intermediate` elements. Their results are weighted by the softmax of the chosen scores, with `of_all` by
+    the chosen parts of the softmax of all scores.
+
+    Gates are gated SiLU, or with a `limit` those of GPT-OSS, (up + 1) * gate * sigmoid(alpha * gate): the gate is at
+    most `limit`, and up within it on both sides.
+    """
+
+    layers: tuple[bool, ...]
+    count: int
+    chosen: int
+    intermediate: int
+    of_all: bool
+    limit: float = 0.0
+    alpha: float = 0.0
+
+    @classmethod
+    def of(cls, model: Any) -> "ExpertsShape | None":
+        """Read the shape from transformers' model, None if it has no experts."""
+        config = model.config
+        if config.model_type not in _MIXTURES:
+            return None
+        layers = tuple(hasattr(layer.mlp, "experts") for layer in model.model.layers)
+        sizes = layers, config.num_local_experts, config.num_experts_per_tok
+        if config.model_type == "gpt_oss":
+            return cls(*sizes, config.intermediate_size, False, config.swiglu_limit, config.swiglu_alpha)
+        return cls(*sizes, config.moe_intermediate_size, not config.norm_topk_prob)
 
 
 @dataclass(frozen=True)
@@ -34,6 +71,7 @@ class LlamaShape:
     windows: tuple[int, ...]
     frequencies: tuple[float, ...]
     rotation_scaling: float
+    experts: ExpertsShape | None = None
 
     @classmethod
     def of(cls, model: Any) -> "LlamaShape":
@@ -52,6 +90,7 @@ class LlamaShape:
             windows=tuple(window_of(layer.self_attn) or 0 for layer in layers),
             frequencies=tuple(rotary.inv_freq.tolist()),
             rotation_scaling=rotary.attention_scaling,
+            experts=ExpertsShape.of(model),
         )
 
     def rotations(self, context_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,15 +101,21 @@ class LlamaShape:
 
 def is_llama_shaped(model: Any) -> bool:
     """Return whether a model consists of such layers only, without further features."""
-    config = model.config
-    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
-        config.model_type in _KINDS
-        and rotation in _FIXED_ROTATIONS
-        and getattr(config, "hidden_act", None) == "silu"
-        and not getattr(config, "mlp_bias", False)
+        _has_layers_of(model.config, _KINDS)
+        and not getattr(model.config, "mlp_bias", False)
         and all(layer.self_attn.o_proj.bias is None for layer in model.model.layers)
     )
+
+
+def is_mixture(model: Any) -> bool:
+    """Return whether a model consists of such layers, some or all with mixtures of experts."""
+    return _has_layers_of(model.config, _MIXTURES)
+
+
+def _has_layers_of(config: Any, kinds: frozenset[str]) -> bool:
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return config.model_type in kinds and rotation in _FIXED_ROTATIONS and getattr(config, "hidden_act", None) == "silu"
 
 
 def fused_parts(config: Any) -> list[tuple[str, ...]]:

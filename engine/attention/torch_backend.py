@@ -24,12 +24,12 @@ class TorchBackend(TensorBackend):
         blocks, offsets = batch.slots // self.block_size, batch.slots % self.block_size
         if self.cache.dtype == torch.int8:
             key, value = packed(encode(key)), packed(encode(value))
-        self.cache[blocks, layer, 0, offsets] = key
-        self.cache[blocks, layer, 1, offsets] = value
+        self.keys(layer)[blocks, offsets] = key
+        self.values(layer)[blocks, offsets] = value
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend for each group of rows; each query token belongs to exactly one."""
-        output = torch.empty_like(query)
+        output = query.new_empty(*query.shape[:2], self.geometry.layers[layer].value_size)
         for rows in batch.rows:
             output[rows.tokens] = self._attend_rows(layer, query[rows.tokens], rows, scoring)
         return output
@@ -45,7 +45,7 @@ class TorchBackend(TensorBackend):
     def _attend_rows(self, layer: int, query: torch.Tensor, rows: Rows, scoring: Scoring) -> torch.Tensor:
         key, value = self._gather(layer, rows)
         count, fed, heads, size = query.shape
-        kv_heads = self.geometry.kv_heads
+        kv_heads = key.shape[1]
         # The query heads of one KV head become rows of one matrix: [rows, kv_heads, group * fed, head_size].
         rows_of_heads = query.view(count, fed, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
         rows_of_heads = rows_of_heads.reshape(count, kv_heads, -1, size)
@@ -55,9 +55,11 @@ class TorchBackend(TensorBackend):
             .expand(count, 1, heads // kv_heads, *visible.shape[1:])
             .reshape(count, 1, -1, visible.shape[-1])
         )
-        attended = _attention(rows_of_heads.to(key.dtype), key, value, mask, scoring).to(query.dtype)
-        attended = attended.view(count, kv_heads, heads // kv_heads, fed, size)
-        return attended.permute(0, 3, 1, 2, 4).reshape(count, fed, heads, size)
+        attended = _attention(
+            rows_of_heads.to(key.dtype), key, value, mask, scoring, _sinks_of_rows(scoring, kv_heads, fed)
+        )
+        attended = attended.to(query.dtype).view(count, kv_heads, heads // kv_heads, fed, -1)
+        return attended.permute(0, 3, 1, 2, 4).reshape(count, fed, heads, -1)
 
     def _gather(self, layer: int, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V as `[rows, kv_heads, slots, head_size]`; slots beyond a sequence's end are zero.
@@ -65,25 +67,47 @@ class TorchBackend(TensorBackend):
         Codes are decoded to float32. A weight of zero times an infinity left by an earlier sequence would be NaN, so
         stale slots must not be read.
         """
-        pages = self.cache[rows.tables, layer]
-        if pages.dtype == torch.int8:
-            pages = decode(unpacked(pages))
         slots = torch.arange(rows.tables.shape[1] * self.block_size, device=rows.tables.device)
         beyond = (slots >= rows.ends[:, None])[:, None, :, None]
-        key, value = (part.flatten(1, 2).transpose(1, 2).masked_fill(beyond, 0) for part in pages.unbind(2))
+        key, value = (
+            self._decoded(part[rows.tables]).flatten(1, 2).transpose(1, 2).masked_fill(beyond, 0)
+            for part in (self.keys(layer), self.values(layer))
+        )
         return key, value
+
+    def _decoded(self, pages: torch.Tensor) -> torch.Tensor:
+        return decode(unpacked(pages)) if pages.dtype == torch.int8 else pages
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scoring: Scoring
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scoring: Scoring,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return softmax(q.k) v where the mask allows. Torch's operator does not support softcap."""
-    if scoring.softcap is None:
+    """Return softmax(q.k) v where the mask allows. Torch's operator supports neither softcap nor sinks.
+
+    A row's sink is one more score, whose value is zero. `sinks`: `[kv_heads, group * fed, 1]` float32.
+    """
+    if scoring.softcap is None and sinks is None:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scoring.scaling)
     scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scoring.scaling
-    capped = torch.tanh(scores / scoring.softcap) * scoring.softcap
-    weights = capped.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(len(scores), -1, -1, -1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[-2]]
     return torch.matmul(weights, value.float()).to(value.dtype)
+
+
+def _sinks_of_rows(scoring: Scoring, kv_heads: int, fed: int) -> torch.Tensor | None:
+    """Return the sink of each query row of a KV head, `[kv_heads, group * fed, 1]`; None without sinks."""
+    if scoring.sinks is None:
+        return None
+    return scoring.sinks.float().view(kv_heads, -1, 1).repeat_interleave(fed, 1)
 
 
 def _visible(rows: Rows, fed: int, slots: int, window: int | None) -> torch.Tensor:

@@ -7,9 +7,10 @@ import torch
 
 from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry, LayerShape
 from engine.attention.tensor_backend import TensorBackend
 from engine.attention.upload import upload
+from engine.errors import BackendUnavailable
 from engine.triton_kernels.block_copy import copy_blocks, swap_blocks
 from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode
@@ -17,7 +18,7 @@ from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.prefill import prefill
 from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from engine.triton_kernels.scores import ScoreFactors
-from engine.triton_kernels.tuning import Tuning, tuning_for
+from engine.triton_kernels.tuning import MAX_HEAD_SIZE, Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
 
 
@@ -40,19 +41,27 @@ class TritonBackend(TensorBackend):
         host_blocks: int = 0,
     ) -> None:
         """Allocate the cache (by default on the current GPU), and the host tier if it has blocks."""
+        if geometry.largest_head > MAX_HEAD_SIZE:
+            raise BackendUnavailable(
+                f"its kernels need a head size of at most {MAX_HEAD_SIZE}, not {geometry.largest_head}"
+            )
         super().__init__(geometry, block_size, device_blocks, dtype, device or torch.device("cuda"), host_blocks)
-        self._tunings: dict[int, Tuning] = {}
-        self._listed: tuple[PagedBatch, dict[tuple[int, int | None], WorkList]] | None = None
+        self._tunings: dict[tuple[int, int], Tuning] = {}
+        self._listed: tuple[PagedBatch, dict[tuple[LayerShape, int, int | None], WorkList]] | None = None
 
-    def block_shape(self) -> tuple[int, ...]:
+    def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
         """Return (KV heads, slots, head size)."""
-        return (self.geometry.kv_heads, self.block_size, self.geometry.head_size)
+        return (kv_heads, self.block_size, size)
+
+    def paged_layer(self, number: int) -> PagedLayer:
+        """Return a layer in the form of the kernels."""
+        return PagedLayer.of(self.cache, self.layout.parts[number])
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Write each token's K and V to its slot; tokens with negative slots are padding."""
         if len(key):
             key, value = self._elements_together(key), self._elements_together(value)
-            write_cache(key, value, batch.slots, PagedLayer(self.cache, layer), self._tuning(1))
+            write_cache(key, value, batch.slots, self.paged_layer(layer), self._common_tuning)
 
     def write_rotated(
         self,
@@ -68,15 +77,17 @@ class TritonBackend(TensorBackend):
 
         `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]`. `positions`: `[tokens]`. `rotations`: `[positions,
         head_size]`, cosines, then sines. `query`: `[tokens, heads, head_size]`, contiguous. `slots`: `[tokens]` int64.
-        With `norms`, each head of Q and K is normalized first. Tokens with negative positions or slots are padding.
+        With `norms`, each head of Q and K is normalized first. Tokens with negative positions or slots are padding. K
+        and V of the layer have the same size.
         """
         if len(query):
-            write_rotated(projected, positions, rotations, query, PagedLayer(self.cache, layer), slots, norms)
+            write_rotated(projected, positions, rotations, query, self.paged_layer(layer), slots, norms)
 
     def attend(self, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
         """Attend with one kernel for decoding sequences and one for prompts, as far as the batch has them."""
         query = self._elements_together(query)
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        shape = (*query.shape[:2], self.geometry.layers[layer].value_size)
+        output = torch.empty(shape, dtype=query.dtype, device=query.device)
         self.attend_into(layer, query, output, batch, scoring)
         return output
 
@@ -85,28 +96,30 @@ class TritonBackend(TensorBackend):
     ) -> None:
         """Attend into the rows of the batch's tokens; `query` and `output` may have more, which are unchanged.
 
-        Both `[rows, heads, head_size]` in the cache's dtype, `output` contiguous.
+        `[rows, heads, key_size]` and `[rows, heads, value_size]` in the cache's dtype, `output` contiguous.
         """
         heads = query.shape[1]
-        work = self._work_of(batch, heads, scoring.window)
+        work = self._work_of(layer, batch, heads, scoring.window)
         if 1 in batch.fed:
             self.decode(layer, query, output, batch, scoring, work)
         if len(work.tiles):
-            tuning = self._tuning(self._group(heads))
-            prefill(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
+            tuning = self._tuning(layer, heads)
+            prefill(query, output, self.paged_layer(layer), batch, work, ScoreFactors.of(scoring), tuning)
 
-    def work_list(self, sequences: int, heads: int, tiles: int = 0) -> WorkList:
-        """Allocate a work list for `sequences` sequences of any length and `tiles` tiles of prompts."""
-        tuning = self._tuning(self._group(heads))
-        return WorkList.allocate(sequences, tiles, heads, PagedLayer(self.cache, 0), tuning)
+    def work_list(self, layer: int, sequences: int, heads: int, tiles: int = 0) -> WorkList:
+        """Allocate a work list for `sequences` sequences of any length and `tiles` tiles of prompts.
 
-    def list_work(self, work: WorkList, batch: PagedBatch, heads: int, window: int | None) -> None:
-        """Fill the work list of a batch, once for all layers with the same window.
+        It serves all layers of this one's shape.
+        """
+        return WorkList.allocate(sequences, tiles, heads, self.paged_layer(layer), self._tuning(layer, heads))
+
+    def list_work(self, layer: int, work: WorkList, batch: PagedBatch, heads: int, window: int | None) -> None:
+        """Fill the work list of a batch, once for all layers of this one's shape with the same window.
 
         Sequences without tokens have no work.
         """
-        group = self._group(heads)
-        list_work(work, batch, self.geometry.kv_heads, group, window, self._tuning(group))
+        kv_heads = self.geometry.layers[layer].kv_heads
+        list_work(work, batch, kv_heads, heads // kv_heads, window, self._tuning(layer, heads))
 
     def decode(
         self,
@@ -119,15 +132,15 @@ class TritonBackend(TensorBackend):
     ) -> None:
         """Attend for sequences that feed one token, into their rows of `output`; other rows are unchanged.
 
-        The work must have been listed for this batch and window.
+        The work must have been listed for this batch and window, and a layer of this shape.
         """
-        tuning = self._tuning(self._group(query.shape[1]))
-        decode(query, output, PagedLayer(self.cache, layer), batch, work, ScoreFactors.of(scoring), tuning)
+        tuning = self._tuning(layer, query.shape[1])
+        decode(query, output, self.paged_layer(layer), batch, work, ScoreFactors.of(scoring), tuning)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs in one launch."""
         if copies:
-            copy_blocks(self.cache, self._pairs(copies), self._tuning(1))
+            copy_blocks(self.cache, self._pairs(copies), self._common_tuning)
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         """Copy all pairs in one launch, whose kernel reads or writes the pinned memory of the host."""
@@ -135,31 +148,38 @@ class TritonBackend(TensorBackend):
         to_host = direction is Direction.DEVICE_TO_HOST
         source, target = (self.cache, self.host_cache) if to_host else (self.host_cache, self.cache)
         if copies:
-            swap_blocks(source, target, self._pairs(copies), self._tuning(1))
+            swap_blocks(source, target, self._pairs(copies), self._common_tuning)
 
     def _pairs(self, copies: Sequence[Copy]) -> torch.Tensor:
         # Allocated on the current stream, as is the launch that reads it, so that it may be dropped after the launch.
         return upload(np.array(copies, dtype=np.int64), torch.int64, self.cache.device)
 
-    def _work_of(self, batch: PagedBatch, heads: int, window: int | None) -> WorkList:
-        """Return the work list of a batch, filled by the first of its layers."""
+    def _work_of(self, layer: int, batch: PagedBatch, heads: int, window: int | None) -> WorkList:
+        """Return the work list of a batch, filled by the first of the layers with this one's shape and window."""
         if self._listed is None or self._listed[0] is not batch:
             self._listed = (batch, {})
         lists = self._listed[1]
-        if (heads, window) not in lists:
-            group = self._group(heads)
-            work = self.work_list(len(batch.fed), heads, tile_count(batch, group, self._tuning(group)))
-            self.list_work(work, batch, heads, window)
-            lists[heads, window] = work
-        return lists[heads, window]
+        shape = self.geometry.layers[layer]
+        if (shape, heads, window) not in lists:
+            tiles = tile_count(batch, heads // shape.kv_heads, self._tuning(layer, heads))
+            work = self.work_list(layer, len(batch.fed), heads, tiles)
+            self.list_work(layer, work, batch, heads, window)
+            lists[shape, heads, window] = work
+        return lists[shape, heads, window]
 
-    def _group(self, heads: int) -> int:
-        return heads // self.geometry.kv_heads
+    def _tuning(self, layer: int, heads: int) -> Tuning:
+        shape = self.geometry.layers[layer]
+        return self._tuning_of(heads // shape.kv_heads, max(shape.key_size, shape.value_size))
 
-    def _tuning(self, group: int) -> Tuning:
-        if group not in self._tunings:
-            self._tunings[group] = tuning_for(self.geometry.head_size, self.cache.dtype, group, self.cache.device)
-        return self._tunings[group]
+    @property
+    def _common_tuning(self) -> Tuning:
+        """The tuning of what does not depend on the shapes of layers and queries."""
+        return self._tuning_of(1, self.geometry.largest_head)
+
+    def _tuning_of(self, group: int, size: int) -> Tuning:
+        if (group, size) not in self._tunings:
+            self._tunings[group, size] = tuning_for(size, self.cache.dtype, group, self.cache.device)
+        return self._tunings[group, size]
 
     def _elements_together(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return it in the cache's type, with each head's elements side by side."""

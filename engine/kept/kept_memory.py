@@ -1,7 +1,6 @@
 """The layout of kept memory: header, counters, seals and tensors of both tiers, one after the other."""
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import torch
 
 from engine.kept.seals import MOST, MOST_STAMP, Seals, seal_bytes
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout. Another one is not read."""
 
 MAGIC = b"\x93quire kept blocks\n"
@@ -27,15 +26,15 @@ _COUNTERS = np.dtype([("generation", np.uint64), ("resets", np.uint64), ("stamp"
 class KeptIdentity:
     """What must be equal for a process to use the blocks that another one left.
 
-    `fingerprint` is a digest of every byte of the weights and of the code that computed K and V. `block_shape` is that
-    of the attention backend; `dtype` is the cache's.
+    `fingerprint` is a digest of every byte of the weights and of the code that computed K and V. `shapes` describes K
+    and V of the layers inside a block, as the attention backend lays them out; `dtype` is the cache's.
     """
 
     boot_id: str
     dtype: str
-    layers: int
+    shapes: str
+    block_elements: int
     block_size: int
-    block_shape: tuple[int, ...]
     device_blocks: int
     host_blocks: int
     backend: str
@@ -154,7 +153,7 @@ class _Places:
 def block_bytes(identity: KeptIdentity) -> int:
     """Return the bytes of one block: K and V of all layers."""
     itemsize: int = getattr(torch, identity.dtype).itemsize
-    return identity.layers * 2 * math.prod(identity.block_shape) * itemsize
+    return identity.block_elements * itemsize
 
 
 def kept_bytes(identity: KeptIdentity) -> int:
@@ -183,8 +182,7 @@ def read_header(page: bytes) -> KeptIdentity | None:
     """Return the identity in a header, None if this version cannot read it."""
     try:
         fields = json.loads(page[len(MAGIC) : _PAGE].rstrip(b"\0"))
-        for name in ("block_shape", "kinds"):
-            fields[name] = tuple(fields[name])
+        fields["kinds"] = tuple(fields["kinds"])
         return KeptIdentity(**fields)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -198,6 +196,6 @@ def _aligned(offset: int, size: int) -> int:
 
 
 def _tensor(memory: memoryview, place: int, dtype: torch.dtype, identity: KeptIdentity, blocks: int) -> torch.Tensor:
-    shape = (blocks + 1, identity.layers, 2, *identity.block_shape)
+    shape = (blocks + 1, identity.block_elements)
     size = (blocks + 1) * block_bytes(identity)
     return torch.frombuffer(memory[place : place + size], dtype=torch.uint8).view(dtype).view(shape)

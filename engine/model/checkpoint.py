@@ -7,7 +7,7 @@ import torch
 
 from engine.native.formats.gguf_file import GgufFile, gguf_of, is_llama
 from engine.native.formats.safetensors_files import are_named, named_files
-from engine.native.formats.stored import StoredTensor, WeightFormat, quantized
+from engine.native.formats.stored import StoredTensor, WeightFormat, quantized_modules
 
 
 class Checkpoint:
@@ -22,7 +22,7 @@ class Checkpoint:
         gguf = gguf_of(folder)
         files = _in_gguf(gguf, dtype) if gguf else named_files(folder)
         tensors: dict[str, StoredTensor] = {name: file.get_slice(name) for name, file in files.items()}
-        self._tensors = quantized(tensors, weights, dtype)
+        self._tensors = quantized_modules(tensors, weights, dtype)
 
     @staticmethod
     def in_folder(folder: Path) -> bool:

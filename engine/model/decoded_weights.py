@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf_file import GgufTensor
-from engine.native.formats.stored import QuantizedTensor, StoredTensor
+from engine.native.formats.stored import QuantizedExperts, QuantizedTensor, StoredTensor
 
 # Dense weights of at most this size are loaded: they make the first start faster.
 LOADED_BYTES = 1 << 30
@@ -31,12 +31,18 @@ def is_placeholder(tensor: torch.Tensor) -> bool:
 
 def is_matrix(stored: StoredTensor) -> bool:
     """Return whether a tensor is a matrix whose values have to be decoded."""
-    return isinstance(stored, QuantizedTensor) or (isinstance(stored, GgufTensor) and stored.is_grouped)
+    return isinstance(stored, QuantizedTensor | QuantizedExperts) or (
+        isinstance(stored, GgufTensor) and stored.is_grouped
+    )
 
 
 def decode_on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:
     """Let the modules of these weights, which have placeholders, decode them in each call."""
     for name, module in model.named_modules():
+        experts = {kind: matrices.get(f"{name}.{kind}") for kind in _DecodedExperts.KINDS}
+        if all(experts.values()):
+            vars(module)["forward"] = _DecodedExperts(module, experts)
+            continue
         stored = matrices.get(f"{name}.weight") or (_tied(model, module, matrices))
         if stored is not None:
             assert isinstance(module, nn.Linear | nn.Embedding), f"{name} is a matrix"
@@ -48,6 +54,9 @@ def decode(model: Any) -> None:
     dense: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         decoded = vars(module).get("forward")
+        if isinstance(decoded, _DecodedExperts):
+            del vars(module)["forward"]
+            decoded.give_dense(name)
         if isinstance(decoded, _Decoded):
             del vars(module)["forward"]
             # A tied head has the embedding's.
@@ -79,3 +88,36 @@ class _Decoded:
         pieces = [slice(start, min(start + step, outputs)) for start in range(0, outputs, step)]
         found = torch.cat([functional.linear(given, self.stored[piece]) for piece in pieces], dim=-1)
         return found if self._module.bias is None else found + self._module.bias
+
+
+class _DecodedExperts:
+    """The computation of a module of experts that decodes those that a step's tokens chose."""
+
+    KINDS = ("gate_up_proj", "down_proj")
+
+    def __init__(self, module: Any, experts: dict[str, Any]) -> None:
+        """`experts` has the tensors of all experts by kind."""
+        self._module = module
+        self._experts: dict[str, QuantizedExperts] = experts
+
+    def __call__(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(hidden, dtype=torch.float32)
+        for expert in torch.unique(chosen).tolist():
+            rows, places = torch.where(chosen == expert)
+            gated = self._module._apply_gate(self._product("gate_up_proj", expert, hidden[rows]))
+            result = self._product("down_proj", expert, gated)
+            found.index_add_(0, rows, result.float() * weights[rows, places, None].float())
+        return found.to(hidden.dtype)
+
+    def give_dense(self, name: str) -> None:
+        """Give the module dense weights. Raises ModelUnsupported if weights are not finite."""
+        for kind, stored in self._experts.items():
+            dense = nn.Parameter(stored[...], requires_grad=False)
+            check_finite([(f"{name}.{kind}", dense)])
+            setattr(self._module, kind, dense)
+
+    def _product(self, kind: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        weights = self._experts[kind].expert(expert)
+        bias = getattr(self._module, f"{kind}_bias", None)
+        product = rows @ (weights if self._module.is_transposed else weights.T)
+        return product if bias is None else product + bias[expert]

@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
+from engine.errors import ModelUnsupported
 
 # Longer contexts are served up to here, whatever a model declares: what a Step of the KV manager carries.
 MAX_CONTEXT_TOKENS = 1 << 20
@@ -79,6 +80,25 @@ def fingerprint(folder: Path) -> str:
 def fingerprint_of(folder: Path, dtype: torch.dtype, weights: str = "") -> str:
     """Return the fingerprint of a folder's model with this type and format of weights (`LoadedModel.weights`)."""
     return f"{fingerprint(folder)}-{dtype_name(dtype)}" + (f"-{weights}" if weights else "")
+
+
+def context_tokens(config: Any) -> int:
+    """Return the maximum tokens of a sequence, up to MAX_CONTEXT_TOKENS. Raises ModelUnsupported if it is not declared.
+
+    Rotations of type longrope change for all positions when the longest sequence of a batch exceeds the original
+    context. Cached keys and other sequences would become wrong, so the served context ends there.
+    """
+    declared = getattr(config, "max_position_embeddings", None)
+    if not isinstance(declared, int):
+        raise ModelUnsupported("its configuration lacks the context length (max_position_embeddings)")
+    rotations = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [rotation for rotation in rotations.values() if isinstance(rotation, dict)]
+    lengths: list[int] = [
+        rotation["original_max_position_embeddings"]
+        for rotation in by_layer_type or [rotations]
+        if rotation.get("rope_type") == "longrope"
+    ]
+    return min([declared, *lengths, MAX_CONTEXT_TOKENS])
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
-from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel, fingerprint_of
+from engine.model.loaded import LoadedModel, context_tokens, fingerprint_of
 from engine.model.probe import probe
 from engine.model.unsupported import configuration_fault
 from engine.model.weights import check_complete, load_modules, without_flags_warning
@@ -106,25 +106,6 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
         fingerprint=fingerprint,
         dtype=model.dtype,
     )
-
-
-def context_tokens(config: Any) -> int:
-    """Return the maximum tokens of a sequence, up to MAX_CONTEXT_TOKENS. Raises ModelUnsupported if it is not declared.
-
-    Rotations of type longrope change for all positions when the longest sequence of a batch exceeds the original
-    context. Cached keys and other sequences would become wrong, so the served context ends there.
-    """
-    declared = getattr(config, "max_position_embeddings", None)
-    if not isinstance(declared, int):
-        raise ModelUnsupported("its configuration lacks the context length (max_position_embeddings)")
-    rotations = getattr(config, "rope_parameters", None) or {}
-    by_layer_type = [rotation for rotation in rotations.values() if isinstance(rotation, dict)]
-    lengths: list[int] = [
-        rotation["original_max_position_embeddings"]
-        for rotation in by_layer_type or [rotations]
-        if rotation.get("rope_type") == "longrope"
-    ]
-    return min([declared, *lengths, MAX_CONTEXT_TOKENS])
 
 
 def _avoid_waits(model: Any) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from engine.attention.cache import CacheGeometry
-from engine.attention.llama_shape import head_size, is_llama_shaped
+from engine.attention.declared_geometry import declared_geometry, latent_elements
+from engine.attention.llama_shape import is_llama_shaped
 from engine.errors import ModelUnsupported
 from engine.model.gguf_configuration import gguf_configuration
-from engine.model.loading import context_tokens
+from engine.model.loaded import context_tokens
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.text_part import folder_configuration, served_class
@@ -32,7 +33,8 @@ class ModelShape:
 
     `packed` has the sizes of weights on a CPU whose kernels run the model. `inner_size` is as in StepSizes.
     `whole_bytes` are the weights that each of several ranks has whole. `text_part_of` is the type of an image-text
-    model, whose text part this is.
+    model, whose text part this is. `latent_elements` are those of a token's latents, where
+    attention has such.
     """
 
     geometry: CacheGeometry
@@ -48,15 +50,16 @@ class ModelShape:
     whole_bytes: int
     ranks: int = 1
     text_part_of: str = ""
+    latent_elements: int = 0
 
     def of_rank(self, ranks: int) -> "ModelShape":
         """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
         if ranks == 1:
             return self
-        check_ranks(ranks, self.heads, self.geometry.kv_heads)
+        check_ranks(ranks, self.heads, self.geometry)
         return replace(
             self,
-            geometry=replace(self.geometry, kv_heads=self.geometry.kv_heads // ranks),
+            geometry=self.geometry.of_rank(ranks),
             weights_bytes=self.whole_bytes + (self.weights_bytes - self.whole_bytes) // ranks,
             packed=PackedSize(0, 0),
             inner_size=self.inner_size // ranks,
@@ -108,7 +111,7 @@ def shape_of(
 def _measured(model: Any, dtype: torch.dtype, weights: WeightFormat, gguf: Path | None) -> ModelShape:
     config = model.config.get_text_config()
     return ModelShape(
-        geometry=_geometry(config),
+        geometry=declared_geometry(config),
         parameters=sum(one.numel() for one in model.parameters()),
         weights_bytes=sum(one.nbytes for one in model.parameters()),
         packed=packed_size(model, weights, gguf) if dtype == torch.bfloat16 else PackedSize(0, 0),
@@ -119,6 +122,7 @@ def _measured(model: Any, dtype: torch.dtype, weights: WeightFormat, gguf: Path 
         heads=config.num_attention_heads,
         element_bytes=dtype.itemsize,
         whole_bytes=_whole_bytes(model),
+        latent_elements=latent_elements(config),
     )
 
 
@@ -128,19 +132,10 @@ def _configuration(source: Path) -> Any:
     return gguf_configuration(source)
 
 
-def _geometry(config: Any) -> CacheGeometry:
-    """Return the geometry that the probe of the loaded model would find."""
-    heads: int = config.num_attention_heads
-    if hasattr(config, "multi_query"):
-        kv_heads = 1 if config.multi_query else heads
-    else:
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return CacheGeometry(config.num_hidden_layers, kv_heads, head_size(config))
-
-
 def _inner_size(config: Any) -> int:
     names = ("intermediate_size", "ffn_dim", "n_inner")
-    plain = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+    found = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+    plain = max(found) if isinstance(found, list) else found  # Gemma-3n has a size for each layer
     experts = getattr(config, "num_experts_per_tok", None) or 1
     return int(max(plain, (getattr(config, "moe_intermediate_size", None) or plain) * experts))
 

@@ -1,5 +1,6 @@
 """Memory of a model's weights in the CPU's decoder, by their format."""
 
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from engine.model.decoded_weights import LOADED_BYTES
 from engine.native.decoder import runs
 from engine.native.formats.gguf_file import quantized_format
 from engine.native.formats.gguf_header import read_header
-from engine.native.formats.stored import HEAD, WeightFormat, is_quantized
+from engine.native.formats.stored import HEAD, WeightFormat, is_of_all_experts, is_quantized
 
 # Bytes of a weight: int4 has a scale and a minimum of 2 bytes each for 32 of them.
 _WEIGHT_BYTES = {"int8": 1.0, "int4": 0.625}
@@ -46,10 +47,22 @@ def packed_size(model: Any, weights: WeightFormat, gguf: Path | None) -> PackedS
 
 
 def _quantized(model: Any, weights: WeightFormat, dense: int) -> PackedSize:
+    matrices = list(_matrices(model))
+    packed = sum(
+        one.numel() * _WEIGHT_BYTES[weights] + outputs * _OUTPUT_SCALE_BYTES[weights] for one, outputs in matrices
+    )
+    return _beside(int(packed), sum(one.nbytes for one, _ in matrices), dense, weights)
+
+
+def _matrices(model: Any) -> Iterator[tuple[Any, int]]:
+    """Yield the weights that are quantized, with the number of their outputs: of experts, those of all."""
     named = dict(model.named_parameters())
-    matrices = [one for name, one in named.items() if is_quantized(name, tied=HEAD not in named)]
-    packed = sum(one.numel() * _WEIGHT_BYTES[weights] + len(one) * _OUTPUT_SCALE_BYTES[weights] for one in matrices)
-    return _beside(int(packed), sum(one.nbytes for one in matrices), dense, weights)
+    for name, one in named.items():
+        if is_quantized(name, tied=HEAD not in named):
+            yield one, len(one)
+        elif is_of_all_experts(name):
+            hidden = model.config.hidden_size
+            yield one, len(one) * hidden if name.endswith("down_proj") else one.numel() // hidden
 
 
 def _of_file(gguf: Path, stored: str, dense: int) -> PackedSize:

@@ -1,27 +1,32 @@
 """Checks before serving that paged attention can replace the attention of a model.
 
-A model that does not pass its batch to its attention, ignores positions, or uses a special mask would still run, but
-return wrong tokens. So a few tokens are run through it, once with masks whose values count the visible tokens.
+A model that does not pass its batch to its attention, computes with the places of tokens in a row instead of their
+positions, or uses a special mask would still run, but return wrong tokens. So a few tokens are run through it in
+several orders: queries, keys, values and logits of each token have to be the same, at the start of the context and near
+its end. Masks have values that count the visible tokens.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
+from torch.nn.functional import pad
+from transformers import AttentionInterface, Cache
 from transformers.masking_utils import AttentionMaskInterface
 
 from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry, LayerShape
 from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, paged_attention
 from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
-from engine.model.loaded import MAX_CONTEXT_TOKENS
+from engine.model.loaded import context_tokens
 from engine.model.unsupported import NO_KEPT_LOGITS, NO_MASK, explain, unknown_layer
 
 _PROBE_NAME = "quire_probe"
 _TOKENS = 8
+_MIXES = "it ignores position_ids, or mixes tokens otherwise than by attention"
+_COUNTS = "it computes with the number of cached tokens, which is not a token's position when sequences share a step"
 
 
 class _Probe:
@@ -31,26 +36,33 @@ class _Probe:
     """
 
     def __init__(self) -> None:
-        self.shapes: dict[int, tuple[int, int]] = {}
+        self.shapes: dict[int, LayerShape] = {}
         self.windows: dict[int, int | None] = {}
         self.shown: dict[int, int] = {}
-        self.keys: list[torch.Tensor] = []
+        # Of each token, in the order of the forward call: queries, keys and values of each layer; then the logits.
+        self.computed: list[torch.Tensor] = []
 
-    def block_shape(self) -> tuple[int, ...]:
-        return ()
+    def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
+        return (kv_heads, size)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, _batch: PagedBatch) -> None:
         if layer in self.shapes:
             raise ModelUnsupported(f"its layer {layer} attends more than once")
-        if key.shape != value.shape:
-            shapes = f"{_heads_and_size(key)} and {_heads_and_size(value)}"
-            raise ModelUnsupported(f"its keys and values differ in heads or head size, {shapes}")
-        self.shapes[layer] = _heads_and_size(key)
-        self.keys.append(key)
+        if key.shape[1] != value.shape[1]:
+            raise ModelUnsupported(f"its keys and values differ in heads, {key.shape[1]} and {value.shape[1]}")
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self.computed += (key, value)
 
     def attend(self, layer: int, query: torch.Tensor, _batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        shape = self.shapes[layer]
+        if query.shape[1] % shape.kv_heads or query.shape[2] != shape.key_size:
+            raise ModelUnsupported(f"its queries {tuple(query.shape[1:])} do not fit its keys {tuple(shape[:2])}")
+        if scoring.sinks is not None and scoring.sinks.shape != query.shape[1:2]:
+            raise ModelUnsupported(f"its {query.shape[1]} heads have sinks of shape {tuple(scoring.sinks.shape)}")
         self.windows[layer] = scoring.window
-        return query
+        self.computed.append(query)
+        # Something of the token's own: what acts on queries then is also in the layers after this.
+        return pad(query, (0, shape.value_size - shape.key_size))
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         pass
@@ -75,31 +87,82 @@ def probe(model: Any) -> CacheGeometry:
 def _probe(model: Any) -> CacheGeometry:
     AttentionInterface.register(_PROBE_NAME, _probed_attention)
     AttentionMaskInterface.register(_PROBE_NAME, _described_mask)
-    forwards = torch.arange(_TOKENS, device=model.device)
     model.set_attn_implementation(_PROBE_NAME)
-    recorded = _run(model, forwards)
+    recorded = _run(model, torch.arange(_TOKENS))
     model.set_attn_implementation(ATTENTION_NAME)
     geometry = _geometry(model, recorded)
     _check_masks(model.config.get_text_config(), recorded)
-    _check_positions(recorded, _run(model, forwards.flip(0)))
+    _check_orders(model, recorded)
     return geometry
 
 
-def _run(model: Any, positions: torch.Tensor) -> _Probe:
+def _check_orders(model: Any, forwards: _Probe) -> None:
+    """Compare the same tokens in other orders: results may depend on positions, not on places in a row."""
+    backwards = torch.arange(_TOKENS).flip(0)
+    _check_equal(forwards, _run(model, backwards), backwards, _MIXES)
+    last = _context_tokens(model.config.get_text_config())
+    positions = torch.arange(max(0, last - _TOKENS), last)
+    expected = _run(model, positions)
+    # A prompt in two pieces, of which the second one comes first in the row.
+    pieces = torch.arange(len(positions)).roll(len(positions) // 2)
+    _check_equal(expected, _run(model, positions[pieces]), pieces, _MIXES)
+    if cached := _run_cached(model, positions):
+        _check_equal(expected, cached, torch.arange(len(positions)), _COUNTS)
+
+
+class _LongCache(Cache):  # type: ignore[misc]  # transformers has no types
+    """Declares that it holds the tokens before a position, and returns only what is given to it.
+
+    A model may compute with its length in place of positions, and a paged forward call has no such cache.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(layers=[])
+        self._tokens = tokens
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return key_states, value_states
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        return self._tokens
+
+    def get_mask_sizes(self, query_length: Any, *_: Any) -> tuple[int, int]:
+        fed = query_length if isinstance(query_length, int) else len(query_length)
+        return self._tokens + fed, 0
+
+
+def _run_cached(model: Any, positions: torch.Tensor) -> _Probe | None:
+    """Run tokens behind a long cache; None if the model needs more of a cache than its length."""
+    try:
+        return _run(model, positions, _LongCache(int(positions[0])))
+    except ModelUnsupported:
+        return None
+
+
+def _run(model: Any, positions: torch.Tensor, cache: Cache | None = None) -> _Probe:
     """Run a row of tokens through the model as a runner would; each position has the same token in any order."""
     recorded = _Probe()
     paged = PagedContext(recorded, PagedBatch.of((), 1, model.device))
+    positions = positions.to(model.device)
     tokens = positions % model.config.get_text_config().vocab_size
-    kept = torch.arange(1, _TOKENS, device=model.device)
+    kept = torch.arange(1, len(positions), device=model.device)
+    further = {} if cache is None else {"past_key_values": cache}
     try:
         with torch.inference_mode():
             output = model(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, paged=paged
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=cache is not None,
+                logits_to_keep=kept,
+                paged=paged,
+                **further,
             )
     except (TypeError, AttributeError, LookupError, RuntimeError, AssertionError) as error:
         raise ModelUnsupported(f"it does not run with paged attention: {str(error).strip()}") from error
     if output.logits.shape[1] != len(kept):
         raise ModelUnsupported(NO_KEPT_LOGITS)
+    # The first token's logits were not asked for.
+    recorded.computed.append(torch.cat([output.logits[0, :1] * float("nan"), output.logits[0]]))
     return recorded
 
 
@@ -110,9 +173,7 @@ def _geometry(model: Any, recorded: _Probe) -> CacheGeometry:
             f"only {len(recorded.shapes)} of {layers} layers use transformers' attention interface, "
             "so paged attention cannot take their place"
         )
-    if len(set(recorded.shapes.values())) != 1:
-        raise ModelUnsupported(f"its layers differ in KV heads or head size, {sorted(set(recorded.shapes.values()))}")
-    return CacheGeometry(layers, *recorded.shapes[0])
+    return CacheGeometry(tuple(recorded.shapes[layer] for layer in range(layers)))
 
 
 def _check_masks(config: Any, recorded: _Probe) -> None:
@@ -137,17 +198,20 @@ def _check_masks(config: Any, recorded: _Probe) -> None:
                 )
 
 
-def _check_positions(forwards: _Probe, backwards: _Probe) -> None:
-    """Compare the same tokens in two orders: results may depend on positions, not on order."""
-    tolerance = 1e-3 if forwards.keys[0].dtype == torch.float32 else 5e-2
-    for there, back in zip(forwards.keys, backwards.keys, strict=True):
+def _check_equal(expected: _Probe, found: _Probe, order: torch.Tensor, fault: str) -> None:
+    """Compare what was computed for each token; `order` has the token at each place of `found`.
+
+    Raises ModelUnsupported with `fault` if they differ.
+    """
+    tolerance = 1e-3 if expected.computed[0].dtype == torch.float32 else 5e-2
+    for one, other in zip(expected.computed, found.computed, strict=True):
         # The median, because a router near a tie may send a token to another expert.
-        if _differences(there, back.flip(0)).median() > tolerance:
-            raise ModelUnsupported("it ignores position_ids, or mixes tokens otherwise than by attention")
+        if _differences(one[order.to(one.device)], other).nanmedian() > tolerance:
+            raise ModelUnsupported(fault)
 
 
 def _differences(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the relative distance of each token's keys."""
+    """Return the relative distance of each token's numbers."""
     one, other = one.float().flatten(1), other.float().flatten(1)
     return (one - other).square().sum(1).sqrt() / one.square().sum(1).sqrt().clamp_min(1e-9)
 
@@ -202,9 +266,7 @@ def _shown(mask_function: Callable[..., torch.Tensor], token: int) -> int:
 
 
 def _context_tokens(config: Any) -> int:
-    # Models without the number are rejected later, with that reason.
-    return min(int(getattr(config, "max_position_embeddings", _TOKENS)), MAX_CONTEXT_TOKENS)
-
-
-def _heads_and_size(part: torch.Tensor) -> tuple[int, int]:
-    return (part.shape[1], part.shape[2])
+    try:
+        return context_tokens(config)
+    except ModelUnsupported:  # raised again later, where it is the only reason
+        return _TOKENS

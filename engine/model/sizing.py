@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from blocks import blocks_for, counted
+from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 
 # Of a GPU's memory, kept free for the launches of recorded steps whatever the utilization, beside their inputs and
@@ -146,15 +147,17 @@ class PoolSize:
         return (self.block_size - 1) / 2
 
 
-def check_ranks(size: int, heads: int, kv_heads: int) -> None:
-    """Raise ModelUnsupported unless `size` ranks can divide the heads; the message has the sizes that can."""
-    if heads % size == 0 and kv_heads % size == 0:
+def check_ranks(size: int, heads: int, geometry: CacheGeometry) -> None:
+    """Raise ModelUnsupported unless `size` ranks can divide the heads of all layers; it names the sizes that can."""
+    kv_heads = sorted({one.kv_heads for one in geometry.layers})
+    common = gcd(heads, *kv_heads)
+    if common % size == 0:
         return
-    common = gcd(heads, kv_heads)
     sizes = [number for number in range(1, common + 1) if common % number == 0]
+    of_layers = " or ".join(map(str, kv_heads[:-1])) + " or " if len(kv_heads) > 1 else ""
     raise ModelUnsupported(
         f"tensor_parallel is {size}, which does not divide its {counted(heads, 'attention head')} and "
-        f"{counted(kv_heads, 'KV head')}: possible are {', '.join(map(str, sizes))}"
+        f"{of_layers}{counted(kv_heads[-1], 'KV head')}: possible are {', '.join(map(str, sizes))}"
     )
 
 

@@ -6,7 +6,7 @@ import torch
 
 from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry, cache_shape, make_host_cache
+from engine.attention.cache import CacheGeometry, CacheLayout, head_elements, make_host_cache
 from engine.errors import ModelUnsupported
 from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels
 
@@ -31,9 +31,9 @@ class CpuBackend:
 
         Raises ModelUnsupported if heads are larger than the kernels support.
         """
-        if geometry.head_size > MAX_HEAD_SIZE:
+        if geometry.largest_head > MAX_HEAD_SIZE:
             raise ModelUnsupported(
-                f"its head size must be at most {MAX_HEAD_SIZE} for the CPU kernels, not {geometry.head_size}"
+                f"its head size must be at most {MAX_HEAD_SIZE} for the CPU kernels, not {geometry.largest_head}"
             )
         self.geometry = geometry
         self.block_size = block_size
@@ -41,20 +41,21 @@ class CpuBackend:
         self._threads = threads or torch.get_num_threads()
         device = torch.device("cpu")
         self._stored = kv_dtype or dtype
-        self.cache = kernels.zeros(cache_shape(geometry, device_blocks, self.block_shape()), self._stored)
-        self.host_cache = make_host_cache(geometry, host_blocks, self.block_shape(), self._stored, device)
+        self.layout = CacheLayout.of(geometry, self.part_shape)
+        self.cache = kernels.zeros(self.layout.shape(device_blocks), self._stored)
+        self.host_cache = make_host_cache(self.layout, host_blocks, self._stored, device)
         # The kernels multiply codes as bfloat16 or float32.
         multiplied = torch.float32 if self._stored == torch.int8 and dtype == torch.float16 else dtype
-        self.view = CacheView.of(self.cache, geometry, block_size, multiplied)
+        self.view = CacheView.of(self.cache, geometry, self.layout, block_size, multiplied)
 
     def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
         """Use other tensors of the same shapes and types from now on, also in decoders that have the view."""
         self.cache, self.host_cache = cache, host_cache
-        self.view.described.data = cache.data_ptr()
+        self.view = self.view.at(cache)
 
-    def block_shape(self) -> tuple[int, ...]:
+    def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
         """Return (KV heads, elements of one head's slots, or bytes of their codes and scales)."""
-        return (self.geometry.kv_heads, self.geometry.head_elements(self.block_size, self._stored))
+        return (kv_heads, head_elements(size, self.block_size, self._stored))
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
         """Write each token's K and V to its slot."""

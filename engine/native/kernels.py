@@ -14,10 +14,10 @@ import torch
 
 from blocks import Copy
 from engine.attention.backend import PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry, CacheLayout, head_elements
 from engine.native.cpu_class import CpuClass
 
-MAX_HEAD_SIZE = 256
+MAX_HEAD_SIZE = 512
 # Attention is fast if block size and head size are multiples of it.
 PACKED_SIZE = 16
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -31,12 +31,8 @@ class _Cache(Structure):
         ("data", c_void_p),
         ("block_stride", c_int64),
         ("layer_stride", c_int64),
-        ("value_offset", c_int64),
-        ("head_stride", c_int64),
-        ("block_size", c_int32),
-        ("heads", c_int32),
-        ("head_size", c_int32),
-        ("type", c_int32),
+        *((name, c_int64) for name in ("value_offset", "key_head_stride", "value_head_stride")),
+        *((name, c_int32) for name in ("block_size", "heads", "key_size", "value_size", "type")),
     ]
 
 
@@ -59,7 +55,18 @@ class NativeLayer(Structure):
     _fields_: ClassVar[Sequence[Any]] = [
         *((name, NativeMatrix) for name in ("projections", "output", "gates", "down")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "projection_bias", "query_norm", "key_norm")),
+        *((name, c_void_p) for name in ("output_bias", "sinks", "router", "router_bias", "gates_bias", "down_bias")),
         ("window", c_int32),
+    ]
+
+
+class NativeExperts(Structure):
+    """The shape of a model's mixtures of experts; all zero without any."""
+
+    _fields_: ClassVar[Sequence[Any]] = [
+        *((name, c_int32) for name in ("count", "chosen", "intermediate", "of_all")),
+        ("limit", c_float),
+        ("alpha", c_float),
     ]
 
 
@@ -73,6 +80,7 @@ class NativeModel(Structure):
         ),
         ("epsilon", c_float),
         ("scaling", c_float),
+        ("experts", NativeExperts),
         ("layer", POINTER(NativeLayer)),
         *((name, NativeMatrix) for name in ("embedding", "head")),
         *((name, c_void_p) for name in ("final_norm", "cosine", "sine")),
@@ -86,32 +94,48 @@ def packed_size(weights: torch.Tensor) -> int:
 
 
 class CacheView(NamedTuple):
-    """A cache tensor in the form of the kernels; valid as long as the tensor. `dtype`: of K, V, queries and outputs."""
+    """A cache tensor in the form of the kernels; valid as long as the tensor. `dtype`: of K, V, queries and outputs.
+
+    `layers` has a description of each layer, whose data begin at its K in block 0. That of the first one describes the
+    whole cache if all layers are equal.
+    """
 
     cache: torch.Tensor
-    described: _Cache
+    layout: CacheLayout
+    layers: tuple[_Cache, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, cache: torch.Tensor, geometry: CacheGeometry, block_size: int, dtype: torch.dtype) -> "CacheView":
+    def of(
+        cls, cache: torch.Tensor, geometry: CacheGeometry, layout: CacheLayout, block_size: int, dtype: torch.dtype
+    ) -> "CacheView":
         """Describe a cache with the kernels' layout inside each (block, layer).
 
         `dtype` is the cache's type; of codes (int8) it is what they are multiplied as: bfloat16 or float32.
         """
-        head = geometry.head_elements(block_size, cache.dtype)
-        part = geometry.kv_heads * head
-        described = _Cache(
-            cache.data_ptr(),
-            geometry.layers * 2 * part,
-            2 * part,
-            part,
-            head,
-            block_size,
-            geometry.kv_heads,
-            geometry.head_size,
-            _CODED_TYPES[dtype] if cache.dtype == torch.int8 else _TYPES[dtype],
+        number = _CODED_TYPES[dtype] if cache.dtype == torch.int8 else _TYPES[dtype]
+        layers = tuple(
+            _Cache(
+                block_stride=layout.elements,
+                layer_stride=layout.elements // len(geometry.layers),
+                value_offset=value.offset - key.offset,
+                key_head_stride=head_elements(shape.key_size, block_size, cache.dtype),
+                value_head_stride=head_elements(shape.value_size, block_size, cache.dtype),
+                block_size=block_size,
+                heads=shape.kv_heads,
+                key_size=shape.key_size,
+                value_size=shape.value_size,
+                type=number,
+            )
+            for shape, (key, value) in zip(geometry.layers, layout.parts, strict=True)
         )
-        return cls(cache, described, dtype)
+        return cls(cache, layout, layers, dtype).at(cache)
+
+    def at(self, cache: torch.Tensor) -> "CacheView":
+        """Let the descriptions be those of another cache of the same shape and type, also where they are in use."""
+        for layer, (key, _) in zip(self.layers, self.layout.parts, strict=True):
+            layer.data = cache.data_ptr() + key.offset * cache.itemsize
+        return self._replace(cache=cache)
 
 
 def populate(mapped: torch.Tensor) -> None:
@@ -189,13 +213,11 @@ class Kernels:
         return sums
 
     def write(self, view: CacheView, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write contiguous `[tokens, kv_heads, head_size]` K and V of the view's type to slots."""
+        """Write contiguous `[tokens, kv_heads, size]` K and V of the view's type to slots."""
         self._library.quire_write(
-            byref(view.described),
-            layer,
+            byref(view.layers[layer]),
             c_void_p(key.data_ptr()),
             c_void_p(value.data_ptr()),
-            c_int64(key.stride(0)),
             len(slots),
             c_void_p(slots.data_ptr()),
         )
@@ -203,11 +225,15 @@ class Kernels:
     def attend(
         self, view: CacheView, layer: int, query: torch.Tensor, batch: PagedBatch, scoring: Scoring, threads: int
     ) -> torch.Tensor:
-        """Attend with contiguous `[tokens, heads, head_size]` queries of the view's type; return the same shape."""
-        output = torch.empty_like(query)
+        """Attend with contiguous `[tokens, heads, key_size]` queries of the view's type.
+
+        Returns `[tokens, heads, value_size]` in the same type.
+        """
+        described = view.layers[layer]
+        output = query.new_empty(*query.shape[:2], described.value_size)
+        sinks = None if scoring.sinks is None else scoring.sinks.detach().float().contiguous()
         self._library.quire_attend(
-            byref(view.described),
-            layer,
+            byref(described),
             byref(_batch(batch)),
             c_void_p(query.data_ptr()),
             c_int64(query.stride(0)),
@@ -216,6 +242,7 @@ class Kernels:
             c_float(scoring.scaling),
             c_float(scoring.softcap or 0.0),
             scoring.window or 0,
+            None if sinks is None else c_void_p(sinks.data_ptr()),
             threads,
         )
         return output
@@ -283,7 +310,7 @@ class Kernels:
         described.token_ids, described.positions = token_ids.data_ptr(), positions.data_ptr()
         described.places = places.data_ptr()
         self._library.quire_step(
-            byref(model), byref(view.described), byref(described), c_void_p(logits.data_ptr()), threads
+            byref(model), byref(view.layers[0]), byref(described), c_void_p(logits.data_ptr()), threads
         )
         return logits
 

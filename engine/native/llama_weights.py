@@ -1,6 +1,7 @@
 """The weights of a Llama-shaped model by name, from transformers' modules or from the model's files."""
 
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from engine.native.formats.stored import (
     StoredTensor,
     WeightFormat,
     files_of,
+    matrices_of_experts,
     quantized,
 )
 
@@ -22,7 +24,7 @@ __all__ = ["EMBEDDING", "HEAD", "FileWeights", "LlamaWeights", "ModuleWeights"]
 
 
 class LlamaWeights(Protocol):
-    """Tensors by the names that transformers gives them."""
+    """Tensors by the names that transformers gives them; matrices of experts by those of Qwen3-MoE's files."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """Return a tensor, None if the model has none of this name."""
@@ -39,10 +41,12 @@ class ModuleWeights:
 
     def __init__(self, model: Any) -> None:
         self._tensors: dict[str, torch.Tensor] = model.state_dict()
+        self._matrices = matrices_of_experts({name: _Loaded(one) for name, one in self._tensors.items()})
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """Return a tensor, None if the model has none of this name."""
-        return self._tensors.get(name)
+        found = self._matrices.get(name)
+        return None if found is None else found[...]
 
     def grouped(self, _name: str, _rows: slice = ALL) -> GroupedWeights | None:
         """Return None: modules have no quantized matrices."""
@@ -64,7 +68,7 @@ class FileWeights:
         """Open the files of a folder; without one there are no weights. Raises ModelUnsupported if one is damaged."""
         files = files_of(folder, torch.bfloat16) if folder else {}
         tensors: dict[str, StoredTensor] = {name: file.get_slice(name) for name, file in files.items()}
-        self._tensors = quantized(tensors, weights, torch.bfloat16)
+        self._tensors = quantized(matrices_of_experts(tensors), weights, torch.bfloat16)
         self._dense = weights == "bf16"
 
     def tensor(self, name: str) -> torch.Tensor | None:
@@ -90,9 +94,27 @@ class FileWeights:
             check_finite((name, torch.from_numpy(one)) for one in numbers)
         return found
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+        return list(self._tensors)
+
     def tied(self) -> bool:
         """Return whether the head is the embedding."""
         return HEAD not in self._tensors
 
     def _stored(self, name: str) -> StoredTensor | None:
         return self._tensors.get(name) or (self._tensors.get(EMBEDDING) if name == HEAD else None)
+
+
+class _Loaded:
+    """A tensor in memory as a StoredTensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def __getitem__(self, part: EllipsisType | slice | tuple[slice, slice]) -> torch.Tensor:
+        return self._tensor[part]

@@ -17,12 +17,13 @@ from transformers.distributed import DistributedConfig
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.cache import CacheGeometry
+from engine.attention.declared_geometry import declared_geometry
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.attention.llama_shape import LlamaShape, is_llama_shaped
 from engine.errors import ModelUnsupported
 from engine.model.decoder import Decoder, ModulesDecoder
-from engine.model.loaded import LoadedModel, fingerprint
-from engine.model.loading import context_tokens, take
+from engine.model.loaded import LoadedModel, context_tokens, fingerprint
+from engine.model.loading import take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
 from engine.model.text_part import folder_configuration, served_class
@@ -60,8 +61,6 @@ class ModelFolder:
             with torch.device("meta"):
                 model = kind._from_config(self._config, attn_implementation=ATTENTION_NAME)
             text = self._config.get_text_config()
-            heads = text.num_attention_heads
-            kv_heads = getattr(text, "num_key_value_heads", None) or heads
             self._shape = _llama_shape(model) if is_llama_shaped(model) else None
             if self._shape is None and gguf_of(folder):
                 raise ModelUnsupported("of GGUF files, several ranks can share Llama-shaped models only")
@@ -71,7 +70,7 @@ class ModelFolder:
                 )
             if self._shape is None and not model.tp_plan:
                 raise ModelUnsupported(f"models of type {text.model_type!r} have no plan for several ranks")
-            check_ranks(size, heads, kv_heads)
+            check_ranks(size, text.num_attention_heads, declared_geometry(text))
 
     @property
     def fingerprint(self) -> str:
@@ -91,7 +90,7 @@ class ModelFolder:
         loaded = LoadedModel(
             model=None,
             device=device,
-            geometry=shard.local_geometry(CacheGeometry(shape.layers, shape.kv_heads, shape.head_size)),
+            geometry=shard.local_geometry(CacheGeometry.uniform(shape.layers, shape.kv_heads, shape.head_size)),
             context_tokens=context_tokens(self._config),
             vocabulary_size=shape.vocabulary,
             eos_token_ids=_eos_token_ids(self._folder, self._whole),
@@ -117,10 +116,11 @@ class ModelFolder:
         )
         loaded = replace(take(model.eval(), self._fingerprint_of(dtype)), folder=self._folder)
         text = self._config.get_text_config()
-        kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        if loaded.geometry.kv_heads * ranks.size != kv_heads:
+        kept = [one.kv_heads for one in loaded.geometry.layers]
+        whole = [one.kv_heads for one in declared_geometry(text).layers]
+        if any(mine * ranks.size != all_heads for mine, all_heads in zip(kept, whole, strict=True)):
             raise ModelUnsupported(
-                f"the plan of models of type {text.model_type!r} keeps {loaded.geometry.kv_heads} of {kv_heads} KV "
+                f"the plan of models of type {text.model_type!r} keeps {_counts(kept)} of {_counts(whole)} KV "
                 f"heads on each of {ranks.size} ranks: tensor_parallel must be 1"
             )
         return ModelSlice(loaded, lambda backend: ModulesDecoder(loaded, backend))
@@ -152,3 +152,7 @@ def _eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
     if declared is None:
         return frozenset()
     return frozenset(declared if isinstance(declared, list) else [declared])
+
+
+def _counts(kv_heads: list[int]) -> str:
+    return " or ".join(str(count) for count in sorted(set(kv_heads)))

@@ -40,4 +40,4 @@ class Shard:
 
     def local_geometry(self, geometry: CacheGeometry) -> CacheGeometry:
         """Return the dimensions of this rank's slice of the cache."""
-        return replace(geometry, kv_heads=geometry.kv_heads // self.size)
+        return geometry.of_rank(self.size)

@@ -13,8 +13,8 @@ from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.scores import ScoreFactors
-from engine.triton_kernels.softmax_tiles import attend_tiles
-from engine.triton_kernels.tuning import INTERPRETED, Tuning, padded
+from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
+from engine.triton_kernels.tuning import INTERPRETED, Tuning, merge_warps, padded
 from engine.triton_kernels.work_list import WorkList
 
 _COMBINED = 16  # partial results combined at once
@@ -31,10 +31,10 @@ def decode(
 ) -> None:
     """Attend for sequences that feed one token, into their rows of `output`; other rows are unchanged.
 
-    `query` and `output`: `[tokens, heads, head_size]`, the latter contiguous. The launches do not depend on lengths, so
-    they can be captured in a graph and replayed for other lengths after the work is listed again.
+    `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous. The launches do not
+    depend on lengths, so they can be captured in a graph and replayed for other lengths after the work is listed again.
     """
-    heads, size = query.shape[1:]
+    heads, value_dims = query.shape[1], padded(layer.value_size)
     group = heads // layer.kv_heads
     _decode[(tuning.programs,)](
         query,
@@ -46,20 +46,23 @@ def decode(
         batch.first,
         work.items,
         work.totals,
-        layer.number,
+        factors.sinks,
         query.stride(0),
         query.stride(1),
         batch.tables.stride(0),
-        *layer.strides,
+        *layer.distances,
         factors.scale,
         factors.cap,
         CAPPED=factors.capped,
+        HAS_SINKS=factors.sinks is not None,
         KV_HEADS=layer.kv_heads,
         GROUP=group,
         BLOCK_SIZE=layer.block_size,
-        HEAD_SIZE=size,
+        KEY_SIZE=layer.key_size,
+        VALUE_SIZE=layer.value_size,
         ROWS=tuning.decode.rows,
-        DIMS=padded(size),
+        KEY_DIMS=padded(layer.key_size),
+        VALUE_DIMS=value_dims,
         KEYS=tuning.decode.keys,
         STAGES=tuning.decode.stages,
         INTERPRETED=INTERPRETED,
@@ -71,16 +74,18 @@ def decode(
         work.partial_logarithms,
         batch.first,
         work.pieces,
+        factors.sinks,
+        HAS_SINKS=factors.sinks is not None,
         HEADS=heads,
-        HEAD_SIZE=size,
-        DIMS=padded(size),
+        VALUE_SIZE=layer.value_size,
+        VALUE_DIMS=value_dims,
         COMBINED=_COMBINED,
         INTERPRETED=INTERPRETED,
-        num_warps=2,
+        num_warps=merge_warps(value_dims),
     )
 
 
-@triton.jit(do_not_specialize=["layer", "table_stride"])
+@triton.jit(do_not_specialize=["table_stride"])
 def _decode(
     query,
     output,
@@ -91,30 +96,35 @@ def _decode(
     first,
     items,
     totals,
-    layer,
+    sinks,
     query_token_stride,
     query_head_stride,
     table_stride,
     block_stride,
-    layer_stride,
-    value_offset,
+    key_offset,
+    value_distance,
     scale,
     cap,
     CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    DIMS: tl.constexpr,
+    KEY_DIMS: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Process every `programs`-th unit of work: an item for one KV head."""
     rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, DIMS)
-    there = (rows < GROUP)[:, None] & (dims < HEAD_SIZE)[None, :]
+    dims = tl.arange(0, KEY_DIMS)
+    value_dims = tl.arange(0, VALUE_DIMS)
+    there = (rows < GROUP)[:, None] & (dims < KEY_SIZE)[None, :]
+    kept = (rows < GROUP)[:, None] & (value_dims < VALUE_SIZE)[None, :]
     total = tl.load(totals) * KV_HEADS
     for piece in tl.range(tl.program_id(0), total, tl.num_programs(0)):
         item = piece // KV_HEADS
@@ -128,30 +138,36 @@ def _decode(
         places = query + token * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
         packed = widened(tl.load(places, mask=there, other=0), INTERPRETED)
 
-        keys = cache + layer.to(tl.int64) * layer_stride + kv_head * (BLOCK_SIZE * HEAD_SIZE)
+        keys = cache + key_offset + kv_head * (BLOCK_SIZE * KEY_SIZE)
+        to_value = value_distance + kv_head * (BLOCK_SIZE * (VALUE_SIZE - KEY_SIZE))
         table = tables + sequence.to(tl.int64) * table_stride
         last = tl.zeros([ROWS], tl.int32) + stop - 1
         whole = begin + (stop - begin) // KEYS * KEYS
         state = (
-            tl.zeros([ROWS, DIMS], tl.float32),
+            tl.zeros([ROWS, VALUE_DIMS], tl.float32),
             tl.full([ROWS], -1e30, tl.float32),
             tl.zeros([ROWS], tl.float32),
         )
         state = attend_tiles(
-            packed, state, keys, table, begin, whole, last, block_stride, value_offset, scale, cap,
-            0, CAPPED, False, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
+            packed, state, keys, table, begin, whole, last, block_stride, to_value, scale, cap,
+            0, CAPPED, False, BLOCK_SIZE, KEY_SIZE, VALUE_SIZE, KEYS, STAGES, INTERPRETED,
         )  # fmt: skip
         sums, greatest, weights = attend_tiles(
-            packed, state, keys, table, whole, stop, last, block_stride, value_offset, scale, cap,
-            0, CAPPED, True, BLOCK_SIZE, HEAD_SIZE, KEYS, 1, INTERPRETED,
+            packed, state, keys, table, whole, stop, last, block_stride, to_value, scale, cap,
+            0, CAPPED, True, BLOCK_SIZE, KEY_SIZE, VALUE_SIZE, KEYS, 1, INTERPRETED,
         )  # fmt: skip
         attended = sums / weights[:, None]
         if alone == 1:
-            places = output + (token * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + dims[None, :]
-            tl.store(places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=there)
+            if HAS_SINKS:
+                filled = kv_head * GROUP + tl.minimum(rows, GROUP - 1)
+                result = attended * share_of_keys(greatest, weights, sinks, filled, INTERPRETED)[:, None]
+            else:
+                result = attended
+            targets = output + (token * (KV_HEADS * GROUP) + heads[:, None]) * VALUE_SIZE + value_dims[None, :]
+            tl.store(targets, rounded(result, output.dtype.element_ty, INTERPRETED), mask=kept)
         else:
             slots = item.to(tl.int64) * (KV_HEADS * GROUP) + heads
-            tl.store(partial_output + slots[:, None] * HEAD_SIZE + dims[None, :], attended, mask=there)
+            tl.store(partial_output + slots[:, None] * VALUE_SIZE + value_dims[None, :], attended, mask=kept)
             tl.store(partial_logarithms + slots, greatest + tl.log2(weights), mask=rows < GROUP)
 
 
@@ -162,9 +178,11 @@ def _combine(
     partial_logarithms,
     first,
     pieces,
+    sinks,
+    HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    DIMS: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
     COMBINED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
@@ -174,16 +192,16 @@ def _combine(
     item = tl.load(pieces + sequence * 2)
     count = tl.load(pieces + sequence * 2 + 1)
     if count > 1:
-        dims = tl.arange(0, DIMS)
-        sums = tl.zeros([DIMS], tl.float32)
+        dims = tl.arange(0, VALUE_DIMS)
+        sums = tl.zeros([VALUE_DIMS], tl.float32)
         greatest = -1e30
         weights = 0.0
         for start in tl.range(0, count, COMBINED):
             number = start + tl.arange(0, COMBINED)
             slots = (item + number).to(tl.int64) * HEADS + head
             logarithms = tl.load(partial_logarithms + slots, mask=number < count, other=float("-inf"))
-            there = (number < count)[:, None] & (dims < HEAD_SIZE)[None, :]
-            parts = tl.load(partial_output + slots[:, None] * HEAD_SIZE + dims[None, :], mask=there, other=0)
+            there = (number < count)[:, None] & (dims < VALUE_SIZE)[None, :]
+            parts = tl.load(partial_output + slots[:, None] * VALUE_SIZE + dims[None, :], mask=there, other=0)
             grown = tl.maximum(greatest, tl.max(logarithms, 0))
             shares = tl.exp2(logarithms - grown)
             faded = tl.exp2(greatest - grown)
@@ -191,5 +209,8 @@ def _combine(
             weights = weights * faded + tl.sum(shares, 0)
             greatest = grown
         token = tl.load(first + sequence).to(tl.int64)
-        places = output + (token * HEADS + head) * HEAD_SIZE + dims
-        tl.store(places, rounded(sums / weights, output.dtype.element_ty, INTERPRETED), mask=dims < HEAD_SIZE)
+        places = output + (token * HEADS + head) * VALUE_SIZE + dims
+        attended = sums / weights
+        if HAS_SINKS:
+            attended = attended * share_of_keys(greatest, weights, sinks, head, INTERPRETED)
+        tl.store(places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=dims < VALUE_SIZE)

@@ -16,8 +16,8 @@ from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.scores import ScoreFactors
-from engine.triton_kernels.softmax_tiles import attend_tiles
-from engine.triton_kernels.tuning import INTERPRETED, Tuning, padded
+from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
+from engine.triton_kernels.tuning import INTERPRETED, Tuning, merge_warps, padded
 from engine.triton_kernels.work_list import WorkList, tile_tokens
 
 _MERGED_ROWS = 16  # of a tile, by one program
@@ -34,14 +34,13 @@ def prefill(
 ) -> None:
     """Attend for sequences that feed more than one token, into their rows of `output`.
 
-    `query` and `output`: `[tokens, heads, head_size]`, the latter contiguous.
+    `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous.
     """
-    size = query.shape[2]
     group = query.shape[1] // layer.kv_heads
     tiles, rows = len(work.tiles), tuning.prefill.rows
     splits = split_count(tiles, layer.kv_heads, batch.tables.shape[1] * layer.block_size, tuning)
     parts = (tiles * layer.kv_heads * splits, rows) if splits > 1 else (0, rows)
-    partial_sums = torch.empty(*parts, size, dtype=torch.float32, device=query.device)
+    partial_sums = torch.empty(*parts, layer.value_size, dtype=torch.float32, device=query.device)
     partial_weights = torch.empty(*parts, 2, dtype=torch.float32, device=query.device)
     _prefill[(tiles, layer.kv_heads, splits)](
         query,
@@ -54,31 +53,34 @@ def prefill(
         batch.ends,
         work.tiles,
         work.totals,
-        layer.number,
+        factors.sinks,
         query.stride(0),
         query.stride(1),
         batch.tables.stride(0),
-        *layer.strides,
+        *layer.distances,
         tuning.min_chunk,
         factors.scale,
         factors.cap,
         SPLIT=splits > 1,
         WINDOW=factors.window,
         CAPPED=factors.capped,
+        HAS_SINKS=factors.sinks is not None,
         KV_HEADS=layer.kv_heads,
         GROUP=group,
         TOKENS=tile_tokens(group, tuning),
         BLOCK_SIZE=layer.block_size,
-        HEAD_SIZE=size,
+        KEY_SIZE=layer.key_size,
+        VALUE_SIZE=layer.value_size,
         ROWS=rows,
-        DIMS=padded(size),
+        KEY_DIMS=padded(layer.key_size),
+        VALUE_DIMS=padded(layer.value_size),
         KEYS=tuning.prefill.keys,
         STAGES=tuning.prefill.stages,
         INTERPRETED=INTERPRETED,
         num_warps=tuning.prefill.warps,
     )
     if splits > 1:
-        _merge_parts(output, partial_sums, partial_weights, layer, batch, work, factors.window, tuning, splits)
+        _merge_parts(output, partial_sums, partial_weights, layer, batch, work, factors, tuning, splits)
 
 
 def _merge_parts(
@@ -88,17 +90,17 @@ def _merge_parts(
     layer: PagedLayer,
     batch: PagedBatch,
     work: WorkList,
-    window: int | None,
+    factors: ScoreFactors,
     tuning: Tuning,
     splits: int,
 ) -> None:
     """Merge the results of split tiles into their rows of `output`.
 
-    `partial_sums`: `[tiles * kv_heads * splits, rows, head_size]` float32, not divided. `partial_weights`: the same
+    `partial_sums`: `[tiles * kv_heads * splits, rows, value_size]` float32, not divided. `partial_weights`: the same
     parts and rows, `[..., 2]` float32: the greatest score, and the sum of the weights.
     """
     group = output.shape[1] // layer.kv_heads
-    rows, size = tuning.prefill.rows, output.shape[2]
+    rows, dims = tuning.prefill.rows, padded(layer.value_size)
     _merge[(len(work.tiles), layer.kv_heads, triton.cdiv(rows, _MERGED_ROWS))](
         output,
         partial_sums,
@@ -107,19 +109,21 @@ def _merge_parts(
         batch.ends,
         work.tiles,
         work.totals,
+        factors.sinks,
         tuning.min_chunk,
         splits,
-        WINDOW=window,
+        WINDOW=factors.window,
+        HAS_SINKS=factors.sinks is not None,
         KV_HEADS=layer.kv_heads,
         GROUP=group,
         TOKENS=tile_tokens(group, tuning),
-        HEAD_SIZE=size,
+        VALUE_SIZE=layer.value_size,
         ROWS=rows,
         MERGED=_MERGED_ROWS,
-        DIMS=padded(size),
+        VALUE_DIMS=dims,
         KEYS=tuning.prefill.keys,
         INTERPRETED=INTERPRETED,
-        num_warps=2,
+        num_warps=merge_warps(dims),
     )
 
 
@@ -152,7 +156,7 @@ def _chunk_of(keys, splits, min_chunk, KEYS: tl.constexpr):
     return (tl.maximum((keys + splits - 1) // splits, min_chunk) + KEYS - 1) // KEYS * KEYS
 
 
-@triton.jit(do_not_specialize=["layer", "table_stride", "min_chunk"])
+@triton.jit(do_not_specialize=["table_stride", "min_chunk"])
 def _prefill(
     query,
     output,
@@ -164,26 +168,29 @@ def _prefill(
     ends,
     tiles,
     totals,
-    layer,
+    sinks,
     query_token_stride,
     query_head_stride,
     table_stride,
     block_stride,
-    layer_stride,
-    value_offset,
+    key_offset,
+    value_distance,
     min_chunk,
     scale,
     cap,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    DIMS: tl.constexpr,
+    KEY_DIMS: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -203,15 +210,19 @@ def _prefill(
         if mine < mine_stop:
             place = tl.load(first + sequence)
             rows = tl.arange(0, ROWS)
-            dims = tl.arange(0, DIMS)
+            dims = tl.arange(0, KEY_DIMS)
+            value_dims = tl.arange(0, VALUE_DIMS)
             tokens = tl.minimum(begin + rows // GROUP, final)
             heads = kv_head * GROUP + rows % GROUP
-            there = (begin + rows // GROUP <= final)[:, None] & (dims < HEAD_SIZE)[None, :]
+            filled = begin + rows // GROUP <= final
+            there = filled[:, None] & (dims < KEY_SIZE)[None, :]
+            kept = filled[:, None] & (value_dims < VALUE_SIZE)[None, :]
             batch_rows = (place + tokens).to(tl.int64)
             places = batch_rows[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
             packed = widened(tl.load(query + places, mask=there, other=0), INTERPRETED)
 
-            keys = cache + layer.to(tl.int64) * layer_stride + kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_SIZE)
+            keys = cache + key_offset + kv_head.to(tl.int64) * (BLOCK_SIZE * KEY_SIZE)
+            to_value = value_distance + kv_head * (BLOCK_SIZE * (VALUE_SIZE - KEY_SIZE))
             table = tables + sequence.to(tl.int64) * table_stride
             last = prefix + tokens
             all_see_until = prefix + begin + 1
@@ -224,32 +235,34 @@ def _prefill(
             whole = tl.minimum(tl.maximum(whole, mine), mine_stop)
             ragged = tl.minimum(tl.maximum(ragged, mine), mine_stop)
             state = (
-                tl.zeros([ROWS, DIMS], tl.float32),
+                tl.zeros([ROWS, VALUE_DIMS], tl.float32),
                 tl.full([ROWS], -1e30, tl.float32),
                 tl.zeros([ROWS], tl.float32),
             )
             if WINDOW > 0:
                 state = attend_tiles(
-                    packed, state, keys, table, mine, whole, last, block_stride, value_offset, scale, cap,
-                    WINDOW, CAPPED, True, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
+                    packed, state, keys, table, mine, whole, last, block_stride, to_value, scale, cap,
+                    WINDOW, CAPPED, True, BLOCK_SIZE, KEY_SIZE, VALUE_SIZE, KEYS, STAGES, INTERPRETED,
                 )  # fmt: skip
             state = attend_tiles(
-                packed, state, keys, table, whole, ragged, last, block_stride, value_offset, scale, cap,
-                WINDOW, CAPPED, False, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
+                packed, state, keys, table, whole, ragged, last, block_stride, to_value, scale, cap,
+                WINDOW, CAPPED, False, BLOCK_SIZE, KEY_SIZE, VALUE_SIZE, KEYS, STAGES, INTERPRETED,
             )  # fmt: skip
             sums, greatest, weights = attend_tiles(
-                packed, state, keys, table, ragged, mine_stop, last, block_stride, value_offset, scale, cap,
-                WINDOW, CAPPED, True, BLOCK_SIZE, HEAD_SIZE, KEYS, STAGES, INTERPRETED,
+                packed, state, keys, table, ragged, mine_stop, last, block_stride, to_value, scale, cap,
+                WINDOW, CAPPED, True, BLOCK_SIZE, KEY_SIZE, VALUE_SIZE, KEYS, STAGES, INTERPRETED,
             )  # fmt: skip
             if whole_tile:
-                places = (batch_rows[:, None] * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + dims[None, :]
-                attended = rounded(sums / weights[:, None], output.dtype.element_ty, INTERPRETED)
-                tl.store(output + places, attended, mask=there)
+                targets = (batch_rows[:, None] * (KV_HEADS * GROUP) + heads[:, None]) * VALUE_SIZE + value_dims[None, :]
+                attended = sums / weights[:, None]
+                if HAS_SINKS:
+                    attended = attended * share_of_keys(greatest, weights, sinks, heads, INTERPRETED)[:, None]
+                tl.store(output + targets, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=kept)
             elif SPLIT:
                 # Not divided, because a row may see none of these keys.
                 part = (tile * KV_HEADS + kv_head).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
                 slots = part * ROWS + rows
-                tl.store(partial_sums + slots[:, None] * HEAD_SIZE + dims[None, :], sums, mask=there)
+                tl.store(partial_sums + slots[:, None] * VALUE_SIZE + value_dims[None, :], sums, mask=kept)
                 tl.store(partial_weights + slots * 2, greatest)
                 tl.store(partial_weights + slots * 2 + 1, weights)
 
@@ -263,16 +276,18 @@ def _merge(
     ends,
     tiles,
     totals,
+    sinks,
     min_chunk,
     splits,
     WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     MERGED: tl.constexpr,
-    DIMS: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
     KEYS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
@@ -284,18 +299,18 @@ def _merge(
         if count > 1:
             kv_head = tl.program_id(1)
             rows = tl.program_id(2) * MERGED + tl.arange(0, MERGED)
-            dims = tl.arange(0, DIMS)
+            dims = tl.arange(0, VALUE_DIMS)
             tokens = begin + rows // GROUP
             filled = (rows < ROWS) & (tokens <= final)
-            there = filled[:, None] & (dims < HEAD_SIZE)[None, :]
-            sums = tl.zeros([MERGED, DIMS], tl.float32)
+            there = filled[:, None] & (dims < VALUE_SIZE)[None, :]
+            sums = tl.zeros([MERGED, VALUE_DIMS], tl.float32)
             greatest = tl.full([MERGED], -1e30, tl.float32)
             weights = tl.zeros([MERGED], tl.float32)
             for number in tl.range(0, count):
                 slots = ((tile * KV_HEADS + kv_head).to(tl.int64) * splits + number) * ROWS + rows
                 most = tl.load(partial_weights + slots * 2, mask=filled, other=-1e30)
                 part_weights = tl.load(partial_weights + slots * 2 + 1, mask=filled, other=0)
-                part = tl.load(partial_sums + slots[:, None] * HEAD_SIZE + dims[None, :], mask=there, other=0)
+                part = tl.load(partial_sums + slots[:, None] * VALUE_SIZE + dims[None, :], mask=there, other=0)
                 grown = tl.maximum(greatest, most)
                 faded = tl.exp2(greatest - grown)
                 share = tl.exp2(most - grown)
@@ -304,8 +319,9 @@ def _merge(
                 greatest = grown
             heads = kv_head * GROUP + rows % GROUP
             batch_rows = (tl.load(first + sequence) + tokens).to(tl.int64)
-            places = (batch_rows[:, None] * (KV_HEADS * GROUP) + heads[:, None]) * HEAD_SIZE + dims[None, :]
+            places = (batch_rows[:, None] * (KV_HEADS * GROUP) + heads[:, None]) * VALUE_SIZE + dims[None, :]
             weights = tl.where(filled, weights, 1.0)
-            tl.store(
-                output + places, rounded(sums / weights[:, None], output.dtype.element_ty, INTERPRETED), mask=there
-            )
+            attended = sums / weights[:, None]
+            if HAS_SINKS:
+                attended = attended * share_of_keys(greatest, weights, sinks, heads, INTERPRETED)[:, None]
+            tl.store(output + places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=there)

@@ -37,9 +37,10 @@ def write_rotated(
     `projected`: `[tokens, (heads + 2 * kv_heads) * head_size]` Q, K and V. `positions`: `[tokens]`. `rotations`:
     `[positions, head_size]`, cosines and then sines of the angles that rotate the elements i and i + head_size / 2 of a
     head. `query`: contiguous `[tokens, heads, head_size]`. `slots`: `[tokens]` int64. Tokens with a negative position
-    or slot are padding and are not written.
+    or slot are padding and are not written. K and V of the layer have the same size.
     """
     tokens, heads, size = query.shape
+    assert layer.key_size == layer.value_size == size, "the kernel has one head size"
     group = heads // layer.kv_heads
     _write_rotated[(tokens, layer.kv_heads)](
         projected,
@@ -51,10 +52,9 @@ def write_rotated(
         None if norms is None else norms.query,
         None if norms is None else norms.key,
         0.0 if norms is None else norms.epsilon,
-        layer.number,
         projected.stride(0),
         rotations.stride(0),
-        *layer.strides,
+        *layer.distances,
         NORMED=norms is not None,
         KV_HEADS=layer.kv_heads,
         GROUP=group,
@@ -68,7 +68,7 @@ def write_rotated(
     )
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit
 def _write_rotated(
     projected,
     positions,
@@ -79,12 +79,11 @@ def _write_rotated(
     query_norm,
     key_norm,
     epsilon,
-    layer,
     projected_stride,
     rotation_stride,
     block_stride,
-    layer_stride,
-    value_offset,
+    key_offset,
+    value_distance,
     NORMED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -127,7 +126,7 @@ def _write_rotated(
         tl.store(targets + HALF, rounded(turned_right, query.dtype.element_ty, INTERPRETED), mask=there)
 
         source = projected + token * projected_stride + (KV_HEADS * GROUP + kv_head) * HEAD_SIZE
-        target = cache + slot // BLOCK_SIZE * block_stride + layer.to(tl.int64) * layer_stride
+        target = cache + slot // BLOCK_SIZE * block_stride + key_offset
         target += kv_head * (BLOCK_SIZE * HEAD_SIZE) + slot % BLOCK_SIZE * HEAD_SIZE
         key_left = widened(tl.load(source + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
         key_right = widened(tl.load(source + HALF + half, mask=halved, other=0), INTERPRETED).to(tl.float32)
@@ -144,4 +143,4 @@ def _write_rotated(
 
         dims = tl.arange(0, DIMS)
         value = tl.load(source + KV_HEADS * HEAD_SIZE + dims, mask=dims < HEAD_SIZE, other=0)
-        tl.store(target + value_offset + dims, value, mask=dims < HEAD_SIZE)
+        tl.store(target + value_distance + dims, value, mask=dims < HEAD_SIZE)

@@ -19,51 +19,47 @@ def attend_tiles(
     stop,
     last,
     block_stride,
-    value_offset,
+    value_distance,
     scale,
     cap,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Update the state of a softmax with the keys of tokens `begin` to `stop`, and return it.
 
-    `query`: `[ROWS, DIMS]`, zero beyond HEAD_SIZE. `state`: `[ROWS, DIMS]` weighted sums of V, `[ROWS]` maximum scores
-    and `[ROWS]` sums of weights, float32. `keys`: K of one layer and KV head in block 0; V is `value_offset` elements
-    later. `table`: the sequence's block ids. Scores are `q.k * scale`, or `tanh(q.k * scale) * cap` if CAPPED, in base
-    2.
+    `query`: `[ROWS, KEY_DIMS]`, zero beyond KEY_SIZE. `state`: `[ROWS, VALUE_DIMS]` weighted sums of V, `[ROWS]`
+    maximum scores and `[ROWS]` sums of weights, float32. `keys`: K of one layer and KV head in block 0; V is
+    `value_distance` elements later. `table`: the sequence's block ids. Scores are `q.k * scale`, or
+    `tanh(q.k * scale) * cap` if CAPPED, in base 2.
 
     Unless MASKED, `stop - begin` is a multiple of KEYS and all rows see all tokens. If MASKED, row r sees the tokens up
     to `last[r]`, WINDOW of them (0: all), and slots from `stop` on are not read, because stale contents may be NaN.
     """
     sums, greatest, weights = state
     dims = tl.arange(0, query.shape[1])
+    value_dims = tl.arange(0, sums.shape[1])
     for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
         tokens = start + tl.arange(0, KEYS)
         if MASKED:
             blocks = tl.load(table + tokens // BLOCK_SIZE, mask=tokens < stop, other=0)
         else:
             blocks = tl.load(table + tokens // BLOCK_SIZE)
-        rows = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * HEAD_SIZE
+        rows = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * KEY_SIZE
         places = keys + rows[:, None] + dims[None, :]
-        if MASKED:
-            there = (tokens < stop)[:, None] & (dims < HEAD_SIZE)[None, :]
-            key = tl.load(places, mask=there, other=0)
-            value = tl.load(places + value_offset, mask=there, other=0)
-        elif query.shape[1] > HEAD_SIZE:
-            there = (tokens >= 0)[:, None] & (dims < HEAD_SIZE)[None, :]
-            key = tl.load(places, mask=there, other=0)
-            value = tl.load(places + value_offset, mask=there, other=0)
+        if KEY_SIZE == VALUE_SIZE:
+            value_places = places + value_distance
         else:
-            key = tl.load(places)
-            value = tl.load(places + value_offset)
-        key = widened(key, INTERPRETED)
-        value = widened(value, INTERPRETED)
+            rows = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * VALUE_SIZE
+            value_places = keys + value_distance + rows[:, None] + value_dims[None, :]
+        key = widened(_loaded(places, tokens, stop, KEY_SIZE, MASKED), INTERPRETED)
+        value = widened(_loaded(value_places, tokens, stop, VALUE_SIZE, MASKED), INTERPRETED)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if CAPPED:
             shrunk = tl.exp2(tl.abs(scores) * -2.8853900817779268)  # exp(-2x), from which tanh is computed
@@ -81,3 +77,28 @@ def attend_tiles(
         sums = tl.dot(parts.to(value.dtype), value, sums * faded[:, None], input_precision="ieee")
         greatest = grown
     return sums, greatest, weights
+
+
+@triton.jit
+def _loaded(places, tokens, stop, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """Return K or V at `[KEYS, DIMS]` places: zeros beyond SIZE and, if MASKED, of tokens from `stop` on."""
+    dims = tl.arange(0, places.shape[1])
+    if MASKED:
+        return tl.load(places, mask=(tokens < stop)[:, None] & (dims < SIZE)[None, :], other=0)
+    elif places.shape[1] > SIZE:  # noqa: RET505 - the compiler needs all branches
+        return tl.load(places, mask=(tokens >= 0)[:, None] & (dims < SIZE)[None, :], other=0)
+    else:
+        return tl.load(places)
+
+
+@triton.jit
+def share_of_keys(greatest, weights, sinks, heads, INTERPRETED: tl.constexpr):
+    """Return what part of a softmax over keys and a sink is that of the keys, float32, from 0 to 1.
+
+    `greatest`, `weights`: state of the softmax over all keys. `heads`: of the same shape, the query head of each row.
+    """
+    sink = widened(tl.load(sinks + heads), INTERPRETED).to(tl.float32) * 1.4426950408889634  # to base 2
+    # Both are at most 1, so a sink far above or below all scores leaves 0 or 1.
+    grown = tl.maximum(greatest, sink)
+    of_keys = weights * tl.exp2(greatest - grown)
+    return of_keys / (of_keys + tl.exp2(sink - grown))

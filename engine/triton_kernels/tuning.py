@@ -9,6 +9,7 @@ import triton
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
 _MIN_ROWS = 16  # of a matrix product on tensor cores
+MAX_HEAD_SIZE = 512  # with larger heads, the smallest tiles of K and V exceed shared memory
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Tile sizes and launch sizes for one kind of cache on one device, which has this number of processors.
+    """Tile sizes and launch sizes for one kind of layer on one device, which has this number of processors.
 
     `programs` of decoding run concurrently; decoding splits sequences into about `waves` items for each of them, none
     shorter than `min_chunk` keys. One program writes `write_tokens` tokens to the cache, or copies `copy_words` words;
@@ -61,6 +62,7 @@ TILES: Tiles = {
     64: (Tiling(16, 128, 4, 5), Tiling(128, 64, 8, 5)),
     128: (Tiling(16, 64, 4, 5), Tiling(128, 64, 8, 5)),
     256: (Tiling(16, 32, 4, 5), Tiling(64, 32, 8, 5)),
+    512: (Tiling(16, 16, 4, 5), Tiling(64, 16, 8, 5)),
 }
 # For compute capabilities other than 9.0 and 10.x. Products take the query from registers, which (128, 64, 8, 5) would
 # spill, and a program of 8.6, 8.9 and 12.0 has 99 KiB of shared memory.
@@ -68,6 +70,7 @@ SMALL_TILES: Tiles = {
     64: (Tiling(16, 128, 4, 5), Tiling(128, 64, 8, 5)),
     128: (Tiling(16, 64, 4, 5), Tiling(128, 32, 8, 5)),
     256: (Tiling(16, 32, 4, 5), Tiling(64, 16, 8, 5)),
+    512: (Tiling(16, 16, 4, 5), Tiling(32, 16, 8, 5)),
 }
 PROGRAMS_PER_PROCESSOR, WAVES, MIN_CHUNK = 2, 2, 256
 # Of a copy between the tiers, which the bus limits: 16 programs have 256 KiB in flight, and most processors compute.
@@ -77,7 +80,7 @@ _PREFILL_WARPS = 8
 
 
 def tuning_for(head_size: int, dtype: torch.dtype, group: int, device: torch.device) -> Tuning:
-    """Return the tuning for heads of this size, of which `group` query heads share K and V."""
+    """Return the tuning for heads of this size, the larger of K and V, which `group` query heads share."""
     rows = padded(group, _MIN_ROWS)
     if INTERPRETED:
         tiles = Tiling(rows, 128, 4, 1), Tiling(max(rows, 128), 256, 4, 1)
@@ -97,6 +100,11 @@ def tiles_of(device: torch.device) -> Tiles:
 def padded(size: int, least: int = 16) -> int:
     """Return the next power of two, and at least the minimum of a matrix product."""
     return max(least, 1 << (size - 1).bit_length())
+
+
+def merge_warps(value_dims: int) -> int:
+    """Return the warps of a program that merges 16 rows of padded V, whose sums are in registers."""
+    return max(2, value_dims // 128)
 
 
 def _tilings(dims: int, dtype: torch.dtype, rows: int, tiles: Tiles) -> tuple[Tiling, Tiling]:

@@ -20,13 +20,13 @@ _NO_WINDOW = 2**31 - 1
 
 @dataclass(frozen=True)
 class WorkList:
-    """The work of one batch for layers with the same window. int32.
+    """The work of one batch for layers of the same shape and window. int32.
 
     `items`: `[capacity, 4]` sequence, first token, end token, and 1 if the sequence has no other item. `tiles`:
     `[capacity, 2]` sequence, and first fed token of the tile. `totals`: `[2]` number of items and tiles. `pieces`:
     `[sequences, 2]` first item of each sequence, and its number of items.
 
-    `partial_output`, `[capacity, heads, head_size]`, and `partial_logarithms`, `[capacity, heads]`, are float32 and
+    `partial_output`, `[capacity, heads, value_size]`, and `partial_logarithms`, `[capacity, heads]`, are float32 and
     hold the results of items.
     """
 
@@ -44,7 +44,7 @@ class WorkList:
         capacity = sequences + -(-tuning.pieces // layer.kv_heads)
         device = layer.memory.device
         lists = ((capacity, 4), (tiles, 2), (2,), (sequences, 2))
-        partials = ((capacity, heads, layer.head_size), (capacity, heads))
+        partials = ((capacity, heads, layer.value_size), (capacity, heads))
         return cls(
             *(torch.empty(shape, dtype=torch.int32, device=device) for shape in lists),
             *(torch.empty(shape, dtype=torch.float32, device=device) for shape in partials),

@@ -43,8 +43,8 @@ class SharedMemory:
             boot_id="simulated",
             backend="digests",
             dtype="int64",
-            layers=1,
-            block_shape=(size.block_size,),
+            shapes="digests",
+            block_elements=2 * size.block_size,
             block_size=size.block_size,
             device_blocks=size.device_blocks,
             host_blocks=size.host_blocks,
@@ -63,12 +63,16 @@ class SharedMemory:
     @property
     def device(self) -> torch.Tensor:
         """The digests of the device: `[blocks + 1, block_size]` int64."""
-        return self.kept.cache[:, 0, 0]
+        return self.kept.cache[:, : self._block_size]
 
     @property
     def host(self) -> torch.Tensor:
         """The digests of the host tier."""
-        return torch.zeros(1, self._block_size) if self.kept.host_cache is None else self.kept.host_cache[:, 0, 0]
+        return (
+            torch.zeros(1, self._block_size)
+            if self.kept.host_cache is None
+            else self.kept.host_cache[:, : self._block_size]
+        )
 
     def stored(self, blocks: Sequence[int], *, host: bool) -> None:
         """Check blocks that were written to. Raises Violation, and KilledInside."""

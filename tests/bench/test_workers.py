@@ -38,7 +38,7 @@ def test_each_token_but_the_first_is_timed_and_prefixes_hit_the_cache(parts: Eng
 
 
 def test_copies_have_distinct_sources_and_destinations() -> None:
-    backend = TorchBackend(CacheGeometry(1, 1, 2), 1, copies.BLOCKS, host_blocks=copies.BLOCKS)
+    backend = TorchBackend(CacheGeometry.uniform(1, 1, 2), 1, copies.BLOCKS, host_blocks=copies.BLOCKS)
     backend.cache.normal_()
     assert backend.host_cache is not None
     before = backend.cache.clone()

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from bench.gpu_check.ceilings import reading
 from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry, LayerShape
 from engine.gpu.triton_backend import TritonBackend
 from engine.run.device_sampler import DeviceSampler
 from engine.run.sampling import Draw
@@ -29,20 +29,24 @@ from engine.schedule.step_plan import RowRules, Work
 from engine.triton_kernels import tuning
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
-from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from tests.engine.gpu_resources import Resources
 from tests.engine.key_loops import UNPIPELINED, faults_of, spilling_loops
 
 CPU = torch.device("cpu")
-# Type, head size, KV heads, query heads of each, block size, scoring. Together they have all tuned tiles.
+# Type, shape of a layer, query heads of a KV head, block size, scoring, whether it has sinks. Together they have all
+# tuned tiles.
 SHAPES = [
-    (torch.bfloat16, 64, 3, 3, 32, Scoring(0.1, window=100, softcap=30.0)),
-    (torch.bfloat16, 128, 8, 4, 16, Scoring(0.1)),
-    (torch.float16, 80, 2, 1, 16, Scoring(0.1)),
-    (torch.float16, 256, 1, 20, 24, Scoring(0.1, window=4096)),
-    (torch.float32, 128, 8, 4, 16, Scoring(0.1)),
-    (torch.float32, 64, 3, 3, 32, Scoring(0.1)),
+    (torch.bfloat16, LayerShape(3, 64, 64), 3, 32, Scoring(0.1, window=100, softcap=30.0), False),
+    (torch.bfloat16, LayerShape(8, 128, 128), 4, 16, Scoring(0.1), False),
+    (torch.float16, LayerShape(2, 80, 80), 1, 16, Scoring(0.1), False),
+    (torch.float16, LayerShape(1, 256, 256), 20, 24, Scoring(0.1, window=4096), False),
+    (torch.float32, LayerShape(8, 128, 128), 4, 16, Scoring(0.1), False),
+    (torch.float32, LayerShape(3, 64, 64), 3, 32, Scoring(0.1), False),
+    # Of GPT-OSS, DeepSeek-V3 without absorption, and the full layers of Gemma-4.
+    (torch.bfloat16, LayerShape(8, 64, 64), 8, 16, Scoring(0.1, window=128), True),
+    (torch.bfloat16, LayerShape(128, 192, 128), 1, 16, Scoring(0.1), False),
+    (torch.bfloat16, LayerShape(4, 512, 512), 8, 16, Scoring(0.1), False),
 ]
 VOCABULARY = 128256
 
@@ -86,12 +90,15 @@ class Driver(SimpleNamespace):
         return 0
 
 
-def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: int, scoring: Scoring) -> None:
-    backend = TritonBackend(CacheGeometry(2, kv_heads, size), block_size, 8, dtype, CPU, host_blocks=2)
+def use(dtype: torch.dtype, shape: LayerShape, group: int, block_size: int, scoring: Scoring, has_sinks: bool) -> None:
+    kv_heads, size, value_size = shape
+    backend = TritonBackend(CacheGeometry((shape, shape)), block_size, 8, dtype, CPU, host_blocks=2)
     work = [Work(1, (0,), 2 * block_size, (1, 2, 3), True, Sampling()), Work(2, (0,) * 9, 0, (4,), True, Sampling())]
     batch = PagedBatch.of(work, block_size, CPU)
     heads = kv_heads * group
-    key, value = torch.randn(2, 10, kv_heads, size).to(dtype)
+    if has_sinks:
+        scoring = scoring._replace(sinks=torch.randn(heads).to(dtype))
+    key, value = (torch.randn(10, kv_heads, one).to(dtype) for one in (size, value_size))
     backend.write(0, key, value, batch)
     backend.attend(0, torch.randn(10, heads, size).to(dtype), batch, scoring)
     # The keys of few tokens behind a long prefix are split.
@@ -100,9 +107,15 @@ def use(dtype: torch.dtype, size: int, kv_heads: int, group: int, block_size: in
     backend.attend(0, torch.randn(2, heads, size).to(dtype), behind, scoring)
     backend.copy_blocks([Copy(1, 2)])
     backend.swap([Copy(1, 2)], Direction.DEVICE_TO_HOST)
-    projected = torch.randn(10, (heads + 2 * kv_heads) * size).to(dtype)
-    rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=dtype)
-    layer = PagedLayer(backend.cache, 0)
+    if value_size == size:
+        use_rotation(backend, key, batch, heads)
+
+
+def use_rotation(backend: TritonBackend, key: torch.Tensor, batch: PagedBatch, heads: int) -> None:
+    kv_heads, size = key.shape[1:]
+    projected = torch.randn(10, (heads + 2 * kv_heads) * size).to(key.dtype)
+    rotations, query = torch.randn(99, size), torch.empty(10, heads, size, dtype=key.dtype)
+    layer = backend.paged_layer(0)
     write_rotated(projected, batch.slots, rotations, query, layer, batch.slots)
     norms = HeadNorms(key[0, 0], key[1, 0], 1e-5)
     write_rotated(projected, batch.slots, rotations, query, layer, batch.slots, norms)
@@ -129,7 +142,7 @@ def main() -> None:
     launches = Launches(driver)
     every = "all" in sys.argv[1:]
     if "scalar" in sys.argv[1:]:
-        SHAPES[0] = (torch.bfloat16, 17, 2, 2, 16, Scoring(0.1))
+        SHAPES[0] = (torch.bfloat16, LayerShape(2, 17, 17), 2, 16, Scoring(0.1), False)
     if "unpipelined" in sys.argv[1:]:
         tuning.TILES[64] = (tuning.TILES[64][0], tuning.Tiling(128, 64, 8, 3))
     processors = patch("torch.cuda.get_device_properties", driver.properties)

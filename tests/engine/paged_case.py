@@ -13,7 +13,7 @@ import torch
 from blocks import Copy, blocks_for
 from engine.attention import AttentionBackend, PagedBatch, TorchBackend
 from engine.attention.backend import Direction, Scoring
-from engine.attention.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry, LayerShape
 from engine.attention.codes import decode, encode
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
@@ -56,7 +56,8 @@ class Feed(NamedTuple):
 class Case:
     """Shapes of a batch, computed on the backend's device. All layers but the last must stay unchanged.
 
-    With `coded`, the backend's cache has codes, and attention is compared with that over the decoded K and V.
+    With `coded`, the backend's cache has codes, and attention is compared with that over the decoded K and V. The other
+    layers have other shapes if V has another `value_size` than K's `head_size`. `sinks` are random, far apart.
     """
 
     feeds: Sequence[Feed]
@@ -71,23 +72,29 @@ class Case:
     dtype: torch.dtype = torch.float32
     moved: Moved | None = None
     coded: bool = False
+    value_size: int = 0
+    sinks: bool = False
     make: MakeBackend = TorchBackend
     tables: list[list[int]] = field(default_factory=list)
 
     @property
     def geometry(self) -> CacheGeometry:
-        return CacheGeometry(self.layers, self.kv_heads, self.head_size)
+        if not self.value_size:
+            return CacheGeometry.uniform(self.layers, self.kv_heads, self.head_size)
+        others = (LayerShape(self.kv_heads + 1, self.value_size, self.head_size),) * (self.layers - 1)
+        return CacheGeometry((*others, LayerShape(self.kv_heads, self.head_size, self.value_size)))
 
     def run(self) -> float:
         """Return the largest error of paged attention over all fed tokens."""
         found, drawn = self.attend()
-        expected = drawn.expected(self.scoring, coded=self.coded)
+        expected = drawn.expected(self._scoring(), coded=self.coded)
         assert (found.shape, found.dtype) == (expected.shape, self.dtype)
         return float((found - expected).abs().max().nan_to_num(math.inf))
 
     def attend(self) -> tuple[torch.Tensor, "Drawn"]:
         """Return paged attention of all fed tokens, and the numbers that it was computed from."""
-        drawn = draw(tuple(self.feeds), self.kv_heads, self.group, self.head_size, self.dtype, self.seed)
+        sizes = self.head_size, self.value_size or self.head_size
+        drawn = draw(tuple(self.feeds), self.kv_heads, self.group, sizes, self.dtype, self.seed)
         used = sum(blocks_for(prefix + fed, self.block_size) for prefix, fed in self.feeds)
         blocks = (used if self.moved is None else 2 * used) + 3
         host_blocks = blocks if self.moved == "swapped" else 0
@@ -110,8 +117,13 @@ class Case:
         )
         backend.write(layer, fed_keys.to(device, self.dtype), fed_values.to(device, self.dtype), batch)
         with new_tensors_are_nan():
-            found = backend.attend(layer, torch.cat(drawn.queries).to(device, self.dtype), batch, self.scoring)
+            found = backend.attend(layer, torch.cat(drawn.queries).to(device, self.dtype), batch, self._scoring(device))
         return found.cpu(), drawn
+
+    def _scoring(self, device: torch.device = CPU) -> Scoring:
+        if not self.sinks:
+            return self.scoring
+        return self.scoring._replace(sinks=sinks_of(self.kv_heads * self.group, self.seed).to(device))
 
     def _poison(self, backend: CachedBackend) -> float:
         return self.poison if backend.cache.is_floating_point() else -1  # scales are NaN then
@@ -151,35 +163,43 @@ class Case:
 
 
 class Drawn(NamedTuple):
-    """K, V and queries of each sequence, `[tokens, heads, head_size]` float64."""
+    """K, V and queries of each sequence, `[tokens, heads, size]` float64."""
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
     queries: tuple[torch.Tensor, ...]
-    outputs: dict[tuple[Scoring, bool], torch.Tensor]
+    outputs: dict[object, torch.Tensor]
 
     def expected(self, scoring: Scoring, *, coded: bool = False) -> torch.Tensor:
         """Return the naive attention of all fed tokens, over decoded K and V if `coded`; cached because it is slow."""
-        if (scoring, coded) not in self.outputs:
+        key = (scoring._replace(sinks=None), None if scoring.sinks is None else tuple(scoring.sinks.tolist()), coded)
+        if key not in self.outputs:
             keys, values = (
                 [decode(encode(one)).double() for one in whole] if coded else whole
                 for whole in (self.keys, self.values)
             )
             sequences = zip(self.queries, keys, values, strict=True)
-            self.outputs[scoring, coded] = torch.cat([naive_attention(*sequence, scoring) for sequence in sequences])
-        return self.outputs[scoring, coded]
+            self.outputs[key] = torch.cat([naive_attention(*sequence, scoring) for sequence in sequences])
+        return self.outputs[key]
 
 
 @lru_cache(maxsize=4)
-def draw(feeds: tuple[Feed, ...], kv_heads: int, group: int, head_size: int, dtype: torch.dtype, seed: int) -> Drawn:
+def draw(
+    feeds: tuple[Feed, ...], kv_heads: int, group: int, sizes: tuple[int, int], dtype: torch.dtype, seed: int
+) -> Drawn:
     """Draw numbers representable in the cache's dtype, so that only computation causes errors."""
     torch.manual_seed(seed)
 
-    def random_rows(tokens: int, heads: int) -> torch.Tensor:
-        return (torch.randn(tokens, heads, head_size, dtype=torch.float64) * 2).to(dtype).double()
+    def random_rows(tokens: int, heads: int, size: int) -> torch.Tensor:
+        return (torch.randn(tokens, heads, size, dtype=torch.float64) * 2).to(dtype).double()
 
-    keys, values = (tuple(random_rows(sum(feed), kv_heads) for feed in feeds) for _ in range(2))
-    return Drawn(keys, values, tuple(random_rows(feed.fed, kv_heads * group) for feed in feeds), {})
+    keys, values = (tuple(random_rows(sum(feed), kv_heads, size) for feed in feeds) for size in sizes)
+    return Drawn(keys, values, tuple(random_rows(feed.fed, kv_heads * group, sizes[0]) for feed in feeds), {})
+
+
+def sinks_of(heads: int, seed: int) -> torch.Tensor:
+    """Return a sink of each head, float32: some that take nearly all of the weight, and some that take next to none."""
+    return torch.randn(heads, generator=torch.Generator().manual_seed(seed)) * 30
 
 
 @contextmanager
@@ -197,7 +217,7 @@ def new_tensors_are_nan() -> Iterator[None]:
 def naive_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
     """Attend token by token; the queries are those of the last tokens."""
     tokens, (fed, heads, size), kv_heads = len(key), query.shape, key.shape[1]
-    output = torch.empty_like(query)
+    output = query.new_empty(fed, heads, value.shape[2])
     for row in range(fed):
         position = tokens - fed + row
         seen = slice(0 if scoring.window is None else max(0, position - scoring.window + 1), position + 1)
@@ -205,6 +225,8 @@ def naive_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         scores = torch.einsum("tkd,kgd->tkg", key[seen], grouped) * scoring.scaling
         if scoring.softcap is not None:
             scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-        attended = torch.einsum("tkg,tkd->kgd", scores.softmax(0), value[seen])
-        output[row] = attended.reshape(heads, size)
+        if scoring.sinks is not None:
+            scores = torch.cat([scores, scoring.sinks.to(scores).view(1, kv_heads, -1)])
+        weights = scores.softmax(0)[: len(value[seen])]
+        output[row] = torch.einsum("tkg,tkd->kgd", weights, value[seen]).flatten(0, 1)
     return output

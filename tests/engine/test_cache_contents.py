@@ -131,7 +131,7 @@ def test_the_check_detects_a_single_wrong_number(tiny_model: Tiny, random_prompt
     engine.generate([random_prompt(20)], 10)
     device = engine.blocks.pool.device
     block = next(block for block in device.eviction_order() if device.key(block) in engine.chains.tokens)
-    vector = engine.backend.cache[block, -1, 0, 3, 1]
-    vector[2] += 0.01 * engine.backend.cache[block, -1, 0].abs().max()
+    keys = engine.backend.keys(-1)[block]
+    keys[3, 1, 2] += 0.01 * keys.abs().max()
     with pytest.raises(AssertionError, match=f"^block {block} differs from its key's tokens"):
         engine.check()

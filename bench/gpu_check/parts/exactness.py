@@ -1,5 +1,6 @@
 """Every kernel against float32 at the shapes of the benchmarks, and recorded steps against eager ones."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from bench.gpu_check.cases import (
     HEADS,
     KV_HEADS,
     SCORING,
+    SHAPE,
     batch_of,
     blocks_of,
     laid_out,
@@ -27,7 +29,8 @@ from bench.gpu_check.llama_engine import LLAMA_3_8B, TINY, Decoders, decoders, d
 from bench.gpu_check.notes import Notes
 from bench.gpu_check.references import worst_row
 from blocks import Copy, blocks_for
-from engine.attention.backend import Direction, PagedBatch
+from engine.attention.backend import Direction, PagedBatch, Scoring
+from engine.attention.cache import LayerShape
 from engine.gpu.triton_backend import TritonBackend
 from engine.model.decoder import Decoder
 from engine.run.samplers import TorchSampler
@@ -35,7 +38,6 @@ from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
-from engine.triton_kernels.paged_layer import PagedLayer
 
 # bfloat16 has 8 significant bits: rounding a result costs 0.2 %, and softmax weights are rounded before their product.
 _MOST_ERROR = 0.02
@@ -90,6 +92,8 @@ def measure(sizes: ExactnessSizes, device: torch.device, notes: Notes, deadline:
         "decode": partial(_attention_error, sizes.uniform, (), device),
         "ragged_decode": partial(_attention_error, sizes.ragged, (), device),
         "prefill": partial(_attention_error, sizes.prompts, sizes.fed, device),
+        "sinks": partial(_sinks_error, sizes, device),
+        "k192_v128": partial(_sizes_error, sizes, device),
         "write": partial(_write_error, sizes.rows, device),
         "copy": partial(_copy_error, sizes.rows, device),
         "swap": partial(swap_error, sizes.rows, device),
@@ -112,12 +116,29 @@ def _note(notes: Notes, metric: str, value: float, bound: float, peer: str) -> N
     assert value <= bound, f"{metric} is {value:.3g}, which must be at most {bound}"
 
 
-def _attention_error(lengths: Sequence[int], fed: Sequence[int], device: torch.device) -> float:
-    backend = triton_backend(blocks_of(lengths), 1, device)
+def _attention_error(
+    lengths: Sequence[int],
+    fed: Sequence[int],
+    device: torch.device,
+    shape: LayerShape = SHAPE,
+    scoring: Scoring = SCORING,
+) -> float:
+    backend = triton_backend(blocks_of(lengths), 1, device, shape=shape)
     batch = batch_of(lengths, backend.cache, fed=fed)
-    query = queries(sum(batch.fed), device)
-    found = backend.attend(0, query, batch, SCORING)
-    return worst_row(found, references.attention(query, PagedLayer(backend.cache, 0), batch, SCORING))
+    query = queries(sum(batch.fed), device, shape.key_size)
+    found = backend.attend(0, query, batch, scoring)
+    return worst_row(found, references.attention(query, backend, 0, batch, scoring))
+
+
+def _sinks_error(sizes: ExactnessSizes, device: torch.device) -> float:
+    """Return the error of prompts and decoding with sinks of about the weight of all keys, as in GPT-OSS."""
+    sinks = torch.randn(HEADS, dtype=DTYPE, device=device) + math.log(max(sizes.prompts))
+    return _attention_error(sizes.prompts, sizes.fed, device, scoring=SCORING._replace(sinks=sinks))
+
+
+def _sizes_error(sizes: ExactnessSizes, device: torch.device) -> float:
+    """Return the error of prompts and decoding with K and V of different sizes, as in DeepSeek-V3."""
+    return _attention_error(sizes.prompts, sizes.fed, device, LayerShape(KV_HEADS, 192, 128), Scoring(192**-0.5))
 
 
 def _write_error(rows: int, device: torch.device) -> float:
@@ -125,7 +146,8 @@ def _write_error(rows: int, device: torch.device) -> float:
     key, value = torch.randn(2, rows, KV_HEADS, HEAD_SIZE, dtype=DTYPE, device=device)
     expected = backend.cache.clone()
     blocks, offsets = batch.slots // BLOCK_SIZE, batch.slots % BLOCK_SIZE
-    expected[blocks, 1, 0, :, offsets], expected[blocks, 1, 1, :, offsets] = key, value
+    for part, written in zip(backend.layout.parts[1], (key, value), strict=True):
+        part.of(expected)[blocks, :, offsets] = written
     backend.write(1, key, value, batch)
     return float(not torch.equal(backend.cache, expected))
 
@@ -159,7 +181,7 @@ def _rotation_error(rows: int, device: torch.device) -> float:
     heads = projected.view(rows, -1, HEAD_SIZE)
     expected = references.rotated(heads[:, : HEADS + KV_HEADS], rotations)
     blocks, offsets = batch.slots // BLOCK_SIZE, batch.slots % BLOCK_SIZE
-    key, value = (backend.cache[blocks, 1, part, :, offsets] for part in (0, 1))
+    key, value = (part[blocks, :, offsets] for part in (backend.keys(1), backend.values(1)))
     assert torch.equal(value, heads[:, HEADS + KV_HEADS :]), "V differs"
     return worst_row(torch.cat((query, key), dim=1), expected)
 

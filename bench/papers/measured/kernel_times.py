@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.engine.kernels import DTYPE, GEOMETRY, GROUP, SCORING, Ways, decoding_step, take_turns
+from bench.engine.kernels import DTYPE, GROUP, HEAD_SIZE, KV_HEADS, LAYERS, SCORING, Ways, decoding_step, take_turns
 from bench.papers.case import Values
 from blocks import blocks_for
 from engine.attention.cache import CacheGeometry
@@ -40,7 +40,7 @@ def paged_and_contiguous(sequences: Sequence[int], contexts: Sequence[int], repe
         f"b{batch}_c{context}": take_turns(_ways(kernels, batch, context), range(repetitions + 1))
         for batch, context in sizes
     }
-    return {"seconds": seconds, "layers": GEOMETRY.layers, "cpu_class": kernels.cpu.name}
+    return {"seconds": seconds, "layers": LAYERS, "cpu_class": kernels.cpu.name}
 
 
 def by_block_size(sequences: int, context: int, block_sizes: Sequence[int], layers: int, repetitions: int) -> Values:
@@ -70,7 +70,7 @@ def _ways(kernels: Kernels, sequences: int, context: int) -> Ways:
 
 
 def _query(sequences: int) -> torch.Tensor:
-    return torch.randn(sequences, GEOMETRY.kv_heads * GROUP, GEOMETRY.head_size, dtype=DTYPE)
+    return torch.randn(sequences, KV_HEADS * GROUP, HEAD_SIZE, dtype=DTYPE)
 
 
 def _attention(
@@ -80,10 +80,10 @@ def _attention(
     block_size: int,
     *,
     shuffled: bool,
-    layers: int = GEOMETRY.layers,
+    layers: int = LAYERS,
 ) -> Callable[[], object]:
     """Return a decoding step's attention in all layers, over a cache of its own."""
-    geometry = CacheGeometry(layers, GEOMETRY.kv_heads, GEOMETRY.head_size)
+    geometry = CacheGeometry.uniform(layers, KV_HEADS, HEAD_SIZE)
     count = len(query) * blocks_for(context, block_size)
     backend = CpuBackend(kernels, geometry, block_size, count, DTYPE, threads=torch.get_num_threads())
     backend.cache.normal_()
@@ -96,9 +96,9 @@ def _attention(
 
 def _contiguous(query: torch.Tensor, context: int) -> Callable[[], object]:
     """Return torch's attention in all layers. The query heads of one KV head are rows of one matrix."""
-    shape = (GEOMETRY.layers, 2, len(query), GEOMETRY.kv_heads, context, GEOMETRY.head_size)
+    shape = (LAYERS, 2, len(query), KV_HEADS, context, HEAD_SIZE)
     contiguous = torch.randn(shape, dtype=DTYPE)
-    packed = query.view(len(query), GEOMETRY.kv_heads, GROUP, GEOMETRY.head_size)
+    packed = query.view(len(query), KV_HEADS, GROUP, HEAD_SIZE)
     return lambda: [
         scaled_dot_product_attention(packed, key, value, scale=SCORING.scaling) for key, value in contiguous
     ]

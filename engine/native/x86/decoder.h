@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "attention/layer.h"
+#include "experts.h"
 #include "grouped/matrix.h"
 #include "model.h"
 #include "products.h"
@@ -58,9 +60,10 @@ class Step {
     }
     attention_ = {cache_of(c, nullptr),
                   {b.sequences, b.first, b.ends, b.tables, b.width},
-                  {d.scaling, 0.0f, 0},
+                  {d.scaling, 0.0f, 0, nullptr},
                   d.heads,
                   coded_};
+    mixture_.emplace(d, s, tokens, x_, stride_);
   }
 
   // Called by every thread of the team.
@@ -69,7 +72,7 @@ class Step {
     for (int number = 0; number < d_.layers; ++number) {
       if (banded_) {
         each_band([&](int row, int rows) {
-          if (number > 0) leave(d_.layer[number - 1], row, rows, thread);
+          if (number > 0 && !d_.layer[number - 1].router) leave(d_.layer[number - 1], row, rows, thread);
           enter(d_.layer[number], row, rows, thread, number);
         });
       } else {
@@ -78,9 +81,15 @@ class Step {
       if (thread == 0) plan(number);
       team_.barrier();
       coded_ ? attend<Coded<bf16>>(d_.layer[number], thread) : attend<bf16>(d_.layer[number], thread);
-      if (!banded_) leave_together(d_.layer[number]);
+      if (d_.layer[number].router) {
+        leave_attention(d_.layer[number]);
+        mixture_->run(d_.layer[number], thread);
+      } else if (!banded_) {
+        leave_together(d_.layer[number]);
+      }
     }
-    if (banded_) each_band([&](int row, int rows) { leave(d_.layer[d_.layers - 1], row, rows, thread); });
+    const Layer& last = d_.layer[d_.layers - 1];
+    if (banded_ && !last.router) each_band([&](int row, int rows) { leave(last, row, rows, thread); });
     score();
   }
 
@@ -219,6 +228,7 @@ class Step {
     const int window = d_.layer[number].window;
     attention_.cache.data = data_ + number * layer_bytes_;
     attention_.how.window = window;
+    attention_.how.sinks = d_.layer[number].sinks;
     if (window == planned_) return;
     s_.pieces.plan(attention_, team_.size());
     planned_ = window;
@@ -240,11 +250,42 @@ class Step {
 
   void quantize_attended(int token) { quantize_row(plain_.at(token, 0), queries_, attended_.quantized, token); }
 
+  // The bias of the attention's output is added before the product.
+  void add_bias(const Layer& layer, int token) {
+    float* row = x_ + static_cast<size_t>(token) * stride_;
+    for (int i = 0; layer.output_bias && i < d_.hidden; ++i) row[i] += layer.output_bias[i];
+  }
+
+  // Adds the attention output of a band to the residual.
+  void add_attended(const Layer& layer, int row, int rows) {
+    for (int token = row; token < row + rows; ++token) {
+      if (layer.output.strips) quantize_attended(token);
+      add_bias(layer, token);
+    }
+    add(layer.output, attended_, {row, rows, 0, stride_});
+  }
+
+  // The same of all rows.
+  void add_attended_together(const Layer& layer) {
+    if (layer.output.strips || layer.output_bias) {
+      team_.each(b_.tokens, [&](int token) {
+        if (layer.output.strips) quantize_attended(token);
+        add_bias(layer, token);
+      });
+    }
+    each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.output, attended_, range); });
+  }
+
+  // Before a mixture of experts, which takes the rows of all bands.
+  void leave_attention(const Layer& layer) {
+    if (!banded_) return add_attended_together(layer);
+    each_band([&](int row, int rows) { add_attended(layer, row, rows); });
+  }
+
   // From the attention output to the residual of the next layer.
   void leave(const Layer& layer, int row, int rows, int thread) {
     const Inputs normed = normed_by(thread, row);
-    for (int token = row; layer.output.strips && token < row + rows; ++token) quantize_attended(token);
-    add(layer.output, attended_, {row, rows, 0, stride_});
+    add_attended(layer, row, rows);
     for (int token = row; token < row + rows; ++token) norm(token, layer.mlp_norm, layer.gates, normed, token);
     const int inner = padded(d_.intermediate, 32), at_once = inner_at_once();
     for (int first = 0; first < inner; first += at_once) {
@@ -259,8 +300,7 @@ class Step {
   }
 
   void leave_together(const Layer& layer) {
-    if (layer.output.strips) team_.each(b_.tokens, [&](int token) { quantize_attended(token); });
-    each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.output, attended_, range); });
+    add_attended_together(layer);
     team_.each(b_.tokens, [&](int token) { norm(token, layer.mlp_norm, layer.gates, normed_, token); });
     each_range(b_.tokens, 2 * d_.intermediate, 192, [&](const Range& range) { gate(layer, normed_, gated_, range); });
     each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.down, gated_, range); });
@@ -310,6 +350,7 @@ class Step {
   bool coded_;
   int64_t layer_bytes_;
   Attention attention_;
+  std::optional<Mixture> mixture_;
   int stride_, queries_;  // of the residual, of queries
   float* x_;              // the residual: [tokens][stride]
   operand* query_;        // [tokens][heads][head size]

@@ -49,11 +49,6 @@ void with_format(int32_t type, const Work& work) {
   }
 }
 
-template <typename S>
-Cache layer_of(const CacheView& c, int32_t layer) {
-  return cache_of(c, static_cast<StoredOf<S>*>(c.data) + layer * c.layer_stride);
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -120,37 +115,38 @@ void quire_multiply_grouped(const Strip* strips, int32_t outputs, int32_t inputs
   });
 }
 
-// Writes K and V of each token, [tokens][heads][size] of the type that the cache's are multiplied as, to its slot.
-void quire_write(const CacheView* c, int32_t layer, const void* key, const void* value, int64_t stride, int32_t tokens,
-                 const int64_t* slots) {
+// Writes K and V of each token, contiguous [tokens][heads][size] of the type that the cache's are multiplied as, to its
+// slot.
+void quire_write(const CacheView* c, const void* key, const void* value, int32_t tokens, const int64_t* slots) {
   with_format(c->type, [&](auto format) {
     using S = decltype(format);
     using E = NumberOf<S>;
-    const Cache cache = layer_of<S>(*c, layer);
+    const Cache cache = cache_of(*c, c->data);
     for (int token = 0; token < tokens; ++token) {
-      const int64_t at = token * stride;
-      write_token<S>(cache, slots[token], static_cast<const E*>(key) + at, static_cast<const E*>(value) + at);
+      const int64_t number = static_cast<int64_t>(token) * cache.heads;
+      write_token<S>(cache, slots[token], static_cast<const E*>(key) + number * cache.key.size,
+                     static_cast<const E*>(value) + number * cache.value.size);
     }
   });
 }
 
-// Attends with [tokens][heads][size] queries of that type; the output has it too, and is contiguous.
-void quire_attend(const CacheView* c, int32_t layer, const Batch* b, const void* query, int64_t stride,
-                  void* output, int32_t heads, float scaling, float softcap, int32_t window, int32_t threads) {
+// Attends with [tokens][heads][key size] queries of that type; the output has it too, and is contiguous.
+void quire_attend(const CacheView* c, const Batch* b, const void* query, int64_t stride, void* output, int32_t heads,
+                  float scaling, float softcap, int32_t window, const float* sinks, int32_t threads) {
   State& s = state();
   const std::lock_guard<std::mutex> alone(s.mutex);
   prepare_team(threads);
   with_format(c->type, [&](auto format) {
     using S = decltype(format);
     using E = NumberOf<S>;
-    const Attention attention{layer_of<S>(*c, layer),
+    const Attention attention{cache_of(*c, c->data),
                               {b->sequences, b->first, b->ends, b->tables, b->width},
-                              {scaling, softcap, window},
+                              {scaling, softcap, window, sinks},
                               heads,
                               kCoded<S>};
     s.pieces.plan(attention, threads);
     float* partials = s.partials.at_least(partial_size(attention, s.pieces));
-    const Lines<E> lines{static_cast<E*>(output), static_cast<int64_t>(heads) * c->head_size};
+    const Lines<E> lines{static_cast<E*>(output), static_cast<int64_t>(heads) * c->value_size};
     s.team->run([&](int thread) {
       const Tiles tiles;
       attend_together<S>(*s.team, s, thread, attention, static_cast<const E*>(query), stride, lines, partials);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "grouped/matrix.h"
 #include "lanes.h"
@@ -14,6 +15,7 @@
 
 namespace quire {
 
+// With a router, `gates` and `down` have the outputs of all experts one after the other, those of each padded to 16.
 struct Layer {
   Matrix projections;  // q, k, v one after the other
   Matrix output;
@@ -24,12 +26,28 @@ struct Layer {
   const float* projection_bias;  // or null
   const float* query_norm;       // or null
   const float* key_norm;         // or null
+  const float* output_bias;      // or null
+  const float* sinks;            // or null, of each query head
+  const float* router;           // null: no experts; [experts / 16][hidden][16], zero where experts or inputs (to 32) are padded
+  const float* router_bias;      // or null
+  const float* gates_bias;       // or null, of the experts, in the order of `gates`
+  const float* down_bias;        // or null, the same of `down`
   int32_t window;                // 0: none
+};
+
+// Mixtures of experts. Weights of chosen experts are a softmax of their scores, or that of all experts' scores (`of_all`).
+struct Experts {
+  int32_t count;   // 0: none
+  int32_t chosen;  // for each row
+  int32_t intermediate;
+  int32_t of_all;
+  float limit, alpha;  // of clamped gates; limit 0: gated SiLU
 };
 
 struct Decoder {
   int32_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
   float epsilon, scaling;
+  Experts experts;
   const Layer* layer;
   Matrix embedding;  // the outputs are tokens
   Matrix head;       // the same if they are tied
@@ -43,14 +61,15 @@ struct CacheView {
   int64_t block_stride;
   int64_t layer_stride;
   int64_t value_offset;
-  int64_t head_stride;
-  int32_t block_size, heads, head_size;
+  int64_t key_head_stride, value_head_stride;
+  int32_t block_size, heads, key_size, value_size;
   int32_t type;  // 1: bfloat16, 3: codes
 };
 
 // The cache of a layer whose K begins at `data`.
 inline Cache cache_of(const CacheView& c, void* data) {
-  return {data, c.block_stride, c.value_offset, c.head_stride, c.block_size, c.heads, c.head_size};
+  const Part key{0, c.key_head_stride, c.key_size}, value{c.value_offset, c.value_head_stride, c.value_size};
+  return {data, c.block_stride, key, value, c.block_size, c.heads};
 }
 
 struct Batch {
@@ -70,15 +89,17 @@ inline float root_of_mean_square(const float* x, int size, float epsilon) {
   return std::sqrt(squares / static_cast<float>(size) + epsilon);
 }
 
-// Stores a normalized row as the left operand of a product with `m`; `twice`: also what its quantization left.
+// Stores a normalized row as the left operand of a product with `m`; `twice`: also what its quantization left. `plain`:
+// null, or the row as float32, padded with zeros to a multiple of 32.
 inline void normalize(const float* x, int size, const float* weight, float epsilon, const Matrix& m, const Inputs& out, int row,
-                      bool twice) {
+                      bool twice, float* plain = nullptr) {
   const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
   for (int k = 0; k < size; k += 32) {
     alignas(64) float line[32];
     const int real = std::min(32, size - k);
     for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
     for (int i = real; i < 32; ++i) line[i] = 0.0f;
+    if (plain) std::memcpy(plain + k, line, sizeof(line));
     if (m.strips && twice) {
       quantize_twice(line, out.quantized.at(row, k / 32), out.rest.at(row, k / 32), row % 16);
     } else if (m.strips) {
@@ -107,6 +128,14 @@ inline void rotate(float* __restrict x, int size, const float* __restrict cosine
 inline Vector gated_silu(Vector g, Vector up) {
   const Vector e = exp2_of(smaller(times(g, filled(-kLog2OfE)), filled(125.0f)));
   return divided(times(g, up), plus(e, filled(1.0f)));
+}
+
+// GPT-OSS's gate: (up + 1) * g * sigmoid(alpha * g), both clamped. NaN passes, because it is the second operand.
+inline Vector clamped_gate(Vector g, Vector up, float limit, float alpha) {
+  g = smaller(filled(limit), g);
+  up = larger(filled(-limit), smaller(filled(limit), up));
+  const Vector e = exp2_of(smaller(times(g, filled(-alpha * kLog2OfE)), filled(125.0f)));
+  return divided(times(g, plus(up, filled(1.0f))), plus(e, filled(1.0f)));
 }
 
 }  // namespace quire

@@ -10,6 +10,7 @@
 #include "buffer.h"
 #include "grouped/rows.h"
 #include "panel.h"
+#include "products.h"
 #include "sampler.h"
 #include "team.h"
 
@@ -20,6 +21,24 @@ struct Bench {
   Buffer<operand> normed, gated;
   Buffer<RowGroup> quantized_normed, quantized_gated, rest;
   Buffer<float> head;
+};
+
+// A row of an expert: its token, and the weight of the expert's result.
+struct Routed {
+  int32_t token;
+  float weight;
+};
+
+// A step's rows by expert.
+struct MixtureState {
+  Buffer<float> plain, scores;  // [tokens][hidden], [tokens][experts], padded
+  Buffer<operand> normed, routed, gated;
+  Buffer<RowGroup> quantized_normed, quantized_routed, quantized_gated;
+  std::vector<int32_t> chosen, places;  // [tokens][chosen] experts, and places of their rows
+  std::vector<float> weights;           // the same
+  std::vector<int32_t> counts, first, next;  // [experts]
+  std::vector<Routed> rows;                  // of all experts
+  std::vector<Range> ranges;                 // of the gates of all experts
 };
 
 struct State {
@@ -34,6 +53,7 @@ struct State {
   Buffer<operand> queries, attended, normed, gated;
   Buffer<float> plain;
   Buffer<RowGroup> quantized_attended, quantized_normed, quantized_gated, rest;
+  MixtureState mixture;
 };
 
 inline State& state() {

@@ -1,11 +1,13 @@
 """The table of `quire plan`: each figure with its derivation."""
 
+from collections import Counter
 from collections.abc import Mapping
 from shlex import quote
 
 from rich.console import Console
 from rich.table import Table
 
+from engine.attention.cache import SCALE_BYTES, LayerShape
 from engine.model.memory_plan import MemoryPlan
 from engine.model.model_shape import ModelShape
 from engine.model.sizing import cache_bytes
@@ -37,28 +39,39 @@ def show(
 
 
 def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, str, str]]:
-    geometry = shape.geometry
-    heads = 2 * geometry.layers * geometry.kv_heads
-    head = f"{geometry.head_size} elements x {shape.element_bytes} bytes"
-    if plan.token_bytes != heads * geometry.head_size * shape.element_bytes:
-        head = f"({geometry.head_size} bytes and {plan.token_bytes // heads - geometry.head_size} of a scale)"
     rows = [
         ("memory", _size(plan.memory_bytes), f"{plan.memory_utilization:.0%} of it is planned with"),
         ("weights", _size(plan.weights_bytes), _weights(shape, plan, ranks)),
         ("one step", _size(plan.step_bytes), f"at most, with {plan.max_sequences:,} sequences sampled"),
-        (
-            "one token",
-            _size(plan.token_bytes),
-            f"2 (K and V) x {geometry.layers} layers x {geometry.kv_heads} KV heads x {head}",
-        ),
+        ("one token", _size(plan.token_bytes), _token(shape, plan)),
         ("one block", _size(plan.block_bytes), f"{plan.block_size} tokens"),
         ("cache", _size(cache_bytes(plan.device_blocks, plan.block_bytes)), "the blocks, and one for padding"),
         ("blocks", f"{plan.device_blocks:,}", ""),
         ("tokens", f"{plan.pool.tokens:,}", ""),
     ]
+    if shape.latent_elements:
+        latent = _size(shape.latent_elements * shape.element_bytes)
+        rows.insert(4, ("", "", f"its attention is latent: K and V are expanded to all heads, from {latent}"))
     if plan.process_bytes:
         rows.insert(2, ("process", _size(plan.process_bytes), "Python and its libraries"))
     return rows
+
+
+def _token(shape: ModelShape, plan: MemoryPlan) -> str:
+    """Say what the bytes of a token's K and V are made of, for each kind of layer."""
+    layers = shape.geometry.layers
+    plain = sum(one.kv_heads * (one.key_size + one.value_size) for one in layers) * shape.element_bytes
+    scale = SCALE_BYTES if plan.token_bytes != plain else 0
+    return " + ".join(_layers(one, count, shape.element_bytes, scale) for one, count in Counter(layers).items())
+
+
+def _layers(one: LayerShape, count: int, element_bytes: int, scale_bytes: int) -> str:
+    alike = one.key_size == one.value_size
+    sizes = f"{one.key_size}" if alike else f"({one.key_size} of K + {one.value_size} of V)"
+    head = (
+        f"({sizes} bytes and {scale_bytes} of a scale)" if scale_bytes else f"{sizes} elements x {element_bytes} bytes"
+    )
+    return f"{'2 (K and V) x ' if alike else ''}{count} layers x {one.kv_heads} KV heads x {head}"
 
 
 def _weights(shape: ModelShape, plan: MemoryPlan, ranks: int) -> str:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from engine.attention.cache import CacheLayout
 from engine.kept.kept_memory import KeptIdentity, KeptMemory
 from engine.kept.seal_writer import SealWriter
 from engine.model.loaded import LoadedModel, dtype_name
@@ -35,9 +36,7 @@ class KeepingBackend(Protocol):
     """A backend whose cache can lie elsewhere."""
 
     cache: torch.Tensor
-
-    def block_shape(self) -> tuple[int, ...]:
-        """Return the shape of a block of one layer's K or V."""
+    layout: CacheLayout
 
     def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
         """Use other tensors of the same shapes from now on."""
@@ -137,8 +136,8 @@ def identity_of(
         boot_id=boot_id(),
         backend=computed_by,
         dtype=dtype_name(loaded.cache_dtype),
-        layers=loaded.geometry.layers,
-        block_shape=backend.block_shape(),
+        shapes=backend.layout.description(),
+        block_elements=backend.layout.elements,
         block_size=capacity.block_size,
         device_blocks=capacity.device_blocks,
         host_blocks=capacity.host_blocks,

@@ -13,6 +13,7 @@ import torch
 
 from blocks import Copy
 from engine.attention.backend import Direction
+from engine.attention.declared_geometry import latent_elements
 from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.model.decoder import Decoder
@@ -117,6 +118,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     name = device_name(device, kernels)
     log_pool(capacity, chosen.backend, name)
     log_formats(settings, loaded)
+    log_latents(loaded)
     watched = _sealing(WatchedRunner(runner, check_of(device)), kept_blocks)
     parts = with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults
     return EngineParts(*parts, kept_blocks)
@@ -182,6 +184,15 @@ def log_formats(settings: EngineSettings, loaded: LoadedModel) -> None:
     """Log the formats of weights and KV cache, which `auto` and the model's file have chosen."""
     formats = dtype_name(loaded.dtype), loaded.weight_format, dtype_name(loaded.cache_dtype)
     log.info("%s runs in %s with weights in %s and a KV cache in %s", settings.served_name(), *formats)
+
+
+def log_latents(loaded: LoadedModel) -> None:
+    """Warn of a model with latent attention: what a token takes in the cache, and what its latents would."""
+    latents = latent_elements(loaded.model.config.get_text_config()) if loaded.model else 0
+    if latents:
+        expanded = loaded.geometry.block_bytes(1, loaded.cache_dtype)
+        sentence = "attention is latent, but K and V of all heads are cached: %d bytes a token, %d times its latents"
+        log.warning(sentence, expanded, round(expanded / (latents * loaded.cache_dtype.itemsize)))
 
 
 def log_pool(capacity: Capacity, backend: Backend, device: str) -> None:

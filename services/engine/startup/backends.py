@@ -131,9 +131,10 @@ def _fastest(options: BackendOptions) -> str:
             return "triton"
         log.warning("triton is not installed; falling back to torch's attention, which is slower")
         return "torch"
-    geometry, sizes = options.loaded.geometry, (options.capacity.block_size, options.loaded.geometry.head_size)
+    geometry = options.loaded.geometry
+    sizes = {size for one in geometry.layers for size in (one.key_size, one.value_size)} | {options.capacity.block_size}
     packed = all(size % PACKED_SIZE == 0 for size in sizes) or options.loaded.dtype == torch.bfloat16
-    return "cpu" if options.kernels and packed and geometry.head_size <= MAX_HEAD_SIZE else "torch"
+    return "cpu" if options.kernels and packed and geometry.largest_head <= MAX_HEAD_SIZE else "torch"
 
 
 def choose_rank_backend(options: BackendOptions) -> Backend:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.attention.cache import CacheGeometry
-from engine.attention.llama_shape import LlamaShape
+from engine.attention.llama_shape import ExpertsShape, LlamaShape
 from engine.model.loaded import LoadedModel, fingerprint, fingerprint_of
 from engine.native import decoder, formats, grouped_strips, llama_weights
 from engine.native.kernels import Kernels
@@ -44,7 +44,7 @@ class VerifiedModel:
         return LoadedModel(
             model=None,
             device=torch.device("cpu"),
-            geometry=CacheGeometry(shape.layers, shape.kv_heads, shape.head_size),
+            geometry=CacheGeometry.uniform(shape.layers, shape.kv_heads, shape.head_size),
             context_tokens=self.context_tokens,
             vocabulary_size=shape.vocabulary,
             eos_token_ids=frozenset(self.eos_token_ids),
@@ -104,4 +104,6 @@ def _digest(text: str) -> str:
 
 
 def _shape(read: dict[str, Any]) -> LlamaShape:
-    return LlamaShape(**read | {"windows": tuple(read["windows"]), "frequencies": tuple(read["frequencies"])})
+    experts = read["experts"] and ExpertsShape(**read["experts"] | {"layers": tuple(read["experts"]["layers"])})
+    lists = {name: tuple(read[name]) for name in ("windows", "frequencies")}
+    return LlamaShape(**read | lists | {"experts": experts})

@@ -1,5 +1,7 @@
 """Blocks of the torch backend, and the layout of batches. test_backends.py compares its attention with float64."""
 
+from math import prod
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def test_the_reference_depends_on_scaling_window_softcap_and_heads() -> None:
 class TestBlocks:
     @pytest.fixture
     def backend(self) -> TorchBackend:
-        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6, host_blocks=4)
+        backend = TorchBackend(CacheGeometry.uniform(3, 2, 4), block_size=4, device_blocks=6, host_blocks=4)
         backend.cache.copy_(torch.arange(backend.cache.numel()).view_as(backend.cache))
         return backend
 
@@ -33,28 +35,29 @@ class TestBlocks:
         self, backend: TorchBackend
     ) -> None:
         before = backend.cache.clone()
+        places = [(5, 2), (5, 3), (2, 0), (6, 0)]
         batch = PagedBatch.of(
             [Work(1, (0,) * 3, 2, (5, 2), True, Sampling()), Work(2, (0,), 4, (1, 6), True, Sampling())], 4, CPU
         )
         key, value = torch.randn(2, 4, 2, 4)
         backend.write(1, key, value, batch)
         backend.attend(0, torch.randn(4, 4, 4), batch, Scoring(1.0))
-        places = [(5, 2), (5, 3), (2, 0), (6, 0)]
         for token, (block, slot) in enumerate(places):
-            assert torch.equal(backend.cache[block, 1, 0, slot], key[token])
-            assert torch.equal(backend.cache[block, 1, 1, slot], value[token])
-            before[block, 1, :, slot] = backend.cache[block, 1, :, slot]
+            assert torch.equal(backend.keys(1)[block, slot], key[token])
+            assert torch.equal(backend.values(1)[block, slot], value[token])
+            for part in backend.layout.parts[1]:
+                part.of(before)[block, slot] = part.of(backend.cache)[block, slot]
         assert torch.equal(backend.cache, before)
 
     def test_both_tiers_have_an_unused_block_0_and_contiguous_blocks_of_all_layers(self, backend: TorchBackend) -> None:
         assert backend.host_cache is not None
         for blocks, cache in ((6, backend.cache), (4, backend.host_cache)):
-            assert cache.shape == (blocks + 1, 3, 2, *backend.block_shape())
+            assert cache.shape == (blocks + 1, 3 * 2 * prod(backend.part_shape(2, 4)))
             assert cache.dtype == torch.float32
             assert cache[0].is_contiguous()
 
     def test_the_host_tier_is_optional(self) -> None:
-        backend = TorchBackend(CacheGeometry(3, 2, 4), block_size=4, device_blocks=6)
+        backend = TorchBackend(CacheGeometry.uniform(3, 2, 4), block_size=4, device_blocks=6)
         assert backend.host_cache is None
         with pytest.raises(AssertionError, match="requires a host tier"):
             backend.swap([Copy(1, 1)], Direction.DEVICE_TO_HOST)

@@ -26,6 +26,8 @@ from tests.engine.native_kernels import kernels
 from tests.engine.paged_case import Case, Feed, MakeBackend, Moved, naive_attention
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
+uniform = CacheGeometry.uniform
+
 LONG = [Feed(4999, 1), Feed(0, 1), Feed(300, 1), Feed(130, 20)]
 DECODING = [Feed(prefix, 1) for prefix in (0, 1, 14, 15, 16, 17, 63, 64, 200, 777)]
 PROMPTS = [Feed(0, 37), Feed(0, 1), Feed(33, 19), Feed(64, 64)]
@@ -39,6 +41,8 @@ PROPERTIES: dict[str, Sequence[Any]] = {
     "softcap": [None, 20.0],
     "poison": [math.nan, math.inf],
     "moved": [None, "copied", "swapped"],
+    "sinks": [False, True],
+    "value_size": [0, 48],
 }
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
@@ -92,6 +96,8 @@ def run(make: MakeBackend, row: dict[str, Any]) -> float:
         moved=row["moved"],
         dtype=row["dtype"],
         coded=row.get("coded", False),
+        sinks=row.get("sinks", False),
+        value_size=row.get("value_size", 0),
         make=make,
     )
     return case.run() / TOLERANCES[row["dtype"]]
@@ -126,6 +132,9 @@ def test_attention_over_blocks_is_attention(make: MakeBackend, row: dict[str, An
     assert run(make, row) < 1
 
 
+WINDOWS, CAPS = st.none() | st.integers(1, 150), st.none() | st.floats(0.5, 20)
+
+
 @pytest.mark.parametrize(("make", "examples"), [("torch", 60), ("flex", 25), ("triton", 15)], indirect=["make"])
 def test_any_batch_of_any_shape(make: MakeBackend, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True)
@@ -134,12 +143,14 @@ def test_any_batch_of_any_shape(make: MakeBackend, examples: int) -> None:
             st.builds(Feed, st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 5, 19])), min_size=1, max_size=4
         ),
         sizes=st.tuples(st.integers(1, 20), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)),
-        scoring=st.builds(Scoring, st.just(0.3), st.none() | st.integers(1, 150), st.none() | st.floats(0.5, 20)),
+        value_size=st.integers(0, 20),
+        sinks=st.booleans(),
+        scoring=st.builds(Scoring, st.just(0.3), WINDOWS, CAPS, st.none()),
         poison=st.sampled_from([math.nan, math.inf, -math.inf]),
         seed=st.integers(0, 10**6),
     )
-    def check(feeds: list[Feed], sizes: tuple[int, int, int, int], scoring: Scoring, poison: float, seed: int) -> None:
-        assert Case(feeds, *sizes, scoring, poison=poison, seed=seed, make=make).run() < 2e-5
+    def check(feeds: list[Feed], sizes: tuple[int, int, int, int], **given: Any) -> None:
+        assert Case(feeds, *sizes, make=make, **given).run() < 2e-5
 
     check()
 
@@ -184,7 +195,7 @@ def test_the_result_does_not_depend_on_how_the_work_is_split(threads: int) -> No
 
 @pytest.mark.parametrize("make", ["torch", "cpu avx512-bf16", "cpu avx2", "triton"], indirect=True)
 @pytest.mark.parametrize("dtype", PROPERTIES["dtype"], ids=str)
-@pytest.mark.parametrize("geometry", [CacheGeometry(3, 2, 16), CacheGeometry(1, 1, 1), CacheGeometry(2, 3, 5)])
+@pytest.mark.parametrize("geometry", [uniform(3, 2, 16), uniform(1, 1, 1), uniform(2, 3, 5)])
 def test_copies_and_swaps_move_whole_blocks(make: MakeBackend, geometry: CacheGeometry, dtype: torch.dtype) -> None:
     backend = make(geometry, 3, 6, dtype, host_blocks=4)
     bits = backend.cache.view(torch.uint8)
@@ -203,7 +214,7 @@ def test_copies_and_swaps_move_whole_blocks(make: MakeBackend, geometry: CacheGe
 @pytest.mark.parametrize("make", ["flex", "triton"], indirect=True)
 def test_tensors_may_have_the_strides_of_transformers(make: MakeBackend) -> None:
     """Transformers' K, V and queries have heads before tokens, or are slices of one product."""
-    backend = make(CacheGeometry(1, 2, 16), 8, 4, torch.float32)
+    backend = make(uniform(1, 2, 16), 8, 4, torch.float32)
     batch = PagedBatch.of([Work(1, (0,) * 30, 0, (3, 1, 4, 2), True, Sampling())], 8, DEVICE)
     key = torch.randn(2, 30, 16).transpose(0, 1)
     whole = torch.randn(30, 5 * 16)
@@ -215,7 +226,7 @@ def test_tensors_may_have_the_strides_of_transformers(make: MakeBackend) -> None
 
 
 def test_an_empty_batch_has_an_empty_output(make: MakeBackend) -> None:
-    backend = make(CacheGeometry(1, 2, 16), 16, 2, torch.float32)
+    backend = make(uniform(1, 2, 16), 16, 2, torch.float32)
     device = backend.cache.device
     batch = PagedBatch.of([], 16, device)
     empty = torch.empty(0, 2, 16, device=device)
@@ -225,7 +236,9 @@ def test_an_empty_batch_has_an_empty_output(make: MakeBackend) -> None:
 
 # Blocks of 360 KiB, and of a size that is no multiple of a vector register.
 @pytest.mark.parametrize(
-    ("geometry", "block_size"), [(CacheGeometry(30, 3, 64), 16), (CacheGeometry(5, 3, 26), 3)], ids=["large", "odd"]
+    ("geometry", "block_size"),
+    [(uniform(30, 3, 64), 16), (uniform(5, 3, 26), 3)],
+    ids=["large", "odd"],
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
@@ -250,5 +263,5 @@ def test_many_copies_move_each_block_to_its_destination_and_change_no_other(
 
 
 def test_heads_larger_than_the_kernels_support_are_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="head size must be at most 256 for the CPU kernels, not 272"):
-        CpuBackend(kernels(), CacheGeometry(1, 1, 272), 16, 2)
+    with pytest.raises(ModelUnsupported, match="head size must be at most 512 for the CPU kernels, not 528"):
+        CpuBackend(kernels(), uniform(1, 1, 528), 16, 2)

@@ -23,6 +23,8 @@ from tests.engine.attention.test_backends import DECODING, PROMPTS, first_rows, 
 from tests.engine.native_kernels import kernels
 from tests.engine.paged_case import CachedBackend, Case, Feed, MakeBackend
 
+uniform = CacheGeometry.uniform
+
 BACKENDS = ["torch", *(f"cpu {name}" for name in NAMES)]
 # Of 80 elements drawn from a normal distribution of deviation 2.
 UNCODED_TOLERANCE = 0.2
@@ -96,8 +98,8 @@ def heads_of_every_kind(tokens: int, kv_heads: int, size: int, dtype: torch.dtyp
 
 def codes_of(backend: CpuBackend, table: list[int], pairs: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes of a table's blocks, `[2, slots, kv_heads, head_size]`, and their scales, `[2, slots, kv_heads]`."""
-    size, slots, heads = backend.geometry.head_size, backend.block_size, backend.geometry.kv_heads
-    parts = backend.cache[table, 0]  # [blocks, 2, kv_heads, bytes]
+    (heads, size, _), slots = backend.geometry.layers[0], backend.block_size
+    parts = torch.stack([part.of(backend.cache)[table] for part in backend.layout.parts[0]], dim=1)
     codes, scales = parts[..., : slots * size], parts[..., slots * size :].contiguous().view(torch.bfloat16)
     shape = (len(table), heads, slots, size)
     if slots % 16 or size % 16:
@@ -124,7 +126,7 @@ def test_kernels_store_the_codes_of_the_reference_whatever_is_written_together(
     )
     table = random.Random(1).sample(range(1, 12), -(-tokens // block_size))
     for chunk in (tokens, 7, 1):
-        backend = CpuBackend(kernels(name), CacheGeometry(1, 2, size), block_size, 12, dtype, kv_dtype=torch.int8)
+        backend = CpuBackend(kernels(name), uniform(1, 2, size), block_size, 12, dtype, kv_dtype=torch.int8)
         for start in range(0, tokens, chunk):
             count = min(chunk, tokens - start)
             work = Work(1, (0,) * count, start, tuple(table), True, Sampling())
@@ -161,7 +163,7 @@ def attention(
 def test_the_attention_of_a_token_does_not_depend_on_the_batch(
     name: str, block_size: int, scoring: Scoring, dtype: torch.dtype
 ) -> None:
-    tokens, geometry = 1300, CacheGeometry(1, 2, 32)
+    tokens, geometry = 1300, uniform(1, 2, 32)
     draw = torch.Generator().manual_seed(1)
     queries, keys, values = (torch.randn(tokens, heads, 32, generator=draw).to(dtype) for heads in (6, 2, 2))
     places = [1299, 3, 511, 512, 700, 1023, 1024, 1110]
@@ -197,19 +199,15 @@ def test_codes_are_within_half_a_step_of_the_elements(numbers: list[float], unit
     assert torch.equal(again.scales, codes.scales)
 
 
-@pytest.mark.parametrize(("geometry", "block_size"), [(CacheGeometry(3, 2, 16), 16), (CacheGeometry(2, 3, 5), 3)])
+@pytest.mark.parametrize(("geometry", "block_size"), [(uniform(3, 2, 16), 16), (uniform(2, 3, 5), 3)])
 def test_a_block_has_its_codes_and_scales_only(make: MakeBackend, geometry: CacheGeometry, block_size: int) -> None:
     backend = make(geometry, block_size, 4, torch.bfloat16)
-    tokens, heads = 2 * geometry.layers * block_size, geometry.kv_heads
-    assert (
-        backend.cache[0].nbytes
-        == geometry.block_bytes(block_size, torch.int8)
-        == tokens * heads * (geometry.head_size + 2)
-    )
+    (heads, size, _), tokens = geometry.layers[0], 2 * len(geometry.layers) * block_size
+    assert backend.cache[0].nbytes == geometry.block_bytes(block_size, torch.int8) == tokens * heads * (size + 2)
 
 
 def test_copies_and_swaps_move_codes_and_scales(make: MakeBackend) -> None:
-    backend = make(CacheGeometry(2, 3, 5), 3, 6, torch.bfloat16, host_blocks=4)
+    backend = make(uniform(2, 3, 5), 3, 6, torch.bfloat16, host_blocks=4)
     backend.cache.random_(-128, 128)
     before = backend.cache.clone()
     backend.swap([Copy(2, 4), Copy(5, 1)], Direction.DEVICE_TO_HOST)

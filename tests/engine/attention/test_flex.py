@@ -1,7 +1,7 @@
 """FlexAttention's masks against a mask of each pair of positions, and its compiled kernels."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from engine.attention.backend import Scoring
 from engine.attention.cache import CacheGeometry
 from engine.attention.flex_backend import FlexBackend
 from engine.attention.flex_mask import BlockLists, block_lists, query_rows
+from engine.attention.tensor_backend import TensorBackend
 from engine.errors import BackendUnavailable
 from engine.schedule.limits import Preemption
 from engine.schedule.request import Sampling
@@ -96,6 +97,15 @@ def test_every_fed_token_is_in_one_row_at_its_position(feeds: list[Feed], length
     assert sorted(found) == list(range(len(positions)))
 
 
+def fill_alike(backends: Sequence[TensorBackend]) -> None:
+    """Fill the caches with the same random K and V."""
+    for layer in range(len(backends[0].geometry.layers)):
+        for part in (TensorBackend.keys, TensorBackend.values):
+            contents = torch.randn(part(backends[0], layer).shape)
+            for backend in backends:
+                (backend.keys if part is TensorBackend.keys else backend.values)(layer).copy_(contents)
+
+
 @pytest.mark.parametrize(("block_size", "window", "group"), [(1, None, 70), (2, 7, 70), (32, 16, 20), (32, 1, 1)])
 def test_small_blocks_and_large_groups_uncompiled(block_size: int, window: int | None, group: int) -> None:
     make = partial(FlexBackend, compiled=False)
@@ -105,40 +115,38 @@ def test_small_blocks_and_large_groups_uncompiled(block_size: int, window: int |
 
 def test_sequences_may_share_a_block_at_different_indices() -> None:
     """The engine never holds a block at different indices, but the mask does not rely on this."""
-    geometry = CacheGeometry(2, 1, 8)
+    geometry = CacheGeometry.uniform(2, 1, 8)
     work = [Work(1, (0,), 9, (2, 1, 3), True, Sampling()), Work(2, (0,) * 3, 4, (1, 4), True, Sampling())]
     batch = PagedBatch.of(work, 4, CPU)
     backends = [FlexBackend(geometry, 4, 5, compiled=False), TorchBackend(geometry, 4, 5)]
-    contents, query = torch.randn(backends[0].cache.shape), torch.randn(4, 2, 8)
-    for backend in backends:
-        backend.cache.copy_(contents)
+    query = torch.randn(4, 2, 8)
+    fill_alike(backends)
     found, expected = (backend.attend(1, query, batch, Scoring(0.3)) for backend in backends)
     assert (found - expected).abs().max() < 1e-5
 
 
 def test_unused_slots_of_a_new_block_hold_no_stale_v() -> None:
-    backend = FlexBackend(CacheGeometry(2, 1, 2), 4, 6, compiled=False)
+    backend = FlexBackend(CacheGeometry.uniform(2, 1, 2), 4, 6, compiled=False)
     backend.cache.fill_(torch.nan)
     work = [Work(1, (0,) * 3, 0, (5,), True, Sampling()), Work(2, (0,), 6, (2, 1), True, Sampling())]
     batch = PagedBatch.of([*work, Work(3, (0,) * 4, 0, (6,), True, Sampling())], 4, CPU)
     backend.write(1, *torch.ones(2, 8, 1, 2), batch)
     filled = [(1, 5, slot) for slot in range(3)] + [(1, 1, 2)] + [(1, 6, slot) for slot in range(4)]
-    values = backend.cache[:, 1, 1, :, 0, 0]
+    values = backend.values(1)[..., 0, 0]
     expected = torch.full_like(values, torch.nan)
     for _, block, slot in filled:
         expected[block, slot] = 1
     expected[5, 3] = 0  # not of block 1, which an earlier batch began
     assert torch.equal(values.nan_to_num(-1), expected.nan_to_num(-1))
-    assert backend.cache[:, 0].isnan().all(), "the other layer is unchanged"
+    assert backend.keys(0).isnan().all(), "the other layer is unchanged"
+    assert backend.values(0).isnan().all()
 
 
 def test_batches_of_any_size_and_windows_of_any_width_share_two_graphs() -> None:
     draw = random.Random(5)
-    geometry = CacheGeometry(3, 1, 16)
+    geometry = CacheGeometry.uniform(3, 1, 16)
     backends = [FlexBackend(geometry, 8, 120), TorchBackend(geometry, 8, 120)]
-    contents = torch.randn(backends[0].cache.shape)
-    for backend in backends:
-        backend.cache.copy_(contents)
+    fill_alike(backends)
     before = graphs()
     for _ in range(12):
         feeds = [Feed(draw.randrange(60), draw.choice([1, 1, 1, 2, 30])) for _ in range(draw.randrange(1, 9))]
@@ -159,7 +167,7 @@ def test_without_a_compiler_the_backend_is_refused_at_start() -> None:
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.raises(BackendUnavailable, match="need a C\\+\\+ compiler, but none was found"),
     ):
-        FlexBackend(CacheGeometry(1, 1, 8), 16, 2)
+        FlexBackend(CacheGeometry.uniform(1, 1, 8), 16, 2)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_without_a_compiler_the_backend_is_refused_at_start() -> None:
 )
 def test_shapes_that_the_gpu_kernels_do_not_support_are_refused(block_size: int, blocks: int, reason: str) -> None:
     with pytest.raises(BackendUnavailable, match=reason):
-        FlexBackend(CacheGeometry(2, 1, 64), block_size, blocks, device=torch.device("cuda"))
+        FlexBackend(CacheGeometry.uniform(2, 1, 64), block_size, blocks, device=torch.device("cuda"))
 
 
 class FlexEngine(ModelEngine):

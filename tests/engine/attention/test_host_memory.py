@@ -20,7 +20,7 @@ from services.engine.startup.backends import BackendOptions, choose_backend
 from services.runtime.settings import InvalidSetting
 from tests.engine.gpu_in_host_memory import GpuInHostMemory
 
-GEOMETRY = CacheGeometry(layers=3, kv_heads=2, head_size=24)
+GEOMETRY = CacheGeometry.uniform(layers=3, kv_heads=2, head_size=24)
 GPU = torch.device("cuda", 1)
 
 

@@ -10,7 +10,8 @@ import torch
 
 from blocks import Copy, blocks_for
 from engine.attention.backend import Direction, PagedBatch, Scoring
-from engine.attention.cache import CacheGeometry
+from engine.attention.cache import CacheGeometry, LayerShape
+from engine.errors import BackendUnavailable
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
 from tests.engine.paged_case import Case, Feed, naive_attention
@@ -81,7 +82,7 @@ def _attended_with(feeds: list[tuple[int, int]], shuffle: bool) -> torch.Tensor:
     blocks = list(range(1, 61))
     if shuffle:
         random.Random(5).shuffle(blocks)
-    backend = make_triton_backend()(CacheGeometry(1, 2, 16), 16, 60, torch.float32)
+    backend = make_triton_backend()(CacheGeometry.uniform(1, 2, 16), 16, 60, torch.float32)
     work = []
     for number, (prefix, fed) in enumerate(feeds):
         table = tuple(blocks.pop() for _ in range(blocks_for(prefix + fed, 16)))
@@ -95,14 +96,14 @@ def _attended_with(feeds: list[tuple[int, int]], shuffle: bool) -> torch.Tensor:
 
 def _write(backend: TritonBackend, *work: Work) -> None:
     batch = PagedBatch.of(work, backend.block_size, DEVICE)
-    heads = (backend.geometry.kv_heads, backend.geometry.head_size)
-    key, value = torch.randn(2, sum(batch.fed), *heads).to(DEVICE, backend.cache.dtype)
+    kv_heads, *sizes = backend.geometry.layers[0]
+    key, value = (torch.randn(sum(batch.fed), kv_heads, size).to(DEVICE, backend.cache.dtype) for size in sizes)
     backend.write(0, key, value, batch)
 
 
 def test_layers_with_different_windows_share_a_batch() -> None:
     torch.manual_seed(1)
-    backend = make_triton_backend()(CacheGeometry(1, 1, 16), 16, 30, torch.float32)
+    backend = make_triton_backend()(CacheGeometry.uniform(1, 1, 16), 16, 30, torch.float32)
     table = tuple(range(1, 26))
     key, value = torch.randn(2, 400, 1, 16)
     prefix = PagedBatch.of([Work(1, (0,) * 399, 0, table, True, Sampling())], 16, DEVICE)
@@ -117,16 +118,91 @@ def test_layers_with_different_windows_share_a_batch() -> None:
         assert (found - expected).abs().max() < TOLERANCE
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("size", "value_size"), [(192, 128), (16, 80), (512, 0)])
+def test_sinks_count_once_however_keys_are_split_and_values_may_have_another_size(
+    size: int, value_size: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "split_count", lambda *_: splits)
+    feeds = [Feed(600, 1), Feed(37, 1), Feed(20, 13), Feed(500, 3)]
+    scoring = Scoring(size**-0.5, 400 if splits > 1 else None)
+    case = Case(feeds, group=3, head_size=size, value_size=value_size, sinks=True, scoring=scoring)
+    assert replace(case, make=make_triton_backend()).run() < TOLERANCE
+
+
+class Attended:
+    """A layer's attention over random K and V, beside that in float64, `[tokens, heads, value_size]`."""
+
+    def __init__(self, backend: TritonBackend, layer: int, feeds: list[Feed], heads: int) -> None:
+        torch.manual_seed(4)
+        self._backend, self._layer = backend, layer
+        shape = backend.geometry.layers[layer]
+        blocks = list(range(1, len(backend.cache)))
+        work = []
+        self._sequences = []
+        for number, (prefix, fed) in enumerate(feeds):
+            table = tuple(blocks.pop() for _ in range(blocks_for(prefix + fed, backend.block_size)))
+            key, value = (torch.randn(prefix + fed, shape.kv_heads, size) for size in shape[1:])
+            everything = Work(number, (0,) * len(key), 0, table, True, Sampling())
+            whole = PagedBatch.of([everything], backend.block_size, DEVICE)
+            backend.write(layer, key.to(DEVICE), value.to(DEVICE), whole)
+            work.append(Work(number, (0,) * fed, prefix, table, True, Sampling()))
+            self._sequences.append((torch.randn(fed, heads, shape.key_size), key, value))
+        self.work = work
+
+    def output(self, batch: PagedBatch, scoring: Scoring) -> torch.Tensor:
+        query = torch.cat([query for query, _, _ in self._sequences]).to(DEVICE)
+        return self._backend.attend(self._layer, query, batch, scoring).cpu()
+
+    def expected(self, scoring: Scoring) -> torch.Tensor:
+        return torch.cat([naive_attention(*(one.double() for one in each), scoring) for each in self._sequences])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks_far_above_or_below_all_scores_leave_nothing_or_all(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "split_count", lambda *_: 3)
+    backend = make_triton_backend()(CacheGeometry.uniform(1, 1, 16), 16, 60, torch.float32)
+    feeds = [Feed(400, 1), Feed(20, 1), Feed(300, 4), Feed(0, 5)]
+    attended = Attended(backend, 0, feeds, 6)
+    batch = PagedBatch.of(attended.work, 16, DEVICE)
+    sinks = torch.tensor([2.0**100, 256.0, 3.0, -256.0, -(2.0**100), -math.inf], dtype=dtype)
+    sunk = attended.output(batch, SCORING._replace(sinks=sinks.to(DEVICE)))
+    assert (sunk[:, :2].abs() < 1e-30).all()
+    assert torch.equal(sunk[:, 3:], attended.output(batch, SCORING)[:, 3:])
+    assert (sunk - attended.expected(SCORING._replace(sinks=sinks))).abs().max() < TOLERANCE
+
+
+def test_layers_of_different_shapes_share_a_cache_and_a_batch() -> None:
+    shapes = (LayerShape(2, 16, 16), LayerShape(1, 40, 16), LayerShape(4, 8, 40), LayerShape(2, 16, 16))
+    backend = make_triton_backend()(CacheGeometry(shapes), 16, 60, torch.float32)
+    backend.cache.fill_(math.nan)
+    layers = [Attended(backend, number, [Feed(500, 1), Feed(9, 1), Feed(20, 13)], 4) for number in range(len(shapes))]
+    batch = PagedBatch.of(layers[0].work, 16, DEVICE)
+    for attended in layers:
+        assert (attended.output(batch, SCORING) - attended.expected(SCORING)).abs().max() < TOLERANCE
+
+
+def test_heads_that_the_kernels_cannot_hold_are_refused() -> None:
+    geometry = CacheGeometry((LayerShape(1, 576, 512),))
+    with pytest.raises(BackendUnavailable, match="at most 512, not 576"):
+        make_triton_backend()(geometry, 16, 1, torch.float32)
+
+
+@pytest.mark.parametrize("shape", [LayerShape(2, 16, 16), LayerShape(3, 24, 40)])
 class TestRecorded:
-    """Decoding with preallocated buffers and varying lengths."""
+    """Decoding with preallocated buffers and varying lengths, in the second of two layers of different shapes."""
 
     ROWS = 5
+    SINKS = Scoring(0.25, sinks=torch.tensor([0.0, 3.0, -3.0, 30.0, -30.0, 1.0], device=DEVICE))
     LENGTHS = ([300, 1, 0, 40, 129], [3, 900, 500, 0, 0], [0, 0, 0, 0, 0], [256, 128, 64, 1, 1])
 
     @pytest.fixture
-    def backend(self) -> TritonBackend:
+    def backend(self, shape: LayerShape) -> TritonBackend:
         torch.manual_seed(0)
-        backend: TritonBackend = make_triton_backend()(CacheGeometry(2, 2, 16), 16, 150, torch.float32)
+        geometry = CacheGeometry((LayerShape(2, 16, 16), shape))
+        backend: TritonBackend = make_triton_backend()(geometry, 16, 150, torch.float32)
         backend.cache.normal_()
         backend.cache[0] = math.nan
         return backend
@@ -139,39 +215,45 @@ class TestRecorded:
         tables = torch.cat([tables, tables]).view(self.ROWS, 60).to(DEVICE, torch.int32)
         return PagedBatch(16, (1,) * self.ROWS, no_slots, numbers, torch.zeros_like(numbers[1:]), tables)
 
+    def query_and_output(self, backend: TritonBackend) -> tuple[torch.Tensor, torch.Tensor]:
+        _, key_size, value_size = backend.geometry.layers[1]
+        query, output = torch.randn(self.ROWS, 6, key_size), torch.full((self.ROWS, 6, value_size), 7.0)
+        return query.to(DEVICE), output.to(DEVICE)
+
     def check(
         self, backend: TritonBackend, batch: PagedBatch, query: torch.Tensor, output: torch.Tensor, lengths: list[int]
     ) -> None:
-        cache = backend.cache[:, 1].cpu().double()
+        scoring = self.SINKS._replace(sinks=self.SINKS.sinks.cpu())
         for row, length in enumerate(lengths):
-            expected = torch.full(query.shape[1:], 7.0)
+            expected = torch.full(output.shape[1:], 7.0)
             if length:
-                key, value = cache[batch.tables[row].cpu().long()].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
-                [expected] = naive_attention(query[row : row + 1].cpu().double(), key, value, SCORING)
+                key, value = (
+                    pages[batch.tables[row].long()].cpu().double().transpose(1, 2).flatten(0, 1)[:length]
+                    for pages in (backend.keys(1), backend.values(1))
+                )
+                [expected] = naive_attention(query[row : row + 1].cpu().double(), key, value, scoring)
             assert (output[row].cpu() - expected).abs().max() < TOLERANCE
 
     def test_one_set_of_buffers_serves_any_lengths_and_padding_is_unchanged(
         self, backend: TritonBackend, batch: PagedBatch
     ) -> None:
-        work = backend.work_list(self.ROWS, 6)
+        work = backend.work_list(1, self.ROWS, 6)
         for lengths in self.LENGTHS:
-            query = torch.randn(self.ROWS, 6, 16).to(DEVICE)
-            output = torch.full_like(query, 7.0)
+            query, output = self.query_and_output(backend)
             batch.ends.copy_(torch.tensor(lengths))
             work.partial_output.fill_(math.nan)
-            backend.list_work(work, batch, 6, None)
-            backend.decode(1, query, output, batch, SCORING, work)
+            backend.list_work(1, work, batch, 6, None)
+            backend.decode(1, query, output, batch, self.SINKS, work)
             self.check(backend, batch, query, output, lengths)
 
     @ON_A_GPU
     def test_a_graph_captured_once_is_replayed_for_any_lengths(self, backend: TritonBackend, batch: PagedBatch) -> None:
-        work = backend.work_list(self.ROWS, 6)
-        query = torch.randn(self.ROWS, 6, 16).to(DEVICE)
-        output = torch.full_like(query, 7.0)
+        work = backend.work_list(1, self.ROWS, 6)
+        query, output = self.query_and_output(backend)
 
         def step() -> None:
-            backend.list_work(work, batch, 6, None)
-            backend.decode(1, query, output, batch, SCORING, work)
+            backend.list_work(1, work, batch, 6, None)
+            backend.decode(1, query, output, batch, self.SINKS, work)
 
         batch.ends.fill_(1)
         step()  # compiles the kernels
@@ -188,7 +270,7 @@ class TestRecorded:
 
 class TestBlocks:
     def test_a_block_of_more_than_one_program_is_copied_whole(self) -> None:
-        backend = make_triton_backend()(CacheGeometry(5, 4, 128), 32, 3, torch.float32)
+        backend = make_triton_backend()(CacheGeometry.uniform(5, 4, 128), 32, 3, torch.float32)
         backend.cache.normal_()
         before = backend.cache.clone()
         backend.copy_blocks([Copy(1, 3)])
@@ -209,7 +291,7 @@ class TestBlocks:
             plain(kernel, *arguments, grid=grid, **named)
 
         monkeypatch.setattr(InterpretedFunction, "run", run)
-        backend = make_triton_backend()(CacheGeometry(2, 2, 4), 4, 40, torch.float32, host_blocks=40)
+        backend = make_triton_backend()(CacheGeometry.uniform(2, 2, 4), 4, 40, torch.float32, host_blocks=40)
         assert backend.host_cache is not None
         source, target = backend.cache, backend.host_cache
         if direction is Direction.HOST_TO_DEVICE:
@@ -222,16 +304,18 @@ class TestBlocks:
         assert launched == [(16,)]
 
     def test_a_write_changes_its_own_slots_only_and_attending_and_padding_none(self) -> None:
-        backend = make_triton_backend()(CacheGeometry(3, 2, 4), 4, 6, torch.float32)
+        shapes = (LayerShape(3, 4, 4), LayerShape(2, 4, 6), LayerShape(1, 4, 4))
+        backend = make_triton_backend()(CacheGeometry(shapes), 4, 6, torch.float32)
         backend.cache.normal_()
         expected = backend.cache.clone()
+        expected_keys, expected_values = (part.of(expected) for part in backend.layout.parts[1])
         work = [Work(1, (0,) * 3, 2, (5, 2), True, Sampling()), Work(2, (0,), 4, (1, 6), True, Sampling())]
         batch = PagedBatch.of(work, 4, DEVICE)
         batch.slots[1] = -1
-        key, value = torch.randn(2, 4, 2, 4).to(DEVICE)
+        key, value = (torch.randn(4, 2, size).to(DEVICE) for size in (4, 6))
         backend.write(1, key, value, batch)
         backend.attend(1, torch.randn(4, 4, 4).to(DEVICE), batch, SCORING)
         for token, block, slot in ((0, 5, 2), (2, 2, 0), (3, 6, 0)):
-            expected[block, 1, 0, :, slot] = key[token]
-            expected[block, 1, 1, :, slot] = value[token]
+            expected_keys[block, :, slot] = key[token]
+            expected_values[block, :, slot] = value[token]
         assert torch.equal(backend.cache, expected)

@@ -21,8 +21,8 @@ IDENTITY = KeptIdentity(
     boot_id="b",
     backend="cpu",
     dtype="float32",
-    layers=2,
-    block_shape=(3, 8),
+    shapes="K (3, 8) V (3, 8): 00",
+    block_elements=2 * 2 * 3 * 8,
     block_size=4,
     device_blocks=5,
     host_blocks=3,
@@ -38,7 +38,7 @@ def test_all_parts_have_their_own_bytes() -> None:
         for block in range(1, len(seals) + 1):
             seals.seal(block, Sealing(b"\xff" * 32, 1, 1))
     kept.counters.resets, kept.counters.tick(), kept.counters.begin()
-    assert (kept.cache.shape, kept.host_cache.shape) == ((6, 2, 2, 3, 8), (4, 2, 2, 3, 8))
+    assert (kept.cache.shape, kept.host_cache.shape) == ((6, 96), (4, 96))
     assert bool((kept.cache == 1.0).all())
     assert bool((kept.host_cache == 2.0).all())
     assert (len(kept.device.cached(1)), len(kept.host.cached(1))) == (5, 3)
@@ -76,13 +76,13 @@ def test_a_header_of_another_version_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("format", 2),
+        ("format", 3),
         ("fingerprint", "g"),
         ("boot_id", "c"),
         ("backend", "torch"),
         ("dtype", "bfloat16"),
-        ("layers", 3),
-        ("block_shape", (8, 3)),
+        ("shapes", "K (8, 3) V (8, 3): 00"),
+        ("block_elements", 48),
         ("block_size", 16),
         ("device_blocks", 6),
         ("host_blocks", 0),

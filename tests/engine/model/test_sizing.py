@@ -143,7 +143,7 @@ def test_opt_13b_on_an_a100_gets_the_rest_of_the_memory() -> None:
 def test_cache_tensors_have_the_predicted_size_and_one_more_block_does_not_fit(
     dtype: torch.dtype,
 ) -> None:
-    geometry = CacheGeometry(layers=3, kv_heads=2, head_size=16)
+    geometry = CacheGeometry.uniform(layers=3, kv_heads=2, head_size=16)
     block_bytes = geometry.block_bytes(8, dtype)
     memory = 100 * block_bytes + 17
     blocks = blocks_within(memory, block_bytes)

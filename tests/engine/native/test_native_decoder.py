@@ -90,7 +90,7 @@ def test_rotations_are_kept_for_the_positions_of_the_pool_alone(kernels: Kernels
     backend = CpuBackend(kernels, loaded.geometry, BLOCK, 8, torch.bfloat16, threads=1)
     decoder = decoder_for(kernels, loaded, backend, 1)
     assert decoder is not None, "it matches the model's modules"
-    rows = [len(one) for one in decoder._kept if one.shape[1:] == (loaded.geometry.head_size // 2,)]
+    rows = [len(one) for one in decoder._kept if one.shape[1:] == (loaded.geometry.largest_head // 2,)]
     assert rows == [8 * BLOCK] * 2
 
 

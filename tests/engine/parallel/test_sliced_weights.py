@@ -44,7 +44,7 @@ def slices(folder: Path, dtype: torch.dtype = torch.bfloat16, staging: Staging |
 
 def decoder_of(folder: Path, shard: Shard, weights: SlicedWeights) -> ParallelLlama:
     shape = LlamaShape.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)))
-    geometry = shard.local_geometry(CacheGeometry(shape.layers, shape.kv_heads, shape.head_size))
+    geometry = shard.local_geometry(CacheGeometry.uniform(shape.layers, shape.kv_heads, shape.head_size))
     return ParallelLlama(shape, weights, TorchBackend(geometry, 16, 2), Rank(shard), 64)
 
 

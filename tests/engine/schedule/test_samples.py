@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 
 from engine.errors import InvalidRequest
 from engine.schedule.limits import Preemption
@@ -195,8 +196,11 @@ def submit_pair(engine, shared, number):
 
 def slots(engine, sequence):
     """K and V of a sequence's slots, `[slots, layers, 2, heads, size]`."""
-    cache = engine.backend.cache[list(sequence.table)]  # [blocks, layers, 2, slots, heads, size]
-    return cache.permute(0, 3, 1, 2, 4, 5).flatten(0, 1).clone()
+    backend, blocks = engine.backend, list(sequence.table)
+    parts = [
+        part(layer)[blocks] for layer in range(len(backend.geometry.layers)) for part in (backend.keys, backend.values)
+    ]
+    return torch.stack(parts, dim=2).unflatten(2, (-1, 2)).flatten(0, 1)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 4])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.backend import PagedBatch
+from engine.attention.cache import CacheGeometry, CacheLayout, Part
 from tests.engine.triton_case import DEVICE
 
 pytest.importorskip("triton")
@@ -47,7 +48,7 @@ def tuned(keys: int, min_chunk: int, pieces: int, rows: int) -> Tuning:
 def check_work(sequences: list[tuple[int, int]], kv_heads: int, group: int, window: int | None, tuning: Tuning) -> None:
     """Compare the work list with the visible and fed tokens of the sequences."""
     batch = batch_of(sequences)
-    layer = PagedLayer(torch.empty(1, 1, 2, kv_heads, 1, 1, device=DEVICE), 0)
+    layer = PagedLayer.of(torch.empty(1, 2, device=DEVICE), (Part(0, (kv_heads, 1, 1)), Part(1, (kv_heads, 1, 1))))
     work = WorkList.allocate(len(sequences), tile_count(batch, group, tuning), kv_heads * group, layer, tuning)
     list_work(work, batch, kv_heads, group, window, tuning)
     item_count, found_tiles = work.totals.tolist()
@@ -126,7 +127,9 @@ def test_queries_and_keys_are_normalized_and_rotated_and_padding_is_unchanged(
     query = torch.full((6, heads, size), 7.0, dtype=dtype, device=DEVICE)
     weights = torch.randn(2, size).to(DEVICE, dtype)
     norms = HeadNorms(*weights, 1e-5) if normed else None
-    write_rotated(projected, positions.to(DEVICE), rotations, query, PagedLayer(memory, layer), slots.to(DEVICE), norms)
+    layout = CacheLayout.of(CacheGeometry.uniform(3, kv_heads, size), lambda heads, size: (heads, block_size, size))
+    paged = PagedLayer.of(memory.view(9, -1), layout.parts[layer])
+    write_rotated(projected, positions.to(DEVICE), rotations, query, paged, slots.to(DEVICE), norms)
 
     split = projected.float().view(6, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), 1)
     scaled = [

@@ -73,18 +73,29 @@ void take_query(const T* query, int64_t stride, int rows, int group, int size, A
   largest = most;
 }
 
+// The factor of a row's sums: the inverse of its total weight, with that of its head's sink. `largest` is its largest score.
+// Not inlined for the same reason as total_of.
+[[gnu::noipa]] inline float factor_of(float largest, float total, const float* sinks, int64_t head) {
+  if (!sinks) return 1.0f / total;
+  const float sink = sinks[head] * kLog2OfE, most = std::max(largest, sink);
+  const float of_slots = std::exp2(largest - most);
+  return of_slots / (total * of_slots + std::exp2(sink - most));
+}
+
 // Stores the rows of one head in the output, or in the piece's partial result: for each row of a token sums, largest score
 // and total weight.
 template <typename Out>
 void put_rows(const Attention& attention, const Piece& piece, int head, int place, const Out& output, float* partials,
               const Scratch& s) {
   const Grouping grouping(attention);
-  const int size = attention.cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
-  const int offset = ((piece.head + head) * grouping.group + piece.part * kRows) * size;
+  const int size = attention.cache.value.size, width = grouping.width(piece.part), rows = piece.tokens * width;
+  const int first = (piece.head + head) * grouping.group + piece.part * kRows;
   for (int row = 0; row < rows; ++row) {
     const int at = head * 16 + row;
     if (piece.partial < 0) {
-      put_head(output, place + row / width, offset + row % width * size, s.sums + at * size, size, 1.0f / total_of(s, at));
+      const int of = first + row % width;
+      const float factor = factor_of(s.largest[at], total_of(s, at), attention.how.sinks, of);
+      put_head(output, place + row / width, of * size, s.sums + at * size, size, factor);
       continue;
     }
     const size_t number = (static_cast<size_t>(piece.partial) + head * piece.apart) * grouping.rows() + row;
@@ -112,7 +123,7 @@ void each_row(const Piece& piece, int rows, const Work& work) {
 // Calls attend(part) for the segments of a piece, and adds their results; without segments for the whole piece.
 template <typename Attend>
 void attend_segments(const Attention& attention, const Piece& piece, int rows, Scratch& s, const Attend& attend) {
-  const int size = attention.cache.head_size;
+  const int size = attention.cache.value.size;
   if (!attention.by_segments || segment_end(piece.from, piece.to) == piece.to) return attend(piece);
   each_row(piece, rows, [&](int row) { s.earlier_total[row] = 0.0f; });
   std::memset(s.earlier_sums, 0, sizeof(float) * ((piece.heads - 1) * 16 + rows) * size);
@@ -140,7 +151,7 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
                   float* partials, Scratch& s) {
   const Cache& cache = attention.cache;
   const Grouping grouping(attention);
-  const int size = cache.head_size, width = grouping.width(piece.part), rows = piece.tokens * width;
+  const int size = cache.key.size, width = grouping.width(piece.part), rows = piece.tokens * width;
   const int place = attention.sequences.first[piece.sequence] + piece.token;
   const int fed = attention.sequences.first[piece.sequence + 1] - attention.sequences.first[piece.sequence];
   const int position = attention.sequences.ends[piece.sequence] - fed + piece.token;
@@ -155,7 +166,7 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
     }
   }
   attend_segments(attention, piece, rows, s, [&](const Piece& part) {
-    clear_rows(s, (piece.heads - 1) * 16 + padded(rows, 16), size);
+    clear_rows(s, (piece.heads - 1) * 16 + padded(rows, 16), cache.value.size);
     if (packed) {
       attend_packed<S>(attention, part, rows, width, position, s);
     } else {
@@ -167,7 +178,7 @@ void attend_piece(const Attention& attention, const Piece& piece, const T* query
 
 // Numbers of all partial results.
 inline size_t partial_size(const Attention& attention, const Pieces& pieces) {
-  return static_cast<size_t>(pieces.partial_count) * Grouping(attention).rows() * (attention.cache.head_size + 2) + 1;
+  return static_cast<size_t>(pieces.partial_count) * Grouping(attention).rows() * (attention.cache.value.size + 2) + 1;
 }
 
 // Combines the pieces of one token, KV head and part; `item` is their index.
@@ -175,9 +186,9 @@ template <typename Out>
 void combine(const Attention& attention, const Pieces& pieces, int item, const float* partials,
              const Out& output) {
   const Grouping grouping(attention);
-  const int size = attention.cache.head_size, heads = attention.cache.heads * grouping.parts;
+  const int size = attention.cache.value.size, heads = attention.cache.heads * grouping.parts;
   const int head = item % heads / grouping.parts, part = item % grouping.parts, count = pieces.counts[item];
-  const int64_t offset = (static_cast<int64_t>(head) * grouping.group + part * kRows) * size;
+  const int64_t first_head = static_cast<int64_t>(head) * grouping.group + part * kRows;
   for (int row = 0; row < grouping.width(part); ++row) {
     const size_t step = static_cast<size_t>(grouping.rows()) * (size + 2);
     const float* first = partials + pieces.partials[item] * step + row * (size + 2);
@@ -186,7 +197,8 @@ void combine(const Attention& attention, const Pieces& pieces, int item, const f
       const float* partial = first + i * step;
       merge(sums, largest, total, partial, partial[size], partial[size + 1], size);
     }
-    put_head(output, item / heads, offset + row * size, sums, size, 1.0f / total);
+    const int64_t of = first_head + row;
+    put_head(output, item / heads, of * size, sums, size, factor_of(largest, total, attention.how.sinks, of));
   }
 }
 

@@ -25,6 +25,7 @@ struct Chunk {
   const StoredOf<S>* keys[kChunk / kSlots];
   const StoredOf<S>* values[kChunk / kSlots];
   const int8_t* key_scales[kChunk / kSlots];
+  const int8_t* value_scales[kChunk / kSlots];
 };
 
 #ifdef QUIRE_AMX
@@ -237,14 +238,18 @@ template <typename S>
 Chunk<S> find(const Attention& attention, const Piece& piece, int head, int first) {
   const Cache& cache = attention.cache;
   const int32_t* table = attention.sequences.table(piece.sequence);
-  Chunk<S> chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}, {}};
+  Chunk<S> chunk{first, std::min(kChunk, padded(piece.to - first, kSlots)), {}, {}, {}, {}};
   for (int group = 0; group < chunk.slots / kSlots; ++group) {
     const int slot = first + group * kSlots, offset = slot % cache.block_size;
-    const int64_t of_head = table[slot / cache.block_size] * cache.block_stride + head * cache.head_stride;
-    const StoredOf<S>* keys = static_cast<const StoredOf<S>*>(cache.data) + of_head;
-    if constexpr (kCoded<S>) chunk.key_scales[group] = keys + scales_of(cache) + offset * kScaleBytes;
-    chunk.keys[group] = keys + static_cast<int64_t>(offset) * cache.head_size;
-    chunk.values[group] = chunk.keys[group] + cache.value_offset;
+    const auto* block = static_cast<const StoredOf<S>*>(cache.data) + table[slot / cache.block_size] * cache.block_stride;
+    const auto* keys = block + head * cache.key.head_stride;
+    const auto* values = block + cache.value.offset + head * cache.value.head_stride;
+    if constexpr (kCoded<S>) {
+      chunk.key_scales[group] = keys + scales_of(cache, cache.key) + offset * kScaleBytes;
+      chunk.value_scales[group] = values + scales_of(cache, cache.value) + offset * kScaleBytes;
+    }
+    chunk.keys[group] = keys + static_cast<int64_t>(offset) * cache.key.size;
+    chunk.values[group] = values + static_cast<int64_t>(offset) * cache.value.size;
   }
   return chunk;
 }
@@ -260,28 +265,28 @@ void soften(const Attention& attention, const Piece& piece, int begin, int rows,
     hide(s.scores, rows, group, first, slots, piece, position, how.window);
   }
   const float unit = how.softcap != 0.0f ? 1.0f : how.scaling * kLog2OfE;
-  weigh(s, weights, begin, rows, attention.cache.head_size, slots, unit, scales);
+  weigh(s, weights, begin, rows, attention.cache.value.size, slots, unit, scales);
 }
 
 // One head of a piece and its slots from `first` on: its rows' sums come from row `begin` on.
 template <typename E>
 void attend_chunk(const Attention& attention, const Piece& piece, int begin, int rows, int group, int position,
                   Chunk<E> chunk, const Chunk<E>& next, Scratch& s) {
-  const int size = attention.cache.head_size, first = chunk.first;
+  const int keys = attention.cache.key.size, size = attention.cache.value.size, first = chunk.first;
   auto* weights = reinterpret_cast<LeftOf<E>*>(s.weights);
-  const auto* query = reinterpret_cast<const LeftOf<E>*>(s.query) + begin * size;
-  score_slots<E>(query, rows, size, chunk, chunk.values, s.scores);
+  const auto* query = reinterpret_cast<const LeftOf<E>*>(s.query) + begin * keys;
+  score_slots<E>(query, rows, keys, chunk, keys <= size ? chunk.values : nullptr, s.scores);
   soften(attention, piece, begin, rows, group, position, first, chunk.slots, nullptr, weights, s);
   const E*& values = chunk.values[chunk.slots / kSlots - 1];
   values = without_stale(values, size, piece.to - first - chunk.slots + kSlots, reinterpret_cast<E*>(s.last_values));
-  add_values<E>(weights, rows, size, chunk, next.slots < chunk.slots ? nullptr : next.keys, s, s.sums + begin * size);
+  add_values<E>(weights, rows, size, chunk, next.slots < chunk.slots || size > keys ? nullptr : next.keys, s, s.sums + begin * size);
 }
 
 // The K, or V, of a chunk as elements of type E without their scales, in s.numbers. Meanwhile as much of `ahead` is
 // prefetched, unless it is null.
 template <typename E>
 Chunk<E> expanded(const int8_t* const* codes, const int8_t* const* ahead, int first, int slots, int size, Scratch& s) {
-  Chunk<E> chunk{first, slots, {}, {}, {}};
+  Chunk<E> chunk{first, slots, {}, {}, {}, {}};
   for (int group = 0; group < slots / kSlots; ++group) {
     E* numbers = reinterpret_cast<E*>(s.numbers) + group * kSlots * size;
     expand(codes[group], kSlots * size, ahead ? ahead[group] : nullptr, numbers);
@@ -290,10 +295,10 @@ Chunk<E> expanded(const int8_t* const* codes, const int8_t* const* ahead, int fi
   return chunk;
 }
 
-// The scales of a chunk's K, or of its V `offset` bytes later, in s.scales. Of slots that no token of the piece has
+// The scales of a chunk's K, or of its V, in s.scales. Of slots that no token of the piece has
 // written, from `valid` on, they are 0: a weight of zero times a stale infinity would be NaN.
-inline void take_scales(const int8_t* const* scales, int64_t offset, int slots, int valid, Scratch& s) {
-  for (int slot = 0; slot < slots; slot += kSlots) load_scales(scales[slot / kSlots] + offset, kSlots, s.scales + slot);
+inline void take_scales(const int8_t* const* scales, int slots, int valid, Scratch& s) {
+  for (int slot = 0; slot < slots; slot += kSlots) load_scales(scales[slot / kSlots], kSlots, s.scales + slot);
   for (int slot = std::max(0, valid); slot < slots; ++slot) s.scales[slot] = 0.0f;
 }
 
@@ -301,21 +306,22 @@ inline void take_scales(const int8_t* const* scales, int64_t offset, int slots, 
 template <typename E>
 void attend_chunk(const Attention& attention, const Piece& piece, int begin, int rows, int group, int position,
                   const Chunk<Coded<E>>& chunk, const Chunk<Coded<E>>& next, Scratch& s) {
-  const int size = attention.cache.head_size, first = chunk.first, slots = chunk.slots, valid = piece.to - first;
+  const int size = attention.cache.key.size, width = attention.cache.value.size;
+  const int first = chunk.first, slots = chunk.slots, valid = piece.to - first;
   auto* weights = reinterpret_cast<LeftOf<E>*>(s.weights);
   const auto* query = reinterpret_cast<const LeftOf<E>*>(s.query) + begin * size;
-  const Chunk<E> keys = expanded<E>(chunk.keys, chunk.values, first, slots, size, s);
+  const Chunk<E> keys = expanded<E>(chunk.keys, size <= width ? chunk.values : nullptr, first, slots, size, s);
   score_slots<E>(query, rows, size, keys, nullptr, s.scores);
-  take_scales(chunk.key_scales, 0, slots, valid, s);
+  take_scales(chunk.key_scales, slots, valid, s);
   for (int row = 0; row < rows; ++row) {
     float* line = s.scores + row * kChunk;
     for (int slot = 0; slot < slots; slot += kLanes) store(line + slot, times(load(line + slot), load(s.scales + slot)));
   }
-  take_scales(chunk.key_scales, attention.cache.value_offset, slots, valid, s);
+  take_scales(chunk.value_scales, slots, valid, s);
   soften(attention, piece, begin, rows, group, position, first, slots, s.scales, weights, s);
-  const bool as_many = next.slots >= slots;
-  const Chunk<E> values = expanded<E>(chunk.values, as_many ? next.keys : nullptr, first, slots, size, s);
-  add_values<E>(weights, rows, size, values, nullptr, s, s.sums + begin * size);
+  const bool as_many = next.slots >= slots && width <= size;
+  const Chunk<E> values = expanded<E>(chunk.values, as_many ? next.keys : nullptr, first, slots, width, s);
+  add_values<E>(weights, rows, width, values, nullptr, s, s.sums + begin * width);
 }
 
 // Attends with the rows of a piece. While a chunk's K is multiplied its V is prefetched, and while its V is multiplied the

@@ -20,6 +20,7 @@ struct Scores {
   float scaling;
   float softcap;  // 0: none
   int window;     // 0: none
+  const float* sinks;  // of each query head, or null: a score without a slot, neither scaled nor capped
 };
 
 struct Sequences {
@@ -47,7 +48,8 @@ struct Piece {
   int apart;     // from one head's partial result to the next one's
 };
 
-// A step's attention over one layer. Query and output are [tokens][heads][size], of any of the three types.
+// A step's attention over one layer. Queries are [tokens][heads][key size], outputs [tokens][heads][value size], of any of
+// the three types.
 //
 // With `by_segments` a row's results do not depend on the batch, however its slots are divided: those of each segment of a
 // sequence are added alone, and segments in their order. Codes need it: a last bit becomes a whole step of a later code.

@@ -23,19 +23,20 @@ template <typename S>
 void attend_slots(const Attention& attention, const Piece& piece, int rows, int group, int position, Scratch& s) {
   const Cache& cache = attention.cache;
   const Scores& how = attention.how;
-  const int size = cache.head_size;
+  const int size = cache.key.size, width = cache.value.size;
   const int32_t* table = attention.sequences.table(piece.sequence);
   float line[kLargestHead];
   for (int slot = piece.from; slot < piece.to; ++slot) {
+    const int offset = slot % cache.block_size;
     const auto* block = static_cast<const StoredOf<S>*>(cache.data) + table[slot / cache.block_size] * cache.block_stride;
     for (int head = 0; head < piece.heads; ++head) {
-      const auto* of_head = block + (piece.head + head) * cache.head_stride;
-      const auto *key = of_head + static_cast<int64_t>(slot % cache.block_size) * size, *value = key + cache.value_offset;
+      const auto* keys = block + (piece.head + head) * cache.key.head_stride;
+      const auto* values = block + cache.value.offset + (piece.head + head) * cache.value.head_stride;
+      const auto *key = keys + static_cast<int64_t>(offset) * size, *value = values + static_cast<int64_t>(offset) * width;
       float scales[2] = {};
       if constexpr (kCoded<S>) {
-        const int8_t* of_slot = of_head + scales_of(cache) + slot % cache.block_size * kScaleBytes;
-        load_scales(of_slot, 1, scales);
-        load_scales(of_slot + cache.value_offset, 1, scales + 1);
+        load_scales(keys + scales_of(cache, cache.key) + offset * kScaleBytes, 1, scales);
+        load_scales(values + scales_of(cache, cache.value) + offset * kScaleBytes, 1, scales + 1);
       }
       for (int d = 0; d < size; ++d) line[d] = scaled_element(key, d, scales[0]);
       for (int row = 0; row < rows; ++row) {
@@ -47,16 +48,16 @@ void attend_slots(const Attention& attention, const Piece& piece, int rows, int 
         score *= how.scaling;
         if (how.softcap != 0.0f) score = how.softcap * std::tanh(score / how.softcap);
         score *= kLog2OfE;
-        float* sums = s.sums + at * size;
+        float* sums = s.sums + at * width;
         if (score > s.largest[at]) {
           const float correction = std::exp2(s.largest[at] - score);
-          for (int d = 0; d < size; ++d) sums[d] *= correction;
+          for (int d = 0; d < width; ++d) sums[d] *= correction;
           s.total[at * 16] *= correction;
           s.largest[at] = score;
         }
         const float weight = std::exp2(score - s.largest[at]);
         s.total[at * 16] += weight;
-        for (int d = 0; d < size; ++d) sums[d] += weight * scaled_element(value, d, scales[1]);
+        for (int d = 0; d < width; ++d) sums[d] += weight * scaled_element(value, d, scales[1]);
       }
     }
   }

@@ -1,0 +1,1 @@
+"""Every causal model type of transformers as tiny random checkpoints, compared with transformers' own `generate`."""

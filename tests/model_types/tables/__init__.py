@@ -1,0 +1,1 @@
+"""Configurations of model types as published, and variants of them."""
