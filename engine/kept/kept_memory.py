@@ -32,9 +32,9 @@ class KeptIdentity:
 
     boot_id: str
     dtype: str
+    block_size: int
     shapes: str
     block_elements: int
-    block_size: int
     device_blocks: int
     host_blocks: int
     backend: str
