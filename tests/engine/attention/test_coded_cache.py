@@ -19,7 +19,7 @@ from engine.native.cpu_backend import CpuBackend
 from engine.native.cpu_class import NAMES
 from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Work
-from tests.engine.attention.test_backends import DECODING, PROMPTS, first_rows, name_of, run
+from tests.engine.attention.test_backends import CAPS, DECODING, PROMPTS, WINDOWS, first_rows, name_of, run
 from tests.engine.native_kernels import kernels
 from tests.engine.paged_case import CachedBackend, Case, Feed, MakeBackend
 
@@ -74,7 +74,7 @@ def test_any_batch_of_any_shape(make: MakeBackend) -> None:
             st.builds(Feed, st.integers(0, 200), st.sampled_from([1, 1, 1, 2, 5, 19])), min_size=1, max_size=3
         ),
         sizes=st.tuples(st.integers(1, 20), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)),
-        scoring=st.builds(Scoring, st.just(0.3), st.none() | st.integers(1, 150), st.none() | st.floats(0.5, 20)),
+        scoring=st.builds(Scoring, st.just(0.3), WINDOWS, CAPS, st.none()),
         seed=st.integers(0, 10**6),
     )
     def check(feeds: list[Feed], sizes: tuple[int, int, int, int], scoring: Scoring, seed: int) -> None:

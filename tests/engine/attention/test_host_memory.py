@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.attention.cache import CacheGeometry, make_host_cache
+from engine.attention.cache import CacheGeometry, CacheLayout, make_host_cache
 from engine.attention.host_memory import registered_zeros
 from engine.errors import HostTierUnavailable
 from engine.model.loading import load_model
@@ -21,6 +21,7 @@ from services.runtime.settings import InvalidSetting
 from tests.engine.gpu_in_host_memory import GpuInHostMemory
 
 GEOMETRY = CacheGeometry.uniform(layers=3, kv_heads=2, head_size=24)
+LAYOUT = CacheLayout.of(GEOMETRY, lambda heads, size: (16, heads, size))
 GPU = torch.device("cuda", 1)
 
 
@@ -104,7 +105,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def test_the_tier_of_a_gpu_is_registered_on_its_device_and_released_after_its_last_copy(cuda: FakeCuda) -> None:
-    tier = make_host_cache(GEOMETRY, 4, (16, 2, 24), torch.bfloat16, GPU)
+    tier = make_host_cache(LAYOUT, 4, torch.bfloat16, GPU)
     assert tier is not None
     registered = ("register", -(-tier.nbytes // PAGESIZE) * PAGESIZE, 3)
     assert cuda.calls == [("device", GPU), registered, ("device before",)]
@@ -117,7 +118,7 @@ def test_memory_that_cuda_does_not_pin_is_refused_and_not_released(cuda: FakeCud
     with pytest.raises(
         HostTierUnavailable, match=r"^CUDA cannot pin the tier's 0\.00 GiB of host memory: out of memory"
     ):
-        make_host_cache(GEOMETRY, 4, (16, 2, 24), torch.bfloat16, GPU)
+        make_host_cache(LAYOUT, 4, torch.bfloat16, GPU)
     assert ("unregister",) not in cuda.calls
 
 
