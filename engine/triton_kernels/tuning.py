@@ -62,7 +62,7 @@ TILES: Tiles = {
     64: (Tiling(16, 128, 4, 5), Tiling(128, 64, 8, 5)),
     128: (Tiling(16, 64, 4, 5), Tiling(128, 64, 8, 5)),
     256: (Tiling(16, 32, 4, 5), Tiling(64, 32, 8, 5)),
-    512: (Tiling(16, 16, 4, 5), Tiling(64, 16, 8, 5)),
+    512: (Tiling(16, 16, 4, 5), Tiling(32, 16, 8, 5)),
 }
 # For compute capabilities other than 9.0 and 10.x. Products take the query from registers, which (128, 64, 8, 5) would
 # spill, and a program of 8.6, 8.9 and 12.0 has 99 KiB of shared memory.
