@@ -43,12 +43,6 @@ class CacheGeometry:
         return cls((LayerShape(kv_heads, head_size, head_size),) * layers)
 
     @property
-    def is_uniform(self) -> bool:
-        """Whether all layers are equal, and K and V of the same size."""
-        first = self.layers[0]
-        return first.key_size == first.value_size and len(set(self.layers)) == 1
-
-    @property
     def largest_head(self) -> int:
         """Elements of the largest head."""
         return max(max(one.key_size, one.value_size) for one in self.layers)

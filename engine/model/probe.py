@@ -39,7 +39,7 @@ class _Probe:
         self.shapes: dict[int, LayerShape] = {}
         self.windows: dict[int, int | None] = {}
         self.shown: dict[int, int] = {}
-        # Of each token, in the order of the forward call: queries, keys and values of each layer; then the logits.
+        # Of each token, in the order of the forward call: keys, values and queries of each layer; then the logits.
         self.computed: list[torch.Tensor] = []
 
     def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def _run_cached(model: Any, positions: torch.Tensor) -> _Probe | None:
     """Run tokens behind a long cache; None if the model needs more of a cache than its length."""
     try:
         return _run(model, positions, _LongCache(int(positions[0])))
-    except ModelUnsupported:
+    except (ModelUnsupported, ValueError):
         return None
 
 

@@ -66,12 +66,15 @@ def _token(shape: ModelShape, plan: MemoryPlan) -> str:
 
 
 def _layers(one: LayerShape, count: int, element_bytes: int, scale_bytes: int) -> str:
-    alike = one.key_size == one.value_size
-    sizes = f"{one.key_size}" if alike else f"({one.key_size} of K + {one.value_size} of V)"
-    head = (
-        f"({sizes} bytes and {scale_bytes} of a scale)" if scale_bytes else f"{sizes} elements x {element_bytes} bytes"
-    )
-    return f"{'2 (K and V) x ' if alike else ''}{count} layers x {one.kv_heads} KV heads x {head}"
+    heads = f"{count} layers x {one.kv_heads} KV heads"
+    if one.key_size == one.value_size:
+        return f"2 (K and V) x {heads} x {_head(one.key_size, element_bytes, scale_bytes)}"
+    key, value = (_head(size, element_bytes, scale_bytes) for size in (one.key_size, one.value_size))
+    return f"{heads} x (K: {key}, V: {value})"
+
+
+def _head(size: int, element_bytes: int, scale_bytes: int) -> str:
+    return f"({size} bytes and {scale_bytes} of a scale)" if scale_bytes else f"{size} elements x {element_bytes} bytes"
 
 
 def _weights(shape: ModelShape, plan: MemoryPlan, ranks: int) -> str:

@@ -17,6 +17,7 @@ from services.cli.main import cli
 from services.models.gguf_conversion import convert
 from tests.engine.image_text import write_image_text
 from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, OTHERS, SHAPES, write_llama
+from tests.model_types.cases import case_named, configuration
 from tests.running_quire import RunningQuire
 from tests.services.models.test_model_store import write_tiny_llama
 from tests.tiny_models import usual_size
@@ -291,6 +292,28 @@ def test_the_table_shows_the_formula_and_the_gain_of_paging(tiny_model: Tiny) ->
     assert "process" in flat
     small = run(*common, "--device-blocks", "10").stdout
     assert "requests of 2,048 tokens 0 a request may have 161 tokens at most" in " ".join(small.split())
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "token_bytes", "derivation"),
+    [
+        ("auto", 4 * 4 * (24 + 16) * 4, "4 layers x 4 KV heads x (K: 24 elements x 4 bytes, V: 16 elements x 4 bytes)"),
+        (
+            "int8",
+            4 * 4 * (26 + 18),
+            "4 layers x 4 KV heads x (K: (24 bytes and 2 of a scale), V: (16 bytes and 2 of a scale))",
+        ),
+    ],
+)
+def test_the_table_shows_keys_and_values_of_different_size_and_what_latents_would_take(
+    tmp_path: Path, kv_dtype: str, token_bytes: int, derivation: str
+) -> None:
+    configuration(case_named("deepseek_v3")).save_pretrained(tmp_path)
+    options = ("--model", tmp_path, "--dtype", "float32", "--device", "cpu", "--kv-dtype", kv_dtype)
+    assert figures(*options, "--device-blocks", "100")["token_bytes"] == token_bytes
+    flat = " ".join(run(*options, "--device-blocks", "100").stdout.split())
+    assert derivation in flat
+    assert "its attention is latent: K and V are expanded to all heads, from 640 bytes" in flat
 
 
 @pytest.mark.parametrize(
