@@ -7,7 +7,7 @@ and another granted is open, whatever came in between.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from blocks import Copy, Step, StepItem, StepResult
+from blocks import Commit, Copy, Step, StepItem, StepResult
 from engine.kept.seal_writer import SealChanges, TierChanges
 from engine.kept.seals import Sealing
 from kvmanager import AppliedStep, Pool, Tier
@@ -17,12 +17,13 @@ from kvmanager.effects import RawEffect
 class BeforeStep(NamedTuple):
     """What is lost when a Step is applied.
 
-    `resets` and `first_index` are those of committing sequences, `tables` those that swaps replace. `swapped` are the
-    freed sequences that were swapped out.
+    `resets` and `first_index` are those of committing sequences, `keyed` are their blocks that had a key. `tables` are
+    those that swaps replace. `swapped` are the freed sequences that were swapped out.
     """
 
     resets: dict[int, int]
     first_index: dict[int, int]
+    keyed: frozenset[int]
     tables: dict[int, list[int]]
     swapped: frozenset[int]
 
@@ -35,6 +36,9 @@ class BeforeStep(NamedTuple):
         return cls(
             {item.sequence: sequences[item.sequence].resets for item in commits},
             {item.sequence: item.first_index for item in commits},
+            frozenset(
+                block for item in commits for block in _committed(pool, item) if pool.device.key(block) is not None
+            ),
             {sequence: sequences[sequence].table[:] for sequence in swapped},
             frozenset(
                 one.sequence for one in step.frees if one.sequence in sequences and sequences[one.sequence].swapped
@@ -103,17 +107,28 @@ class _TierTouches:
 
 
 def _sealings(before: BeforeStep, applied: AppliedStep) -> dict[int, tuple[bytes, Sealing]]:
-    """Return key and sealing of each block that a commit has given its key."""
-    keys = dict(zip(applied.sealed_blocks, applied.sealed_keys, strict=True))
+    """Return key and sealing of each block that a commit has given its key.
+
+    Commits are the first verbs of a Step, so of a block's keys theirs is the first: later ones belong to what the same
+    Step has moved into the block. A block that had a key has got none by a commit.
+    """
+    keys: dict[int, bytes] = {}
+    for block, key in zip(applied.sealed_blocks, applied.sealed_keys, strict=True):
+        keys.setdefault(block, key)
     depths = dict(before.first_index)
     found = {}
     for verb, sequence, _, blocks, *_ in applied.effects:
         if verb is StepItem.COMMIT:
             for block in blocks:
-                if key := keys.get(block):
-                    found[block] = key, Sealing(key, depths[sequence], before.resets[sequence])
+                if block in keys and block not in before.keyed:
+                    found[block] = keys[block], Sealing(keys[block], depths[sequence], before.resets[sequence])
                 depths[sequence] += 1
     return found
+
+
+def _committed(pool: Pool, item: Commit) -> list[int]:
+    count = len(item.token_ids) // pool.state.block_size
+    return pool.sequences[item.sequence].table[item.first_index : item.first_index + count]
 
 
 def _touch(effect: RawEffect, before: BeforeStep, device: _TierTouches, host: _TierTouches) -> None:
