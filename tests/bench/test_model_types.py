@@ -10,8 +10,8 @@ from bench.report import model_types
 from bench.report.model_types import plain_reason
 
 CASES = [
-    {"case": "gpt_oss", "outcome": "refused", "reason": "its attention takes a tensor 's_aux', which ..."},
-    {"case": "gpt_oss: plain rotations", "outcome": "refused", "reason": "its attention takes a tensor 's_aux'"},
+    {"case": "doge", "outcome": "refused", "reason": "its attention uses a custom mask, which ..."},
+    {"case": "doge: experts", "outcome": "refused", "reason": "its attention uses a custom mask"},
     {"case": "lfm2", "outcome": "refused", "reason": "its layer 0 is of type conv, which keeps a state besides"},
     {"case": "lfm2: attention in all layers", "outcome": "equal", "tokens": 30},
     {"case": "llama", "outcome": "equal", "tokens": 30},
@@ -43,7 +43,7 @@ def test_served_types_show_what_is_refused_of_them() -> None:
 
 def test_refused_types_are_grouped_by_reasons_in_plain_words() -> None:
     assert model_types.refused().splitlines()[2:] == [
-        "| has attention sinks | `gpt_oss` | its attention takes a tensor 's_aux', which ... |",
+        "| computes a mask of its own | `doge` | its attention uses a custom mask, which ... |",
         "| has recurrent states or convolutions, besides keys and values or instead of them | `lfm2` | "
         "its layer 0 is of type conv, which keeps a state besides |",
     ]
