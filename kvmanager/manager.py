@@ -177,9 +177,11 @@ class KVManager:
             self._registered.pop(registration.spec.engine_id, None)
 
     def is_attaching(self, session: Session) -> bool:
-        """Return whether the incarnation of a session is attaching again."""
+        """Return whether the incarnation of a session is attaching again. Earlier attaches do not succeed any more."""
         latest = self._latest(session.pool.spec.engine_id)
-        return latest is not None and latest.spec.incarnation == session.pool.spec.incarnation
+        if latest is None or latest.number < session.registration:
+            return False
+        return latest.spec.incarnation == session.pool.spec.incarnation
 
     def check_incarnation(self, spec: PoolSpec) -> None:
         """Raise StaleIncarnation if a newer incarnation of the engine has a session."""

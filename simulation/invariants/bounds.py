@@ -1,4 +1,4 @@
-"""What must be true of time: requests leave engines, and connections that carry nothing are given up."""
+"""What must be true of time: requests leave engines, are not placed in haste, and silent connections are given up."""
 
 from collections.abc import Iterator
 
@@ -15,6 +15,8 @@ _LATE_SECONDS = 0.5
 _REGISTER_SECONDS = 10.0
 # A gateway gives up its calls to an engine after this time without a message.
 _CALL_SECONDS = {"GetEngine": 5.0, "GetTokenizer": 60.0, "Serve": LINK_SECONDS}
+# A gateway waits between its attempts at engines that have refused a request, unless engines come and go.
+_PLACED_PER_SECOND = 100
 # A cancellation is behind a submission and the end of an attempt, each of which may be late.
 _LATE_MESSAGES = 3
 
@@ -37,7 +39,7 @@ class Bounds:
         if self._universe.now < self._next_at:
             return []
         self._next_at = self._universe.now + _EVERY_SECONDS
-        return [*self._requests_left(), *self._silences()]
+        return [*self._requests_left(), *self._placed_in_haste(), *self._silences()]
 
     def _requests_left(self) -> Iterator[str]:
         universe = self._universe
@@ -50,6 +52,14 @@ class Bounds:
                 since = max(since, troubles.of(engine), troubles.of(gateway), troubles.between(gateway, engine))
                 if universe.now - since > self._late + engine.size.step_seconds:
                     yield f"{engine.name} still computes {name}, which has left {gateway.name}"
+
+    def _placed_in_haste(self) -> Iterator[str]:
+        for gateway in self._universe.processes:
+            if isinstance(gateway, GatewayProcess):
+                for name, _ in [one for one, count in gateway.placed.items() if count > _PLACED_PER_SECOND]:
+                    yield f"{gateway.name} places {name} more than {_PLACED_PER_SECOND} times in a second"
+                for past in [one for one in gateway.placed if one[1] < int(self._universe.now)]:
+                    del gateway.placed[past]
 
     def _silences(self) -> Iterator[str]:
         universe = self._universe

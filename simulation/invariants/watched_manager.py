@@ -107,11 +107,10 @@ class WatchedManager(KVManager):
 
     def check_leases(self) -> None:
         """Report a pool that is kept beyond its lease. Call it where nothing can run before time passes."""
-        attaching = {one.registration.spec.engine_id for one in self._open.values()}
         for session in self.sessions():
             since = self._disconnected_at.get(session.number)
             engine_id = session.pool.spec.engine_id
-            if since is None or engine_id in attaching:
+            if since is None or self._later_attach(session):
                 continue
             end = max(since + self._lease_seconds, self._unregistered_at.get(engine_id, 0.0))
             if self._clock() > end + _LONGEST_REST_OF_LEASE_SECONDS:
@@ -132,10 +131,7 @@ class WatchedManager(KVManager):
 
     def _check_drop(self, session: Session) -> None:
         spec = session.pool.spec
-        attaching = [
-            one.registration for one in self._open.values() if one.registration.spec.engine_id == spec.engine_id
-        ]
-        latest = max(attaching, key=lambda one: one.number, default=None)  # earlier ones do not succeed any more
+        latest = self._later_attach(session)
         if latest is not None and latest.spec.started_after_boot == spec.started_after_boot:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attaching again")
         since = self._disconnected_at.get(session.number)
@@ -145,6 +141,16 @@ class WatchedManager(KVManager):
             )
         elif since is None and spec.started_after_boot not in self._ending:
             self._faults.append(f"the pool of {spec.engine_id} is dropped while its engine is attached")
+
+    def _later_attach(self, session: Session) -> Registration | None:
+        """Return the latest open registration after a session of its engine: earlier ones do not succeed any more."""
+        later = [
+            one.registration
+            for one in self._open.values()
+            if one.registration.spec.engine_id == session.pool.spec.engine_id
+            and one.registration.number > session.registration
+        ]
+        return max(later, key=lambda one: one.number, default=None)
 
 
 def _marked(tier: Tier) -> Iterator[int]:

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from quire.v1 import engine_pb2_grpc
+from quire.v1 import engine_pb2, engine_pb2_grpc
 from services.gateway.access.admission import AdmissionControl
 from services.gateway.access.namespace import Namespace
 from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
 from services.gateway.attempts import FailoverLimits
 from services.gateway.fleet.discovery import ServiceAddresses
-from services.gateway.fleet.dispatch import Dispatcher
+from services.gateway.fleet.dispatch import Dispatcher, Placement
 from services.gateway.fleet.engine_events import FailoverReason
 from services.gateway.fleet.engine_link import LinkOptions
-from services.gateway.fleet.fleet import Fleet
+from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.fleet.routing import Router, RoutingPolicy
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import RequestHandler, RequestLimits
@@ -45,12 +45,19 @@ class GatewayLimits:
 
 
 class WatchedDispatcher(Dispatcher):
-    """Counts the engines that were lost with each request."""
+    """Counts the engines that were lost with each request, and how often each was to be placed in a second."""
 
-    def __init__(self, *parts: Any) -> None:
-        """Start without a loss; `parts` are a Dispatcher's."""
-        super().__init__(*parts)
+    def __init__(self, fleet: Fleet, router: Router, observer: GatewayObserver, clock: Callable[[], float]) -> None:
+        """Start without a loss."""
+        super().__init__(fleet, router, None, observer, clock)
+        self._seconds = clock
         self.lost_engines = Counter[str]()
+        self.placed = Counter[tuple[str, int]]()  # by request and second
+
+    async def place(self, model: ServedModel, submission: engine_pb2.Submission, *choices: Any) -> Placement:
+        """Count that the request is to be placed."""
+        self.placed[submission.request_id, int(self._seconds())] += 1
+        return await super().place(model, submission, *choices)
 
     def on_failover(self, model: str, request_id: str, engine_id: str, reason: FailoverReason) -> None:
         """Count a lost engine."""
@@ -83,8 +90,8 @@ class GatewayProcess(Process):
         links = replace(_LINKS, connect=self._connect)
         self.fleet = Fleet(ServiceAddresses.of(engines), _RESOLVE_SECONDS, links)
         router = Router(RoutingPolicy("prefix"), _ROUTER_BLOCKS)
-        dispatcher = WatchedDispatcher(self.fleet, router, None, observer, clock)
-        self.lost_engines = dispatcher.lost_engines
+        dispatcher = WatchedDispatcher(self.fleet, router, observer, clock)
+        self.lost_engines, self.placed = dispatcher.lost_engines, dispatcher.placed
         limits = RequestLimits(
             AdmissionControl(self._limits.requests, _TOKENS),
             _FAILOVER,

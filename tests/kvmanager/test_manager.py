@@ -70,6 +70,16 @@ def test_an_older_incarnation_is_refused_while_any_newer_one_is_attaching(manage
     assert manager.attach(spec(incarnation=20), registration=first).pool.spec.incarnation == 20
 
 
+def test_an_attach_that_began_before_the_session_does_not_extend_its_lease(manager):
+    abandoned = manager.register(spec(incarnation=20))
+    session = manager.attach(spec(incarnation=20))
+    assert not manager.is_attaching(session)
+    with pytest.raises(SessionReplaced):
+        manager.check_latest(abandoned)
+    manager.register(spec(incarnation=20))
+    assert manager.is_attaching(session)
+
+
 @pytest.mark.parametrize("incarnation", [20, 21])
 def test_the_same_or_a_newer_incarnation_takes_over(manager, incarnation):
     older = manager.attach(spec(incarnation=20))

@@ -122,6 +122,9 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
             "if self._retry_until is None or not self._request.progress.started:",
         ),
     ),
+    "a request that all engines refuse is placed in haste": (
+        Edit("services/gateway/fleet/fleet.py", "if state != listed:", "if state:"),
+    ),
     "a deadline is early": (
         Edit("services/gateway/deadlines.py", "else start + timeout, clock", "else start + timeout / 2, clock"),
     ),

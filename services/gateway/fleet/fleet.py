@@ -199,8 +199,13 @@ class Fleet:
             self._list(link, connected=False)
 
     async def _follow(self, link: EngineLink) -> None:
+        listed = None
         async for _ in link.changes():
-            self._list(link, connected=link.readiness.ready)
+            # Its last request's end is no change: a request that it refused would be sent to it again at once.
+            state = link.sessions, link.readiness.ready, link.accepts_requests
+            if state != listed:
+                listed = state
+                self._list(link, connected=link.readiness.ready)
 
     async def _retire(self, link: EngineLink, keeper: "asyncio.Task[None]") -> None:
         """Drain the link, and end it when it is idle or broken."""

@@ -120,6 +120,19 @@ def test_prefixes_cached_through_another_gateway_are_found_at_the_kv_manager(fle
     fleet.runner.run(stack.aclose())
 
 
+def test_the_end_of_an_engines_last_request_is_no_change_of_the_fleet(fleet: Fleet) -> None:
+    async def change() -> "asyncio.Task[None]":
+        task = asyncio.create_task(fleet.handler.fleet.wait_for_change())
+        await asyncio.sleep(0)
+        return task
+
+    waiting = fleet.runner.run(change())
+    fleet.generate("A request, after which its engine is idle.")
+    assert [link for link in fleet.handler.fleet.links() if not link.idle] == []
+    assert not waiting.done()
+    waiting.cancel()
+
+
 def test_an_operator_pins_at_every_engine_of_the_model(fleet: Fleet) -> None:
     administration = FleetAdministration(fleet.handler.fleet, fleet.handler.handler, Namespace(separate=False))
 
