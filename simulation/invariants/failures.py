@@ -22,7 +22,9 @@ _LOSSES_BEFORE_THE_LAST = 2
 
 _DRAINING = "the gateway is draining"
 # Why a failover may end, when it has waited for another engine for as long as it may.
-_AFTER_TOKENS = ("without its KV manager", "the engine was lost", "the engine is shutting down")
+_LOST = ("the engine was lost", "the engine is shutting down")
+_AFTER_TOKENS = ("without its KV manager", *_LOST)
+_WAITED = "no other engine accepted the request within"
 _WITHHELD = "others are withheld or pinned"
 
 
@@ -78,6 +80,8 @@ def _unavailable_fault(reason: str, known: Circumstances) -> str | None:
         return None if known.gateway_ends and not known.received else "although its gateway does not end"
     if _WITHHELD in reason:
         return None if known.withheld else "although no block was withheld"
+    if any(one in reason for one in _LOST) and _WAITED not in reason:
+        return "without waiting for another engine"
     if known.received and not any(one in reason for one in _AFTER_TOKENS):
         return "after its first token"
     return f"although {known.able[0]} could serve it" if known.able else None
