@@ -78,7 +78,9 @@ class FlexBackend(TensorBackend):
         self._graphs = compile_graphs() if compiled else None
         self._batch: PagedBatch | None = None
         self._unused: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._prepared: dict[tuple[int, int, int], tuple[_Prepared, ...]] = {}
+        self._prepared: dict[tuple[int, int, int, bool], tuple[_Prepared, ...]] = {}
+        # torch 2.13 has no CPU kernel that returns the logarithms of sums, which sinks are added to elsewhere.
+        self._has_sink_slot = compiled and device.type == "cpu"
 
     def block_multiple(self) -> int:
         """Return what makes a block a whole number of blocks of each layer's sequence."""
@@ -130,7 +132,10 @@ class FlexBackend(TensorBackend):
         shape = self.geometry.layers[layer]
         output = query.new_empty(*query.shape[:2], shape.value_size)
         group = query.shape[1] // shape.kv_heads
-        for prepared in self._prepare(batch, group, scoring.window, self._stride(layer)):
+        sink_slot = self._has_sink_slot and scoring.sinks is not None
+        if sink_slot:
+            self.values(layer)[0] = 0.0  # block 0 is never allocated
+        for prepared in self._prepare(batch, group, scoring.window, self._stride(layer), sink_slot=sink_slot):
             rows = prepared.rows
             packed = _pack(query, rows, shape.kv_heads).to(self.cache.dtype)
             attended = self._attend(layer, packed, prepared, scores_of(scoring, shape.kv_heads, query.device))
@@ -146,16 +151,20 @@ class FlexBackend(TensorBackend):
             self._batch, self._unused = batch, None
             self._prepared.clear()
 
-    def _prepare(self, batch: PagedBatch, group: int, window: int | None, stride: int) -> tuple[_Prepared, ...]:
+    def _prepare(
+        self, batch: PagedBatch, group: int, window: int | None, stride: int, *, sink_slot: bool
+    ) -> tuple[_Prepared, ...]:
         window = _NO_WINDOW if window is None else window
-        key = (group, window, stride)
+        key = (group, window, stride, sink_slot)
         if key not in self._prepared:
             rows = _CPU_ROWS if self.cache.device.type == "cpu" else _GPU_ROWS
             layouts = query_rows(batch, max(1, rows // group))
-            self._prepared[key] = tuple(self._mask(batch, rows, window, stride) for rows in layouts)
+            self._prepared[key] = tuple(
+                self._mask(batch, rows, window, stride, sink_slot=sink_slot) for rows in layouts
+            )
         return self._prepared[key]
 
-    def _mask(self, batch: PagedBatch, rows: QueryRows, window: int, stride: int) -> _Prepared:
+    def _mask(self, batch: PagedBatch, rows: QueryRows, window: int, stride: int, *, sink_slot: bool) -> _Prepared:
         tables = batch.tables[rows.sequences].to(torch.int64)
         blocks = block_lists(rows.first, rows.last, window, self.block_size, tables.shape[1])
         mask = FlexMask(
@@ -163,9 +172,12 @@ class FlexBackend(TensorBackend):
             _with_room(rows.first.to(torch.int32)),
             torch.tensor(window, dtype=torch.int32, device=tables.device),
         )
+        partial = tables.gather(1, blocks.partial)
+        if sink_slot:
+            partial = torch.cat((partial.new_zeros(len(partial), 1), partial), 1)
         lists = FlexLists(
-            _counts(blocks.partial_counts),
-            self._indices(tables.gather(1, blocks.partial), stride),
+            _counts(blocks.partial_counts + sink_slot),
+            self._indices(partial, stride),
             _counts(blocks.full_counts),
             self._indices(tables.gather(1, blocks.full), stride),
         )
@@ -198,7 +210,8 @@ class FlexBackend(TensorBackend):
         if self._graphs is None:
             return self._attend_eagerly(layer, packed, prepared, scores)
         query_block = length if packed.device.type == "cpu" else max(16, next_power(length))
-        shape = FlexShape(self.block_size, self._stride(layer), group, query_block)
+        sink_slot = self._has_sink_slot and scores[2] is not None
+        shape = FlexShape(self.block_size, self._stride(layer), group, query_block, sink_slot)
         for tensor in (packed, *prepared.lists):
             torch._dynamo.mark_dynamic(tensor, 0)
         key, value = self._sequence(layer, self.keys(layer)), self._sequence(layer, self.values(layer))

@@ -39,12 +39,16 @@ class FlexLists(NamedTuple):
 
 
 class FlexShape(NamedTuple):
-    """Numbers compiled into a graph. `stride`: blocks of the viewed sequence for each block of the pool."""
+    """Numbers compiled into a graph. `stride`: blocks of the viewed sequence for each block of the pool.
+
+    With `sink_slot`, sinks are the scores of slot 0, which the lists contain and whose V is zero.
+    """
 
     block_size: int
     stride: int
     group: int
     query_block: int
+    sink_slot: bool = False
 
 
 # Scaling; the cap, and sinks `[kv_heads, group]`, if there are any.
@@ -69,13 +73,17 @@ def attend(
     def visible(row: torch.Tensor, _head: torch.Tensor, query_index: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         block = mask.logical[row, slot // (shape.block_size * shape.stride)]
         back = mask.first[row] + query_index // shape.group - (block * shape.block_size + slot % shape.block_size)
-        return (block >= 0) & (back >= 0) & (back < mask.window)
+        seen = (block >= 0) & (back >= 0) & (back < mask.window)
+        return seen | (slot == 0) if shape.sink_slot else seen
 
     def scaled(
-        score: torch.Tensor, _row: torch.Tensor, _head: torch.Tensor, _query_index: torch.Tensor, _slot: torch.Tensor
+        score: torch.Tensor, _row: torch.Tensor, head: torch.Tensor, query_index: torch.Tensor, slot: torch.Tensor
     ) -> torch.Tensor:
         product = score * scaling
-        return product if softcap is None else softcap * torch.tanh(product / softcap)
+        product = product if softcap is None else softcap * torch.tanh(product / softcap)
+        if sinks is None or not shape.sink_slot:
+            return product
+        return torch.where(slot == 0, sinks[head, query_index % shape.group], product)
 
     block_mask = flex.BlockMask.from_kv_blocks(
         *lists,
@@ -91,7 +99,7 @@ def attend(
         "scale": 1.0,
         "kernel_options": options,
     }
-    if sinks is None:
+    if sinks is None or shape.sink_slot:
         attended: torch.Tensor = flex.flex_attention(query, key, value, **given)
         return attended
     attended, logarithms = flex.flex_attention(query, key, value, return_aux=flex.AuxRequest(lse=True), **given)

@@ -142,17 +142,20 @@ def test_unused_slots_of_a_new_block_hold_no_stale_v() -> None:
     assert backend.values(0).isnan().all()
 
 
-def test_batches_of_any_size_and_windows_of_any_width_share_two_graphs() -> None:
+@pytest.mark.parametrize("sinks", [False, True])
+def test_batches_of_any_size_and_windows_of_any_width_share_two_graphs(sinks: bool) -> None:
     draw = random.Random(5)
     geometry = CacheGeometry.uniform(3, 1, 16)
     backends = [FlexBackend(geometry, 8, 120), TorchBackend(geometry, 8, 120)]
     fill_alike(backends)
+    backends[0].cache[0] = torch.nan
+    of_layers = [torch.randn(3) if sinks else None for _ in range(3)]
     before = graphs()
     for _ in range(12):
         feeds = [Feed(draw.randrange(60), draw.choice([1, 1, 1, 2, 30])) for _ in range(draw.randrange(1, 9))]
         batch, _ = scattered(feeds, 8, draw)
         query, layer = torch.randn(int(batch.first[-1]), 3, 16), draw.randrange(3)
-        scoring = Scoring(draw.uniform(0.1, 0.5), draw.choice([None, 3, 20]))
+        scoring = Scoring(draw.uniform(0.1, 0.5), draw.choice([None, 3, 20]), sinks=of_layers[layer])
         found, expected = (backend.attend(layer, query, batch, scoring) for backend in backends)
         assert (found - expected).abs().max() < 1e-5
     assert graphs() - before == KINDS
