@@ -85,12 +85,14 @@ class SessionReplaced(KVManagerError):
     """A newer session of the same engine replaced this one."""
 
 
-def shortage(needed: int, available: int, spare: int = 0, hits: int = 0) -> str:
+def shortage(needed: int, available: int, spare: int = 0, hits: int = 0, kind: str = "") -> str:
     """Return the message of OutOfBlocks for `needed` blocks, and `spare` that must stay free, with few `available`.
 
-    `hits` are blocks without a holder that the request shares: they are neither needed nor available.
+    `hits` are blocks without a holder that the request shares: they are neither needed nor available. `kind` is the
+    name of a window kind.
     """
     verb, other = ("is" if count == 1 else "are" for count in (needed, available))
     kept = f" and {spare} more must stay free" if spare else ""
     cached = f" beside {hits} with its cached prefix" if hits else ""
-    return f"{counted(needed, 'block')} {verb} needed{kept}, {available} {other} available{cached}"
+    blocks = counted(needed, f"{kind} block" if kind else "block")
+    return f"{blocks} {verb} needed{kept}, {available} {other} available{cached}"
