@@ -100,10 +100,10 @@ class Allocate(NamedTuple):
     """Begins a group with its first sequence, from the cached prefix and blocks for the tokens that are computed next.
 
     `compute_tokens` tokens beyond the cached prefix get room now. The item is refused unless blocks for all of
-    `token_ids` and `spare_blocks` more are available, so that a prompt that begins can be completed. A window kind needs
-    blocks for the window and for `compute_tokens`, and its number of `window_spares` more. `waited_seconds`, the time
-    since the group arrived or was preempted, and `prefix_of`, the request that computed their common prefix meanwhile,
-    are only recorded.
+    `token_ids` and `spare_blocks` more are available, so that a prompt that begins can be completed. A window kind
+    needs blocks for the window and for `compute_tokens`, and its number of `window_spares` more. `waited_seconds`, the
+    time since the group arrived or was preempted, and `prefix_of`, the request that computed their common prefix
+    meanwhile, are only recorded.
     """
 
     group: int

@@ -95,7 +95,8 @@ class Session:
 
     @stepping.setter
     def stepping(self, stepping: bool) -> None:
-        self.pool.state.stepping = stepping
+        for kind in self.pool.state.kinds:
+            kind.stepping = stepping
 
 
 class Registration(NamedTuple):
@@ -316,7 +317,7 @@ class KVManager:
 
     def _record_withheld(self, session: Session, found: list[Violation]) -> None:
         for host in (False, True):
-            blocks = {violation.block for violation in found if violation.block and violation.host == host}
+            blocks = {one.block for one in found if one.block and one.host == host and not one.kind}
             if blocks:
                 self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host)
 

@@ -26,8 +26,8 @@ class SequenceTable:
     has host blocks while the sequence is `swapped`, else device blocks.
 
     In a window kind the table lacks the first `dropped` logical blocks: no query from position `trimmed_to` on sees
-    them. `retained` are numbers of leading blocks behind which a later prompt may continue: the blocks that it needs keep
-    their keys when they leave this sequence's window.
+    them. `retained` are numbers of leading blocks behind which a later prompt may continue: the blocks that it needs
+    keep their keys when they leave this sequence's window.
     """
 
     id: int
@@ -250,18 +250,18 @@ class PoolState:
         for window in self.windows:
             found = window._own_violations()
             if not self.stepping:  # between two slices of a Step, an item is applied to some kinds only
-                found += self._differences(window)
+                found += self.differences(window)
             faults += [f"kind {window.kind_name}: {fault}" for fault in found]
         return faults
 
-    def _differences(self, window: "PoolState") -> list[str]:
+    def differences(self, window: "PoolState") -> list[str]:
         """Compare a window kind's sequences with those of kind 0: rooms, commits and the blocks they must have."""
         if self.sequences.keys() != window.sequences.keys() or self.pins.keys() != window.pins.keys():
             return ["its sequences or pins are not those of kind 0"]
         faults = []
         for sequence_id, own in self.sequences.items():
             other = window.sequences[sequence_id]
-            for name in ("group", "room_tokens", "committed_blocks", "last_key", "blocks", "swapped"):
+            for name in ("group", "room_tokens", "committed_blocks", "last_key", "blocks", "swapped", "resets"):
                 if getattr(own, name) != getattr(other, name):
                     faults.append(f"{name} of sequence {sequence_id} differs from kind 0")
         return faults

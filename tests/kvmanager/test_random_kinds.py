@@ -7,14 +7,16 @@ from unittest import mock
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize
+from hypothesis.stateful import initialize, precondition, rule
 
 from blocks import Pin, Step, StepItem, StepRefusal, Trim, Unpin, WindowKind
-from kvmanager import Pool, PoolSpec, parts
+from kvmanager import Pool, PoolSpec, adopt, parts
 from kvmanager.observe import audit, table_follower
+from kvmanager.report import report_of
 from kvmanager.tier import key_index, tier
 from tests.kvmanager.random_runs import random_runs
-from tests.kvmanager.test_random_steps import COPIES, SIZE, RandomSteps, Refused, TwinTier, demand
+from tests.kvmanager.test_random_steps import COPIES, DAMAGES, SIZE, RandomSteps, Refused, TwinTier, demand
+from tests.kvmanager.tiny_pools import end_of
 
 WINDOWS = [
     ((3, False),),
@@ -476,6 +478,31 @@ class RandomKinds(RandomSteps):
         for patch in self.short_slices:
             patch.start()
 
+    @precondition(lambda self: self.sound_blocks_of_windows())
+    @rule(data=st.data())
+    def damage_a_window_until_an_audit_blames_it(self, data):
+        number, host, block = data.draw(st.sampled_from(self.sound_blocks_of_windows()), "block")
+        state, twin = self.pool.state.kinds[number], self.twin.kinds[number]
+        tier_ = state.host if host else state.device
+        possible = [damage for damage, fits in DAMAGES.items() if fits(tier_, block)]
+        data.draw(st.sampled_from(possible), "damage")(tier_, block)
+        while not (found := self.next_slice()):
+            pass
+        assert {(one.kind, one.block, one.host) for one in found} == {(number, block, host)}
+        (twin.host if host else twin.device).blame(block)
+        event(f"blamed: in a window's {'host' if host else 'device'}")
+        assert self.pool.violations() == []
+        self.check_tiers()
+
+    def sound_blocks_of_windows(self):
+        return [
+            (kind.number, host > 0, block)
+            for kind in self.twin.kinds[1:]
+            for host, its in enumerate((kind.device, kind.host))
+            for block in range(1, its.total + 1)
+            if block not in its.blamed
+        ]
+
     def worthwhile(self, kind):
         kind = super().worthwhile(kind)
         return "trims" if kind == "lengths" else kind
@@ -499,13 +526,24 @@ class RandomKinds(RandomSteps):
         for kind, own in zip(self.twin.kinds, (applied, *applied.windows), strict=True):
             self.check_kind(kind, own)
         self.check_state(applied)
-        for block in applied.result.withheld_blocks:
-            self.again.withhold([block], [])
-        for block in applied.result.host_withheld_blocks:
-            self.again.withhold([], [block])
+        for number, result in enumerate((applied.result, *applied.result.windows)):
+            for block in result.withheld_blocks:
+                self.again.withhold([block], [], number)
+            for block in result.host_withheld_blocks:
+                self.again.withhold([], [block], number)
         assert self.in_slices(step) == applied
+        self.check_report()
         for what in self.twin.answer["events"]:
             event(what)
+
+    def check_report(self):
+        """A report is adopted as an equal pool, unless an index is damaged."""
+        if any(kind.device.blamed or kind.host.blamed for kind in self.twin.kinds):
+            return
+        report = report_of(self.pool)
+        adopted = end_of(adopt(self.pool.spec, report))
+        assert adopted.violations() == []
+        assert report_of(adopted) == report
 
     def in_slices(self, step):
         self.again.state.stepping = True
