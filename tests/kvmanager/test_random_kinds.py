@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from array import array
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -11,6 +12,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from blocks import Pin, Step, StepItem, StepRefusal, Trim, Unpin, WindowKind
 from kvmanager import Pool, PoolSpec, adopt, parts
+from kvmanager.lookup import lookup_prefix
 from kvmanager.observe import audit, table_follower
 from kvmanager.report import report_of
 from kvmanager.tier import key_index, tier
@@ -370,8 +372,7 @@ class KindsTwin:
         demand(item.token_ids and item.compute_tokens > 0 and item.spare_blocks >= 0)
         root, prompt = (self.resets, item.salt), list(item.token_ids)
         contents = [(*root, *prompt[: end * SIZE]) for end in range(1, (len(prompt) - 1) // SIZE + 1)]
-        found = self.longest(self.kinds[0], contents)
-        boundary = max(count for count in range(found + 1) if self.all_have(contents, count))
+        found, boundary = self.longest(self.kinds[0], contents), self.boundary(contents)
         sequence = KindsSequence(item.group, root, prompt, [{} for _ in self.kinds])
         hits = [self.hits(kind, contents, boundary) for kind in self.kinds]
         for kind, own in zip(self.kinds, hits, strict=True):
@@ -400,6 +401,11 @@ class KindsTwin:
     @staticmethod
     def find(kind, content):
         return kind.device.find(content) or kind.host.find(content)
+
+    def boundary(self, contents):
+        """Return the most blocks behind which each kind has what the next token sees."""
+        found = self.longest(self.kinds[0], contents)
+        return max(count for count in range(found + 1) if self.all_have(contents, count))
 
     def longest(self, kind, contents):
         missing = [index for index, content in enumerate(contents) if not self.find(kind, content)]
@@ -573,7 +579,16 @@ class RandomKinds(RandomSteps):
                 for number, one in self.twin.sequences.items()
             }
             assert state.pins == kind.pins
+        self.check_lookup()
         self.check_tiers()
+
+    def check_lookup(self):
+        """A lookup finds what an allocate would hit."""
+        known = [content for content in self.twin.device.contents.values() if content[0] == self.twin.resets]
+        for _, salt, *tokens in sorted(known, key=len)[-2:]:
+            contents = [(self.twin.resets, salt, *tokens[: end * SIZE]) for end in range(1, len(tokens) // SIZE + 1)]
+            (found,) = end_of(lookup_prefix([self.pool.state], array("i", [*tokens, 0]), salt))
+            assert found.device_tokens + found.host_tokens == self.twin.boundary(contents) * SIZE
 
     def check_tiers(self):
         for kind, state in zip(self.twin.kinds, self.pool.state.kinds, strict=True):
