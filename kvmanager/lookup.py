@@ -18,8 +18,8 @@ class PrefixHolding(NamedTuple):
     """The cached prefix of a prompt in one pool, as an allocate would find it now.
 
     `device_tokens` counts the leading tokens in the device tier. `host_tokens` counts those after them, from the first
-    block that is in the host tier only, up to the first block that is in neither tier. With window kinds, both end where
-    each kind has what the next token needs.
+    block that is in the host tier only, up to the first block that is in neither tier. With window kinds, both end
+    where each kind has what the next token needs.
     """
 
     engine_id: str
