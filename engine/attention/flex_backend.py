@@ -79,7 +79,7 @@ class FlexBackend(TensorBackend):
         self._batch: PagedBatch | None = None
         self._unused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._prepared: dict[tuple[int, int, int, bool], tuple[_Prepared, ...]] = {}
-        # torch 2.13 has no CPU kernel that returns the logarithms of sums, which sinks are added to elsewhere.
+        # Elsewhere sinks are added to the logarithms of sums, which torch 2.13's CPU kernels do not return.
         self._has_sink_slot = compiled and device.type == "cpu"
 
     def block_multiple(self) -> int:
@@ -108,7 +108,7 @@ class FlexBackend(TensorBackend):
         return self.layout.elements // self._layer_elements(layer)
 
     def _columns(self, stride: int) -> int:
-        """Return the blocks of a layer's sequence: those of the pool, of the last one only the layer's own."""
+        """Return how many blocks a layer's sequence has: `stride` for each block of the pool, one for the last."""
         return (len(self.cache) - 1) * stride + 1
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> None:
