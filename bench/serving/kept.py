@@ -36,7 +36,7 @@ from services.loadgen.workload.workloads import Recorded
 from services.models.model_store import default_cache, resolve
 from tests.running_quire import START_SECONDS, RunningQuire, RunningService, start_quire
 
-REPETITIONS = 5
+REPETITIONS = 11
 PREFIX_TOKENS = 2000
 BLOCKS = 2048
 ARMS = {"kept": "memory", "private": "off", "again": "off"}
