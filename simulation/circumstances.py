@@ -60,11 +60,17 @@ class Witness:
             return False
         if not self._universe.network.reaches(gateway.loop, address_of(engine.name), engine.loop):
             return False
+        if self._has_other_process(engine):  # to which the gateway may have its link
+            return False
         troubles = self._universe.disturbances
         managers = [one for one in self._universe.processes if isinstance(one, ManagerProcess)]
         since = max(troubles.of(one) for one in (gateway, engine, *managers))
         since = max(since, troubles.between(gateway, engine), troubles.of_client(engine))
         return self._universe.now - since > self._settled_seconds
+
+    def _has_other_process(self, engine: EngineProcess) -> bool:
+        others = [one for one in self._universe.processes if isinstance(one, EngineProcess) and one is not engine]
+        return any(one.name == engine.name and not one.exit for one in others)
 
     def _surely_fits(self, request: PlannedRequest, size: EngineSize) -> bool:
         """Return whether an engine can serve a request, even if its sequences share nothing."""

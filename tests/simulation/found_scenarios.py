@@ -112,4 +112,23 @@ FOUND = {
         order=1173171956,
         manager=ManagerLimits(lease_seconds=0.3),
     ),
+    "the simulator took an engine's newer process, to which no gateway had a link, for one that could serve": replace(
+        scenario(
+            EngineSize(
+                block_size=1,
+                device_blocks=8,
+                host_blocks=8,
+                limits=Limits(token_budget=8, max_sequences=1, max_waiting=1000, admission_watermark=0.5),
+                keeps=True,
+            ),
+            (request(3.1495123854361498, "r59", (1, 5, 7), 2)._replace(seed=53465),),
+            (
+                PlannedFault(at=0.3563508625277423, kind="reconnect an engine", number=2, seconds=0.5),
+                PlannedFault(at=2.2870435162659626, kind="start a second engine", number=3),
+            ),
+            Latency(usual=0.0002, late_share=0.0),
+        ),
+        order=1787369129,
+        manager=ManagerLimits(step_work=4),
+    ),
 }
