@@ -308,13 +308,20 @@ class Simulation:
 
 
 def _pool_faults(universe: Universe, process: AttachedProcess, expected: ExpectedContents) -> list[str]:
-    """Return what is wrong with the cached blocks of a pool, by its owner's replica and by its managers."""
+    """Return what is wrong with the cached blocks of a pool, by its owner's replica and by its manager.
+
+    A manager that has lost the owner may have applied a Step whose answer, and so whose copies, never arrived.
+    """
     replica = process.link.replica.pool
     pools = [replica]
+    carrying = [one.server for one in universe.network.open_connections(process.loop) if one.carries]
     for manager in universe.processes:
-        if isinstance(manager, ManagerProcess) and (session := manager.manager.find_session(process.name)):
+        if not isinstance(manager, ManagerProcess) or not process.link.attached.is_set():
+            continue
+        session = manager.manager.find_session(process.name) if manager.loop in carrying else None
+        if session is not None and not session.stepping:
             pool = session.pool
-            if pool.spec == replica.spec and pool.last_step == replica.last_step and not session.stepping:
+            if pool.spec == replica.spec and pool.last_step == replica.last_step:
                 pools.append(pool)
     return [f"{process.name}: {fault}" for pool in pools for fault in expected.pool_faults(pool, process.memory)]
 
