@@ -58,6 +58,7 @@ class ModulesDecoder:
         self._model = loaded.model
         self._backend = backend
         self._unit = row_unit
+        self._vocabulary = loaded.vocabulary_size
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
@@ -71,6 +72,8 @@ class ModulesDecoder:
             paged=PagedContext(self._backend, batch, -len(token_ids) % self._unit),
         )
         logits: torch.Tensor = output.logits[0]
+        if logits.shape[1] > self._vocabulary:  # of tokens that the model cannot be fed
+            return logits[:, : self._vocabulary].contiguous()
         return logits
 
     def _padded(self, numbers: torch.Tensor) -> torch.Tensor:

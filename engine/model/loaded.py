@@ -101,6 +101,17 @@ def context_tokens(config: Any) -> int:
     return min([declared, *lengths, MAX_CONTEXT_TOKENS])
 
 
+def vocabulary_size(config: Any) -> int:
+    """Return the number of token ids that a model can be fed.
+
+    Gemma-3n and Gemma-4 embed tokens in each layer, too, and these tables may have fewer rows than there are logits.
+    """
+    size: int = config.vocab_size
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        size = min(size, config.vocab_size_per_layer_input)
+    return size
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a type, such as bfloat16."""
     return str(dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ from engine.attention.interface import ATTENTION_NAME, register
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
-from engine.model.loaded import LoadedModel, context_tokens, fingerprint_of
+from engine.model.loaded import LoadedModel, context_tokens, fingerprint_of, vocabulary_size
 from engine.model.probe import probe
 from engine.model.unsupported import configuration_fault
 from engine.model.weights import check_complete, load_modules, without_flags_warning
@@ -101,7 +101,7 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
         device=model.device,
         geometry=probe(model),
         context_tokens=context_tokens(config),
-        vocabulary_size=config.vocab_size,
+        vocabulary_size=vocabulary_size(config),
         eos_token_ids=_eos_token_ids(model),
         fingerprint=fingerprint,
         dtype=model.dtype,

@@ -13,7 +13,7 @@ from engine.attention.declared_geometry import declared_geometry, latent_element
 from engine.attention.llama_shape import is_llama_shaped
 from engine.errors import ModelUnsupported
 from engine.model.gguf_configuration import gguf_configuration
-from engine.model.loaded import context_tokens
+from engine.model.loaded import context_tokens, vocabulary_size
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.text_part import folder_configuration, served_class
@@ -116,7 +116,7 @@ def _measured(model: Any, dtype: torch.dtype, weights: WeightFormat, gguf: Path 
         weights_bytes=sum(one.nbytes for one in model.parameters()),
         packed=packed_size(model, weights, gguf) if dtype == torch.bfloat16 else PackedSize(0, 0),
         context_tokens=context_tokens(config),
-        vocabulary_size=config.vocab_size,
+        vocabulary_size=vocabulary_size(config),
         hidden_size=config.hidden_size,
         inner_size=_inner_size(config),
         heads=config.num_attention_heads,

@@ -20,7 +20,7 @@ from engine.attention.cache import CacheGeometry, LayerShape
 from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, paged_attention
 from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
-from engine.model.loaded import context_tokens
+from engine.model.loaded import context_tokens, vocabulary_size
 from engine.model.unsupported import NO_KEPT_LOGITS, NO_MASK, explain, unknown_layer
 
 _PROBE_NAME = "quire_probe"
@@ -144,7 +144,7 @@ def _run(model: Any, positions: torch.Tensor, cache: Cache | None = None) -> _Pr
     recorded = _Probe()
     paged = PagedContext(recorded, PagedBatch.of((), 1, model.device))
     positions = positions.to(model.device)
-    tokens = positions % model.config.get_text_config().vocab_size
+    tokens = positions % vocabulary_size(model.config.get_text_config())
     kept = torch.arange(1, len(positions), device=model.device)
     further = {} if cache is None else {"past_key_values": cache}
     try:

@@ -12,9 +12,10 @@ from transformers import LlamaForCausalLM
 from engine.attention import TorchBackend
 from engine.errors import InvalidRequest, ModelUnsupported
 from engine.model.loading import load_model
+from engine.model.model_shape import read_shape
 from engine.run.runner import ModelRunner
 from engine.schedule.step_plan import Work
-from tests.engine.families import CONTEXT, FAMILIES, FURTHER, WINDOW, Checkpoint, Family
+from tests.engine.families import CONTEXT, FAMILIES, FURTHER, SMALL, WINDOW, WINDOWED, Checkpoint, Family
 from tests.engine_in_process import GREEDY, ModelEngine, loaded_model
 from tests.reference import greedy_reference, near_ties, reference_model
 
@@ -126,3 +127,23 @@ def test_a_model_that_ignores_positions_is_refused_in_any_precision(
     )
     with pytest.raises(ModelUnsupported, match="it ignores position_ids"):
         load_model(folder, dtype, torch.device("cpu"))
+
+
+def test_a_model_is_fed_no_token_that_its_embeddings_by_layer_lack(
+    checkpoint: Checkpoint, random_prompt: Prompt
+) -> None:
+    fed = 300
+    sizes = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": fed, "num_hidden_layers": 2}
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False}
+    folder = checkpoint(Family("gemma4_text", WINDOWED | sizes | layers))
+    engine = ModelEngine(folder, block_size=BLOCK_SIZE)
+    assert engine.loaded.vocabulary_size == read_shape(folder, torch.float32).vocabulary_size == fed
+    with pytest.raises(InvalidRequest, match=f"must be between 0 and {fed - 1}, not {fed}"):
+        engine.submit([5, fed], 1)
+    prompts = [[token % fed for token in random_prompt(length)] for length in (9, 30)]
+    later = list(range(fed, SMALL["vocab_size"]))
+    for prompt, tokens in zip(prompts, engine.generate(prompts, MAX_TOKENS), strict=True):
+        found = reference_model(folder).generate(
+            torch.tensor([prompt]), max_new_tokens=MAX_TOKENS, do_sample=False, suppress_tokens=later
+        )
+        assert tokens == found[0, len(prompt) :].tolist()
