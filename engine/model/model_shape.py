@@ -17,7 +17,7 @@ from engine.model.loaded import context_tokens, vocabulary_size
 from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.text_part import folder_configuration, served_class
-from engine.model.unsupported import configuration_fault, unknown_layer, unlike_served
+from engine.model.unsupported import configuration_fault, unknown_layer, unlike_served, unshared
 from engine.native.formats.declared_quantization import declared_quantization
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
@@ -34,7 +34,7 @@ class ModelShape:
     `packed` has the sizes of weights on a CPU whose kernels run the model. `inner_size` is as in StepSizes.
     `whole_bytes` are the weights that each of several ranks has whole. `text_part_of` is the type of an image-text
     model, whose text part this is. `latent_elements` are those of a token's latents, where
-    attention has such.
+    attention has such. `unshared` is why several ranks cannot share the model, empty if they can.
     """
 
     geometry: CacheGeometry
@@ -51,11 +51,14 @@ class ModelShape:
     ranks: int = 1
     text_part_of: str = ""
     latent_elements: int = 0
+    unshared: str = ""
 
     def of_rank(self, ranks: int) -> "ModelShape":
         """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
         if ranks == 1:
             return self
+        if self.unshared:
+            raise ModelUnsupported(self.unshared)
         check_ranks(ranks, self.heads, self.geometry)
         return replace(
             self,
@@ -105,7 +108,8 @@ def shape_of(
     except (AttributeError, ModelUnsupported) as error:
         raise ModelUnsupported(unlike_served(model) or str(error)) from error
     part_of = configuration.model_type if configuration.model_type in IMAGE_TEXT_TYPES else ""
-    return replace(shape, text_part_of=part_of)
+    fault = unshared(model, from_gguf=gguf is not None, image_text=bool(part_of))
+    return replace(shape, text_part_of=part_of, unshared=fault)
 
 
 def _measured(model: Any, dtype: torch.dtype, weights: WeightFormat, gguf: Path | None) -> ModelShape:

@@ -9,8 +9,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
+from engine.attention.llama_shape import is_llama_shaped
+
 KNOWN_LAYERS = ("full_attention", "sliding_attention")
 _STATES = ("linear", "mamba", "recurrent", "conv", "ssm", "hybrid")
+# Names of attention modules in such plans.
+_ATTENTION = re.compile(r"\.(self_)?(attn|attention)\.")
 NO_KEPT_LOGITS = "its forward call lacks logits_to_keep, so it computes logits for every token"
 NO_MASK = "its attention sees later tokens too, or masks them in a way that paged attention does not support"
 
@@ -51,6 +55,29 @@ def configuration_fault(error: Exception) -> str:
         case ValueError() | OSError() | ImportError():
             return str(error).strip().partition("\n")[0]
     return f"transformers makes no model of it ({type(error).__name__}: {text})"
+
+
+def unshared(model: Any, *, from_gguf: bool, image_text: bool) -> str:
+    """Return why several ranks cannot share a model, empty if they can. Needs no weights.
+
+    Quire's decoder slices Llama-shaped models. Others are sliced by the plan that transformers has for them, which must
+    give each rank heads of its own: `colwise` does, a gathered output does not.
+    """
+    if is_llama_shaped(model):
+        return ""
+    if from_gguf:
+        return "of GGUF files, several ranks can share Llama-shaped models only"
+    if image_text:
+        return "of image-text checkpoints, several ranks can share Llama-shaped text parts only"
+    kind = model.config.get_text_config().model_type
+    if not model.tp_plan:
+        return f"transformers has no tensor-parallel plan for models of type {kind!r}: tensor_parallel must be 1"
+    if not any(style == "colwise" and _ATTENTION.search(name) for name, style in model.tp_plan.items()):
+        return (
+            f"transformers' tensor-parallel plan for models of type {kind!r} keeps all heads on every rank: "
+            "tensor_parallel must be 1"
+        )
+    return ""
 
 
 def _reasons(model: Any, config: Any, fault: str) -> Iterator[str]:

@@ -27,6 +27,7 @@ from engine.model.loading import take
 from engine.model.sizing import check_ranks
 from engine.model.staging import cuda_staging
 from engine.model.text_part import folder_configuration, served_class
+from engine.model.unsupported import unshared
 from engine.model.weights import without_flags_warning
 from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
@@ -62,14 +63,9 @@ class ModelFolder:
                 model = kind._from_config(self._config, attn_implementation=ATTENTION_NAME)
             text = self._config.get_text_config()
             self._shape = _llama_shape(model) if is_llama_shaped(model) else None
-            if self._shape is None and gguf_of(folder):
-                raise ModelUnsupported("of GGUF files, several ranks can share Llama-shaped models only")
-            if self._shape is None and image_text_type(folder):
-                raise ModelUnsupported(
-                    "of image-text checkpoints, several ranks can share Llama-shaped text parts only"
-                )
-            if self._shape is None and not model.tp_plan:
-                raise ModelUnsupported(f"models of type {text.model_type!r} have no plan for several ranks")
+            parts = {"from_gguf": gguf_of(folder) is not None, "image_text": bool(image_text_type(folder))}
+            if fault := unshared(model, **parts):
+                raise ModelUnsupported(fault)
             check_ranks(size, text.num_attention_heads, declared_geometry(text))
 
     @property
@@ -120,8 +116,8 @@ class ModelFolder:
         whole = [one.kv_heads for one in declared_geometry(text).layers]
         if any(mine * ranks.size != all_heads for mine, all_heads in zip(kept, whole, strict=True)):
             raise ModelUnsupported(
-                f"the plan of models of type {text.model_type!r} keeps {_counts(kept)} of {_counts(whole)} KV "
-                f"heads on each of {ranks.size} ranks: tensor_parallel must be 1"
+                f"transformers' tensor-parallel plan for models of type {text.model_type!r} keeps {_counts(kept)} "
+                f"of {_counts(whole)} KV heads on each of {ranks.size} ranks: tensor_parallel must be 1"
             )
         return ModelSlice(loaded, lambda backend: ModulesDecoder(loaded, backend))
 

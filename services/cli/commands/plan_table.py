@@ -50,8 +50,9 @@ def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, 
         ("tokens", f"{plan.pool.tokens:,}", ""),
     ]
     if shape.latent_elements:
-        latent = _size(shape.latent_elements * shape.element_bytes)
-        rows.insert(4, ("", "", f"its attention is latent: K and V are expanded to all heads, from {latent}"))
+        latent = shape.latent_elements * (1 if _in_8_bits(shape, plan) else shape.element_bytes)
+        times = f"{plan.token_bytes / latent:.0f} times the {_size(latent)} of its latents"
+        rows.insert(4, ("", "", f"its attention is latent: K and V of all heads are cached, {times}"))
     if plan.process_bytes:
         rows.insert(2, ("process", _size(plan.process_bytes), "Python and its libraries"))
     return rows
@@ -60,9 +61,13 @@ def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, 
 def _token(shape: ModelShape, plan: MemoryPlan) -> str:
     """Say what the bytes of a token's K and V are made of, for each kind of layer."""
     layers = shape.geometry.layers
-    plain = sum(one.kv_heads * (one.key_size + one.value_size) for one in layers) * shape.element_bytes
-    scale = SCALE_BYTES if plan.token_bytes != plain else 0
+    scale = SCALE_BYTES if _in_8_bits(shape, plan) else 0
     return " + ".join(_layers(one, count, shape.element_bytes, scale) for one, count in Counter(layers).items())
+
+
+def _in_8_bits(shape: ModelShape, plan: MemoryPlan) -> bool:
+    elements = sum(one.kv_heads * (one.key_size + one.value_size) for one in shape.geometry.layers)
+    return plan.token_bytes != elements * shape.element_bytes
 
 
 def _layers(one: LayerShape, count: int, element_bytes: int, scale_bytes: int) -> str:

@@ -187,12 +187,12 @@ def log_formats(settings: EngineSettings, loaded: LoadedModel) -> None:
 
 
 def log_latents(loaded: LoadedModel) -> None:
-    """Warn of a model with latent attention: what a token takes in the cache, and what its latents would."""
+    """Log of a model with latent attention what a token takes in the cache, and what its latents would."""
     latents = latent_elements(loaded.model.config.get_text_config()) if loaded.model else 0
     if latents:
         expanded = loaded.geometry.block_bytes(1, loaded.cache_dtype)
-        sentence = "attention is latent, but K and V of all heads are cached: %d bytes a token, %d times its latents"
-        log.warning(sentence, expanded, round(expanded / (latents * loaded.cache_dtype.itemsize)))
+        sentence = "attention is latent: K and V of all heads are cached, %d bytes a token, not the %d of its latents"
+        log.info(sentence, expanded, latents * loaded.cache_dtype.itemsize)
 
 
 def log_pool(capacity: Capacity, backend: Backend, device: str) -> None:

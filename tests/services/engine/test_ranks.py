@@ -142,4 +142,4 @@ def test_a_model_that_ranks_cannot_share_is_refused(tiny_model: Callable[[str], 
     )
     output, _ = engine.communicate(timeout=60)
     assert engine.returncode == 1
-    assert "models of type 'gpt2' have no plan for several ranks" in output.splitlines()[-1]
+    assert "no tensor-parallel plan for models of type 'gpt2'" in output.splitlines()[-1]

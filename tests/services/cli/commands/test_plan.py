@@ -12,7 +12,9 @@ import click.testing
 import gguf
 import pytest
 
+from engine.errors import ModelUnsupported
 from engine.native import cpu_class
+from engine.parallel.loading import ModelFolder
 from services.cli.main import cli
 from services.models.gguf_conversion import convert
 from tests.engine.image_text import write_image_text
@@ -248,6 +250,19 @@ def test_ranks_that_cannot_share_a_model_are_refused(tiny_model: Tiny) -> None:
     assert "3, which does not divide its 6 attention heads and 2 KV heads: possible are 1, 2" in done.output
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_a_plan_and_an_engine_refuse_ranks_that_transformers_gives_no_heads_of_their_own(
+    tmp_path: Path, family: str
+) -> None:
+    configuration(case_named(family)).save_pretrained(tmp_path)
+    refusal = f"transformers' tensor-parallel plan for models of type '{family}' keeps all heads on every rank"
+    done = run("--model", tmp_path, "--requests", "1", "--tensor-parallel", "2")
+    assert done.exit_code == 2
+    assert refusal in " ".join(done.output.split())
+    with pytest.raises(ModelUnsupported, match=refusal):
+        ModelFolder(tmp_path, 2)
+
+
 def test_requests_are_converted_to_blocks(tiny_model: Tiny) -> None:
     planned = figures("--model", tiny_model("gpt2"), "--requests", "10", "--tokens-per-request", "16,17")
     assert planned["device_blocks"] == 20
@@ -313,7 +328,8 @@ def test_the_table_shows_keys_and_values_of_different_size_and_what_latents_woul
     assert figures(*options, "--device-blocks", "100")["token_bytes"] == token_bytes
     flat = " ".join(run(*options, "--device-blocks", "100").stdout.split())
     assert derivation in flat
-    assert "its attention is latent: K and V are expanded to all heads, from 640 bytes" in flat
+    latents = 160 if kv_dtype == "int8" else 640
+    assert f"its attention is latent: K and V of all heads are cached, 4 times the {latents} bytes of its" in flat
 
 
 @pytest.mark.parametrize(
