@@ -124,6 +124,7 @@ class ModelConfig(FileSchema):
 
     # Widths
     vocab_size: Size | None = said("tokens of the vocabulary")
+    vocab_size_per_layer_input: Size | None = said("tokens that have embeddings by layer")
     hidden_size: Sizes | None = said("elements of a token's state")
     n_embd: Size | None = said("elements of a token's state")
     d_model: Size | None = said("elements of a token's state")
@@ -154,7 +155,7 @@ class ModelConfig(FileSchema):
     kv_channels: Size | None = said("elements of a head")
     qk_nope_head_dim: SizeOrNone | None = said("elements of a head that are not rotated")
     qk_rope_head_dim: SizeOrNone | None = said("elements of a head that are rotated")
-    kv_lora_rank: SizeOrNone | None = said("elements of compressed keys and values")
+    kv_lora_rank: Size | None = said("elements of compressed keys and values")
     q_lora_rank: SizeOrNone | None = said("elements of compressed queries")
     layer_types: list[str] | None = said("the type of each layer")
     per_layer_config: dict[NumberKey, dict[str, Any]] | None = said("other values of certain layers")
@@ -179,6 +180,7 @@ class ModelConfig(FileSchema):
     # Windows
     sliding_window: Window | list[Window] | None = said("tokens that a token sees")
     use_sliding_window: bool | None = said("whether there is a window")
+    num_kv_shared_layers: Layer | None = said("layers at the end that use the keys and values of others")
     max_window_layers: Layer | None = said("the first layer with a window")
     sliding_window_pattern: Layer | str | None = said("every how many layers one has no window")
     window_size: Window | list[Window] | None = said("tokens that a token sees")

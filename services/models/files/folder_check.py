@@ -22,6 +22,7 @@ from services.models.files.bounded_json import (
 from services.models.files.chat_templates import read_templates
 from services.models.files.declared_names import name_fault
 from services.models.files.declared_types import declared_schema
+from services.models.files.relations import EXPERTS, check_ends, check_relations
 from services.models.files.schemas import (
     AdapterConfig,
     GenerationConfig,
@@ -51,7 +52,6 @@ _WIDTHS = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner", "head_dim"),
     *("num_attention_heads", "n_head", "num_key_value_heads", "moe_intermediate_size"),
 )
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # Of model types that run their layers several times, and count each time as one: how many layers have weights.
 _LAYERS_WITH_WEIGHTS = {"hrm_text": ("num_layers_per_stack",)}
@@ -88,7 +88,7 @@ def check_configuration(folder: Path) -> dict[str, Any]:
     if fault := quantization(folder) or name_fault(config):
         raise InvalidModelFile(f"{CONFIG}: {fault}")
     for part in (config, config.get("text_config") or {}):
-        _check_relations(part)
+        check_relations(CONFIG, part)
     if (folder / GENERATION).is_file():
         _check_generation(folder / GENERATION, config)
     return config
@@ -141,7 +141,7 @@ def _check_generation(path: Path, config: Mapping[str, Any]) -> None:
     generation = read_configuration(path)
     check_schema(path.name, GenerationConfig, generation)
     text = config.get("text_config") or {}
-    _check_ends(path.name, generation, text.get("vocab_size") or config.get("vocab_size"))
+    check_ends(path.name, generation, text.get("vocab_size") or config.get("vocab_size"))
 
 
 def _refuse_adapter(path: Path) -> None:
@@ -151,35 +151,6 @@ def _refuse_adapter(path: Path) -> None:
     raise InvalidModelFile(
         f"{path.name}: the folder has an adapter of {base}, which is not served: merge it into its model"
     )
-
-
-# Relations of numbers in a configuration
-
-
-def _check_relations(config: Mapping[str, Any]) -> None:
-    """Check numbers that depend on each other. Raises InvalidModelFile."""
-    _check_ends(CONFIG, config, config.get("vocab_size"))
-    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
-        raise InvalidModelFile(
-            f"{CONFIG}: num_key_value_heads is {kv_heads}, which {heads} attention heads cannot share"
-        )
-    chosen = config.get("num_experts_per_tok")
-    for name in _EXPERTS:
-        if (experts := config.get(name)) and chosen == 0:
-            raise InvalidModelFile(f"{CONFIG}: num_experts_per_tok is 0, but {name} is {experts}")
-        if chosen and experts and chosen > experts:
-            raise InvalidModelFile(f"{CONFIG}: num_experts_per_tok is {chosen}, but {name} is {experts}")
-    padding, vocabulary = config.get("pad_token_id"), config.get("vocab_size")
-    if padding is not None and vocabulary and padding >= vocabulary:
-        raise InvalidModelFile(f"{CONFIG}: pad_token_id is {padding}, but vocab_size is {vocabulary}")
-
-
-def _check_ends(name: str, ends: Mapping[str, Any], vocabulary: int | None) -> None:
-    declared = ends.get("eos_token_id")
-    for token in declared if isinstance(declared, list) else [declared]:
-        if token is not None and vocabulary and token >= vocabulary:
-            raise InvalidModelFile(f"{name}: eos_token_id is {token}, but vocab_size is {vocabulary}")
 
 
 # Weights
@@ -231,7 +202,7 @@ def _check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
             raise InvalidModelFile(
                 f"{CONFIG}: {name} is {size}, but no dimension of its tensors is longer than {longest}"
             )
-    for name, count in _numbers(config, _EXPERTS):
+    for name, count in _numbers(config, EXPERTS):
         if count > max(longest, len(shapes)):
             raise InvalidModelFile(f"{CONFIG}: {name} is {count}, but its files have {len(shapes)} tensors")
     _check_vocabulary(config, shapes)
