@@ -2,6 +2,7 @@
 
 from blocks.arithmetic import blocks_for
 from blocks.keys import KEY_BYTES, block_key, block_keys, prefix_keys, root_key
+from blocks.kinds import WindowKind
 from blocks.manager import BlockManager, Reattached
 from blocks.result import Copy, Refusal, StepRefusal, StepResult, TableChange
 from blocks.step import (
@@ -17,6 +18,7 @@ from blocks.step import (
     Reset,
     Step,
     StepItem,
+    Trim,
     Unpin,
 )
 from blocks.wording import counted
@@ -42,7 +44,9 @@ __all__ = [
     "StepRefusal",
     "StepResult",
     "TableChange",
+    "Trim",
     "Unpin",
+    "WindowKind",
     "block_key",
     "block_keys",
     "blocks_for",

@@ -3,7 +3,7 @@
 The result arrives before the granted blocks are needed.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from blocks.result import StepResult
@@ -14,17 +14,22 @@ class Reattached(Exception):
     """The connection to the block manager was lost, and its pool has been restored from the engine's replica.
 
     Steps in flight will not be answered. Their commits, pins, forks, frees and lengths were applied; their swaps,
-    extends and allocates were not. `available_blocks` of the device tier and `available_host_blocks` can be handed out;
-    `pins` are the ids of all existing pins.
+    extends and allocates were not. `available_blocks` of the device tier and `available_host_blocks` can be handed out,
+    and in each window kind those of `windows`; `pins` are the ids of all existing pins.
     """
 
     def __init__(
-        self, available_blocks: int, available_host_blocks: int = 0, pins: Collection[str] = frozenset()
+        self,
+        available_blocks: int,
+        available_host_blocks: int = 0,
+        pins: Collection[str] = frozenset(),
+        windows: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__(available_blocks)
         self.available_blocks = available_blocks
         self.available_host_blocks = available_host_blocks
         self.pins = pins
+        self.windows = windows
 
 
 class BlockManager(Protocol):

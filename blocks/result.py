@@ -29,7 +29,8 @@ class Refusal(NamedTuple):
 class TableChange(NamedTuple):
     """The new end of a sequence's table: its entries from `first_index` on are `block_ids`.
 
-    After a swap, `block_ids` are all entries, in the other tier.
+    Indices are those of logical blocks. After a swap, `block_ids` are all entries, in the other tier. A new table of a
+    window kind begins at `first_index`: earlier blocks have left the window.
     """
 
     sequence: int
@@ -53,6 +54,9 @@ class StepResult(NamedTuple):
     then `copies` within the device. Each list is safe as one parallel launch: no destination is a source, or occurs
     twice.
 
+    `windows` has the same for each window kind, with the number of the Step and without refusals: an item is refused
+    in all kinds.
+
     `withheld_blocks` and `host_withheld_blocks` were withheld by an audit before the Step, those in use on release.
     """
 
@@ -66,6 +70,7 @@ class StepResult(NamedTuple):
     host_to_device: tuple[Copy, ...] = ()
     withheld_blocks: tuple[int, ...] = ()
     host_withheld_blocks: tuple[int, ...] = ()
+    windows: tuple["StepResult", ...] = ()
 
     @property
     def refused(self) -> set[tuple[StepItem, int]]:

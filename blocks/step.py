@@ -31,6 +31,7 @@ class StepItem(Enum):
     EXTEND = 7
     ALLOCATE = 8
     LENGTH = 9
+    TRIM = 10  # after the commits
 
 
 class Commit(NamedTuple):
@@ -39,6 +40,16 @@ class Commit(NamedTuple):
     sequence: int
     first_index: int
     token_ids: Sequence[int]
+
+
+class Trim(NamedTuple):
+    """Reports that no query of a sequence below `position` will be computed any more.
+
+    Each window kind releases the leading blocks that only such queries see.
+    """
+
+    sequence: int
+    position: int
 
 
 class Pin(NamedTuple):
@@ -89,8 +100,9 @@ class Allocate(NamedTuple):
     """Begins a group with its first sequence, from the cached prefix and blocks for the tokens that are computed next.
 
     `compute_tokens` tokens beyond the cached prefix get room now. The item is refused unless blocks for all of
-    `token_ids` and `spare_blocks` more are available, so that a prompt that begins can be completed. `waited_seconds`,
-    the time since the group arrived or was preempted, and `prefix_of`, the request that computed their common prefix
+    `token_ids` and `spare_blocks` more are available, so that a prompt that begins can be completed. A window kind
+    needs blocks for the window and for `compute_tokens`, and its number of `window_spares` more. `waited_seconds`, the
+    time since the group arrived or was preempted, and `prefix_of`, the request that computed their common prefix
     meanwhile, are only recorded.
     """
 
@@ -103,6 +115,7 @@ class Allocate(NamedTuple):
     spare_blocks: int = 0
     waited_seconds: float = 0.0
     prefix_of: str = ""
+    window_spares: Sequence[int] = ()
 
 
 class Length(NamedTuple):
@@ -118,6 +131,7 @@ class Step:
 
     step: int
     commits: Sequence[Commit] = ()
+    trims: Sequence[Trim] = ()
     pins: Sequence[PinChange] = ()
     forks: Sequence[Fork] = ()
     frees: Sequence[Free] = ()
