@@ -18,6 +18,7 @@ from kvmanager.errors import (
     StaleIncarnation,
     StepOutOfOrder,
     TooManyBlocks,
+    UnknownKind,
     UnknownPin,
     UnknownPool,
     UnknownRequest,
@@ -30,11 +31,20 @@ from kvmanager.lookup import PrefixHolding
 from kvmanager.manager import KVManager, PoolTotals, Registration, Session
 from kvmanager.observe.audit import Audit, Violation
 from kvmanager.observe.block_lifetimes import BlockLifetimes, LifetimeSamples
-from kvmanager.observe.block_map import BlockMap, BlockState, Cell, MapChanges, TableEntry, entries_of, state_of
+from kvmanager.observe.block_map import (
+    BlockMap,
+    BlockState,
+    Cell,
+    MapChanges,
+    PoolMap,
+    TableEntry,
+    entries_of,
+    state_of,
+)
 from kvmanager.observe.slots import Slots
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec
-from kvmanager.pool_state import SequenceTable
+from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.report import PoolReport, SequenceReport, TierReport, report_of, reporting
 from kvmanager.tier.tier import BlockCounts, Eviction, Seal, Tier
 
@@ -63,8 +73,10 @@ __all__ = [
     "PinTooLarge",
     "Pool",
     "PoolChange",
+    "PoolMap",
     "PoolReport",
     "PoolSpec",
+    "PoolState",
     "PoolTotals",
     "PrefixHolding",
     "Registration",
@@ -80,6 +92,7 @@ __all__ = [
     "Tier",
     "TierReport",
     "TooManyBlocks",
+    "UnknownKind",
     "UnknownPin",
     "UnknownPool",
     "UnknownRequest",

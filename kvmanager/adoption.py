@@ -1,13 +1,14 @@
 """Adoption of a report: rebuilds a pool in slices, and refuses a state that no pool can have."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from blocks import KEY_BYTES, counted, root_key
+from blocks import KEY_BYTES, WindowKind, counted, root_key
 from kvmanager.errors import InvalidReport
 from kvmanager.parts import parts_of
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, truncated
-from kvmanager.pool_state import PoolState, SequenceTable
+from kvmanager.pool_state import PoolState, SequenceTable, differences
 from kvmanager.report import PoolReport, SequenceReport, TierReport
 from kvmanager.tier.key_index import NO_KEY
 from kvmanager.tier.tier import Tier
@@ -21,29 +22,47 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
 
     Raises InvalidReport, which names the contradiction.
     """
-    state = PoolState(spec, Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True))
+    windows = [_incomplete(spec.of(kind), kind) for kind in spec.windows]
+    state = _incomplete(spec, None, windows)
     pool = Pool(spec, state)
+    pool.last_step = report.last_step
+    if len(report.windows) != (0 if report.empty else len(windows)):
+        raise InvalidReport(f"kinds must be {len(windows) + 1}, not {len(report.windows) + 1}")
+    yield from _adopting_kind(state, report, None)
+    for window, own in zip(windows, report.windows or [replace(report) for _ in windows], strict=True):
+        yield from _adopting_kind(window, own, state)
+        if faults := differences(state, window):
+            raise InvalidReport(f"kind {window.kind_name}: {faults[0]}")
+    return pool
+
+
+def _incomplete(spec: PoolSpec, kind: WindowKind | None, windows: Sequence[PoolState] = ()) -> PoolState:
+    device, host = Tier(spec.device_blocks, incomplete=True), Tier(spec.host_blocks, incomplete=True)
+    return PoolState(spec, device, host, windows, kind)
+
+
+def _adopting_kind(state: PoolState, report: PoolReport, main: PoolState | None) -> Iterator[None]:
+    """Rebuild the state of a kind; `main` is that of kind 0 for a window kind."""
     _check_numbers(report)
     for tier in (state.device, state.host):
         yield from tier.growing()
-    state.resets, pool.last_step = report.resets, report.last_step
+    state.resets = report.resets
     if report.empty:
         yield from _fill_empty(state.device)
         yield from _fill_empty(state.host)
-        return pool
+        return
     yield from _adopt_tier("device", state.device, report.device, _holders(report, swapped=False))
     yield from _adopt_tier("host", state.host, report.host, _holders(report, swapped=True))
     sharing = _SharingCheck(state)
     for part in parts_of(report.sequences, _SLICE):
         for sequence in part:
-            sharing.check_sequence(_adopt_sequence(state, sequence))
+            sharing.check_sequence(_adopt_sequence(state, sequence, main))
         yield
     for pin, blocks in report.pins.items():
         if not all(state.device.key(block) for block in blocks):
             raise InvalidReport(f"pin {truncated(pin)!r} holds a block without a key")
         sharing.check_pin(pin, blocks)
         state.pins[pin] = list(blocks)
-    return pool
 
 
 def _fill_empty(tier: Tier) -> Iterator[None]:
@@ -142,8 +161,9 @@ def _adopt_keys(
         seal(block, key)
 
 
-def _adopt_sequence(state: PoolState, report: SequenceReport) -> SequenceTable:
+def _adopt_sequence(state: PoolState, report: SequenceReport, main: PoolState | None) -> SequenceTable:
     size, table = state.block_size, report.block_ids
+    blocks, committed = report.dropped + len(table), max(0, report.committed_blocks - report.dropped)
     tier = state.host if report.swapped else state.device
     if report.sequence < 1 or report.sequence in state.sequences:
         raise InvalidReport(f"sequence {report.sequence} is listed twice, or is not a valid id")
@@ -151,17 +171,19 @@ def _adopt_sequence(state: PoolState, report: SequenceReport) -> SequenceTable:
         raise InvalidReport(
             f"sequence {report.sequence}: resets must be between 0 and {state.resets}, not {report.resets}"
         )
-    if not table or report.prompt_tokens < 0:
+    if not _has_left_window(state, report):
+        raise InvalidReport(f"sequence {report.sequence} lacks blocks of its window, or has some that have left it")
+    if not blocks or report.prompt_tokens < 0:
         raise InvalidReport(f"sequence {report.sequence} has no blocks, or {report.prompt_tokens} prompt tokens")
-    if not (len(table) - 1) * size < report.room_tokens <= len(table) * size:
-        raise InvalidReport(f"sequence {report.sequence} has {len(table)} blocks for {report.room_tokens} tokens")
+    if not (blocks - 1) * size < report.room_tokens <= blocks * size:
+        raise InvalidReport(f"sequence {report.sequence} has {blocks} blocks for {report.room_tokens} tokens")
     if not 0 <= report.computed_tokens <= report.room_tokens or len(set(table)) < len(table):
         raise InvalidReport(
             f"sequence {report.sequence} has {report.computed_tokens} of {report.room_tokens} tokens computed, "
             "or a block twice"
         )
     if not 0 <= report.committed_blocks * size <= report.room_tokens or not all(
-        tier.key(block) for block in table[: report.committed_blocks]
+        tier.key(block) for block in table[:committed]
     ):
         raise InvalidReport(f"sequence {report.sequence}: a committed block has no key")
     sequence = SequenceTable(
@@ -177,11 +199,24 @@ def _adopt_sequence(state: PoolState, report: SequenceReport) -> SequenceTable:
         report.computed_tokens,
         report.committed_blocks,
         swapped=report.swapped,
+        dropped=report.dropped,
+        trimmed_to=report.trimmed_to,
+        retained=report.retained,
     )
-    if report.committed_blocks:
-        sequence.last_key = tier.key(table[report.committed_blocks - 1]) or sequence.root
+    if committed:
+        sequence.last_key = tier.key(table[committed - 1]) or sequence.root
+    elif report.committed_blocks and main and report.sequence in main.sequences:
+        sequence.last_key = main.sequences[report.sequence].last_key
     state.add(sequence)
     return sequence
+
+
+def _has_left_window(state: PoolState, report: SequenceReport) -> bool:
+    """Return whether exactly the blocks that no later query sees are missing."""
+    if state.kind is None:
+        return not report.dropped
+    position = report.trimmed_to
+    return 0 <= position <= report.room_tokens and report.dropped == state.kind.first_block(position, state.block_size)
 
 
 def _check_numbers(report: PoolReport) -> None:
@@ -216,16 +251,17 @@ class _SharingCheck:
         if own != others:
             raise InvalidReport(f"group {sequence.group} has sequences of different requests, or is partly swapped out")
         tier = self._state.host if sequence.swapped else self._state.device
-        self._check(tier, sequence.table, sequence.group, f"sequence {sequence.id}")
+        self._check(tier, sequence.table, sequence.group, f"sequence {sequence.id}", sequence.dropped)
 
     def check_pin(self, pin: str, blocks: list[int]) -> None:
-        if not pin or not blocks or len(set(blocks)) < len(blocks):
+        if not pin or (not blocks and self._state.kind is None) or len(set(blocks)) < len(blocks):
             raise InvalidReport(f"pin {truncated(pin)!r} has no name, no blocks, or a block twice")
-        self._check(self._state.device, blocks, 0, f"pin {truncated(pin)!r}")
+        if self._state.kind is None:  # what a pin holds of a window kind begins anywhere
+            self._check(self._state.device, blocks, 0, f"pin {truncated(pin)!r}", 0)
 
-    def _check(self, tier: Tier, blocks: list[int], group: int, name: str) -> None:
+    def _check(self, tier: Tier, blocks: list[int], group: int, name: str, dropped: int) -> None:
         host = tier is self._state.host
-        for index, block in enumerate(blocks):
+        for index, block in enumerate(blocks, dropped):
             if tier.ref_count(block) > 1:
                 first_index, first_group = self._first.setdefault((host, block), (index, group))
                 if first_index != index:

@@ -13,7 +13,8 @@ class AppliedStep(NamedTuple):
     """An applied Step.
 
     `device` and `host` are the block counts after it. `sealed_blocks` of the device have got the keys `sealed_keys`;
-    `host_sealed` has both for the host tier. `evicted` are the device blocks whose contents were evicted.
+    `host_sealed` has both for the host tier. `evicted` are the device blocks whose contents were evicted. `windows` has
+    the same for each window kind, with its own effects.
     """
 
     result: StepResult
@@ -27,6 +28,7 @@ class AppliedStep(NamedTuple):
     granted_blocks: int
     hit_tokens: int
     query_tokens: int
+    windows: "tuple[AppliedStep, ...]" = ()
 
     @property
     def sealed(self) -> list[Seal]:
@@ -56,9 +58,15 @@ class Outcome:
     granted_blocks: int = 0
     hit_tokens: int = 0
     query_tokens: int = 0
+    windows: "list[Outcome]" = field(default_factory=list)
 
     def applied(
-        self, step: int, device: BlockCounts, host: BlockCounts, withheld: tuple[list[int], list[int]]
+        self,
+        step: int,
+        device: BlockCounts,
+        host: BlockCounts,
+        withheld: tuple[list[int], list[int]],
+        windows: tuple[AppliedStep, ...] = (),
     ) -> AppliedStep:
         """Return the result of the Step with this number, after its last item."""
         result = StepResult(
@@ -72,6 +80,7 @@ class Outcome:
             tuple(self.host_to_device),
             tuple(withheld[0]),
             tuple(withheld[1]),
+            tuple([window.result for window in windows]),
         )
         return AppliedStep(
             result,
@@ -85,4 +94,5 @@ class Outcome:
             self.granted_blocks,
             self.hit_tokens,
             self.query_tokens,
+            windows,
         )

@@ -11,7 +11,7 @@ from blocks import Free, FreeReason, PinChange, StepItem
 from kvmanager.tier.tier import Eviction
 
 # Verb, sequence, group, blocks, evictions for it, and a detail by verb: the child of a fork, the item of a free or of a
-# pin change, the Allocation of an allocate, else None.
+# pin change, the first logical block of a trim, the Allocation of an allocate, else None.
 RawEffect = tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], Any]
 
 
@@ -94,6 +94,15 @@ class Extended(NamedTuple):
     evicted: Sequence[Eviction]
 
 
+class Trimmed(NamedTuple):
+    """Blocks left a window kind's table, of which `first_block` was the first logical one."""
+
+    sequence: int
+    group: int
+    blocks: Sequence[int]
+    first_block: int
+
+
 class Allocated(NamedTuple):
     """A group began with this table."""
 
@@ -104,7 +113,7 @@ class Allocated(NamedTuple):
     allocation: Allocation
 
 
-Effect = Committed | PinsChanged | Forked | Freed | SwappedOut | SwappedIn | Extended | Allocated
+Effect = Committed | PinsChanged | Forked | Freed | SwappedOut | SwappedIn | Extended | Trimmed | Allocated
 
 
 def _freed(sequence: int, group: int, blocks: Sequence[int], _: Sequence[Eviction], item: Free) -> Freed:
@@ -119,6 +128,7 @@ _TYPED: dict[StepItem, Callable[[int, int, Sequence[int], Sequence[Eviction], An
     StepItem.SWAP_OUT: lambda sequence, group, blocks, _, __: SwappedOut(sequence, group, blocks),
     StepItem.SWAP_IN: lambda sequence, group, blocks, evicted, _: SwappedIn(sequence, group, blocks, evicted),
     StepItem.EXTEND: lambda sequence, group, blocks, evicted, _: Extended(sequence, group, blocks, evicted),
+    StepItem.TRIM: lambda sequence, group, blocks, _, first: Trimmed(sequence, group, blocks, first),
     StepItem.ALLOCATE: Allocated,
 }
 

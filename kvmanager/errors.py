@@ -13,6 +13,7 @@ KVManagerError
 ├── InvalidReport            a report that contradicts itself
 ├── StepOutOfOrder           a step number that is not a new highest
 ├── UnknownPool              no engine with this id is attached
+├── UnknownKind              the pool has no such kind of blocks
 ├── UnknownRequest           the ledger has no event of the request
 ├── StaleIncarnation         a newer incarnation of the engine is attached
 └── SessionReplaced          a newer session of the engine replaced this one
@@ -73,6 +74,10 @@ class UnknownPool(KVManagerError):
     """No engine with this id is attached."""
 
 
+class UnknownKind(KVManagerError):
+    """The pool has no kind of blocks with this name."""
+
+
 class UnknownRequest(KVManagerError):
     """The ledger has no event of the request: there was none, or it is no longer kept."""
 
@@ -85,12 +90,14 @@ class SessionReplaced(KVManagerError):
     """A newer session of the same engine replaced this one."""
 
 
-def shortage(needed: int, available: int, spare: int = 0, hits: int = 0) -> str:
+def shortage(needed: int, available: int, spare: int = 0, hits: int = 0, kind: str = "") -> str:
     """Return the message of OutOfBlocks for `needed` blocks, and `spare` that must stay free, with few `available`.
 
-    `hits` are blocks without a holder that the request shares: they are neither needed nor available.
+    `hits` are blocks without a holder that the request shares: they are neither needed nor available. `kind` is the
+    name of a window kind.
     """
     verb, other = ("is" if count == 1 else "are" for count in (needed, available))
     kept = f" and {spare} more must stay free" if spare else ""
     cached = f" beside {hits} with its cached prefix" if hits else ""
-    return f"{counted(needed, 'block')} {verb} needed{kept}, {available} {other} available{cached}"
+    blocks = counted(needed, f"{kind} block" if kind else "block")
+    return f"{blocks} {verb} needed{kept}, {available} {other} available{cached}"

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 from blocks import FreeReason, Step, StepItem, StepRefusal
@@ -23,7 +24,7 @@ from kvmanager.errors import (
 from kvmanager.history.ledger import Ledger
 from kvmanager.lookup import PrefixHolding, lookup_prefix
 from kvmanager.observe.audit import Audit, Violation
-from kvmanager.observe.block_map import BlockMap
+from kvmanager.observe.block_map import PoolMap
 from kvmanager.pool import Pool
 from kvmanager.pool_spec import PoolSpec, truncated
 
@@ -86,7 +87,7 @@ class Session:
     registration: int = 0
     connected: bool = True
     audits: list[Audit] = field(default_factory=list)  # in progress
-    maps: list[BlockMap] = field(default_factory=list)  # open
+    maps: list[PoolMap] = field(default_factory=list)  # open
 
     @property
     def stepping(self) -> bool:
@@ -95,7 +96,8 @@ class Session:
 
     @stepping.setter
     def stepping(self, stepping: bool) -> None:
-        self.pool.state.stepping = stepping
+        for kind in self.pool.state.kinds:
+            kind.stepping = stepping
 
 
 class Registration(NamedTuple):
@@ -208,7 +210,7 @@ class KVManager:
             registration.number,
         )
         self._sessions[spec.engine_id] = session
-        self.ledger.attached(spec.engine_id, session.pool.sequences.values())
+        self.ledger.attached(spec.engine_id, session.pool.sequences.values(), [one.name for one in spec.windows])
         return session
 
     def apply(self, session: Session, step: Step) -> AppliedStep:
@@ -315,22 +317,22 @@ class KVManager:
             session.audits.remove(audit)
 
     def _record_withheld(self, session: Session, found: list[Violation]) -> None:
-        for host in (False, True):
-            blocks = {violation.block for violation in found if violation.block and violation.host == host}
+        for kind, host in product(range(len(session.pool.state.kinds)), (False, True)):
+            blocks = {one.block for one in found if one.block and (one.kind, one.host) == (kind, host)}
             if blocks:
-                self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host)
+                self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host, kind=kind)
 
-    def open_map(self, session: Session) -> BlockMap:
-        """Return a map of a session's pool that follows its Steps until `close_map`. `BlockMap.building` fills it.
+    def open_map(self, session: Session) -> PoolMap:
+        """Return a map of a session's pool that follows its Steps until `close_map`. `PoolMap.building` fills it.
 
-        Blocks that the audit withholds between Steps must be reported to the map by `BlockMap.touch`.
+        Blocks that the audit withholds between Steps must be reported to the map of their kind by `BlockMap.touch`.
         """
-        session.maps.append(BlockMap(session.pool.state))
+        session.maps.append(PoolMap(session.pool.state))
         return session.maps[-1]
 
-    def close_map(self, session: Session, block_map: BlockMap) -> None:
+    def close_map(self, session: Session, pool_map: PoolMap) -> None:
         """Stop updating a map."""
-        session.maps.remove(block_map)
+        session.maps.remove(pool_map)
 
     def is_live(self, session: Session) -> bool:
         """Return whether the session has neither ended nor been replaced."""

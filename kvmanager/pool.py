@@ -25,11 +25,13 @@ from kvmanager.parts import Parts, complete
 from kvmanager.pool_spec import PoolSpec
 from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Tier
+from kvmanager.verbs import in_kinds
 from kvmanager.verbs.admission import allocate
 from kvmanager.verbs.growth import extend
 from kvmanager.verbs.lifecycle import commit, fork, free
 from kvmanager.verbs.pinning import change_pins
 from kvmanager.verbs.swapping import swap_in, swap_out
+from kvmanager.verbs.trimming import trim
 
 _SLICE_SEQUENCES = 256  # whose slots are counted without a pause: some 0.1 ms
 _SLICE_ENTRIES = 8192  # table entries that are checked or freed without a pause
@@ -44,6 +46,20 @@ _SEQUENCE_WORK = 8
 
 # Verbs whose effects have no other bound than MAX_STEP_BLOCKS.
 _GRANTS = (StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCATE)
+
+_Verb = Callable[[PoolState, Any, Outcome], Parts | None]
+# In the order of application.
+_VERBS: tuple[_Verb, ...] = (commit, change_pins, fork, free, swap_out, swap_in, extend, allocate)
+_IN_KINDS: tuple[_Verb, ...] = (
+    in_kinds.commit,
+    in_kinds.change_pins,
+    in_kinds.fork,
+    in_kinds.free,
+    in_kinds.swap_out,
+    in_kinds.swap_in,
+    in_kinds.extend,
+    in_kinds.allocate,
+)
 
 _REFUSALS: dict[type[ItemRefused], StepRefusal] = {
     OutOfBlocks: StepRefusal.OUT_OF_BLOCKS,
@@ -60,7 +76,7 @@ class Pool:
 
     def __init__(self, spec: PoolSpec, state: PoolState | None = None) -> None:
         """Start with every block free and no sequences, or with `state`."""
-        self.state = state or PoolState(spec, Tier(spec.device_blocks), Tier(spec.host_blocks))
+        self.state = state or PoolState.empty(spec)
         self.last_step = 0
         self._pins_counted: list[list[int]] = []
         self._pinned_blocks = 0
@@ -79,6 +95,11 @@ class Pool:
     def host(self) -> Tier:
         """The blocks in host memory."""
         return self.state.host
+
+    @property
+    def windows(self) -> tuple[PoolState, ...]:
+        """The states of the window kinds."""
+        return self.state.windows
 
     @property
     def sequences(self) -> dict[int, SequenceTable]:
@@ -104,12 +125,13 @@ class Pool:
         if step.step <= self.last_step:
             raise StepOutOfOrder(f"step must be higher than {self.last_step}, not {step.step}")
         self.last_step = step.step
-        outcome = Outcome()
-        state, effects, refusals = self.state, outcome.effects, outcome.refusals
-        withheld = state.take_withheld()
+        state = self.state
+        outcome = Outcome(windows=[Outcome() for _ in state.windows])
+        effects, refusals = outcome.effects, outcome.refusals
+        withheld = [kind.take_withheld() for kind in state.kinds]
         work = moved = 0
         # Inlined, with no call except the verb's, because every decoding step of the engine runs this loop.
-        for kind, items, verb in _verbs(step):
+        for kind, items, verb in _verbs(step, in_kinds=bool(state.windows)):
             hashes, grants = kind is StepItem.ALLOCATE, kind in _GRANTS
             own_work = _SEQUENCE_WORK if hashes or kind is StepItem.FORK else 1
             for position, item in enumerate(items):
@@ -135,8 +157,15 @@ class Pool:
             if start:
                 yield
             self._set_lengths(step.lengths, start, outcome)
-        yield from _in_slices(state.end_step(), work, budget)
-        return outcome.applied(step.step, self.device.counts, self.host.counts, withheld)
+        for one in state.kinds:
+            work = yield from _in_slices(one.end_step(), work, budget)
+        windows = tuple(
+            [
+                one.applied(step.step, kind.device.counts, kind.host.counts, blocks)
+                for one, kind, blocks in zip(outcome.windows, state.windows, withheld[1:], strict=True)
+            ]
+        )
+        return outcome.applied(step.step, self.device.counts, self.host.counts, withheld[0], windows)
 
     def _set_lengths(self, lengths: Sequence[tuple[int, int]], start: int, outcome: Outcome) -> None:
         # A plain loop, because every Step has an entry for every running sequence, and nearly all entries are valid.
@@ -215,22 +244,24 @@ class Pool:
             self._pins_counted, self._pinned_blocks = pins, len({block for blocks in pins for block in blocks})
         return self._pinned_blocks
 
-    def withhold(self, device: Iterable[int], host: Iterable[int]) -> None:
-        """Withhold blocks whose reference counts are correct. The next Step's result lists them."""
-        self.state.withhold(
-            {block: self.device.ref_count(block) for block in device},
-            {block: self.host.ref_count(block) for block in host},
+    def withhold(self, device: Iterable[int], host: Iterable[int], kind: int = 0) -> None:
+        """Withhold blocks of a kind whose reference counts are correct. The next Step's result lists them."""
+        state = self.state.kinds[kind]
+        state.withhold(
+            {block: state.device.ref_count(block) for block in device},
+            {block: state.host.ref_count(block) for block in host},
         )
 
     def dismantle(self) -> Generator[None, None, None]:
         """Free the memory of a pool that is no longer used, in slices, because freeing all at once takes long."""
-        while self.sequences:
-            _, sequence = self.sequences.popitem()
-            while sequence.table:
-                del sequence.table[-_SLICE_ENTRIES:]
-                yield
-        for tier in (self.device, self.host):
-            yield from tier.dismantle()
+        for kind in self.state.kinds:
+            while kind.sequences:
+                _, sequence = kind.sequences.popitem()
+                while sequence.table:
+                    del sequence.table[-_SLICE_ENTRIES:]
+                    yield
+            for tier in (kind.device, kind.host):
+                yield from tier.dismantle()
 
     def violations(self) -> list[str]:
         """Check the conservation law as `PoolState.violations` does; return a message for each fault."""
@@ -247,21 +278,26 @@ def _in_slices(remaining: Iterable[int], work: int, budget: int) -> Generator[No
     return work
 
 
-def _verbs(step: Step) -> Iterator[tuple[StepItem, Sequence[Any], Callable[[PoolState, Any, Outcome], Parts | None]]]:
+def _verbs(
+    step: Step, *, in_kinds: bool
+) -> Iterator[tuple[StepItem, Sequence[Any], Callable[[PoolState, Any, Outcome], Parts | None]]]:
     """Yield the non-empty lists of a Step with their verbs, in the order of application."""
+    verbs = _IN_KINDS if in_kinds else _VERBS
     if step.commits:
-        yield StepItem.COMMIT, step.commits, commit
+        yield StepItem.COMMIT, step.commits, verbs[0]
+    if step.trims:
+        yield StepItem.TRIM, step.trims, trim
     if step.pins:
-        yield StepItem.PIN, step.pins, change_pins
+        yield StepItem.PIN, step.pins, verbs[1]
     if step.forks:
-        yield StepItem.FORK, step.forks, fork
+        yield StepItem.FORK, step.forks, verbs[2]
     if step.frees:
-        yield StepItem.FREE, step.frees, free
+        yield StepItem.FREE, step.frees, verbs[3]
     if step.swap_outs:
-        yield StepItem.SWAP_OUT, step.swap_outs, swap_out
+        yield StepItem.SWAP_OUT, step.swap_outs, verbs[4]
     if step.swap_ins:
-        yield StepItem.SWAP_IN, step.swap_ins, swap_in
+        yield StepItem.SWAP_IN, step.swap_ins, verbs[5]
     if step.extends:
-        yield StepItem.EXTEND, step.extends, extend
+        yield StepItem.EXTEND, step.extends, verbs[6]
     if step.allocates:
-        yield StepItem.ALLOCATE, step.allocates, allocate
+        yield StepItem.ALLOCATE, step.allocates, verbs[7]

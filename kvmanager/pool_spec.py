@@ -1,7 +1,8 @@
 """The properties of a pool that its engine registers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from blocks import WindowKind
 from kvmanager.errors import InvalidRegistration
 
 # Ids have 32 bits on the wire, and a pool uses some hundred bytes for each block.
@@ -9,6 +10,14 @@ MAX_TIER_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 1 << 16
 # Room of one sequence in tokens: counts have 32 bits on the wire.
 MAX_ROOM_TOKENS = (1 << 31) - 1
+MAX_WINDOW_KINDS = 8
+_WINDOW_BOUNDS = (
+    ("tokens", 1, MAX_ROOM_TOKENS),
+    ("device_blocks", 1, MAX_TIER_BLOCKS),
+    ("host_blocks", 0, MAX_TIER_BLOCKS),
+    ("layers", 0, 1 << 16),
+    ("block_bytes", 0, 1 << 40),
+)
 # Error messages contain names and are sent as headers, which must be short.
 MAX_NAME_LENGTH = 200
 
@@ -29,11 +38,17 @@ class PoolSpec:
     # The boot of the engine's machine, and the process's start in nanoseconds since then; empty: unknown.
     boot_id: str = ""
     started_after_boot: int = 0
+    windows: tuple[WindowKind, ...] = ()  # the kinds after kind 0, whose blocks are those above
+    retention_tokens: int = 0  # window kinds keep what a prompt needs that continues behind a multiple of them; 0: none
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of both tiers."""
-        return self.device_blocks + self.host_blocks
+        """Number of blocks of both tiers and all kinds."""
+        return self.device_blocks + self.host_blocks + sum(one.device_blocks + one.host_blocks for one in self.windows)
+
+    def of(self, kind: WindowKind) -> "PoolSpec":
+        """Return the properties of a pool that has only the blocks of a window kind."""
+        return replace(self, device_blocks=kind.device_blocks, host_blocks=kind.host_blocks, windows=())
 
     def precedes(self, other: "PoolSpec") -> bool:
         """Return whether this is an older incarnation of the engine than `other`.
@@ -61,6 +76,23 @@ class PoolSpec:
         for name in ("device_blocks", "host_blocks"):
             if getattr(self, name) > MAX_TIER_BLOCKS:
                 raise InvalidRegistration(f"{name} must be at most {MAX_TIER_BLOCKS}, not {getattr(self, name)}")
+        if self.retention_tokens < 0 or self.retention_tokens % self.block_size:
+            raise InvalidRegistration(
+                f"retention_tokens must be a multiple of the block size {self.block_size}, not {self.retention_tokens}"
+            )
+        _check_windows(self.windows)
+
+
+def _check_windows(windows: tuple[WindowKind, ...]) -> None:
+    if len(windows) > MAX_WINDOW_KINDS:
+        raise InvalidRegistration(f"kinds must be at most {MAX_WINDOW_KINDS + 1}, not {len(windows) + 1}")
+    names = [one.name for one in windows]
+    if not all(0 < len(name) <= MAX_NAME_LENGTH for name in names) or len(set(names)) < len(names):
+        raise InvalidRegistration(f"kinds: each needs a name of its own of at most {MAX_NAME_LENGTH} characters")
+    for one in windows:
+        for field, least, most in _WINDOW_BOUNDS:
+            if not least <= (value := getattr(one, field)) <= most:
+                raise InvalidRegistration(f"kind {one.name}: {field} must be between {least} and {most}, not {value}")
 
 
 def truncated(name: str) -> str:

@@ -1,15 +1,18 @@
-"""The state of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs modify it."""
+"""The state of one pool: two tiers of blocks, the sequences with their tables, and the pins. Verbs modify it.
 
-from collections.abc import Iterable, Mapping
+A pool with window kinds has a state of its own for each: with its own tiers and tables, of the same sequences.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from blocks import Copy, blocks_for, counted, root_key
+from blocks import Copy, WindowKind, blocks_for, counted, root_key
 from kvmanager import limits, parts
 from kvmanager.applied import Outcome
-from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownSequence, shortage
+from kvmanager.errors import IdInUse, InvalidItem, OutOfBlocks, UnknownKind, UnknownSequence, shortage
 from kvmanager.parts import Parts, pop_parts
-from kvmanager.pool_spec import PoolSpec
+from kvmanager.pool_spec import PoolSpec, truncated
 from kvmanager.tier.tier import Eviction, Seal, Tier
 
 
@@ -21,6 +24,10 @@ class SequenceTable:
     may be written, `computed_tokens` those that the engine has reported as computed. `committed_blocks` counts the
     leading blocks with keys of this sequence's own prefix; `last_key` is the last of these keys, or `root`. The table
     has host blocks while the sequence is `swapped`, else device blocks.
+
+    In a window kind the table lacks the first `dropped` logical blocks: no query from position `trimmed_to` on sees
+    them. `retained` are numbers of leading blocks behind which a later prompt may continue: the blocks that it needs
+    keep their keys when they leave this sequence's window.
     """
 
     id: int
@@ -36,6 +43,14 @@ class SequenceTable:
     committed_blocks: int = 0
     last_key: bytes = b""
     swapped: bool = False
+    dropped: int = 0
+    trimmed_to: int = 0
+    retained: tuple[int, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        """Number of logical blocks, with those that were dropped."""
+        return self.dropped + len(self.table)
 
     def __post_init__(self) -> None:
         self.last_key = self.last_key or self.root
@@ -44,9 +59,19 @@ class SequenceTable:
 class PoolState:
     """State of a pool, and the operations that several verbs share."""
 
-    def __init__(self, spec: PoolSpec, device: Tier, host: Tier) -> None:
-        """Start without sequences."""
+    def __init__(
+        self,
+        spec: PoolSpec,
+        device: Tier,
+        host: Tier,
+        windows: "Sequence[PoolState]" = (),
+        kind: WindowKind | None = None,
+    ) -> None:
+        """Start without sequences. `windows` are the states of window kinds, each of which has a `kind`."""
         self.spec = spec
+        self.windows = tuple(windows)
+        self.kind = kind
+        self.kind_name = kind.name if kind else ""
         self.block_size = spec.block_size
         self.device = device
         self.host = host
@@ -62,6 +87,27 @@ class PoolState:
         self.in_flight: list[int] = []
         self.host_in_flight: list[int] = []
         self._withheld: tuple[list[int], list[int]] = ([], [])
+
+    @classmethod
+    def empty(cls, spec: PoolSpec) -> "PoolState":
+        """Return the state of a pool whose blocks are all free."""
+        windows = [
+            cls(spec.of(kind), Tier(kind.device_blocks), Tier(kind.host_blocks), kind=kind) for kind in spec.windows
+        ]
+        return cls(spec, Tier(spec.device_blocks), Tier(spec.host_blocks), windows)
+
+    @property
+    def kinds(self) -> "tuple[PoolState, ...]":
+        """The states of all kinds, kind 0 first."""
+        return (self, *self.windows)
+
+    def of_kind(self, name: str) -> "PoolState":
+        """Return the state of a kind, empty for kind 0. Raises UnknownKind."""
+        for state in self.kinds:
+            if state.kind_name == name:
+                return state
+        names = ", ".join(window.kind_name for window in self.windows) or "none"
+        raise UnknownKind(f"kind must be empty or a window kind of the pool ({names}), not {truncated(name)!r}")
 
     def root(self, salt: bytes) -> bytes:
         """Return the parent of the first key of a sequence that begins now."""
@@ -127,7 +173,7 @@ class PoolState:
     def check_available(self, needed: int) -> None:
         """Raise OutOfBlocks unless `needed` device blocks can be handed out."""
         if needed > self.device.available:
-            raise OutOfBlocks(shortage(needed, self.device.available))
+            raise OutOfBlocks(shortage(needed, self.device.available, kind=self.kind_name))
 
     def grant(self, count: int, outcome: Outcome) -> list[int]:
         """Hand out `count` device blocks, and move evicted contents to free host blocks.
@@ -202,22 +248,45 @@ class PoolState:
     def violations(self) -> list[str]:
         """Check the conservation law: each block has one state, and its reference count equals its number of holders.
 
-        Returns a message for each fault.
+        Returns a message for each fault, also of window kinds.
         """
-        held: dict[int, int] = {}
-        held_in_host: dict[int, int] = {}
-        for sequence in self.sequences.values():
-            holders = held_in_host if sequence.swapped else held
-            for block in sequence.table:
-                holders[block] = holders.get(block, 0) + 1
-        # Between two slices of a Step, blocks whose release is deferred to its end are still held.
-        for block in chain(self.in_flight, self._device_releases, *self.pins.values()):
-            held[block] = held.get(block, 0) + 1
-        for block in chain(self.host_in_flight, self._host_releases):
-            held_in_host[block] = held_in_host.get(block, 0) + 1
-        faults = self.device.violations(held)
-        faults += [f"host: {fault}" for fault in self.host.violations(held_in_host)]
-        members = {sequence_id for group in self.groups.values() for sequence_id in group}
-        if members != self.sequences.keys():
-            faults.append(f"groups and sequences differ: {sorted(members ^ self.sequences.keys())}")
+        faults = _own_violations(self)
+        for window in self.windows:
+            found = _own_violations(window)
+            if not self.stepping:  # between two slices of a Step, an item is applied to some kinds only
+                found += differences(self, window)
+            faults += [f"kind {window.kind_name}: {fault}" for fault in found]
         return faults
+
+
+def differences(state: PoolState, window: PoolState) -> list[str]:
+    """Compare a window kind's sequences with those of kind 0: rooms, commits and the blocks they must have."""
+    if state.sequences.keys() != window.sequences.keys() or state.pins.keys() != window.pins.keys():
+        return ["its sequences or pins are not those of kind 0"]
+    faults = []
+    for sequence_id, own in state.sequences.items():
+        other = window.sequences[sequence_id]
+        for name in ("group", "room_tokens", "committed_blocks", "last_key", "blocks", "swapped", "resets"):
+            if getattr(own, name) != getattr(other, name):
+                faults.append(f"{name} of sequence {sequence_id} differs from kind 0")
+    return faults
+
+
+def _own_violations(state: PoolState) -> list[str]:
+    held: dict[int, int] = {}
+    held_in_host: dict[int, int] = {}
+    for sequence in state.sequences.values():
+        holders = held_in_host if sequence.swapped else held
+        for block in sequence.table:
+            holders[block] = holders.get(block, 0) + 1
+    # Between two slices of a Step, blocks whose release is deferred to its end are still held.
+    for block in chain(state.in_flight, state._device_releases, *state.pins.values()):
+        held[block] = held.get(block, 0) + 1
+    for block in chain(state.host_in_flight, state._host_releases):
+        held_in_host[block] = held_in_host.get(block, 0) + 1
+    faults = state.device.violations(held)
+    faults += [f"host: {fault}" for fault in state.host.violations(held_in_host)]
+    members = {sequence_id for group in state.groups.values() for sequence_id in group}
+    if members != state.sequences.keys():
+        faults.append(f"groups and sequences differ: {sorted(members ^ state.sequences.keys())}")
+    return faults

@@ -10,7 +10,7 @@ from itertools import chain
 
 from kvmanager.parts import complete, parts_of
 from kvmanager.pool import Pool
-from kvmanager.pool_state import SequenceTable
+from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.key_index import NO_KEY
 from kvmanager.tier.tier import Tier
 
@@ -38,6 +38,10 @@ class SequenceReport:
     committed_blocks: int
     swapped: bool = False
     prompt_tokens: int = 0
+    # Of a window kind.
+    dropped: int = 0
+    trimmed_to: int = 0
+    retained: tuple[int, ...] = ()
 
 
 @dataclass
@@ -60,7 +64,10 @@ class TierReport:
 
 @dataclass
 class PoolReport:
-    """A pool. Without sequences, pins and blocks, it describes an empty pool with all blocks free."""
+    """A pool. Without sequences, pins and blocks, it describes an empty pool with all blocks free.
+
+    `windows` has a report for each window kind: its tiers, its tables of the same sequences, and its blocks of pins.
+    """
 
     sequences: list[SequenceReport] = field(default_factory=list)
     pins: dict[str, list[int]] = field(default_factory=dict)
@@ -68,6 +75,7 @@ class PoolReport:
     host: TierReport = field(default_factory=TierReport)
     resets: int = 0
     last_step: int = 0
+    windows: "list[PoolReport]" = field(default_factory=list)
 
     def dismantle(self) -> Generator[None, None, None]:
         """Free the memory of a report that is no longer used, in slices, because freeing all at once takes long."""
@@ -80,6 +88,8 @@ class PoolReport:
         while self.sequences:
             del self.sequences[-_SLICE_SEQUENCES:]
             yield
+        for window in self.windows:
+            yield from window.dismantle()
 
     @property
     def empty(self) -> bool:
@@ -94,8 +104,14 @@ def report_of(pool: Pool) -> PoolReport:
 
 def reporting(pool: Pool) -> Generator[None, None, PoolReport]:
     """Write a report in slices; the generator's return value is the report. The pool must not change before the end."""
-    state = pool.state
-    report = PoolReport(resets=state.resets, last_step=pool.last_step)
+    report = yield from _reporting_kind(pool.state, pool.last_step)
+    for window in pool.windows:
+        report.windows.append((yield from _reporting_kind(window, pool.last_step)))
+    return report
+
+
+def _reporting_kind(state: PoolState, last_step: int) -> Generator[None, None, PoolReport]:
+    report = PoolReport(resets=state.resets, last_step=last_step)
     for sequences in parts_of(state.sequences.values(), _SLICE_SEQUENCES):
         report.sequences += map(_sequence_report, sequences)
         yield
@@ -116,6 +132,9 @@ def _sequence_report(sequence: SequenceTable) -> SequenceReport:
         resets=sequence.resets,
         block_ids=list(sequence.table),
         prompt_tokens=sequence.prompt_tokens,
+        dropped=sequence.dropped,
+        trimmed_to=sequence.trimmed_to,
+        retained=sequence.retained,
         room_tokens=sequence.room_tokens,
         computed_tokens=sequence.computed_tokens,
         committed_blocks=sequence.committed_blocks,

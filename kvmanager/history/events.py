@@ -7,12 +7,10 @@ that was not cached.
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from itertools import chain
 from typing import NamedTuple
 
-from blocks import KEY_BYTES, Extend, Free, FreeReason, Refusal, Step, StepItem, StepRefusal
-from kvmanager.effects import Allocated, Allocation, Forked, Freed, RawEffect, effect_of
-from kvmanager.pool_state import SequenceTable
+from blocks import KEY_BYTES, FreeReason, StepItem, StepRefusal
+from kvmanager.effects import Allocation
 
 # Memory of an entry and its parts in bytes, measured and rounded up. An extra contains a request id.
 _ENTRY_BYTES, _EFFECT_BYTES, _EXTRA_BYTES, _REFUSED_BYTES, _EVICTED_BYTES = 400, 90, 300, 280, 76
@@ -34,7 +32,7 @@ class Event(NamedTuple):
     `ranges` are the first and last ids of the affected blocks: host blocks for a swap_out and for blocks withheld in
     the host tier, else device blocks. `waited_seconds` is the time that an allocate's group waited, and `prefix_of` the
     request that computed their common prefix meanwhile. `evicted` are the keyed blocks that were evicted for the verb.
-    `detail` is the message of a refusal.
+    `detail` is the message of a refusal. `kind` is the name of the blocks' window kind, empty for kind 0.
     """
 
     number: int
@@ -54,6 +52,7 @@ class Event(NamedTuple):
     evicted: tuple[int, ...] = ()
     prefix_of: str = ""
     change: PoolChange | None = None
+    kind: str = ""
 
 
 class FreeDetails(NamedTuple):
@@ -99,6 +98,7 @@ class Entry(NamedTuple):
     evicted_blocks: tuple[int, ...] = ()
     evicted_keys: bytes = b""
     refused: tuple[tuple[object, ...], ...] = ()
+    kinds: bytes = b""  # the number of each effect's kind of blocks; empty if all are of kind 0
 
     @property
     def size(self) -> int:
@@ -126,6 +126,10 @@ class Entry(NamedTuple):
     def item(self, position: int) -> StepItem:
         """Return the verb of the effect at `position`."""
         return StepItem(self.items[position])
+
+    def kind(self, position: int) -> int:
+        """Return the number of the kind of blocks of the event at `position`."""
+        return self.kinds[position] if position < len(self.kinds) else 0
 
     def admission(self, position: int) -> Allocation | None:
         """Return the details of an applied allocate, None for other events."""
@@ -172,27 +176,28 @@ class Entry(NamedTuple):
             position += 1
         return position
 
-    def positions_of_block(self, block: int, *, host: bool) -> list[int]:
-        """Return the positions of the effects on a block. Host blocks appear only in swap_outs."""
+    def positions_of_block(self, block: int, *, host: bool, kind: int = 0) -> list[int]:
+        """Return the positions of the effects on a block of a kind. Host blocks appear only in swap_outs."""
         return [
             position
             for position, item in enumerate(self.items)
             if (item == StepItem.SWAP_OUT.value) == host
+            and self.kind(position) == kind
             and (block in self.blocks_of(position) or (not host and block in self.evicted(position)))
         ]
 
-    def event(self, position: int, engine_id: str) -> Event:
-        """Return the event at `position`."""
-        number = self.first + position
+    def event(self, position: int, engine_id: str, kinds: Sequence[str] = ("",)) -> Event:
+        """Return the event at `position` of an engine whose kinds of blocks have these names, that of kind 0 empty."""
+        number, kind = self.first + position, kinds[self.kind(position)]
         if self.change:
             ranges = block_ranges(self.blocks_of(0)) if self.blocks else ()
-            return Event(number, engine_id, ranges=ranges, change=PoolChange(self.change))
+            return Event(number, engine_id, ranges=ranges, change=PoolChange(self.change), kind=kind)
         refused = self.refusal(position)
         if refused:
             return self._refusal_event(number, engine_id, refused)
-        return self._effect_event(number, engine_id, position)
+        return self._effect_event(number, engine_id, position, kind)
 
-    def _effect_event(self, number: int, engine_id: str, position: int) -> Event:
+    def _effect_event(self, number: int, engine_id: str, position: int, kind: str) -> Event:
         admission, details = self.admission(position), self.free_details(position)
         return Event(
             number,
@@ -209,6 +214,7 @@ class Entry(NamedTuple):
             waited_seconds=admission.waited_seconds if admission else 0.0,
             evicted=self.evicted(position),
             prefix_of=admission.prefix_of if admission else "",
+            kind=kind,
         )
 
     def _refusal_event(self, number: int, engine_id: str, refused: RefusedItem) -> Event:
@@ -239,150 +245,3 @@ def block_ranges(blocks: Iterable[int]) -> tuple[tuple[int, int], ...]:
             first = block
         last = block
     return (*ranges, (first, last)) if first else ()
-
-
-class _LiveGroup:
-    """A live group with its request and its number of sequences."""
-
-    __slots__ = ("group", "members", "request_id")
-
-    def __init__(self, group: int, request_id: str) -> None:
-        self.group = group
-        self.request_id = request_id
-        self.members = 0
-
-
-class Attachment:
-    """An attached pool until its end, with the requests of its live sequences.
-
-    `adopted` is True if the pool began with sequences. `successor` is the pool that the same engine attached next.
-    """
-
-    def __init__(self, number: int, engine_id: str, sequences: Iterable[SequenceTable]) -> None:
-        self.number = number
-        self.engine_id = engine_id
-        self.ended_by = 0  # number of the event that ended it
-        self.successor: Attachment | None = None
-        self._request_ids: dict[int, str] = {}  # by sequence
-        self._groups_by_sequence: dict[int, _LiveGroup] = {}
-        self._groups: dict[int, _LiveGroup] = {}
-        for sequence in sequences:
-            self._add(sequence.id, sequence.group, sequence.request_id)
-        self.adopted = bool(self._groups_by_sequence)
-
-    def end(self, event: int, successor: "Attachment | None" = None) -> None:
-        """Record the number of the event that ended the pool, and clear its sequences."""
-        self.ended_by = event
-        self.successor = successor
-        self._request_ids.clear()
-        self._groups_by_sequence.clear()
-        self._groups.clear()
-
-    def holds(self, request_id: str) -> bool:
-        """Return whether the request has a live group."""
-        return any(live_group.request_id == request_id for live_group in self._groups.values())
-
-    def entry(
-        self, first: int, step: int, effects: Sequence[RawEffect], refused: tuple[tuple[object, ...], ...] = ()
-    ) -> Entry:
-        """Return the entry of a Step, and update the live sequences."""
-        if not effects:
-            return Entry(first, self.number, step, refused=refused)
-        items, sequences, groups, blocks, evicted, others = zip(*effects, strict=True)
-        if any(others):
-            request_ids, extras = self._follow(effects)
-        else:
-            request_ids, extras = tuple(map(self._request_ids.get, sequences)), ()
-        evictions = list(chain.from_iterable(evicted))
-        return Entry(
-            first,
-            self.number,
-            step,
-            0,
-            bytes([item._value_ for item in items]),
-            sequences,
-            groups,
-            request_ids,
-            tuple(map(len, blocks)),
-            array("i", blocks[0] if len(blocks) == 1 else chain.from_iterable(blocks)).tobytes(),
-            extras,
-            tuple(map(len, evicted)) if evictions else (),
-            tuple([block for block, _ in evictions]),
-            b"".join([key for _, key in evictions]),
-            refused,
-        )
-
-    def _follow(self, effects: Sequence[RawEffect]) -> tuple[tuple[str | None, ...], tuple[object, ...]]:
-        request_ids: list[str | None] = []
-        extras: list[object] = []
-        for effect in map(effect_of, effects):
-            request_id = self._request_ids.get(effect.sequence)
-            extra: object = None
-            match effect:
-                case Allocated(sequence_id, group, allocation=allocation):
-                    request_id = allocation.request_id
-                    self._add(sequence_id, group, request_id)
-                    extra = tuple(allocation)
-                case Forked(group=group, child=child):
-                    self._add(child, group, request_id or "")
-                    extra = child
-                case Freed():
-                    self._remove(effect.sequence)
-                    extra = (effect.reason.value, effect.preempted_for_group)
-            request_ids.append(request_id)
-            extras.append(extra)
-        return tuple(request_ids), tuple(extras)
-
-    def _add(self, sequence_id: int, group: int, request_id: str) -> None:
-        live_group = self._groups.get(group) or self._groups.setdefault(group, _LiveGroup(group, request_id))
-        live_group.members += 1
-        self._groups_by_sequence[sequence_id] = live_group
-        self._request_ids[sequence_id] = request_id
-
-    def _remove(self, sequence_id: int) -> None:
-        live_group = self._groups_by_sequence.pop(sequence_id, None)
-        if live_group is None:
-            return
-        del self._request_ids[sequence_id]
-        live_group.members -= 1
-        if not live_group.members:
-            del self._groups[live_group.group]
-
-    def refused_item(self, step: Step, refusal: Refusal) -> RefusedItem:
-        """Return the record of a refused item."""
-        item: object = _LISTS[refusal.item](step)[refusal.position]
-        sequence, group = _ids_of(item)
-        live_group = self._groups.get(group) if group else self._groups_by_sequence.get(sequence)
-        return RefusedItem(
-            refusal.item.value,
-            sequence,
-            live_group.group if live_group else group,
-            getattr(item, "request_id", live_group.request_id if live_group else ""),
-            refusal.reason.value,
-            refusal.detail,
-            item.reason.value if isinstance(item, Free) else 0,
-            getattr(item, "preempted_for_group", 0),
-            getattr(item, "waited_seconds", 0.0),
-        )
-
-
-_LISTS = {
-    StepItem.COMMIT: lambda step: step.commits,
-    StepItem.PIN: lambda step: step.pins,
-    StepItem.FORK: lambda step: step.forks,
-    StepItem.FREE: lambda step: step.frees,
-    StepItem.SWAP_OUT: lambda step: step.swap_outs,
-    StepItem.SWAP_IN: lambda step: step.swap_ins,
-    StepItem.EXTEND: lambda step: step.extends,
-    StepItem.ALLOCATE: lambda step: step.allocates,
-}
-
-
-def _ids_of(item: object) -> tuple[int, int]:
-    """Return the sequence and the group of an item; 0 if it has none."""
-    if isinstance(item, int):  # a swap
-        return 0, item
-    if isinstance(item, Extend):
-        return item.rooms[0][0] if item.rooms else 0, item.group
-    sequence = getattr(item, "sequence", 0) or getattr(item, "parent", 0)
-    return sequence, getattr(item, "group", 0)

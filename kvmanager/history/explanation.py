@@ -9,7 +9,8 @@ from typing import NamedTuple
 from blocks import FreeReason, StepItem, StepRefusal
 from kvmanager.effects import Allocation
 from kvmanager.errors import UnknownRequest
-from kvmanager.history.events import Attachment, Entry, Event, RefusedItem
+from kvmanager.history.attachment import Attachment
+from kvmanager.history.events import Entry, Event, RefusedItem
 from kvmanager.pool_spec import truncated
 
 
@@ -49,13 +50,19 @@ class Admitted(NamedTuple):
     evictor: Event | None
 
 
+class LeftWindow(NamedTuple):
+    """Blocks of the request that left the window of a kind, in order."""
+
+    events: tuple[Event, ...]
+
+
 class HistoryTruncated(NamedTuple):
     """The ledger no longer has the request's events before this one."""
 
     event: Event
 
 
-Finding = StateChange | Victim | Refusals | Admitted | HistoryTruncated
+Finding = StateChange | Victim | Refusals | Admitted | LeftWindow | HistoryTruncated
 
 
 class RequestStatus(Enum):
@@ -72,7 +79,8 @@ class RequestStatus(Enum):
 class Explanation(NamedTuple):
     """A request's events, oldest first, and the findings that follow from them.
 
-    `blocks` counts the device blocks that the request holds now, `max_blocks` the most that it held at any time.
+    `blocks` counts the device blocks of kind 0 that the request holds now, `max_blocks` the most that it held at any
+    time.
     """
 
     events: list[Event]
@@ -101,7 +109,7 @@ class EventRef(NamedTuple):
 
     def event(self, attachments: Mapping[int, Attachment]) -> Event:
         """Return the event."""
-        return self.entry.event(self.position, attachments[self.entry.attachment].engine_id)
+        return attachments[self.entry.attachment].event(self.entry, self.position)
 
 
 _Slices = Generator[None, None, None]
@@ -172,7 +180,7 @@ class _RelatedRequests:
         entry, position = ref
         self._groups.add((entry.attachment, ref.group))
         admission, details = entry.admission(position), entry.free_details(position)
-        if admission and admission.missed is not None:
+        if admission and admission.missed is not None and not entry.kind(position):
             self._missed[ref.number] = (entry.attachment, admission.missed)
         if details:
             self._preempted_for.add((entry.attachment, details.preempted_for_group))
@@ -191,7 +199,7 @@ class _RelatedRequests:
     def _note_victims(self, entry: Entry) -> None:
         for position, group in enumerate(entry.groups):
             details = entry.free_details(position)
-            served = (entry.attachment, details.preempted_for_group) if details else None
+            served = (entry.attachment, details.preempted_for_group) if details and not entry.kind(position) else None
             if served in self._groups and (entry.attachment, group) not in self._groups:
                 self.victims.append(EventRef(entry, position))
 
@@ -281,6 +289,7 @@ class _ExplanationBuilder:
         self._preempted = False
         self._swapped = False
         self._swapped_since: int | None = None
+        self._trimmed: dict[str, list[Event]] = {}  # by kind
 
     def add(self, ref: EventRef, event: Event) -> None:
         """Add the next event of the request."""
@@ -289,7 +298,10 @@ class _ExplanationBuilder:
             self._attachment = attachment
             if not attachment.adopted:
                 self._held.clear()
-        if event.item and event.refusal:
+        if event.kind:
+            if event.item is StepItem.TRIM:
+                self._trimmed.setdefault(event.kind, []).append(event)
+        elif event.item and event.refusal:
             if event.item is StepItem.ALLOCATE and self._refused_since is None:
                 self._refused_since = event.step
             self._refused.setdefault((event.item, event.refusal), []).append(event)
@@ -304,6 +316,7 @@ class _ExplanationBuilder:
     def explanation(self, events: list[Event], request_id: str) -> Explanation:
         """Return the explanation after the last event."""
         self._close_refusals()
+        self._findings += [LeftWindow(tuple(trims)) for trims in self._trimmed.values()]
         return Explanation(events, self._findings, self._status(request_id), self._held.now, self._held.max_blocks)
 
     def _add_effect(self, ref: EventRef, event: Event) -> None:

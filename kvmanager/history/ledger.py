@@ -12,10 +12,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from blocks import Step, StepItem
+from blocks import Refusal, Step, StepItem
 from kvmanager.applied import AppliedStep
 from kvmanager.effects import RawEffect
-from kvmanager.history.events import Attachment, Entry, Event, PoolChange
+from kvmanager.history.attachment import Attachment
+from kvmanager.history.events import Entry, Event, PoolChange
 from kvmanager.history.explanation import Explanation, explain
 from kvmanager.parts import complete
 from kvmanager.pool_state import SequenceTable
@@ -57,7 +58,7 @@ class Ledger:
         self._weights: deque[int] = deque()
         self._weight = 0
         self._next = 1
-        self._unflushed: list[tuple[Attachment, int, Sequence[RawEffect]]] = []
+        self._unflushed: list[tuple[Attachment, int, Sequence[RawEffect], bytes]] = []
         self._attached: dict[str, Attachment] = {}
         self._attachments: dict[int, Attachment] = {}  # by number, while any of their entries may be kept
 
@@ -73,11 +74,14 @@ class Ledger:
         self.flush()
         return self._first_kept()
 
-    def attached(self, engine_id: str, sequences: Iterable[SequenceTable] = ()) -> None:
-        """Record that an engine attached a pool with these sequences, which replaces its older pool."""
+    def attached(self, engine_id: str, sequences: Iterable[SequenceTable] = (), windows: Sequence[str] = ()) -> None:
+        """Record that an engine attached a pool with these sequences, which replaces its older pool.
+
+        `windows` are the names of its window kinds.
+        """
         self.flush()
         self._drop_ended()
-        attachment = Attachment(self._next, engine_id, sequences)
+        attachment = Attachment(self._next, engine_id, sequences, windows)
         replaced = self._attached.get(engine_id)
         if replaced:
             replaced.end(self._next, attachment)
@@ -91,13 +95,13 @@ class Ledger:
         attachment.end(self._next)
         self._append(Entry(self._next, attachment.number, change=PoolChange.DETACHED.value))
 
-    def withheld(self, engine_id: str, blocks: Iterable[int], *, host: bool) -> None:
-        """Record that the audit withheld blocks of an attached engine's pool."""
+    def withheld(self, engine_id: str, blocks: Iterable[int], *, host: bool, kind: int = 0) -> None:
+        """Record that the audit withheld blocks of a kind of an attached engine's pool."""
         self.flush()
         change = PoolChange.HOST_WITHHELD if host else PoolChange.WITHHELD
         ids = array("i", blocks)
         entry = Entry(self._next, self._attached[engine_id].number, change=change.value)
-        self._append(entry._replace(block_counts=(len(ids),), blocks=ids.tobytes()))
+        self._append(entry._replace(block_counts=(len(ids),), blocks=ids.tobytes(), kinds=bytes([kind]) * bool(kind)))
 
     def record(self, engine_id: str, step: Step, applied: AppliedStep) -> None:
         """Record an attached engine's Step. Keeps its effects, which must not change."""
@@ -107,38 +111,48 @@ class Ledger:
     def recording(self, engine_id: str, step: Step, applied: AppliedStep) -> Iterator[None]:
         """Record a Step as `record` does, in slices. The engine must stay attached until the end."""
         attachment = self._attached[engine_id]
-        if applied.result.refusals or len(applied.effects) > _PART_EVENTS:
-            yield from self._recording(attachment, step, applied)
-        elif applied.effects:
-            self._unflushed.append((attachment, step.step, applied.effects))
+        effects, kinds = _with_windows(applied) if applied.windows else (applied.effects, b"")
+        if applied.result.refusals or len(effects) > _PART_EVENTS:
+            yield from self._recording(attachment, step, applied.result.refusals, effects, kinds)
+        elif effects:
+            self._unflushed.append((attachment, step.step, effects, kinds))
             if len(self._unflushed) > _UNFLUSHED_STEPS:
                 self.flush()
 
-    def _recording(self, attachment: Attachment, step: Step, applied: AppliedStep) -> Iterator[None]:
+    def _recording(
+        self,
+        attachment: Attachment,
+        step: Step,
+        refusals: Iterable[Refusal],
+        effects: Sequence[RawEffect],
+        kinds: bytes,
+    ) -> Iterator[None]:
         self.flush()
         # Refused items are recorded first, because they refer to the sequences before the Step. The Step itself is not
         # kept, because it has token ids.
         refused: list[tuple[object, ...]] = []
-        for some in _parts([one for one in applied.result.refusals if one.item is not StepItem.LENGTH]):
+        for some in _parts([one for one in refusals if one.item is not StepItem.LENGTH]):
             refused += [tuple(attachment.refused_item(step, one)) for one in some]
             if len(some) == _PART_EVENTS:
                 yield
-        effect_parts = [*_parts_by_blocks(applied.effects)]
-        for effects in effect_parts[:-1]:
-            self._append(attachment.entry(self._next, step.step, effects))
+        effect_parts = [*_parts_by_blocks(effects)]
+        for some_effects in effect_parts[:-1]:
+            some_kinds, kinds = kinds[: len(some_effects)], kinds[len(some_effects) :]
+            self._append(attachment.entry(self._next, step.step, some_effects, (), some_kinds))
             yield
         refused_parts = [*_parts(refused)]
         if effect_parts or refused_parts:
             first = tuple(refused_parts[0]) if refused_parts else ()
-            self._append(attachment.entry(self._next, step.step, effect_parts[-1] if effect_parts else (), first))
+            last = effect_parts[-1] if effect_parts else ()
+            self._append(attachment.entry(self._next, step.step, last, first, kinds))
         for part in refused_parts[1:]:
             yield
             self._append(attachment.entry(self._next, step.step, (), tuple(part)))
 
     def flush(self) -> None:
         """Convert the recorded Steps to entries: some microseconds per Step, best spent after its answer is sent."""
-        for attachment, step, effects in self._unflushed:
-            self._append(attachment.entry(self._next, step, effects))
+        for attachment, step, effects, kinds in self._unflushed:
+            self._append(attachment.entry(self._next, step, effects, (), kinds))
         self._unflushed.clear()
 
     def _append(self, entry: Entry) -> None:
@@ -184,8 +198,12 @@ class Ledger:
         """Return the explanation of a request. Raises UnknownRequest."""
         return complete(self.explaining(request_id))
 
-    def block_events(self, engine_id: str, block: int, *, host: bool, count: int) -> Generator[None, None, list[Event]]:
-        """Find the latest `count` events of a block, an entry in each slice; the return value lists them, oldest first.
+    def block_events(
+        self, engine_id: str, block: int, *, host: bool, count: int, kind: int = 0
+    ) -> Generator[None, None, list[Event]]:
+        """Find the latest `count` events of a block of a kind, an entry in each slice; the return value lists them.
+
+        The oldest event is first.
 
         Only events of the engine's attached pool are found. For host blocks, only swap_outs are.
         """
@@ -196,10 +214,24 @@ class Ledger:
             if attachment is None or entry.first <= attachment.number or len(found) >= count:
                 break
             if entry.attachment == attachment.number:
-                positions = reversed(entry.positions_of_block(block, host=host))
-                found += (entry.event(position, engine_id) for position in positions)
+                positions = reversed(entry.positions_of_block(block, host=host, kind=kind))
+                found += [attachment.event(entry, position) for position in positions]
             yield
         return found[count - 1 :: -1] if found else []
+
+
+def _with_windows(applied: AppliedStep) -> tuple[list[RawEffect], bytes]:
+    """Return the effects of a Step on all kinds of blocks, and the number of each one's kind, kind 0 first.
+
+    Commits are the same in all kinds, so those of kind 0 are enough.
+    """
+    effects = list(applied.effects)
+    kinds = bytearray(len(effects))
+    for number, window in enumerate(applied.windows, 1):
+        own = [effect for effect in window.effects if effect[0] is not StepItem.COMMIT]
+        effects += own
+        kinds += bytes([number]) * len(own)
+    return effects, bytes(kinds) if any(kinds) else b""
 
 
 def _parts(events: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
@@ -220,6 +252,6 @@ def _parts_by_blocks(effects: Sequence[RawEffect]) -> Iterator[Sequence[RawEffec
 
 def _events(entries: list[tuple[object, ...]], first: int, attachments: dict[int, Attachment]) -> Iterator[Event]:
     for entry in map(Entry._make, entries):
-        engine_id = attachments[entry.attachment].engine_id
+        attachment = attachments[entry.attachment]
         for position in range(max(0, first - entry.first), entry.size):
-            yield entry.event(position, engine_id)
+            yield attachment.event(entry, position)

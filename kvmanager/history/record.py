@@ -12,7 +12,7 @@ from hashlib import sha256
 from itertools import chain
 from struct import pack
 
-from blocks import Pin, PinChange, Step, Unpin
+from blocks import Pin, PinChange, Step, StepItem, Unpin, WindowKind
 from kvmanager.adoption import adopt
 from kvmanager.applied import AppliedStep
 from kvmanager.errors import StepOutOfOrder
@@ -22,6 +22,10 @@ from kvmanager.pool_spec import PoolSpec
 from kvmanager.report import PoolReport, TierReport
 
 _SCHEME = b"quire-operations-v2"
+
+
+# Device blocks and host blocks of a kind that an audit withheld.
+Withheld = tuple[Sequence[int], Sequence[int]]
 
 
 class ReplayMismatch(Exception):
@@ -40,6 +44,10 @@ class Checksum:
         names = (spec.engine_id, spec.model_fingerprint, spec.model)
         sizes = (spec.incarnation, spec.block_size, spec.device_blocks, spec.host_blocks)
         self._hash = sha256(_SCHEME + b"".join(map(_text, names)) + _numbers(*sizes))
+        for kind in spec.windows:
+            self._hash.update(_kind(kind))
+        if spec.windows:
+            self._hash.update(_numbers(spec.retention_tokens))
 
     @property
     def digest(self) -> bytes:
@@ -48,14 +56,26 @@ class Checksum:
 
     def adding(self, report: PoolReport) -> Iterator[None]:
         """Add the snapshot in slices, because a pool may be large."""
-        for part in chain(_report_parts(report), _tier_parts(report.device), _tier_parts(report.host)):
-            self._hash.update(part)
-            yield
+        for one in (report, *report.windows):
+            for part in chain(_report_parts(one), _tier_parts(one.device), _tier_parts(one.host)):
+                self._hash.update(part)
+                yield
 
     def add(self, step: Step, applied: AppliedStep) -> None:
         """Add a Step and its result."""
         for part in chain(_step_parts(step), _applied_parts(applied)):
             self._hash.update(part)
+        if applied.windows:
+            self._add_windows(step, applied)
+
+    def _add_windows(self, step: Step, applied: AppliedStep) -> None:
+        """Add what only pools with window kinds have. Others keep the checksums that they had before."""
+        self._hash.update(_rows(step.trims))
+        for item in step.allocates:
+            self._hash.update(_list(item.window_spares))
+        for window in applied.windows:
+            for part in chain(_applied_parts(window), _forgotten_parts(window)):
+                self._hash.update(part)
 
 
 class OperationsReplay:
@@ -81,9 +101,10 @@ class OperationsReplay:
             raise ReplayMismatch("the snapshot or the pool in the header differs from the recorded checksum", None)
         self.pool = complete(adopt(self.spec, report))
 
-    def apply(self, step: Step, withheld: Sequence[int], host_withheld: Sequence[int], recorded: bytes) -> None:
-        """Withhold blocks, then apply a Step. Raises ReplayMismatch if the checksum differs from the recorded one."""
-        self.pool.withhold(withheld, host_withheld)
+    def apply(self, step: Step, withheld: Sequence[Withheld], recorded: bytes) -> None:
+        """Withhold blocks of each kind, then apply a Step. Raises ReplayMismatch if the checksum is another one."""
+        for kind, (device, host) in enumerate(withheld):
+            self.pool.withhold(device, host, kind)
         try:
             applied = self.pool.apply(step)
         except StepOutOfOrder as error:
@@ -123,12 +144,26 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
     return (token_ids if isinstance(token_ids, array) else array("i", token_ids)).tobytes()
 
 
+def _kind(kind: WindowKind) -> bytes:
+    sizes = (kind.tokens, kind.chunked, kind.device_blocks, kind.host_blocks, kind.layers, kind.block_bytes)
+    return _text(kind.name) + _numbers(*sizes)
+
+
+def _forgotten_parts(window: AppliedStep) -> Iterator[bytes]:
+    """Encode the blocks that left the window, with their sequence and first logical block."""
+    for effect in window.effects:
+        if effect[0] is StepItem.TRIM:
+            yield _numbers(effect[1], effect[5]) + _list(effect[3])
+
+
 def _report_parts(report: PoolReport) -> Iterator[bytes]:
     yield _numbers(report.resets, report.last_step, len(report.sequences), len(report.pins))
     for one in report.sequences:
         yield _numbers(one.sequence, one.group, one.resets, one.swapped)
         yield _numbers(one.prompt_tokens, one.room_tokens, one.computed_tokens, one.committed_blocks)
         yield _text(one.request_id) + _text(one.salt) + _list(one.block_ids)
+        if one.retained or one.trimmed_to or one.dropped:
+            yield _numbers(one.dropped, one.trimmed_to) + _list(one.retained)
     for pin, blocks in report.pins.items():
         yield _text(pin) + _list(blocks)
 

@@ -34,6 +34,8 @@ from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.fault import BlockFault
 from kvmanager.tier.tier import Tier
 
+# What a sequence has in common in all kinds.
+_SAME = ("blocks", "room_tokens", "committed_blocks", "last_key", "swapped")
 # Blocks, or table entries, that are checked without a pause: about a third of a millisecond.
 _SLICE = 300
 # Table entries that are compared in the time of one block.
@@ -41,11 +43,15 @@ _ENTRIES_PER_BLOCK = 64
 
 
 class Violation(NamedTuple):
-    """A violated invariant of a pool. `block` is in the `host` or device tier; 0 if it concerns no single block."""
+    """A violated invariant of a pool.
+
+    `block` is in the `host` or device tier of a kind of blocks; 0 if it concerns no single block.
+    """
 
     block: int
     host: bool
     message: str
+    kind: int = 0
 
 
 class _Holders:
@@ -100,17 +106,34 @@ class Audit:
     """One audit of one pool. It must receive every Step from its creation to the end of `slices`."""
 
     def __init__(self, state: PoolState) -> None:
+        self._kinds = [_KindAudit(kind, state) for kind in state.kinds]
+
+    def on_step(self, applied: AppliedStep) -> None:
+        """Receive an applied Step. Its result is kept for a while and must not change."""
+        for kind, own in zip(self._kinds, (applied, *applied.windows), strict=True):
+            kind.on_step(own)
+
+    def slices(self) -> Iterator[list[Violation]]:
+        """Run the audit, kind by kind, yielding the violations that each slice found. Each is yielded once."""
+        for number, kind in enumerate(self._kinds):
+            for found in kind.slices():
+                yield [one._replace(kind=number) for one in found] if number else found
+
+
+class _KindAudit:
+    """The audit of one kind of blocks of a pool, whose state of kind 0 is `main`."""
+
+    def __init__(self, state: PoolState, main: PoolState) -> None:
         self._state = state
+        self._main = main
         self._device = _Holders(state.device, host=False)
         self._host = _Holders(state.host, host=True)
         self._tables = TableFollower(state, self._device, self._host)
 
     def on_step(self, applied: AppliedStep) -> None:
-        """Receive an applied Step. Its result is kept for a while and must not change."""
         self._tables.on_step(applied)
 
     def slices(self) -> Iterator[list[Violation]]:
-        """Run the audit, yielding the violations that each slice found. Each is yielded once."""
         for _ in self._tables.copying():
             yield []
         reported: set[Violation] = set()
@@ -133,7 +156,7 @@ class Audit:
         """Withhold the block of violations, which all concern the same block or none."""
         if not found:
             return
-        block, host, _ = found[0]
+        block, host, *_ = found[0]
         holders = self._host if host else self._device
         if 1 <= block <= holders.tier.total:
             faulty = {block: holders.of(block)}
@@ -158,23 +181,33 @@ class Audit:
 
     def _sequence_violations(self, sequence_id: int) -> list[Violation]:
         sequence = self._state.sequences[sequence_id]
-        holders, table = self._tables.of(sequence_id)
+        followed = self._tables.of(sequence_id)
+        holders, table = followed.holders, followed.blocks
         found = []
-        if sequence.table != table or sequence.swapped != holders.host:
+        same = sequence.table == table and sequence.dropped == followed.dropped
+        if not same or sequence.swapped != holders.host:
             pairs = zip(sequence.table, table, strict=False)
             block = next((one for one, other in pairs if one != other), 0)
             message = f"the table of sequence {sequence_id} differs from the results of its Steps"
             found.append(Violation(block, sequence.swapped, message))
-        elif sequence.committed_blocks and self._has_other_key(sequence, holders.tier):
-            block = table[sequence.committed_blocks - 1]
+        elif sequence.committed_blocks > sequence.dropped and self._has_other_key(sequence, holders.tier):
+            block = table[sequence.committed_blocks - 1 - sequence.dropped]
             message = f"block {block} has a key that differs from the last key of sequence {sequence_id}"
             found += holders.violations([BlockFault(block, message)])
+        if self._state is not self._main and self._differs(sequence):
+            message = f"sequence {sequence_id} is at another boundary than in kind 0"
+            found.append(Violation(0, sequence.swapped, message))
         if sequence_id not in self._state.groups.get(sequence.group, ()):
             found.append(Violation(0, sequence.swapped, f"sequence {sequence_id} is not in its group {sequence.group}"))
         return found
 
+    def _differs(self, sequence: SequenceTable) -> bool:
+        """Return whether a sequence of a window kind has other rooms or committed blocks than that of kind 0."""
+        other = self._main.sequences.get(sequence.id)
+        return other is None or any(getattr(other, name) != getattr(sequence, name) for name in _SAME)
+
     def _has_other_key(self, sequence: SequenceTable, tier: Tier) -> bool:
-        block = sequence.table[sequence.committed_blocks - 1]
+        block = sequence.table[sequence.committed_blocks - 1 - sequence.dropped]
         return tier.key(block) != sequence.last_key and not tier.marks.is_withheld_or_marked(block)
 
     def _checking_blocks(self, holders: _Holders) -> Iterator[list[Violation]]:

@@ -142,8 +142,36 @@ class _Cells:
         return changes
 
 
+class PoolMap:
+    """The maps of all kinds of blocks of a pool, kind 0 first. It must receive every Step from its creation on."""
+
+    def __init__(self, state: PoolState) -> None:
+        self.kinds = [BlockMap(kind) for kind in state.kinds]
+
+    def on_step(self, applied: AppliedStep) -> None:
+        """Receive an applied Step. Its result is kept for a while and must not change."""
+        for kind, own in zip(self.kinds, (applied, *applied.windows), strict=True):
+            kind.on_step(own)
+
+    def building(self) -> Generator[None, None, None]:
+        """Build the maps in slices."""
+        for kind in self.kinds:
+            yield from kind.building()
+
+    def updating(self) -> Generator[None, None, list[MapChanges]]:
+        """Update the maps in slices; the generator's return value has the changes of each kind."""
+        changes = []
+        for kind in self.kinds:
+            changes.append((yield from kind.updating()))
+        return changes
+
+    def __len__(self) -> int:
+        """Return the number of blocks that are shown."""
+        return sum(len(kind.device) + len(kind.host) for kind in self.kinds)
+
+
 class BlockMap:
-    """The states of all blocks of a pool. The map must receive every Step from its creation on."""
+    """The states of all blocks of one kind. The map must receive every Step from its creation on."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
@@ -204,16 +232,17 @@ class BlockMap:
         return MapChanges(*changes)
 
 
-def entries_of(state: PoolState, block: int, *, host: bool) -> Generator[None, None, list[TableEntry]]:
-    """Find the table entries of a block, in slices; the generator's return value lists them."""
-    found, done = [], 0
+def entries_of(state: PoolState, block: int, *, host: bool, kind: int = 0) -> Generator[None, None, list[TableEntry]]:
+    """Find the table entries of a block of a kind, in slices; the generator's return value lists them."""
+    found, done, tables = [], 0, state.kinds[kind].sequences
     for sequence_id in list(state.sequences):
-        sequence = state.sequences.get(sequence_id)
-        if sequence is None or sequence.swapped != host:
+        sequence = tables.get(sequence_id)
+        if sequence is None or sequence.swapped != host or sequence_id not in state.sequences:
             continue
         if block in sequence.table:
-            index = sequence.table.index(block)
-            tokens = min(max(sequence.computed_tokens - index * state.block_size, 0), state.block_size)
+            index = sequence.dropped + sequence.table.index(block)
+            computed = state.sequences[sequence_id].computed_tokens  # lengths are those of kind 0
+            tokens = min(max(computed - index * state.block_size, 0), state.block_size)
             found.append(TableEntry(sequence_id, index, tokens))
         done += len(sequence.table) + 100
         if done >= _SLICE_SEARCHED:

@@ -4,13 +4,14 @@ The tables are copied in slices, while Steps are applied in between. The results
 a change of a copied table is applied to the copy; a change of a table that is not copied yet is part of the later copy.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Set
+from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from blocks import Pin, PinChange, Reset, TableChange, Unpin
 from kvmanager.applied import AppliedStep
-from kvmanager.effects import Forked, Freed, PinsChanged, SwappedIn, SwappedOut, effect_of
+from kvmanager.effects import Allocated, Forked, Freed, PinsChanged, SwappedIn, SwappedOut, Trimmed, effect_of
 from kvmanager.pool_state import PoolState
 
 # Table entries that are copied without a pause: well below a third of a millisecond.
@@ -31,17 +32,26 @@ class Holders(Protocol):
 H = TypeVar("H", bound=Holders)
 
 
+@dataclass(slots=True)
+class FollowedTable(Generic[H]):
+    """A table with the holders of its tier. Its first entry is logical block `dropped`."""
+
+    holders: H
+    blocks: list[int]
+    dropped: int = 0
+
+
 class TableFollower(Generic[H]):
     """The tables and pins of a pool according to the results of its Steps. Complete from the end of `copying` on."""
 
     def __init__(self, state: PoolState, device: H, host: H) -> None:
-        """Start without tables. The follower must receive every Step from now on."""
+        """Start without tables. The follower must receive every Step of this kind from now on."""
         self.changes = 0  # received results
         self.resets = 0  # resets of the prefix cache in the followed results
         self._state = state
         self._device = device
         self._host = host
-        self._tables: dict[int, tuple[H, list[int]]] = {}
+        self._tables: dict[int, FollowedTable[H]] = {}
         self._pins: dict[str, list[int]] = {}
         self._pending: list[AppliedStep] = []
 
@@ -53,9 +63,9 @@ class TableFollower(Generic[H]):
             if len(self._pending) >= _MAX_PENDING:
                 self.catch_up()
 
-    def of(self, sequence: int) -> tuple[H, list[int]]:
-        """Return the holders of a sequence's tier and its table, which is empty if the sequence is unknown."""
-        return self._tables.get(sequence, (self._device, []))
+    def of(self, sequence: int) -> FollowedTable[H]:
+        """Return the table of a sequence, which is empty if the sequence is unknown."""
+        return self._tables.get(sequence) or FollowedTable(self._device, [])
 
     def catch_up(self) -> None:
         """Apply the changes of all received results."""
@@ -73,7 +83,7 @@ class TableFollower(Generic[H]):
             sequence = self._state.sequences.get(sequence_id)
             if sequence is not None and sequence_id not in self._tables:
                 holders = self._host if sequence.swapped else self._device
-                self._tables[sequence_id] = (holders, list(sequence.table))
+                self._tables[sequence_id] = FollowedTable(holders, list(sequence.table), sequence.dropped)
                 copied = yield from self._adding(holders, list(sequence.table), sequence_id, copied)
         for pin in list(self._state.pins):
             yield from self._awaiting_step()
@@ -107,11 +117,17 @@ class TableFollower(Generic[H]):
         The tables of a result are in the order of forks, swaps, extends and allocates.
         """
         tables = iter(applied.result.tables)
+        begun: set[int] = set()
         for effect in map(effect_of, applied.effects):
             match effect:
+                case Allocated():
+                    begun.add(effect.sequence)
                 case Forked():
-                    self._change_table(next(tables))
-                    self._change_table(next(tables))
+                    begun.add(effect.child)
+                    self._change_table(next(tables), begun)
+                    self._change_table(next(tables), begun)
+                case Trimmed():
+                    self._trim(effect)
                 case Freed():
                     self._forget(effect.sequence)
                 case SwappedOut():
@@ -121,26 +137,31 @@ class TableFollower(Generic[H]):
                 case PinsChanged():
                     self._change_pins(effect.change, effect.blocks)
         for change in tables:
-            self._change_table(change)
+            self._change_table(change, begun)
 
-    def _change_table(self, change: TableChange) -> None:
-        if not change.first_index and change.sequence not in self._tables:
-            self._tables[change.sequence] = (self._device, [])
-        if change.sequence in self._tables:
-            holders, table = self._tables[change.sequence]
-            holders.change(table[change.first_index :], -1, change.sequence)
-            table[change.first_index :] = change.block_ids
-            holders.change(change.block_ids, 1, change.sequence)
+    def _change_table(self, change: TableChange, begun: Set[int]) -> None:
+        if change.sequence not in self._tables and change.sequence in begun:
+            self._tables[change.sequence] = FollowedTable(self._device, [], change.first_index)
+        if table := self._tables.get(change.sequence):
+            entry = change.first_index - table.dropped
+            table.holders.change(table.blocks[entry:], -1, change.sequence)
+            table.blocks[entry:] = change.block_ids
+            table.holders.change(change.block_ids, 1, change.sequence)
+
+    def _trim(self, effect: Trimmed) -> None:
+        if table := self._tables.get(effect.sequence):
+            table.holders.change(effect.blocks, -1, effect.sequence)
+            del table.blocks[: len(effect.blocks)]
+            table.dropped += len(effect.blocks)
 
     def _move(self, change: TableChange, holders: H) -> None:
         self._forget(change.sequence)
-        self._tables[change.sequence] = (holders, list(change.block_ids))
+        self._tables[change.sequence] = FollowedTable(holders, list(change.block_ids), change.first_index)
         holders.change(change.block_ids, 1, change.sequence)
 
     def _forget(self, sequence: int) -> None:
-        if sequence in self._tables:
-            holders, table = self._tables.pop(sequence)
-            holders.change(table, -1, sequence)
+        if table := self._tables.pop(sequence, None):
+            table.holders.change(table.blocks, -1, sequence)
 
     def _change_pins(self, change: PinChange, blocks: Iterable[int]) -> None:
         match change:

@@ -23,17 +23,37 @@ class Hit(NamedTuple):
 
 def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     """Begin a group: acquire the cached prefix, and blocks for the tokens that are computed next."""
-    _check(state, item)
-    sequence = SequenceTable(item.sequence, item.group, item.request_id, item.salt, state.resets, state.root(item.salt))
-    sequence.prompt_tokens = len(item.token_ids)
+    check_allocate(state, item)
+    sequence = new_sequence(state, item)
     hits: list[Hit] = []
-    missed = yield from _finding_prefix(state, hits, sequence.root, item)
+    missed = yield from finding_prefix(state, hits, sequence.root, item)
+    yield from checking_fits(state, hits, state.blocks_for(len(item.token_ids)) - len(hits), item.spare_blocks)
+    yield from allocating(state, sequence, hits, missed, item, outcome)
+
+
+def new_sequence(state: PoolState, item: Allocate) -> SequenceTable:
+    """Return the sequence of an item, without blocks."""
+    root = state.root(item.salt)
+    sequence = SequenceTable(item.sequence, item.group, item.request_id, item.salt, state.resets, root)
+    sequence.prompt_tokens = len(item.token_ids)
+    return sequence
+
+
+def allocating(
+    state: PoolState,
+    sequence: SequenceTable,
+    hits: list[Hit],
+    missed: bytes | None,
+    item: Allocate,
+    outcome: Outcome,
+) -> Parts:
+    """Begin a group with these hits, which the caller has checked to fit. They are the last of its cached prefix."""
     evicted_before = len(outcome.evicted)
     outlived = yield from _counting_outlived(state, hits)
     if hits:
         yield from _acquiring_prefix(state, sequence, hits, outcome)
     room = min(sequence.prompt_tokens, sequence.computed_tokens + item.compute_tokens)
-    for done in state.granting(sequence.table, state.blocks_for(room) - len(sequence.table), outcome):
+    for done in state.granting(sequence.table, state.blocks_for(room) - sequence.blocks, outcome):
         state.in_flight += sequence.table[len(state.in_flight) :]
         yield done
     for some in pop_parts(hits):  # in parts, because freeing a long list takes long
@@ -42,7 +62,8 @@ def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     _add_sequence(state, sequence, missed, item, outcome, evicted_before, outlived)
 
 
-def _check(state: PoolState, item: Allocate) -> None:
+def check_allocate(state: PoolState, item: Allocate) -> None:
+    """Raise ItemRefused unless a group may begin so, if it fits."""
     state.check_new(item.sequence)
     if item.group in state.groups:
         raise IdInUse(f"group {item.group} already exists")
@@ -53,28 +74,36 @@ def _check(state: PoolState, item: Allocate) -> None:
         raise InvalidItem(f"token_ids must have at most {longest} tokens, not {len(item.token_ids)}")
 
 
-def _finding_prefix(
+def finding_prefix(
     state: PoolState, hits: list[Hit], root: bytes, item: Allocate
 ) -> Generator[int, None, bytes | None]:
     """Append the longest cached prefix that leaves a token to compute to `hits`; return the first key not found.
 
-    Nothing is reserved or refreshed. Raises OutOfBlocks if the prompt does not fit beside the hits.
+    Nothing is reserved or refreshed.
     """
     keys = prefix_keys(root, item.token_ids, state.block_size)
-    on_device, idle, missed, found = 0, 0, None, parts.PART
+    missed, found = None, parts.PART
     while found == parts.PART:
         before = len(hits)
         missed = _extend_prefix(state, hits, islice(keys, parts.PART))
         found = len(hits) - before
-        new = [hit.device_block for hit in hits[before:] if hit.device_block]
-        # Hits without a holder are available, but must not be counted as space for the rest of the prompt.
-        on_device, idle = on_device + len(new), idle + sum(state.device.ref_count(block) == 0 for block in new)
         yield found
-    state.check_shares(len(hits))
-    needed, available = state.blocks_for(len(item.token_ids)) - on_device, state.device.available - idle
-    if needed + item.spare_blocks > available:
-        raise OutOfBlocks(shortage(needed, available, item.spare_blocks, idle))
     return missed
+
+
+def checking_fits(state: PoolState, hits: list[Hit], more: int, spare: int) -> Parts:
+    """Check that `more` blocks fit beside hits, and leave `spare` free. Raises OutOfBlocks."""
+    promoted = idle = 0
+    for some in parts_of(hits):
+        on_device = [hit.device_block for hit in some if hit.device_block]
+        promoted += len(some) - len(on_device)
+        # Hits without a holder are available, but must not be counted as space for the rest of the prompt.
+        idle += sum([state.device.ref_count(block) == 0 for block in on_device])
+        yield len(some) // 4
+    state.check_shares(len(hits))
+    needed, available = more + promoted, state.device.available - idle
+    if needed + spare > available:
+        raise OutOfBlocks(shortage(needed, available, spare, idle, state.kind_name))
 
 
 def _extend_prefix(state: PoolState, hits: list[Hit], keys: Iterable[bytes]) -> bytes | None:
@@ -108,8 +137,8 @@ def _acquiring_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit]
         state.in_flight += [block for block, hit in zip(blocks, some, strict=True) if not hit.device_block]
         sequence.table += blocks
         yield len(some)
-    sequence.committed_blocks, sequence.last_key = len(hits), hits[-1].key
-    sequence.computed_tokens = len(hits) * state.block_size
+    sequence.committed_blocks, sequence.last_key = sequence.blocks, hits[-1].key
+    sequence.computed_tokens = sequence.blocks * state.block_size
 
 
 def _add_sequence(
@@ -122,12 +151,13 @@ def _add_sequence(
     outlived: int,
 ) -> None:
     cached_tokens = sequence.computed_tokens
-    sequence.room_tokens = len(sequence.table) * state.block_size
+    sequence.room_tokens = sequence.blocks * state.block_size
     state.add(sequence)
     outcome.hit_tokens += cached_tokens
     outcome.query_tokens += len(item.token_ids)
-    outcome.tables.append(TableChange(sequence.id, 0, list(sequence.table), sequence.room_tokens, cached_tokens))
-    hits, prompt = sequence.committed_blocks, len(item.token_ids)
+    table = list(sequence.table)
+    outcome.tables.append(TableChange(sequence.id, sequence.dropped, table, sequence.room_tokens, cached_tokens))
+    hits, prompt = sequence.committed_blocks - sequence.dropped, len(item.token_ids)
     details = item.waited_seconds, item.prefix_of, outlived
     allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, *details)
     evicted = outcome.evicted[evicted_before:]

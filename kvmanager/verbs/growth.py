@@ -14,7 +14,7 @@ from kvmanager.pool_state import PoolState, SequenceTable
 _EXTEND = StepItem.EXTEND
 
 
-class _Write(NamedTuple):
+class TableWrite(NamedTuple):
     """A table entry to make writable: a new one, or one whose shared or keyed block is replaced by a copy."""
 
     sequence: SequenceTable
@@ -35,10 +35,7 @@ def extend(state: PoolState, item: Extend, outcome: Outcome) -> Parts | None:
             sequence = _member(state, item.group, sequence_id)  # raises the refusal
         if sequence.room_tokens == len(sequence.table) * state.block_size:
             return _append(state, sequence, tokens, outcome)
-    rooms = [(_member(state, item.group, sequence_id), tokens) for sequence_id, tokens in item.rooms]
-    if len({sequence_id for sequence_id, _ in item.rooms}) < len(rooms):
-        raise InvalidItem("a sequence is listed twice")
-    return _rewriting(state, rooms, outcome)
+    return _rewriting(state, rooms_of(state, item), outcome)
 
 
 def _member(state: PoolState, group: int, sequence_id: int) -> SequenceTable:
@@ -83,13 +80,36 @@ def _appending(state: PoolState, sequence: SequenceTable, needed: int, outcome: 
 
 
 def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome: Outcome) -> Parts:
+    yield from writing(state, rooms, (yield from planning_writes(state, rooms)), outcome)
+
+
+def rooms_of(state: PoolState, item: Extend) -> list[tuple[SequenceTable, int]]:
+    """Return the sequences of an item with their new rooms. Raises UnknownSequence and InvalidItem."""
+    rooms = [(_member(state, item.group, sequence_id), tokens) for sequence_id, tokens in item.rooms]
+    if len({sequence_id for sequence_id, _ in item.rooms}) < len(rooms):
+        raise InvalidItem("a sequence is listed twice")
+    return rooms
+
+
+def planning_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) -> Generator[int, None, list[TableWrite]]:
+    """Return the writes to tables that give sequences their rooms, changing nothing.
+
+    Raises OutOfBlocks, and InvalidItem if a room is too long.
+    """
     # Counted before they are listed, because an excessive length must not use memory.
-    state.check_available(sum(max(0, state.blocks_for(tokens) - len(member.table)) for member, tokens in rooms))
+    state.check_available(sum(max(0, state.blocks_for(tokens) - member.blocks) for member, tokens in rooms))
     longest = max((tokens for _, tokens in rooms), default=0)
     if state.blocks_for(longest) > min(limits.MAX_TABLE_BLOCKS, MAX_ROOM_TOKENS // state.block_size):
         raise InvalidItem(_too_long(state, longest))
-    writes = yield from _planning_writes(state, rooms)
+    writes = yield from _listing_writes(state, rooms)
     state.check_available(len(writes))
+    return writes
+
+
+def writing(
+    state: PoolState, rooms: list[tuple[SequenceTable, int]], writes: list[TableWrite], outcome: Outcome
+) -> Parts:
+    """Make planned writes, and give the sequences their rooms."""
     old_rooms = [sequence.room_tokens for sequence, _ in rooms]
     evicted_before = len(outcome.evicted)
     granted: list[int] = []
@@ -99,9 +119,10 @@ def _rewriting(state: PoolState, rooms: list[tuple[SequenceTable, int]], outcome
         yield len(part)
     for (sequence, tokens), old_room in zip(rooms, old_rooms, strict=True):
         if tokens > old_room:
-            sequence.room_tokens = len(sequence.table) * state.block_size
+            sequence.room_tokens = sequence.blocks * state.block_size
             first = old_room // state.block_size
-            outcome.tables.append(TableChange(sequence.id, first, sequence.table[first:], sequence.room_tokens))
+            blocks = sequence.table[first - sequence.dropped :]
+            outcome.tables.append(TableChange(sequence.id, first, blocks, sequence.room_tokens))
     if granted:
         first_sequence = rooms[0][0]
         evicted = outcome.evicted[evicted_before:]
@@ -113,7 +134,7 @@ def _too_long(state: PoolState, tokens: int) -> str:
     return f"tokens must be at most {longest}, not {tokens}"
 
 
-def _planning_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) -> Generator[int, None, list[_Write]]:
+def _listing_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) -> Generator[int, None, list[TableWrite]]:
     """Return the blocks to grant, changing nothing. Holders that move to a copy no longer count as sharing."""
     moved: dict[int, int] = {}
     writes = []
@@ -121,12 +142,13 @@ def _planning_writes(state: PoolState, rooms: list[tuple[SequenceTable, int]]) -
         if tokens <= sequence.room_tokens:
             continue
         for part in parts_of(range(sequence.room_tokens // state.block_size, state.blocks_for(tokens))):
-            for index in part:
-                if index >= len(sequence.table):
-                    writes.append(_Write(sequence, index, replaces=False))
-                elif _needs_copy(state, block := sequence.table[index], moved.get(block, 0)):
+            for logical in part:
+                entry = logical - sequence.dropped
+                if entry >= len(sequence.table):
+                    writes.append(TableWrite(sequence, entry, replaces=False))
+                elif _needs_copy(state, block := sequence.table[entry], moved.get(block, 0)):
                     moved[block] = moved.get(block, 0) + 1
-                    writes.append(_Write(sequence, index, replaces=True))
+                    writes.append(TableWrite(sequence, entry, replaces=True))
             yield len(part)
     return writes
 
@@ -135,7 +157,7 @@ def _needs_copy(state: PoolState, block: int, moved: int) -> bool:
     return state.device.ref_count(block) - moved > 1 or state.device.key(block) is not None
 
 
-def _make_writable(state: PoolState, write: _Write, outcome: Outcome) -> int:
+def _make_writable(state: PoolState, write: TableWrite, outcome: Outcome) -> int:
     block = state.grant_one(outcome)
     if not write.replaces:
         write.sequence.table.append(block)

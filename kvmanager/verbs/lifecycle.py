@@ -10,7 +10,7 @@ from kvmanager.errors import InvalidItem
 from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState, SequenceTable
 
-_COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
+COMMIT, _FORK, _FREE = StepItem.COMMIT, StepItem.FORK, StepItem.FREE
 
 
 def commit(state: PoolState, item: Commit, outcome: Outcome) -> Parts | None:
@@ -22,7 +22,7 @@ def commit(state: PoolState, item: Commit, outcome: Outcome) -> Parts | None:
     if len(token_ids) != state.block_size:
         return _committing(state, sequence, item, outcome)
     blocks = _commit_one(state, sequence, first, token_ids, outcome)
-    outcome.effects.append((_COMMIT, sequence_id, sequence.group, blocks, (), None))
+    outcome.effects.append((COMMIT, sequence_id, sequence.group, blocks, (), None))
     return None
 
 
@@ -70,7 +70,7 @@ def _committing(state: PoolState, sequence: SequenceTable, item: Commit, outcome
         outcome.sealed_blocks += part
         outcome.sealed_keys += part_keys
         yield work
-    outcome.effects.append((_COMMIT, sequence.id, sequence.group, blocks, (), None))
+    outcome.effects.append((COMMIT, sequence.id, sequence.group, blocks, (), None))
 
 
 def _whole_blocks(state: PoolState, sequence: SequenceTable, item: Commit) -> list[int]:
@@ -98,13 +98,7 @@ def _check_same_keys(blocks: list[int], old_keys: list[bytes | None], keys: list
 
 def fork(state: PoolState, item: Fork, outcome: Outcome) -> Parts:
     """Add a sequence to the group that shares the parent's blocks below a length."""
-    parent = state.on_device(item.parent)
-    state.check_new(item.child)
-    if not 1 <= item.length <= parent.room_tokens:
-        raise InvalidItem(
-            f"length must be between 1 and {parent.room_tokens}, the room of the parent, not {item.length}"
-        )
-    state.check_shares(state.blocks_for(item.length))
+    parent = check_fork(state, item)
     yield from state.releasing(_truncate(state, parent, item.length))
     for part in parts_of(parent.table):
         state.device.hold(part)
@@ -113,23 +107,37 @@ def fork(state: PoolState, item: Fork, outcome: Outcome) -> Parts:
     state.in_flight.clear()
     child = replace(parent, id=item.child, table=list(parent.table))
     state.add(child)
-    outcome.tables.append(TableChange(parent.id, len(parent.table), [], parent.room_tokens))
-    outcome.tables.append(TableChange(child.id, 0, list(child.table), child.room_tokens))
+    outcome.tables.append(TableChange(parent.id, parent.blocks, [], parent.room_tokens))
+    outcome.tables.append(TableChange(child.id, child.dropped, list(child.table), child.room_tokens))
     outcome.effects.append((_FORK, parent.id, parent.group, child.table[:], (), child.id))
+
+
+def check_fork(state: PoolState, item: Fork) -> SequenceTable:
+    """Return the parent. Raises ItemRefused unless it can be forked."""
+    parent = state.on_device(item.parent)
+    state.check_new(item.child)
+    least = max(1, parent.trimmed_to)
+    if not least <= item.length <= parent.room_tokens:
+        raise InvalidItem(
+            f"length must be between {least} and {parent.room_tokens}, the room of the parent, not {item.length}"
+        )
+    state.check_shares(state.blocks_for(item.length) - parent.dropped)
+    return parent
 
 
 def _truncate(state: PoolState, sequence: SequenceTable, length: int) -> list[int]:
     """Remove the room beyond `length` tokens; return the removed blocks, which are still held."""
-    keep = state.blocks_for(length)
-    dropped = sequence.table[keep:]
+    keep = state.blocks_for(length) - sequence.dropped
+    removed = sequence.table[keep:]
     del sequence.table[keep:]
     sequence.room_tokens = length
     sequence.computed_tokens = min(sequence.computed_tokens, length)
     whole = length // state.block_size
     if sequence.committed_blocks > whole:
         sequence.committed_blocks = whole
-        sequence.last_key = _last_key(state, sequence)
-    return dropped
+        if state.kind is None:  # of a window kind the block may have left the window
+            sequence.last_key = _last_key(state, sequence)
+    return removed
 
 
 def _last_key(state: PoolState, sequence: SequenceTable) -> bytes:

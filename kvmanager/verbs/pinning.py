@@ -20,6 +20,14 @@ def change_pins(state: PoolState, item: PinChange, outcome: Outcome) -> Parts:
 
 
 def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Parts:
+    sequence = check_pin(state, item)
+    blocks = sequence.table[: item.block_count]
+    yield from checking_others_fit(state, blocks)
+    yield from pinning(state, item, blocks, outcome)
+
+
+def check_pin(state: PoolState, item: Pin) -> SequenceTable:
+    """Return the sequence whose blocks are to be pinned. Raises ItemRefused unless they can be, if others fit."""
     sequence = state.on_device(item.sequence)
     if not item.pin_id:
         raise InvalidItem("pin_id must not be empty")
@@ -33,8 +41,12 @@ def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Parts:
     if len(state.pins) >= limits.MAX_PINS:
         raise InvalidItem(f"the pool already has {limits.MAX_PINS} pins, which is the maximum")
     state.check_shares(item.block_count)
-    blocks = sequence.table[: item.block_count]
-    yield from _checking_others_fit(state, blocks)
+    return sequence
+
+
+def pinning(state: PoolState, item: Pin, blocks: list[int], outcome: Outcome) -> Parts:
+    """Hold the blocks of a pin."""
+    sequence = state.sequences[item.sequence]
     for part in parts_of(blocks):
         state.device.hold(part)
         state.in_flight += part
@@ -44,7 +56,7 @@ def _pin(state: PoolState, item: Pin, outcome: Outcome) -> Parts:
     outcome.effects.append((StepItem.PIN, sequence.id, sequence.group, blocks, (), item))
 
 
-def _checking_others_fit(state: PoolState, blocks: list[int]) -> Parts:
+def checking_others_fit(state: PoolState, blocks: list[int]) -> Parts:
     """Raise PinTooLarge if the present blocks of a live group would not fit into the device beside all pins.
 
     Only the engine knows how far a group may grow, so it checks that before it sends the pin.

@@ -17,7 +17,7 @@ from kvmanager.tier.tier import Seal, Tier
 
 
 @dataclass
-class _Route:
+class Route:
     """The mapping of a group's blocks to blocks of the target tier.
 
     `cached` maps blocks to target blocks with the same key, `to_copy` the blocks to copy to granted ones. `duplicates`
@@ -29,14 +29,37 @@ class _Route:
     duplicates: dict[int, int] = field(default_factory=dict)
 
     def target(self, block: int) -> int:
+        """Return the block of the target tier that takes the place of a block."""
         return self.cached.get(block) or self.to_copy[self.duplicates.get(block, block)]
 
 
 def swap_out(state: PoolState, group: int, outcome: Outcome) -> Parts:
     """Move a group to the host tier. Raises OutOfBlocks if it is full; the engine then recomputes the group instead."""
-    members = _members(state, group, swapped=False)
-    route = _Route()
-    yield from _planning(route, members, state, state.device, state.host)
+    yield from swapping_out(state, group, (yield from planning_swap(state, group, swapped=False)), outcome)
+
+
+def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
+    """Move a group back to the device."""
+    yield from swapping_in(state, group, (yield from planning_swap(state, group, swapped=True)), outcome)
+
+
+def planning_swap(state: PoolState, group: int, *, swapped: bool) -> Generator[int, None, Route]:
+    """Return the route of a group, which is `swapped` or not, to the other tier, changing nothing.
+
+    Raises UnknownSequence, InvalidItem and OutOfBlocks.
+    """
+    members = state.members(group)
+    if members[0].swapped != swapped:
+        raise InvalidItem(f"group {group} is {'not ' if swapped else ''}swapped out")
+    route = Route()
+    source, target = (state.host, state.device) if swapped else (state.device, state.host)
+    yield from _planning(route, members, state, source, target)
+    return route
+
+
+def swapping_out(state: PoolState, group: int, route: Route, outcome: Outcome) -> Parts:
+    """Move a group to the host tier by a planned route."""
+    members = state.members(group)
     yield from _moving(route, members, state, state.host.grant_many)
     state.host.take_evictions()  # not reported, because nothing depends on the cached blocks of the host tier
     for part in parts_of(route.to_copy.items()):
@@ -47,11 +70,9 @@ def swap_out(state: PoolState, group: int, outcome: Outcome) -> Parts:
     yield from _recording_move(StepItem.SWAP_OUT, members, outcome)
 
 
-def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
-    """Move a group back to the device."""
-    members = _members(state, group, swapped=True)
-    route = _Route()
-    yield from _planning(route, members, state, state.host, state.device)
+def swapping_in(state: PoolState, group: int, route: Route, outcome: Outcome) -> Parts:
+    """Move a group back to the device by a planned route."""
+    members = state.members(group)
     evicted_before = len(outcome.evicted)
     tables = yield from _moving(route, members, state, lambda count: state.grant(count, outcome))
     for some in parts_of(tables):
@@ -68,14 +89,7 @@ def swap_in(state: PoolState, group: int, outcome: Outcome) -> Parts:
     yield from _recording_move(StepItem.SWAP_IN, members, outcome, evicted_before)
 
 
-def _members(state: PoolState, group: int, *, swapped: bool) -> list[SequenceTable]:
-    members = state.members(group)
-    if members[0].swapped != swapped:
-        raise InvalidItem(f"group {group} is {'not ' if swapped else ''}swapped out")
-    return members
-
-
-def _planning(route: _Route, members: list[SequenceTable], state: PoolState, source: Tier, target: Tier) -> Parts:
+def _planning(route: Route, members: list[SequenceTable], state: PoolState, source: Tier, target: Tier) -> Parts:
     """Fill `route`, changing no tier. Raises OutOfBlocks if the target tier has too few blocks, or too many shares."""
     first_of_key: dict[bytes, int] = {}
     seen = bytearray(source.total + 1)
@@ -99,11 +113,11 @@ def _planning(route: _Route, members: list[SequenceTable], state: PoolState, sou
     state.check_shares(len(route.cached) + len(route.duplicates))
     needed, available = len(route.to_copy), target.available - len(idle)
     if needed > available:
-        raise OutOfBlocks(f"{shortage(needed, available)} in the other tier")
+        raise OutOfBlocks(f"{shortage(needed, available, kind=state.kind_name)} in the other tier")
 
 
 def _moving(
-    route: _Route, members: list[SequenceTable], state: PoolState, grant: Callable[[int], list[int]]
+    route: Route, members: list[SequenceTable], state: PoolState, grant: Callable[[int], list[int]]
 ) -> Generator[int, None, list[list[int]]]:
     """Give the members tables in the target tier. Return their old tables, whose blocks are in flight."""
     swapped = members[0].swapped
@@ -133,7 +147,7 @@ def _moving(
 
 
 def _new_tables(
-    route: _Route, tables: list[list[int]], target: Tier, held: list[int]
+    route: Route, tables: list[list[int]], target: Tier, held: list[int]
 ) -> Generator[int, None, list[list[int]]]:
     """Translate tables, and hold the new blocks for each entry. Granted blocks are in `held` once already."""
     counted = bytearray(target.total + 1)  # granted blocks whose first holder is assigned
@@ -176,7 +190,7 @@ def _recording_move(
     evicted = [] if evicted_before is None else outcome.evicted[evicted_before:]
     for part in parts_of(members):
         for member in part:
-            outcome.tables.append(TableChange(member.id, 0, member.table[:], member.room_tokens))
+            outcome.tables.append(TableChange(member.id, member.dropped, member.table[:], member.room_tokens))
             outcome.effects.append((item, member.id, member.group, member.table[:], evicted, None))
             evicted = []
         yield len(part)

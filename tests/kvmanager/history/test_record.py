@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from blocks import Allocate, Step
+from blocks import Allocate, Commit, Extend, Free, FreeReason, Length, Step, Trim, WindowKind
 from kvmanager import Pool, PoolReport, PoolSpec, report_of
-from kvmanager.history.record import Checksum, OperationsReplay, ReplayMismatch
+from kvmanager.history.record import Checksum, OperationsReplay, ReplayMismatch, Withheld
 from tests.kvmanager.test_report import adopted, random_step, spec
 
 STEPS = 25
@@ -21,7 +21,7 @@ class Session:
     spec: PoolSpec = field(init=False)
     report: PoolReport = field(init=False)
     begun: bytes = field(init=False)
-    steps: list[tuple[Step, tuple[int, ...], tuple[int, ...], bytes]] = field(default_factory=list)
+    steps: list[tuple[Step, list[Withheld], bytes]] = field(default_factory=list)
 
     def __post_init__(self):
         self.spec, self.report = self.pool.spec, report_of(self.pool)
@@ -33,8 +33,9 @@ class Session:
     def apply(self, step):
         applied = self.pool.apply(step)
         self.checksum.add(step, applied)
-        result = applied.result
-        self.steps.append((step, result.withheld_blocks, result.host_withheld_blocks, self.checksum.digest))
+        results = (applied.result, *applied.result.windows)
+        withheld = [(one.withheld_blocks, one.host_withheld_blocks) for one in results]
+        self.steps.append((step, withheld, self.checksum.digest))
 
 
 def a_session(seed, steps_before=0):
@@ -168,3 +169,47 @@ def test_a_changed_snapshot_a_missing_step_and_a_repeated_one_are_found():
     session.steps.insert(3, missing)
     with pytest.raises(ReplayMismatch, match="step 102 is out of order"):
         replayed(session)
+
+
+def a_session_with_windows(**kind):
+    """A sequence of 12 tokens whose first blocks leave a window, is swapped out and in, and ends."""
+    given = {"tokens": 5, "device_blocks": 6, "host_blocks": 6, **kind}
+    session = Session(Pool(PoolSpec("engine", 1, "model", 4, 8, 8, windows=(WindowKind("window", **given),))))
+    session.apply(Step(1, allocates=[Allocate(1, 1, "request", b"", [*range(12)], 12, window_spares=(0,))]))
+    session.apply(Step(2, commits=[Commit(1, 0, [*range(12)])], trims=[Trim(1, 9)], extends=[Extend(1, ((1, 16),))]))
+    session.pool.withhold([], [], 0)
+    session.pool.withhold([5], [3], 1)
+    session.apply(Step(3, swap_outs=[1]))
+    session.apply(Step(4, swap_ins=[1], lengths=[Length(1, 13)]))
+    session.apply(Step(5, trims=[Trim(1, 12)], frees=[Free(1, FreeReason.FINISHED)]))
+    return session
+
+
+def test_a_session_with_window_kinds_replays_to_the_same_pool():
+    session = a_session_with_windows()
+    assert [len(step.trims) for step, *_ in session.steps] == [0, 1, 0, 0, 1]
+    replay = replayed(session)
+    assert report_of(replay.pool) == report_of(session.pool)
+    assert replay.pool.windows[0].device.counts.withheld == 1
+
+
+@pytest.mark.parametrize("changed", [{"tokens": 4}, {"chunked": True}, {"device_blocks": 7}, {"host_blocks": 5}])
+def test_a_changed_window_kind_is_found_in_the_snapshot(changed):
+    session, other = a_session_with_windows(), a_session_with_windows(**changed)
+    session.spec = other.spec
+    with pytest.raises(ReplayMismatch, match="the pool in the header"):
+        replayed(session)
+
+
+def test_each_changed_value_of_a_step_with_trims_is_found():
+    session = a_session_with_windows()
+    for position in (0, 1, 4):
+        step, *rest = session.steps[position]
+        for changed in changed_steps(step):
+            if any(one[8] for one in changed.allocates):  # prefix_of, which changes no result, has no part in it
+                continue
+            session.steps[position] = (changed, *rest)
+            with pytest.raises(ReplayMismatch) as found:
+                replayed(session)
+            assert found.value.step == step.step
+        session.steps[position] = (step, *rest)

@@ -278,7 +278,7 @@ def test_the_backlog_of_an_audit_stays_short(lived_in):
     for number in range(100, 1100):
         allocates = [Allocate(number, number, "x", b"", [7, 7], 2)]
         manager.apply(session, Step(number, frees=[Free(number - 1, FreeReason.FINISHED)], allocates=allocates))
-        assert len(session.audits[0]._tables._pending) < 32
+        assert len(session.audits[0]._kinds[0]._tables._pending) < 32
     assert [one for found in slices for one in found] == []
 
 

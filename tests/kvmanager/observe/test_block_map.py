@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from blocks import Allocate, Commit, Fork, Free, FreeReason, Pin, Reset, Step
-from kvmanager import BlockState, Cell, entries_of
+from blocks import Allocate, Commit, Fork, Free, FreeReason, Pin, Reset, Step, Trim, WindowKind
+from kvmanager import BlockState, Cell, KVManager, PoolSpec, entries_of
 from kvmanager.observe import block_map, table_follower
 from tests.kvmanager.test_report import random_step
 from tests.kvmanager.tiny_pools import end_of, manager_with
@@ -45,7 +45,7 @@ def cells(numbers):
 
 def test_an_empty_pools_blocks_are_free():
     manager, session = manager_with()
-    drawn = manager.open_map(session)
+    drawn = manager.open_map(session).kinds[0]
     end_of(drawn.building())
     assert cells(drawn.device) == [Cell(BlockState.FREE, False, False, 0, 0)] * 12
     assert cells(drawn.host) == [Cell(BlockState.FREE, False, False, 0, 0)] * 6
@@ -59,7 +59,7 @@ def test_cells_have_states_keys_counts_owners_and_pins():
         Step(3, forks=[Fork(1, 2, 3)], frees=[Free(3, FreeReason.FINISHED)]),
     ):
         assert manager.apply(session, step).result.refusals == ()
-    drawn = manager.open_map(session)
+    drawn = manager.open_map(session).kinds[0]
     end_of(drawn.building())
     assert cells(drawn.device)[:5] == [
         Cell(BlockState.HELD, True, True, 3, 0),
@@ -79,7 +79,7 @@ def test_more_than_255_holders_count_as_255():
     manager, session = manager_with()
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
     manager.apply(session, Step(2, forks=[Fork(1, child, 2) for child in range(2, 300)]))
-    drawn = manager.open_map(session)
+    drawn = manager.open_map(session).kinds[0]
     end_of(drawn.building())
     assert cells(drawn.device)[0] == Cell(BlockState.HELD, False, False, 255, 0)
 
@@ -88,7 +88,7 @@ class Updating:
     """A map built and updated one slice at a time."""
 
     def __init__(self, manager, session):
-        self.map = manager.open_map(session)
+        self.map = manager.open_map(session).kinds[0]
         self._work = self.map.building()
 
     def go_on(self):
@@ -147,7 +147,7 @@ def test_a_map_opened_between_two_slices_of_a_step_is_right_at_its_end(seed):
 def test_applying_an_update_to_the_old_map_gives_the_new_one():
     draw = random.Random(7)
     manager, session = manager_with()
-    drawn = manager.open_map(session)
+    drawn = manager.open_map(session).kinds[0]
     end_of(drawn.building())
     copies = [list(drawn.device), list(drawn.host)]
     for number in range(1, 200):
@@ -163,7 +163,7 @@ def test_a_reset_updates_the_map():
     manager, session = manager_with()
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
     manager.apply(session, Step(2, commits=[Commit(1, 0, [1, 0])], frees=[Free(1, FreeReason.FINISHED)]))
-    drawn = manager.open_map(session)
+    drawn = manager.open_map(session).kinds[0]
     end_of(drawn.building())
     assert cells(drawn.device)[0].state is BlockState.CACHED
     manager.apply(session, Step(3, pins=[Reset()]))
@@ -173,9 +173,10 @@ def test_a_reset_updates_the_map():
 
 def test_a_closed_map_receives_no_changes():
     manager, session = manager_with()
-    drawn = manager.open_map(session)
-    end_of(drawn.building())
-    manager.close_map(session, drawn)
+    whole = manager.open_map(session)
+    [drawn] = whole.kinds
+    end_of(whole.building())
+    manager.close_map(session, whole)
     manager.apply(session, Step(1, allocates=[Allocate(1, 1, "a", b"", [1, 0], 2)]))
     assert list(end_of(drawn.updating()).device) == []
 
@@ -190,3 +191,23 @@ def test_the_entries_of_a_block_have_its_computed_tokens():
     assert end_of(entries_of(state, 2, host=True)) == []
     manager.apply(session, Step(3, swap_outs=[3]))
     assert end_of(entries_of(state, 1, host=True)) == [(3, 0, 0)]
+
+
+def test_each_kind_of_blocks_has_its_own_map():
+    manager = KVManager(epoch=1)
+    window = WindowKind("window", tokens=5, device_blocks=6)
+    session = manager.attach(PoolSpec("engine", 1, "model", 4, 8, windows=(window,)))
+    prompt = [*range(12)]
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "request", b"", prompt, 12)]))
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
+    assert [[Cell.unpack(cell).state.name for cell in kind.device[1:]] for kind in drawn.kinds] == [
+        ["HELD"] * 3 + ["FREE"] * 5,
+        ["HELD"] * 3 + ["FREE"] * 3,
+    ]
+    manager.apply(session, Step(2, commits=[Commit(1, 0, prompt)], trims=[Trim(1, 12)]))
+    changes = end_of(drawn.updating())
+    assert [list(kind.device[::2]) for kind in changes] == [[1, 2, 3], [1, 2, 3]]
+    # A prompt that continues behind the last whole block of this one but one needs the second block.
+    assert [Cell.unpack(cell).state.name for cell in drawn.kinds[1].device[1:4]] == ["FREE", "CACHED", "HELD"]
+    assert len(drawn) == 9 + 1 + 7 + 1
