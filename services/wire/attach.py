@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from blocks import WindowKind
 from kvmanager import PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField, UnexpectedMessage, UnsupportedField
@@ -37,12 +38,24 @@ def only_field(data: bytes, kind: str) -> Message:
 
 def register_message(spec: PoolSpec, needs: Sequence[str] = ()) -> pb.Register:
     """Write the registration of an engine's pool, which needs these features of its manager."""
-    return pb.Register(**vars(spec), needs=needs)
+    fields_ = vars(spec) | {"needs": needs}
+    kinds = map(window_kind_message, fields_.pop("windows"))
+    return pb.Register(**fields_, kinds=kinds)
+
+
+def window_kind_message(kind: WindowKind) -> pb.WindowKind:
+    """Write a window kind of a pool."""
+    return pb.WindowKind(**vars(kind))
 
 
 def spec_of(message: pb.Register) -> PoolSpec:
     """Read the registration of an engine's pool. Raises InvalidRegistration."""
-    return PoolSpec(**{field.name: getattr(message, field.name) for field in fields(PoolSpec)})
+    given = {field.name: getattr(message, field.name) for field in fields(PoolSpec) if field.name != "windows"}
+    return PoolSpec(**given, windows=tuple(map(_window_kind, message.kinds)))
+
+
+def _window_kind(message: pb.WindowKind) -> WindowKind:
+    return WindowKind(**{field.name: getattr(message, field.name) for field in fields(WindowKind)})
 
 
 def read_register(data: bytes) -> PoolSpec:

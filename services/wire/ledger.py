@@ -29,4 +29,5 @@ def event_message(event: Event) -> pb.Event:
         evicted_blocks=event.evicted,
         prefix_of=event.prefix_of,
         pool=_CHANGES[event.change] if event.change else pb.POOL_CHANGE_UNSPECIFIED,
+        kind=event.kind,
     )

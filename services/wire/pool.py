@@ -3,13 +3,15 @@
 from collections.abc import Generator
 from collections.abc import Sequence as Items
 
-from kvmanager import BlockState, SequenceTable, Session, Tier, state_of
+from kvmanager import BlockState, Pool, PoolState, SequenceTable, Session, Tier, state_of
 from quire.v1 import kvmanager_pb2 as pb
+from services.wire.attach import window_kind_message
 from services.wire.step_result import counts_message
 
 _STATES = {state: pb.BlockState.Value(f"BLOCK_STATE_{state.name}") for state in BlockState}
 
-_PRIVATE = ("boot_id", "started_after_boot")  # fields of a registration that only order incarnations
+# Fields of a registration that only order incarnations, and its window kinds, which are written with their counts.
+_OMITTED = ("boot_id", "started_after_boot", "windows", "retention_tokens")
 
 # Blocks and sequences written without a pause, and table entries per page.
 _PAGE_BLOCKS = 2048
@@ -21,7 +23,7 @@ def pool_message(session: Session) -> pb.PoolInfo:
     """Write a pool's counts and totals."""
     pool, totals = session.pool, session.totals
     return pb.PoolInfo(
-        **{name: value for name, value in vars(pool.spec).items() if name not in _PRIVATE},
+        **{name: value for name, value in vars(pool.spec).items() if name not in _OMITTED},
         device=counts_message(pool.device.counts),
         host=counts_message(pool.host.counts),
         session=session.number,
@@ -31,17 +33,29 @@ def pool_message(session: Session) -> pb.PoolInfo:
         shared_blocks=pool.device.shared,
         saved_blocks=pool.device.saved,
         totals=pb.PoolTotals(**vars(totals) | {"refusals": totals.refusals.total()}),
+        kinds=map(_kind_message, pool.windows),
+    )
+
+
+def _kind_message(window: PoolState) -> pb.WindowKindInfo:
+    assert window.kind is not None
+    return pb.WindowKindInfo(
+        kind=window_kind_message(window.kind),
+        device=counts_message(window.device.counts),
+        host=counts_message(window.host.counts),
     )
 
 
 def sequences_message(
-    found: Items[SequenceTable], size: int, block_size: int
+    pool: Pool, found: Items[SequenceTable], size: int
 ) -> Generator[None, None, pb.ListSequencesResponse]:
     """Write a page of at most `size` sequences with their tables, in slices; long tables make it shorter."""
     page = pb.ListSequencesResponse()
     entries = written = 0
     for sequence in found[:size]:
-        if written and entries + len(sequence.table) > _PAGE_ENTRIES:
+        windows = [kind.sequences[sequence.id] for kind in pool.windows if sequence.id in kind.sequences]
+        own = len(sequence.table) + sum(len(one.table) for one in windows)
+        if written and entries + own > _PAGE_ENTRIES:
             break
         page.sequences.add(
             sequence=sequence.id,
@@ -50,9 +64,10 @@ def sequences_message(
             block_ids=sequence.table,
             computed_tokens=sequence.computed_tokens,
             room_tokens=sequence.room_tokens,
-            committed_tokens=sequence.committed_blocks * block_size,
+            committed_tokens=sequence.committed_blocks * pool.spec.block_size,
+            windows=[pb.WindowTable(dropped=one.dropped, block_ids=one.table) for one in windows],
         )
-        entries, written = entries + len(sequence.table), written + 1
+        entries, written = entries + own, written + 1
         if not written % _PAGE_SEQUENCES:
             yield
     if written < len(found):

@@ -41,14 +41,22 @@ _COLUMNS = {
 
 
 def pages_of(report: PoolReport) -> Iterator[pb.ReportPage]:
-    """Yield the pages of a report; the last one is marked."""
+    """Yield the pages of a report, those of window kinds first; the last one is marked."""
+    for number, window in enumerate(report.windows, 1):
+        for page in _kind_pages(window):
+            page.kind = number
+            yield page
+    yield from _kind_pages(report)
+    yield pb.ReportPage(resets=report.resets, last_applied_step=report.last_step, last=True)
+
+
+def _kind_pages(report: PoolReport) -> Iterator[pb.ReportPage]:
     for sequences in _small_parts(report.sequences, lambda sequence: len(sequence.block_ids)):
         yield pb.ReportPage(sequences=[pb.SequenceReport(**vars(sequence)) for sequence in sequences])
     for name, prefix in _PREFIXES.items():
         yield from _tier_pages(getattr(report, name), prefix)
     for pins in _small_parts(report.pins.items(), lambda pin: len(pin[1])):
         yield pb.ReportPage(pins=[pb.PinReport(pin_id=pin, block_ids=blocks) for pin, blocks in pins])
-    yield pb.ReportPage(resets=report.resets, last_applied_step=report.last_step, last=True)
 
 
 def _tier_pages(tier: TierReport, prefix: str) -> Iterator[pb.ReportPage]:
@@ -84,7 +92,8 @@ class ReportReader:
 
     def __init__(self, spec: PoolSpec) -> None:
         self.report = PoolReport()
-        self._max_blocks = {"device": spec.device_blocks, "host": spec.host_blocks}
+        specs = [spec, *map(spec.of, spec.windows)]
+        self._max_blocks = [{"device": one.device_blocks, "host": one.host_blocks} for one in specs]
         self._empty_pages = 0
         self._entries_left = limits.max_table_entries(spec.blocks)
 
@@ -98,32 +107,47 @@ class ReportReader:
             self._empty_pages += 1
         if self._empty_pages > _EMPTY_PAGES:
             raise InvalidReport(f"the report has more than {_EMPTY_PAGES} empty pages")
+        report = self._of_kind(rest.kind)
         for field in found.entries[_SEQUENCES]:
-            yield from self._add_sequence(message.of(field, "sequences"))
+            yield from self._add_sequence(report, message.of(field, "sequences"))
         for field in found.entries[_PINS]:
-            yield from self._add_pin(message.of(field, "pins"))
+            yield from self._add_pin(report, message.of(field, "pins"))
         for name, prefix in _PREFIXES.items():
-            yield from self._add_tier(name, found.columns, prefix)
-        self.report.resets, self.report.last_step = rest.resets, rest.last_applied_step
+            yield from self._add_tier(getattr(report, name), (name, rest.kind), found.columns, prefix)
+        if rest.last:
+            self._end(rest)
         return rest.last
 
-    def _add_sequence(self, message: Message) -> Sliced[None]:
+    def _of_kind(self, kind: int) -> PoolReport:
+        """Return the report of a kind of blocks."""
+        most = len(self._max_blocks) - 1
+        if not 0 <= kind <= most:
+            raise InvalidReport(f"kind must be between 0 and {most}, not {kind}")
+        if kind and not self.report.windows:
+            self.report.windows = [PoolReport() for _ in range(most)]
+        return self.report.windows[kind - 1] if kind else self.report
+
+    def _end(self, page: pb.ReportPage) -> None:
+        for one in (self.report, *self.report.windows):
+            one.resets, one.last_step = page.resets, page.last_applied_step
+
+    def _add_sequence(self, report: PoolReport, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.SequenceReport.DESCRIPTOR)
-        self.report.sequences.append(_sequence(_known(pb.SequenceReport.FromString(rest), message.path), blocks))
-        if len(self.report.sequences) > limits.MAX_SEQUENCES:
+        report.sequences.append(_sequence(_known(pb.SequenceReport.FromString(rest), message.path), blocks))
+        if len(report.sequences) > limits.MAX_SEQUENCES:
             raise InvalidReport(f"the report must have at most {limits.MAX_SEQUENCES} sequences")
-        if not len(self.report.sequences) % 64:
+        if not len(report.sequences) % 64:
             yield
 
-    def _add_pin(self, message: Message) -> Sliced[None]:
+    def _add_pin(self, report: PoolReport, message: Message) -> Sliced[None]:
         rest, blocks = yield from self._with_blocks(message, pb.PinReport.DESCRIPTOR)
         pin_id = _known(pb.PinReport.FromString(rest), message.path).pin_id
-        if check_length(pin_id, limits.MAX_PIN_ID_LENGTH, "report.pins.pin_id") in self.report.pins:
+        if check_length(pin_id, limits.MAX_PIN_ID_LENGTH, "report.pins.pin_id") in report.pins:
             raise InvalidReport(f"pin {pin_id!r} is listed twice")
-        self.report.pins[pin_id] = blocks
-        if len(self.report.pins) > limits.MAX_PINS:
+        report.pins[pin_id] = blocks
+        if len(report.pins) > limits.MAX_PINS:
             raise InvalidReport(f"the report must have at most {limits.MAX_PINS} pins")
-        if not len(self.report.pins) % 64:
+        if not len(report.pins) % 64:
             yield
 
     def _with_blocks(self, message: Message, kind: Descriptor) -> Sliced[tuple[bytes, list[int]]]:
@@ -137,18 +161,18 @@ class ReportReader:
             raise InvalidReport("the report's tables and pins have more entries than the pool's blocks allow")
         return bytes(found.rest), blocks.tolist()
 
-    def _add_tier(self, name: str, columns: dict[int, bytearray], prefix: str) -> Sliced[None]:
-        tier = getattr(self.report, name)
+    def _add_tier(
+        self, tier: TierReport, of: tuple[str, int], columns: dict[int, bytearray], prefix: str
+    ) -> Sliced[None]:
+        name, kind = of
         for keyed, (blocks_field, keys_field) in _KEYED.items():
             blocks = yield from _blocks(columns[_NUMBERS[prefix + blocks_field]])
             yield from _add_keys(getattr(tier, keyed), blocks, bytes(columns[_NUMBERS[prefix + keys_field]]))
         for listed, blocks_field in _LISTED.items():
             getattr(tier, listed).extend((yield from _blocks(columns[_NUMBERS[prefix + blocks_field]])))
         for entries in vars(tier).values():
-            if len(entries) > self._max_blocks[name]:
-                raise InvalidReport(
-                    f"the report lists {len(entries)} {name} blocks, but the pool has {self._max_blocks[name]}"
-                )
+            if len(entries) > (most := self._max_blocks[kind][name]):
+                raise InvalidReport(f"the report lists {len(entries)} {name} blocks, but the pool has {most}")
 
 
 def _blocks(column: bytearray) -> "Sliced[array[int]]":
@@ -175,4 +199,4 @@ def _sequence(message: pb.SequenceReport, blocks: list[int]) -> SequenceReport:
     check_length(message.request_id, limits.MAX_ID_LENGTH, "report.sequences.request_id")
     check_length(message.salt, limits.MAX_SALT_LENGTH, "report.sequences.salt")
     read = {field.name: getattr(message, field.name) for field in fields(SequenceReport)}
-    return SequenceReport(**read | {"block_ids": blocks})
+    return SequenceReport(**read | {"block_ids": blocks, "retained": tuple(message.retained)})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, PinChange, Reset, Step, Unpin
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, PinChange, Reset, Step, Trim, Unpin
 from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
@@ -35,6 +35,10 @@ def write_step(step: Step, message: pb.Step) -> None:
         message.length_tokens.extend(tokens)
     if step.commits:
         _write_commits(step.commits, message.commits)
+    if step.trims:
+        sequences, positions = zip(*step.trims, strict=True)
+        message.trims.sequences.extend(sequences)
+        message.trims.positions.extend(positions)
     message.pins.extend(map(_pin_message, step.pins))
     for parent, child, length in step.forks:
         message.forks.add(parent=parent, child=child, length=length)
@@ -55,6 +59,7 @@ def step_of(message: pb.Step) -> Step:
     return Step(
         step=message.step,
         commits=_commits(message.commits) if message.HasField("commits") else (),
+        trims=trims_of(message.trims) if message.HasField("trims") else (),
         pins=[_pin_change(item) for item in message.pins],
         forks=[Fork(item.parent, item.child, item.length) for item in message.forks],
         frees=[Free(item.sequence, _free_reason(item.reason), item.preempted_for_group) for item in message.frees],
@@ -80,6 +85,11 @@ def _write_commits(commits: Sequence[Commit], message: pb.Commits) -> None:
 def _commits(message: pb.Commits) -> list[Commit]:
     token_ids = split_by_counts(array("i", message.token_ids[:]), message.token_counts[:], "step.commits")
     return _rows(Commit, "step.commits", message.sequences[:], message.first_indices[:], token_ids)
+
+
+def trims_of(message: pb.Trims) -> list[Trim]:
+    """Read trims. Raises InvalidField if the columns differ in length."""
+    return _rows(Trim, "step.trims", message.sequences[:], message.positions[:])
 
 
 def _write_extends(extends: Sequence[Extend], message: pb.Extends) -> None:
@@ -151,4 +161,5 @@ def allocate_of(item: pb.Allocate) -> Allocate:
         spare_blocks=item.spare_blocks,
         waited_seconds=checked_seconds_of(item.waited, "step.allocates.waited"),
         prefix_of=check_length(item.prefix_of, limits.MAX_ID_LENGTH, "step.allocates.prefix_of"),
+        window_spares=tuple(item.window_spares),
     )

@@ -2,10 +2,10 @@
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Any, NamedTuple, TypeVar
 
-from blocks import Allocate, Commit, Extend, Step
+from blocks import Allocate, Commit, Extend, Step, Trim
 from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField, UnexpectedMessage
@@ -23,6 +23,7 @@ _VARINT_BYTES = 10
 
 _COMMITS, _PINS, _FORKS, _FREES, _SWAP_OUTS, _SWAP_INS, _EXTENDS, _ALLOCATES = 2, 3, 4, 5, 6, 7, 8, 9
 _LENGTHS = (10, 11)
+_TRIMS = 52
 _TOKEN_IDS = 5  # of Allocate
 _COLUMN_BYTES = limits.MAX_ITEMS * _VARINT_BYTES
 _NO_TRACES: Mapping[int, str] = {}
@@ -62,7 +63,7 @@ def trace_parents(message: pb.Step, first: int) -> Mapping[int, str]:
 
 def _large(message: Message) -> Sliced[ReadStep]:
     columns = dict.fromkeys((_SWAP_OUTS, _SWAP_INS, *_LENGTHS), _COLUMN_BYTES)
-    most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MAX_ITEMS) | {_COMMITS: 1, _EXTENDS: 1}
+    most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MAX_ITEMS) | {_COMMITS: 1, _EXTENDS: 1, _TRIMS: 1}
     found = yield from parts(message, pb.Step.DESCRIPTOR, columns, most, ENTRY_BYTES)
     rest = pb.Step.FromString(bytes(found.rest))
     check_known(rest, "step")
@@ -72,6 +73,9 @@ def _large(message: Message) -> Sliced[ReadStep]:
     commits: list[Commit] = []
     for field in found.entries[_COMMITS]:
         commits = yield from _commits(message.of(field, "commits"))
+    trims: list[Trim] = []
+    for field in found.entries[_TRIMS]:
+        trims = yield from _trims(message.of(field, "trims"))
     extends: list[Extend] = []
     for field in found.entries[_EXTENDS]:
         extends = yield from _extends(message.of(field, "extends"))
@@ -80,6 +84,7 @@ def _large(message: Message) -> Sliced[ReadStep]:
     step = Step(
         step=rest.step,
         commits=commits,
+        trims=trims,
         swap_outs=swap_outs.tolist(),
         swap_ins=swap_ins.tolist(),
         extends=extends,
@@ -121,6 +126,12 @@ def _commits(message: Message) -> Sliced[list[Commit]]:
     counts = yield from _column(found.columns[3], "step.commits.token_counts")
     token_ids = yield from numbers(found.columns[4], limits.MAX_COMMITTED_TOKENS, "step.commits.token_ids")
     return (yield from _rows(Commit, "step.commits", (sequences, first_indices), counts, token_ids))
+
+
+def _trims(message: Message) -> Sliced[list[Trim]]:
+    found = yield from parts(message, pb.Trims.DESCRIPTOR, dict.fromkeys((1, 2), _COLUMN_BYTES), {}, ENTRY_BYTES)
+    check_known(pb.Trims.FromString(bytes(found.rest)), "step.trims")
+    return list(starmap(Trim, (yield from _pairs(found.columns[1], found.columns[2], "step.trims"))))
 
 
 def _extends(message: Message) -> Sliced[list[Extend]]:

@@ -29,6 +29,13 @@ _Row = TypeVar("_Row")
 
 def result_message(applied: AppliedStep) -> Generator[None, None, pb.StepResult]:
     """Write the answer to a Step, in slices."""
+    message = yield from _kind_message(applied)
+    for window in applied.windows:
+        message.windows.append((yield from _kind_message(window)))
+    return message
+
+
+def _kind_message(applied: AppliedStep) -> Generator[None, None, pb.StepResult]:
     result = applied.result
     message = pb.StepResult(
         step=result.step,
@@ -72,6 +79,7 @@ def result_of(message: pb.StepResult) -> StepResult:
         host_to_device=tuple(_copies_of(message.host_to_device)),
         withheld_blocks=tuple(message.withheld_blocks),
         host_withheld_blocks=tuple(message.host_withheld_blocks),
+        windows=tuple(map(result_of, message.windows)) if message.windows else (),
     )
 
 

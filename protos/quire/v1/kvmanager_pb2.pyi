@@ -69,6 +69,7 @@ class _StepItemEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepItem.Val
     STEP_ITEM_EXTEND: _StepItem.ValueType  # 7
     STEP_ITEM_ALLOCATE: _StepItem.ValueType  # 8
     STEP_ITEM_LENGTH: _StepItem.ValueType  # 9
+    STEP_ITEM_TRIM: _StepItem.ValueType  # 10
 
 class StepItem(_StepItem, metaclass=_StepItemEnumTypeWrapper):
     """The lists of a Step."""
@@ -84,6 +85,7 @@ STEP_ITEM_SWAP_IN: StepItem.ValueType  # 6
 STEP_ITEM_EXTEND: StepItem.ValueType  # 7
 STEP_ITEM_ALLOCATE: StepItem.ValueType  # 8
 STEP_ITEM_LENGTH: StepItem.ValueType  # 9
+STEP_ITEM_TRIM: StepItem.ValueType  # 10
 Global___StepItem: _TypeAlias = StepItem  # noqa: Y015
 
 class _StepRefusal:
@@ -296,6 +298,8 @@ class Register(_message.Message):
     BOOT_ID_FIELD_NUMBER: _builtins.int
     STARTED_AFTER_BOOT_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    RETENTION_TOKENS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Unique among engines; the default is host name and port."""
     incarnation: _builtins.int
@@ -316,11 +320,19 @@ class Register(_message.Message):
     """Identifies the boot of the engine's machine. Empty: unknown."""
     started_after_boot: _builtins.int
     """Start of the engine process in nanoseconds since this boot, by a clock that is never set back."""
+    retention_tokens: _builtins.int
+    """Window kinds keep what a prompt needs that continues behind a multiple of these tokens, which is a multiple of the
+    block size. 0: none.
+    """
     @_builtins.property
     def needs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Features that the engine needs, as `Registered.features` names them. One that the manager lacks: UNIMPLEMENTED, with
         its name.
         """
+
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowKind]:
+        """Window kinds, the kinds of blocks after kind 0, whose numbers of blocks are above. At most 8."""
 
     def __init__(
         self,
@@ -335,14 +347,61 @@ class Register(_message.Message):
         boot_id: _builtins.str = ...,
         started_after_boot: _builtins.int = ...,
         needs: _abc.Iterable[_builtins.str] | None = ...,
+        kinds: _abc.Iterable[Global___WindowKind] | None = ...,
+        retention_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "boot_id", b"boot_id", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint", "needs", b"needs", "started_after_boot", b"started_after_boot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "boot_id", b"boot_id", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "kinds", b"kinds", "model", b"model", "model_fingerprint", b"model_fingerprint", "needs", b"needs", "retention_tokens", b"retention_tokens", "started_after_boot", b"started_after_boot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Register: _TypeAlias = Register  # noqa: Y015
+
+@_typing.final
+class WindowKind(_message.Message):
+    """Blocks of layers that see only the latest tokens. A sequence's blocks of it are released while it runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CHUNKED_FIELD_NUMBER: _builtins.int
+    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Unique in the pool."""
+    tokens: _builtins.int
+    """Tokens of the window, or of a chunk. At least 1."""
+    chunked: _builtins.bool
+    """Layers see the chunk of `tokens` tokens that they are in, not the latest `tokens` tokens."""
+    device_blocks: _builtins.int
+    """Blocks in device memory, ids 1 to this. At least 1."""
+    host_blocks: _builtins.int
+    """Blocks in host memory, ids 1 to this."""
+    layers: _builtins.int
+    """Layers of the kind, and bytes of a block in all of them, for people."""
+    block_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        chunked: _builtins.bool = ...,
+        device_blocks: _builtins.int = ...,
+        host_blocks: _builtins.int = ...,
+        layers: _builtins.int = ...,
+        block_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "chunked", b"chunked", "device_blocks", b"device_blocks", "host_blocks", b"host_blocks", "layers", b"layers", "name", b"name", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowKind: _TypeAlias = WindowKind  # noqa: Y015
 
 @_typing.final
 class ReportPage(_message.Message):
@@ -369,6 +428,7 @@ class ReportPage(_message.Message):
     RESETS_FIELD_NUMBER: _builtins.int
     OUTLIVED_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_OUTLIVED_BLOCKS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     keys: _builtins.bytes
     """Their keys, 32 bytes each, in the same order."""
     host_keys: _builtins.bytes
@@ -382,6 +442,8 @@ class ReportPage(_message.Message):
     host_unfindable_keys: _builtins.bytes
     resets: _builtins.int
     """Number of resets of the pool."""
+    kind: _builtins.int
+    """Number of the kind of blocks that this page describes. Pages of a window kind list the same sequences and pins."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceReport]:
         """Sequences with their tables."""
@@ -448,10 +510,11 @@ class ReportPage(_message.Message):
         resets: _builtins.int = ...,
         outlived_blocks: _abc.Iterable[_builtins.int] | None = ...,
         host_outlived_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        kind: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_keyed_blocks", b"host_keyed_blocks", "host_keys", b"host_keys", "host_outlived_blocks", b"host_outlived_blocks", "host_release_order", b"host_release_order", "host_unfindable_blocks", b"host_unfindable_blocks", "host_unfindable_keys", b"host_unfindable_keys", "host_withheld_blocks", b"host_withheld_blocks", "keyed_blocks", b"keyed_blocks", "keys", b"keys", "last", b"last", "last_applied_step", b"last_applied_step", "outlived_blocks", b"outlived_blocks", "pins", b"pins", "release_order", b"release_order", "resets", b"resets", "sequences", b"sequences", "unfindable_blocks", b"unfindable_blocks", "unfindable_keys", b"unfindable_keys", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_keyed_blocks", b"host_keyed_blocks", "host_keys", b"host_keys", "host_outlived_blocks", b"host_outlived_blocks", "host_release_order", b"host_release_order", "host_unfindable_blocks", b"host_unfindable_blocks", "host_unfindable_keys", b"host_unfindable_keys", "host_withheld_blocks", b"host_withheld_blocks", "keyed_blocks", b"keyed_blocks", "keys", b"keys", "kind", b"kind", "last", b"last", "last_applied_step", b"last_applied_step", "outlived_blocks", b"outlived_blocks", "pins", b"pins", "release_order", b"release_order", "resets", b"resets", "sequences", b"sequences", "unfindable_blocks", b"unfindable_blocks", "unfindable_keys", b"unfindable_keys", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -474,6 +537,9 @@ class SequenceReport(_message.Message):
     RESETS_FIELD_NUMBER: _builtins.int
     COMMITTED_BLOCKS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    TRIMMED_TO_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     group: _builtins.int
     request_id: _builtins.str
@@ -491,9 +557,17 @@ class SequenceReport(_message.Message):
     """Leading blocks with keys of this sequence's prefix."""
     prompt_tokens: _builtins.int
     """Tokens of its Allocate."""
+    dropped: _builtins.int
+    """Of a window kind: leading blocks that have left the window,"""
+    trimmed_to: _builtins.int
+    """the position of the latest trim,"""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Device blocks, or host blocks if swapped."""
+
+    @_builtins.property
+    def retained(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and numbers of leading blocks behind which later prompts may continue."""
 
     def __init__(
         self,
@@ -509,10 +583,13 @@ class SequenceReport(_message.Message):
         resets: _builtins.int = ...,
         committed_blocks: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+        trimmed_to: _builtins.int = ...,
+        retained: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "committed_blocks", b"committed_blocks", "computed_tokens", b"computed_tokens", "group", b"group", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "resets", b"resets", "room_tokens", b"room_tokens", "salt", b"salt", "sequence", b"sequence", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "committed_blocks", b"committed_blocks", "computed_tokens", b"computed_tokens", "dropped", b"dropped", "group", b"group", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "resets", b"resets", "retained", b"retained", "room_tokens", b"room_tokens", "salt", b"salt", "sequence", b"sequence", "swapped", b"swapped", "trimmed_to", b"trimmed_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,7 +685,7 @@ Global___Registered: _TypeAlias = Registered  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """All block operations of one engine step, applied in the order of the fields. Each item is applied fully or not at
+    """All block operations of one engine step, applied in the order of the fields, trims after the commits. Each item is applied fully or not at
     all.
     """
 
@@ -625,6 +702,7 @@ class Step(_message.Message):
     ALLOCATES_FIELD_NUMBER: _builtins.int
     LENGTH_SEQUENCES_FIELD_NUMBER: _builtins.int
     LENGTH_TOKENS_FIELD_NUMBER: _builtins.int
+    TRIMS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the Step in the engine's lifetime. A repeated number: INVALID_ARGUMENT; gaps are permitted."""
     @_builtins.property
@@ -655,6 +733,8 @@ class Step(_message.Message):
     def length_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """and the new numbers in the same order; used only for fill levels."""
 
+    @_builtins.property
+    def trims(self) -> Global___Trims: ...
     def __init__(
         self,
         *,
@@ -669,14 +749,47 @@ class Step(_message.Message):
         allocates: _abc.Iterable[Global___Allocate] | None = ...,
         length_sequences: _abc.Iterable[_builtins.int] | None = ...,
         length_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        trims: Global___Trims | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "extends", b"extends"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "extends", b"extends", "trims", b"trims"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocates", b"allocates", "commits", b"commits", "extends", b"extends", "forks", b"forks", "frees", b"frees", "length_sequences", b"length_sequences", "length_tokens", b"length_tokens", "pins", b"pins", "step", b"step", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocates", b"allocates", "commits", b"commits", "extends", b"extends", "forks", b"forks", "frees", b"frees", "length_sequences", b"length_sequences", "length_tokens", b"length_tokens", "pins", b"pins", "step", b"step", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Step: _TypeAlias = Step  # noqa: Y015
+
+@_typing.final
+class Trims(_message.Message):
+    """Each trim says that no query of a sequence below a position will be computed any more: window kinds release the blocks
+    that only such queries see.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequence of each trim,"""
+
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and its position."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        positions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trims: _TypeAlias = Trims  # noqa: Y015
 
 @_typing.final
 class Commits(_message.Message):
@@ -898,6 +1011,7 @@ class Allocate(_message.Message):
     WAITED_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     PREFIX_OF_FIELD_NUMBER: _builtins.int
+    WINDOW_SPARES_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     sequence: _builtins.int
     request_id: _builtins.str
@@ -920,6 +1034,10 @@ class Allocate(_message.Message):
     def waited(self) -> _duration_pb2.Duration:
         """Time since the group arrived or was preempted, for the ledger."""
 
+    @_builtins.property
+    def window_spares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same as spare_blocks for each window kind."""
+
     def __init__(
         self,
         *,
@@ -933,10 +1051,11 @@ class Allocate(_message.Message):
         waited: _duration_pb2.Duration | None = ...,
         trace_parent: _builtins.str = ...,
         prefix_of: _builtins.str = ...,
+        window_spares: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_tokens", b"compute_tokens", "group", b"group", "prefix_of", b"prefix_of", "request_id", b"request_id", "salt", b"salt", "sequence", b"sequence", "spare_blocks", b"spare_blocks", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_tokens", b"compute_tokens", "group", b"group", "prefix_of", b"prefix_of", "request_id", b"request_id", "salt", b"salt", "sequence", b"sequence", "spare_blocks", b"spare_blocks", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "waited", b"waited", "window_spares", b"window_spares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -963,6 +1082,7 @@ class StepResult(_message.Message):
     HOST_SEALED_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_SEALED_KEYS_FIELD_NUMBER: _builtins.int
     HOST_WITHHELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the answered Step."""
     sealed_keys: _builtins.bytes
@@ -1015,6 +1135,10 @@ class StepResult(_message.Message):
     def host_withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The same as withheld_blocks, for the host tier."""
 
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepResult]:
+        """The same for each window kind, without refusals: an item is refused in all kinds."""
+
     def __init__(
         self,
         *,
@@ -1033,10 +1157,11 @@ class StepResult(_message.Message):
         host_sealed_blocks: _abc.Iterable[_builtins.int] | None = ...,
         host_sealed_keys: _builtins.bytes = ...,
         host_withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        windows: _abc.Iterable[Global___StepResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "host", b"host", "host_to_device", b"host_to_device", "tables", b"tables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "evicted_blocks", b"evicted_blocks", "host", b"host", "host_sealed_blocks", b"host_sealed_blocks", "host_sealed_keys", b"host_sealed_keys", "host_to_device", b"host_to_device", "host_withheld_blocks", b"host_withheld_blocks", "refusals", b"refusals", "sealed_blocks", b"sealed_blocks", "sealed_keys", b"sealed_keys", "step", b"step", "tables", b"tables", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_to_device", b"device_to_device", "device_to_host", b"device_to_host", "evicted_blocks", b"evicted_blocks", "host", b"host", "host_sealed_blocks", b"host_sealed_blocks", "host_sealed_keys", b"host_sealed_keys", "host_to_device", b"host_to_device", "host_withheld_blocks", b"host_withheld_blocks", "refusals", b"refusals", "sealed_blocks", b"sealed_blocks", "sealed_keys", b"sealed_keys", "step", b"step", "tables", b"tables", "windows", b"windows", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1296,6 +1421,7 @@ class PoolInfo(_message.Message):
     SAVED_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     incarnation: _builtins.int
     model_fingerprint: _builtins.str
@@ -1328,6 +1454,10 @@ class PoolInfo(_message.Message):
     def totals(self) -> Global___PoolTotals:
         """Totals since the pool was attached."""
 
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowKindInfo]:
+        """Window kinds, the kinds of blocks after kind 0, which all other fields describe."""
+
     def __init__(
         self,
         *,
@@ -1347,14 +1477,51 @@ class PoolInfo(_message.Message):
         saved_blocks: _builtins.int = ...,
         totals: Global___PoolTotals | None = ...,
         model: _builtins.str = ...,
+        kinds: _abc.Iterable[Global___WindowKindInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "computed_tokens", b"computed_tokens", "device", b"device", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "groups", b"groups", "host", b"host", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "model", b"model", "model_fingerprint", b"model_fingerprint", "saved_blocks", b"saved_blocks", "sequences", b"sequences", "session", b"session", "shared_blocks", b"shared_blocks", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "computed_tokens", b"computed_tokens", "device", b"device", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "groups", b"groups", "host", b"host", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "kinds", b"kinds", "model", b"model", "model_fingerprint", b"model_fingerprint", "saved_blocks", b"saved_blocks", "sequences", b"sequences", "session", b"session", "shared_blocks", b"shared_blocks", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolInfo: _TypeAlias = PoolInfo  # noqa: Y015
+
+@_typing.final
+class WindowKindInfo(_message.Message):
+    """Counts of a window kind's blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def kind(self) -> Global___WindowKind:
+        """As registered."""
+
+    @_builtins.property
+    def device(self) -> Global___BlockCounts:
+        """Device blocks by state."""
+
+    @_builtins.property
+    def host(self) -> Global___BlockCounts:
+        """Host blocks by state."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___WindowKind | None = ...,
+        device: Global___BlockCounts | None = ...,
+        host: Global___BlockCounts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "kind", b"kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowKindInfo: _TypeAlias = WindowKindInfo  # noqa: Y015
 
 @_typing.final
 class PoolTotals(_message.Message):
@@ -1435,6 +1602,7 @@ class GetBlockMapRequest(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Empty: the only pool."""
     tier: Global___Tier.ValueType
@@ -1443,6 +1611,8 @@ class GetBlockMapRequest(_message.Message):
     """First block id. 0 means 1."""
     block_count: _builtins.int
     """Maximum number of blocks. 0 means 65536, which is also the limit."""
+    kind: _builtins.str
+    """Name of a window kind. Empty: kind 0."""
     def __init__(
         self,
         *,
@@ -1450,10 +1620,11 @@ class GetBlockMapRequest(_message.Message):
         tier: Global___Tier.ValueType = ...,
         first_block: _builtins.int = ...,
         block_count: _builtins.int = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "engine_id", b"engine_id", "first_block", b"first_block", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "engine_id", b"engine_id", "first_block", b"first_block", "kind", b"kind", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1569,6 +1740,7 @@ class SequenceInfo(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     ROOM_TOKENS_FIELD_NUMBER: _builtins.int
     COMMITTED_TOKENS_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     group: _builtins.int
     request_id: _builtins.str
@@ -1578,6 +1750,10 @@ class SequenceInfo(_message.Message):
     """Tokens in its keyed blocks."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowTable]:
+        """Its tables in window kinds, in order."""
+
     def __init__(
         self,
         *,
@@ -1588,14 +1764,43 @@ class SequenceInfo(_message.Message):
         computed_tokens: _builtins.int = ...,
         room_tokens: _builtins.int = ...,
         committed_tokens: _builtins.int = ...,
+        windows: _abc.Iterable[Global___WindowTable] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "committed_tokens", b"committed_tokens", "computed_tokens", b"computed_tokens", "group", b"group", "request_id", b"request_id", "room_tokens", b"room_tokens", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "committed_tokens", b"committed_tokens", "computed_tokens", b"computed_tokens", "group", b"group", "request_id", b"request_id", "room_tokens", b"room_tokens", "sequence", b"sequence", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceInfo: _TypeAlias = SequenceInfo  # noqa: Y015
+
+@_typing.final
+class WindowTable(_message.Message):
+    """The table of a sequence in a window kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.int
+    """Leading blocks that have left the window,"""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and the blocks behind them."""
+
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowTable: _TypeAlias = WindowTable  # noqa: Y015
 
 @_typing.final
 class LookupPrefixRequest(_message.Message):
@@ -1845,6 +2050,7 @@ class Event(_message.Message):
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     PREFIX_OF_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     event: _builtins.int
     """Number of the event in the manager's lifetime, without gaps."""
     engine_id: _builtins.str
@@ -1865,6 +2071,8 @@ class Event(_message.Message):
     """For changes of a whole pool: the event has no step and no item then."""
     prefix_of: _builtins.str
     """For allocates: the request that computed their common prefix while the group waited. Empty: none."""
+    kind: _builtins.str
+    """Name of the window kind that the blocks are of. Empty: kind 0."""
     @_builtins.property
     def range_firsts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Affected blocks, as first and last id of each range; host blocks for a swap_out and for withheld host blocks,
@@ -1899,10 +2107,11 @@ class Event(_message.Message):
         evicted_blocks: _abc.Iterable[_builtins.int] | None = ...,
         pool: Global___PoolChange.ValueType = ...,
         prefix_of: _builtins.str = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "item", b"item", "pool", b"pool", "preempted_for_group", b"preempted_for_group", "prefix_of", b"prefix_of", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "item", b"item", "kind", b"kind", "pool", b"pool", "preempted_for_group", b"preempted_for_group", "prefix_of", b"prefix_of", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

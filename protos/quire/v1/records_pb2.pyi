@@ -172,6 +172,7 @@ class RecordedStep(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     WITHHELD_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_WITHHELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step(self) -> _kvmanager_pb2.Step: ...
     @_builtins.property
@@ -182,20 +183,51 @@ class RecordedStep(_message.Message):
     def host_withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """and host blocks."""
 
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___WithheldBlocks]:
+        """The same for each window kind; empty if no block of them was withheld."""
+
     def __init__(
         self,
         *,
         step: _kvmanager_pb2.Step | None = ...,
         withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
         host_withheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        windows: _abc.Iterable[Global___WithheldBlocks] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_withheld_blocks", b"host_withheld_blocks", "step", b"step", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_withheld_blocks", b"host_withheld_blocks", "step", b"step", "windows", b"windows", "withheld_blocks", b"withheld_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordedStep: _TypeAlias = RecordedStep  # noqa: Y015
+
+@_typing.final
+class WithheldBlocks(_message.Message):
+    """Blocks of a window kind that an audit withheld."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def device(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def host(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        device: _abc.Iterable[_builtins.int] | None = ...,
+        host: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithheldBlocks: _TypeAlias = WithheldBlocks  # noqa: Y015
 
 @_typing.final
 class RecordedEngine(_message.Message):

@@ -1,9 +1,9 @@
 """Records of operations: the Steps of the KV manager's core as entries of a file, and their replay."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from blocks import Step
-from kvmanager import AppliedStep, InvalidRegistration, InvalidReport, PoolReport, PoolSpec
+from kvmanager import AppliedStep, InvalidRegistration, InvalidReport, PoolReport, PoolSpec, Tier
 from kvmanager.history.record import Checksum, OperationsReplay
 from kvmanager.parts import complete
 from quire.v1 import records_pb2 as pb
@@ -51,6 +51,9 @@ class OperationsRecord:
             withheld_blocks=applied.result.withheld_blocks,
             host_withheld_blocks=applied.result.host_withheld_blocks,
         )
+        windows = [(one.withheld_blocks, one.host_withheld_blocks) for one in applied.result.windows]
+        if any(map(any, windows)):
+            recorded.windows.extend(pb.WithheldBlocks(device=device, host=host) for device, host in windows)
         write_step(step, recorded.step)
         self._checksum.add(step, applied)
         yield pb.RecordEntry(step=recorded, checksum=self._checksum.digest)
@@ -95,8 +98,18 @@ def _is_last(pages: ReportReader, page: ReportPage) -> bool:
 
 def _apply(replay: OperationsReplay, entry: pb.RecordEntry) -> None:
     recorded = entry.step
-    for name, tier in (("withheld_blocks", replay.pool.device), ("host_withheld_blocks", replay.pool.host)):
-        for block in getattr(recorded, name):
-            if not 1 <= block <= tier.total:
-                raise InvalidField(f"step.{name} must be between 1 and {tier.total}, not {block}", f"step.{name}")
-    replay.apply(step_of(recorded.step), recorded.withheld_blocks, recorded.host_withheld_blocks, entry.checksum)
+    withheld = [(recorded.withheld_blocks, recorded.host_withheld_blocks)]
+    withheld += [(one.device, one.host) for one in recorded.windows]
+    kinds = replay.pool.state.kinds
+    if len(withheld) > len(kinds):
+        raise InvalidField(f"step.windows must be at most {len(kinds) - 1}, not {len(withheld) - 1}", "step.windows")
+    for (device, host), kind in zip(withheld, kinds, strict=False):
+        _check_blocks(device, kind.device, "withheld_blocks" if kind is kinds[0] else "windows.device")
+        _check_blocks(host, kind.host, "host_withheld_blocks" if kind is kinds[0] else "windows.host")
+    replay.apply(step_of(recorded.step), withheld, entry.checksum)
+
+
+def _check_blocks(blocks: Sequence[int], tier: Tier, name: str) -> None:
+    for block in blocks:
+        if not 1 <= block <= tier.total:
+            raise InvalidField(f"step.{name} must be between 1 and {tier.total}, not {block}", f"step.{name}")
