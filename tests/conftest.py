@@ -80,7 +80,7 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes a tiny random checkpoint with a tokenizer: `llama` (grouped heads), `gpt2`, `opt` or `long-llama`."""
+    """Makes a tiny random checkpoint with a tokenizer, one of those of tests/tiny_models.py."""
     folders: dict[str, Path] = {}
 
     def make(family: str) -> Path:

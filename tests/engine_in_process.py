@@ -10,6 +10,10 @@ import torch
 import kvmanager
 from blocks import Reattached, Step, StepResult
 from engine.attention import AttentionBackend, TorchBackend
+from engine.attention.cache import CacheGeometry
+from engine.kinds.kinds_backend import CachingBackend, KindsBackend
+from engine.kinds.layer_kinds import layer_kinds
+from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.run.loop import Engine, Turn
@@ -54,7 +58,9 @@ class FickleBlocks(InProcessBlocks):
     def receive(self) -> StepResult | None:
         if self._returned:
             self._returned, self.ready = False, True
-            raise Reattached(self._replica.available_blocks, self._replica.available_host_blocks, self._replica.pins)
+            replica = self._replica
+            available = replica.available_blocks, replica.available_host_blocks
+            raise Reattached(*available, replica.pins, replica.available_in_windows)
         self._held_back = bool(self._answers and self.delay)
         if self._held_back:
             self.delay -= 1
@@ -246,23 +252,41 @@ class ModelEngine(EngineInProcess):
         ahead: bool = False,
         sampler: Sampler | None = None,
         proposed_tokens: int = 0,
+        kinds: bool = False,
     ) -> None:
+        """With `kinds`, layers with windows keep what they see, in blocks as the engine's settings give them."""
         self.folder = folder
         self.sampler = sampler or TorchSampler()
         self.loaded = loaded_model(folder)
-        sizes = (self.loaded.context_tokens, self.loaded.vocabulary_size, block_size, device_blocks, host_blocks)
-        capacity = Capacity(*sizes)
-        self.backend = self.make_backend(block_size, device_blocks, host_blocks)
-        runner = self.make_runner(block_size, ahead)
         sequences = min(max_sequences, token_budget)
+        sizes = (self.loaded.context_tokens, self.loaded.vocabulary_size, block_size, device_blocks, host_blocks)
+        self.kinds = layer_kinds(self.loaded.geometry, self.loaded.context_tokens) if kinds else ()
+        context = self.loaded.context_tokens
+        split = SplitSizes(block_size, context, token_budget, sequences, context // 2)
+        blocks = split_blocks(self.kinds, device_blocks, split)
+        hosts = host_blocks_of(self.kinds, host_blocks, split)
+        windows = [kind.window(*of, 0) for kind, *of in list(zip(self.kinds, blocks, hosts, strict=False))[1:]]
+        capacity = Capacity(*sizes, windows=tuple(windows), step_tokens=token_budget)
+        self.backend: AttentionBackend
+        if len(self.kinds) > 1:
+            self.backend = KindsBackend.of(
+                self.kinds,
+                self.loaded.geometry,
+                lambda geometry, kind: self.make_backend(geometry, block_size, blocks[kind], hosts[kind]),
+            )
+        else:
+            self.backend = self.make_backend(self.loaded.geometry, block_size, device_blocks, host_blocks)
+        runner = self.make_runner(block_size, ahead)
         limits = Limits(token_budget, sequences, preemption=preemption, proposed_tokens=proposed_tokens)
         super().__init__(runner, capacity, limits, observe, ahead=ahead, counts_tokens=self.sampler.counts_tokens)
 
     def make_runner(self, block_size: int, _ahead: bool) -> Runner:
         return ModelRunner(self.loaded, self.backend, block_size, sampler=self.sampler)
 
-    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> AttentionBackend:
-        return TorchBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
+    def make_backend(
+        self, geometry: CacheGeometry, block_size: int, device_blocks: int, host_blocks: int
+    ) -> CachingBackend:
+        return TorchBackend(geometry, block_size, device_blocks, host_blocks=host_blocks)
 
 
 @functools.cache

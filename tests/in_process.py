@@ -18,7 +18,7 @@ class InProcessBlocks:
         host_blocks: int = 0,
     ):
         tiers = (capacity.device_blocks, host_blocks or capacity.host_blocks)
-        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_size, *tiers)
+        spec = kvmanager.PoolSpec("engine", 1, "model", capacity.block_size, *tiers, windows=capacity.windows)
         self.manager = kvmanager.KVManager(epoch=1)
         self.session = self.manager.attach(spec)
         self.ready = True

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from tests.at_speed import SMALLEST_MODELS
 
@@ -40,7 +49,7 @@ _TRAINING_LINES = [
 
 
 def make_tiny_model(family: str, folder: Path) -> Path:
-    """Write a checkpoint of `llama`, `gpt2`, `opt` or `long-llama`, always the same weights, and return its folder."""
+    """Write a checkpoint of one of `_MODELS`, always the same weights, and return its folder."""
     torch.manual_seed(7)
     model = _MODELS[family]()
     model.generation_config.eos_token_id = 0
@@ -63,6 +72,30 @@ def _llama() -> LlamaForCausalLM:
             initializer_range=_SPREAD,
             bos_token_id=1,
             eos_token_id=0,
+        )
+    )
+
+
+def _windowed() -> Gemma3ForCausalLM:
+    """Make a model whose first layers see a window of 40 tokens: neither whole blocks nor a divisor of anything."""
+    layers = max(2, LAYERS)
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            layer_types=["sliding_attention"] * (layers - 1) + ["full_attention"],
+            sliding_window=40,
+            max_position_embeddings=CONTEXT,
+            initializer_range=_SPREAD,
+            bos_token_id=1,
+            eos_token_id=0,
+            pad_token_id=0,
+            tie_word_embeddings=False,
         )
     )
 
@@ -125,7 +158,7 @@ def _opt() -> OPTForCausalLM:
     )
 
 
-_MODELS = {"llama": _llama, "gpt2": _gpt2, "opt": _opt, "long-llama": _long_llama}
+_MODELS = {"llama": _llama, "gpt2": _gpt2, "opt": _opt, "long-llama": _long_llama, "windowed": _windowed}
 
 
 def _write_tokenizer(folder: Path) -> None:

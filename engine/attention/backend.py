@@ -1,7 +1,7 @@
 """The protocol of attention backends, and the batch they work on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 from itertools import accumulate
@@ -54,7 +54,9 @@ class PagedBatch:
     `fed`: number of tokens of each sequence; on the host, so that launches need not synchronize with the device.
     `slots`: `[tokens]` int64, where each token's K and V are stored: block id * block_size + offset. `first`:
     `[sequences + 1]` int32, index of each sequence's first token. `ends`: `[sequences]` int32 lengths, fed tokens
-    included. `tables`: `[sequences, blocks]` int32 block ids, padded with block 0.
+    included. `tables`: `[sequences, blocks]` int32 block ids, padded with block 0; so are blocks out of a window.
+
+    These are the slots and tables of kind 0. `windows` has the same batch for each window kind.
     """
 
     block_size: int
@@ -63,14 +65,27 @@ class PagedBatch:
     first: torch.Tensor
     ends: torch.Tensor
     tables: torch.Tensor
+    windows: "tuple[PagedBatch, ...]" = ()
 
     @classmethod
     def of(cls, work: Sequence[Work], block_size: int, device: torch.device) -> "PagedBatch":
         """Build the batch of a plan's work, in its order."""
+        windows = zip(*[item.window_tables for item in work], strict=True)
+        own = cls._of_tables(work, [item.block_table for item in work], block_size, device)
+        return replace(own, windows=tuple([cls._of_tables(work, tables, block_size, device) for tables in windows]))
+
+    def of_kind(self, kind: int) -> "PagedBatch":
+        """Return the batch of a kind of blocks."""
+        return self.windows[kind - 1] if kind else self
+
+    @classmethod
+    def _of_tables(
+        cls, work: Sequence[Work], block_tables: Sequence[tuple[int, ...]], block_size: int, device: torch.device
+    ) -> "PagedBatch":
         fed = tuple([len(item.token_ids) for item in work])
-        tables = np.zeros((len(work), max([len(item.block_table) for item in work], default=0)), dtype=np.int32)
-        for row, item in zip(tables, work, strict=True):
-            row[: len(item.block_table)] = item.block_table
+        tables = np.zeros((len(work), max(map(len, block_tables), default=0)), dtype=np.int32)
+        for row, table in zip(tables, block_tables, strict=True):
+            row[: len(table)] = table
         return cls(
             block_size=block_size,
             fed=fed,
@@ -130,7 +145,10 @@ class AttentionBackend(Protocol):
 def _slots(work: Sequence[Work], fed: Sequence[int], tables: Integers, block_size: int) -> Integers:
     """Return `[tokens]` int64 slots of the fed tokens."""
     if max(fed, default=1) == 1:  # most steps only decode
-        slots = [item.block_table[item.start // block_size] * block_size + item.start % block_size for item in work]
+        slots = [
+            int(table[item.start // block_size]) * block_size + item.start % block_size
+            for item, table in zip(work, tables, strict=True)
+        ]
         return np.array(slots, dtype=np.int64)
     parts = []
     for item, table in zip(work, tables, strict=True):

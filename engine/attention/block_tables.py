@@ -53,9 +53,10 @@ class BlockTables:
         self._rows_array = np.zeros(0, dtype=np.int64)
         self._selected: torch.Tensor | None = None  # and their tables, until one of them changes
 
-    def update(self, work: Sequence[Work]) -> TableRows:
-        """Write the tables of a step's work on the host, and return what changed since the last `select`."""
-        sequences, tables = [item.sequence for item in work], [item.block_table for item in work]
+    def update(self, work: Sequence[Work], kind: int = 0) -> TableRows:
+        """Write a kind's tables of a step's work on the host, and return what changed since the last `select`."""
+        sequences = [item.sequence for item in work]
+        tables = [item.window_tables[kind - 1] if kind else item.block_table for item in work]
         width = max(map(len, tables), default=0)
         if sequences != self._sequences or width > self.host.shape[1]:
             self._place(sequences, width)

@@ -24,11 +24,16 @@ _KINDS = string.digits + string.ascii_letters
 
 
 class LayerShape(NamedTuple):
-    """K and V of one layer: heads, and elements of one head's K and of its V."""
+    """K and V of one layer: heads, and elements of one head's K and of its V.
+
+    It sees a `window` of tokens, 0 for all, or if `chunked` those of the chunk of `window` tokens that it is in.
+    """
 
     kv_heads: int
     key_size: int
     value_size: int
+    window: int = 0
+    chunked: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class CacheGeometry:
     @property
     def largest_head(self) -> int:
         """Elements of the largest head."""
-        return max(max(one.key_size, one.value_size) for one in self.layers)
+        return max((max(one.key_size, one.value_size) for one in self.layers), default=0)
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of one block of a cache of this type: K and V of all layers, int8 with its scales."""

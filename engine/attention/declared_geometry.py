@@ -13,7 +13,33 @@ def declared_geometry(config: Any) -> CacheGeometry:
     """Return the shape of K and V of each layer of a text configuration. Raises AttributeError if it lacks numbers."""
     kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     layers = zip(kinds, config.per_layer_config, strict=False)
-    return CacheGeometry(tuple(_layer(one, _MULTIPLES.get((config.model_type, kind), 1)) for kind, one in layers))
+    return CacheGeometry(
+        tuple(
+            _layer(one, _MULTIPLES.get((config.model_type, kind), 1))._replace(
+                window=chunk or _window(config, kind), chunked=bool(chunk)
+            )
+            for (kind, one), chunk in zip(layers, chunks_of(config), strict=False)
+        )
+    )
+
+
+def chunks_of(config: Any) -> list[int]:
+    """Return the tokens of the chunks in which each layer attends, 0 for layers without chunks."""
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    return [config.attention_chunk_size or 0 if kind == "chunked_attention" else 0 for kind in kinds]
+
+
+def _window(config: Any, kind: str) -> int:
+    """Return the window of a layer's kind, 0 without one. Without kinds, all layers have the configuration's."""
+    if kind not in ("", "sliding_attention"):
+        return 0
+    return effective_window(config, getattr(config, "sliding_window", None))
+
+
+def effective_window(config: Any, window: int | None) -> int:
+    """Return a window of tokens, 0 if there is none or the context ends in it: some types then do not name it."""
+    context = getattr(config, "max_position_embeddings", None)
+    return window if window and not (isinstance(context, int) and context <= window) else 0
 
 
 def _layer(config: Any, multiple: int) -> LayerShape:

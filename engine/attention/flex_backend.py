@@ -166,7 +166,8 @@ class FlexBackend(TensorBackend):
 
     def _mask(self, batch: PagedBatch, rows: QueryRows, window: int, stride: int, *, sink_slot: bool) -> _Prepared:
         tables = batch.tables[rows.sequences].to(torch.int64)
-        blocks = block_lists(rows.first, rows.last, window, self.block_size, tables.shape[1])
+        width = tables.shape[1]
+        blocks = block_lists(rows.first, rows.last, window, self.block_size, width, len(self.cache))
         mask = FlexMask(
             self._logical(tables, rows.last),
             _with_room(rows.first.to(torch.int32)),

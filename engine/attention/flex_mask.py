@@ -76,16 +76,19 @@ def _rows(pieces: list[_Piece], length: int, device: torch.device) -> QueryRows:
     return QueryRows(*(column.to(device) for column in columns))
 
 
-def block_lists(first: torch.Tensor, last: torch.Tensor, window: int, block_size: int, width: int) -> BlockLists:
+def block_lists(
+    first: torch.Tensor, last: torch.Tensor, window: int, block_size: int, width: int, columns: int | None = None
+) -> BlockLists:
     """Split the visible blocks into full and partial ones. `width`: blocks of a table.
 
-    Full blocks are consecutive, from `begin` to `end`. Partial ones precede and follow them.
+    Full blocks are consecutive, from `begin` to `end`. Partial ones precede and follow them. The lists have room for at
+    most `columns` blocks, which are all that can be visible; by default for a whole table.
     """
     lowest = (first - window + 1).clamp(min=0) // block_size
     beyond = last // block_size + 1
     begin = torch.minimum(torch.maximum(-((window - 1 - last) // block_size), lowest), beyond)
     end = torch.minimum(torch.maximum((first + 1) // block_size, begin), beyond)
-    steps = torch.arange(width, device=first.device)
+    steps = torch.arange(width if columns is None else min(width, columns), device=first.device)
     full = begin[:, None] + steps
     partial = lowest[:, None] + steps
     partial = partial + (end - begin)[:, None] * (partial >= begin[:, None])

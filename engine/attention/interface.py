@@ -4,7 +4,7 @@ transformers calls the function registered under the name that the model was loa
 arguments of the model's forward call to it. So the batch is an argument, and only the registration is global.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface
@@ -49,6 +49,8 @@ def paged_attention(
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    if (tuning := getattr(module, "query_tuning", None)) is not None:
+        query = tuning.applied(query, paged.positions)
     query, key, value = (one[0].transpose(0, 1) for one in (query, key, value))
     if paged.padding:
         query, key, value = (one[: -paged.padding] for one in (query, key, value))
@@ -57,6 +59,31 @@ def paged_attention(
     if paged.padding:
         output = torch.cat([output, output.new_zeros(paged.padding, *output.shape[1:])])
     return output.unsqueeze(0), None
+
+
+class QueryTuning(NamedTuple):
+    """Llama-4's scale of queries in layers without rotations, by position (Nakanishi 2025, arXiv 2501.19399).
+
+    Its modules compute it from the number of cached tokens, which is no position where sequences share a step.
+    """
+
+    floor: float
+    scale: float
+
+    def applied(self, query: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """Return `[1, heads, tokens, size]` queries times the scale of each token's position."""
+        assert positions is not None, "every forward call has them"
+        scales = torch.log1p(torch.floor((positions.float() + 1.0) / self.floor)) * self.scale + 1.0
+        return (query * scales[:, None]).to(query.dtype)
+
+
+def tune_by_positions(model: torch.nn.Module) -> None:
+    """Let paged attention scale the queries of modules that would do so by the number of cached tokens."""
+    for module in model.modules():
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+            tuning = QueryTuning(float(module.floor_scale), float(module.attn_scale))  # type: ignore[arg-type]
+            module.query_tuning = tuning  # type: ignore[assignment]
+            module.attn_temperature_tuning = False  # type: ignore[assignment]
 
 
 def register() -> None:

@@ -64,11 +64,12 @@ class TorchBackend(TensorBackend):
     def _gather(self, layer: int, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V as `[rows, kv_heads, slots, head_size]`; slots beyond a sequence's end are zero.
 
-        Codes are decoded to float32. A weight of zero times an infinity left by an earlier sequence would be NaN, so
-        stale slots must not be read.
+        So are those of blocks that have left a window. Codes are decoded to float32. A weight of zero times an infinity
+        left by an earlier sequence would be NaN, so stale slots must not be read.
         """
         slots = torch.arange(rows.tables.shape[1] * self.block_size, device=rows.tables.device)
-        beyond = (slots >= rows.ends[:, None])[:, None, :, None]
+        absent = (rows.tables == 0).repeat_interleave(self.block_size, 1)
+        beyond = ((slots >= rows.ends[:, None]) | absent)[:, None, :, None]
         key, value = (
             self._decoded(part[rows.tables]).flatten(1, 2).transpose(1, 2).masked_fill(beyond, 0)
             for part in (self.keys(layer), self.values(layer))

@@ -1,7 +1,9 @@
 """The layout of kept memory: header, counters, seals and tensors of both tiers, one after the other."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from engine.kept.seals import MOST, MOST_STAMP, Seals, seal_bytes
 
-FORMAT = 2
+FORMAT = 3
 """Version of the layout. Another one is not read."""
 
 MAGIC = b"\x93quire kept blocks\n"
@@ -23,29 +25,41 @@ _COUNTERS = np.dtype([("generation", np.uint64), ("resets", np.uint64), ("stamp"
 
 
 @dataclass(frozen=True)
+class KeptKind:
+    """The blocks of one kind. `shapes` describes K and V of its layers inside a block, as the backend lays them out."""
+
+    name: str
+    shapes: str
+    block_elements: int
+    device_blocks: int
+    host_blocks: int
+
+
+@dataclass(frozen=True)
 class KeptIdentity:
     """What must be equal for a process to use the blocks that another one left.
 
-    `fingerprint` is a digest of every byte of the weights and of the code that computed K and V. `shapes` describes K
-    and V of the layers inside a block, as the attention backend lays them out; `dtype` is the cache's.
+    `fingerprint` is a digest of every byte of the weights and of the code that computed K and V; `dtype` is the
+    cache's. `kinds` are the kinds of blocks, kind 0 first.
     """
 
     boot_id: str
     dtype: str
     block_size: int
-    shapes: str
-    block_elements: int
-    device_blocks: int
-    host_blocks: int
+    kinds: tuple[KeptKind, ...]
     backend: str
     fingerprint: str
-    kinds: tuple[str, ...] = ("all",)
     format: int = FORMAT
 
     def difference(self, other: Self) -> str:
         """Return the name of the first field in which two differ, empty if they are equal."""
-        own, theirs = asdict(self), asdict(other)
-        return next((name for name in ("format", *own) if own[name] != theirs[name]), "")
+        own, theirs = vars(self), vars(other)
+        found = next((name for name in ("format", *own) if own[name] != theirs[name]), "")
+        if found != "kinds" or len(self.kinds) != len(other.kinds):
+            return found
+        fields = next((vars(one), vars(of)) for one, of in zip(self.kinds, other.kinds, strict=True) if one != of)
+        different = next(name for name in fields[0] if fields[0][name] != fields[1][name])
+        return "kinds" if different == "name" else different
 
 
 class Counters:
@@ -93,37 +107,46 @@ class Counters:
         return int(self._values["stamp"][0])
 
 
+class KindMemory:
+    """The seals and tensors of one kind of blocks."""
+
+    def __init__(self, memory: memoryview, kind: KeptKind, places: "_Places", dtype: torch.dtype) -> None:
+        self.device = Seals(memory[places.device_seals :], kind.device_blocks)
+        self.host = Seals(memory[places.host_seals :], kind.host_blocks)
+        size = kind.block_elements
+        self.cache = _tensor(memory, places.device, dtype, size, kind.device_blocks)
+        self.host_cache = _tensor(memory, places.host, dtype, size, kind.host_blocks) if kind.host_blocks else None
+
+    @property
+    def tiers(self) -> tuple[Seals, Seals]:
+        """The seals of both tiers."""
+        return self.device, self.host
+
+
 class KeptMemory:
-    """The parts of one memory."""
+    """The parts of one memory: its counters, and those of each kind of blocks."""
 
     def __init__(self, memory: memoryview, identity: KeptIdentity) -> None:
         """Take `kept_bytes(identity)` writable bytes."""
-        places = _Places.of(identity)
         self.counters = Counters(memory[_PAGE : _PAGE + _COUNTERS.itemsize])
-        self.device = Seals(memory[places.device_seals :], identity.device_blocks)
-        self.host = Seals(memory[places.host_seals :], identity.host_blocks)
-        dtype = getattr(torch, identity.dtype)
-        self.cache = _tensor(memory, places.device, dtype, identity, identity.device_blocks)
-        self.host_cache = (
-            _tensor(memory, places.host, dtype, identity, identity.host_blocks) if identity.host_blocks else None
-        )
+        dtype, places = getattr(torch, identity.dtype), _places_of(identity)
+        self.kinds = [KindMemory(memory, *one, dtype) for one in zip(identity.kinds, places, strict=True)]
 
     @property
     def is_damaged(self) -> bool:
-        """Whether counters and seals contradict each other, or no block is left."""
+        """Whether counters and seals contradict each other, or no block of a kind is left."""
         counters = self.counters
-        return counters.are_damaged or any(
-            one.are_damaged(counters.resets, counters.generation, counters.stamp) for one in (self.device, self.host)
-        )
+        numbers = counters.resets, counters.generation, counters.stamp
+        return counters.are_damaged or any(seals.are_damaged(*numbers) for kind in self.kinds for seals in kind.tiers)
 
     def take_over(self, generation: int) -> tuple[int, int]:
         """Let a process write from now on; return how many blocks of each tier an earlier one lost."""
         resets = self.counters.resets
-        lost = self.device.settle(resets), self.host.settle(resets)
-        for seals in (self.device, self.host):
+        lost = [tuple(seals.settle(resets) for seals in kind.tiers) for kind in self.kinds]
+        for seals in chain.from_iterable(kind.tiers for kind in self.kinds):
             seals.generation = generation
             self.counters.tick_past(len(seals))
-        return lost
+        return sum(device for device, _ in lost), sum(host for _, host in lost)
 
 
 @dataclass(frozen=True)
@@ -137,12 +160,9 @@ class _Places:
     end: int
 
     @classmethod
-    def of(cls, identity: KeptIdentity) -> Self:
-        return cls.for_blocks(identity.device_blocks, identity.host_blocks, block_bytes(identity))
-
-    @classmethod
-    def for_blocks(cls, device_blocks: int, host_blocks: int, block: int) -> Self:
-        device_seals = 2 * _PAGE
+    def behind(cls, start: int, device_blocks: int, host_blocks: int, block: int) -> Self:
+        """Place a kind with blocks of `block` bytes."""
+        device_seals = _aligned(start, _PAGE)
         host_seals = _aligned(device_seals + seal_bytes(device_blocks), _PAGE)
         device = _aligned(host_seals + seal_bytes(host_blocks), _LARGE_PAGE)
         host = _aligned(device + (device_blocks + 1) * block, _LARGE_PAGE)
@@ -150,20 +170,26 @@ class _Places:
         return cls(device_seals, host_seals, device, host, _aligned(host + host_size, _LARGE_PAGE))
 
 
-def block_bytes(identity: KeptIdentity) -> int:
-    """Return the bytes of one block: K and V of all layers."""
-    itemsize: int = getattr(torch, identity.dtype).itemsize
-    return identity.block_elements * itemsize
+def _places_of(identity: KeptIdentity) -> list[_Places]:
+    itemsize = getattr(torch, identity.dtype).itemsize
+    return _placed((one.device_blocks, one.host_blocks, one.block_elements * itemsize) for one in identity.kinds)
+
+
+def _placed(kinds: Iterable[tuple[int, int, int]]) -> list[_Places]:
+    places: list[_Places] = []
+    for kind in kinds:
+        places.append(_Places.behind(places[-1].end if places else 2 * _PAGE, *kind))
+    return places
 
 
 def kept_bytes(identity: KeptIdentity) -> int:
     """Return the bytes of a whole memory."""
-    return _Places.of(identity).end
+    return _places_of(identity)[-1].end
 
 
-def kept_bytes_for(device_blocks: int, host_blocks: int, block: int) -> int:
-    """Return the bytes of a whole memory whose blocks have `block` bytes each."""
-    return _Places.for_blocks(device_blocks, host_blocks, block).end
+def kept_bytes_for(*kinds: tuple[int, int, int]) -> int:
+    """Return the bytes of a whole memory of kinds with these device blocks, host blocks and bytes of a block."""
+    return _placed(kinds)[-1].end
 
 
 def header_of(identity: KeptIdentity) -> bytes:
@@ -182,7 +208,7 @@ def read_header(page: bytes) -> KeptIdentity | None:
     """Return the identity in a header, None if this version cannot read it."""
     try:
         fields = json.loads(page[len(MAGIC) : _PAGE].rstrip(b"\0"))
-        fields["kinds"] = tuple(fields["kinds"])
+        fields["kinds"] = tuple(KeptKind(**kind) for kind in fields["kinds"])
         return KeptIdentity(**fields)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -195,7 +221,9 @@ def _aligned(offset: int, size: int) -> int:
     return -(-offset // size) * size
 
 
-def _tensor(memory: memoryview, place: int, dtype: torch.dtype, identity: KeptIdentity, blocks: int) -> torch.Tensor:
-    shape = (blocks + 1, identity.block_elements)
-    size = (blocks + 1) * block_bytes(identity)
+def _tensor(memory: memoryview, place: int, dtype: torch.dtype, elements: int, blocks: int) -> torch.Tensor:
+    shape = (blocks + 1, elements)
+    if not elements:  # a kind without layers
+        return torch.zeros(shape, dtype=dtype)
+    size = (blocks + 1) * elements * dtype.itemsize
     return torch.frombuffer(memory[place : place + size], dtype=torch.uint8).view(dtype).view(shape)

@@ -64,12 +64,13 @@ class ModulesDecoder:
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """Run the model on one row of tokens."""
+        padded = self._padded(positions)
         output = self._model(
             input_ids=self._padded(token_ids)[None],
-            position_ids=self._padded(positions)[None],
+            position_ids=padded[None],
             use_cache=False,
             logits_to_keep=places,
-            paged=PagedContext(self._backend, batch, -len(token_ids) % self._unit),
+            paged=PagedContext(self._backend, batch, -len(token_ids) % self._unit, padded),
         )
         logits: torch.Tensor = output.logits[0]
         if logits.shape[1] > self._vocabulary:  # of tokens that the model cannot be fed

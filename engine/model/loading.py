@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, GgufConfig
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
-from engine.attention.interface import ATTENTION_NAME, register
+from engine.attention.interface import ATTENTION_NAME, register, tune_by_positions
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
@@ -96,6 +96,7 @@ def take(model: Any, fingerprint: str) -> LoadedModel:
     """
     config = model.config.get_text_config()
     _avoid_waits(model)
+    tune_by_positions(model)
     return LoadedModel(
         model=model,
         device=model.device,

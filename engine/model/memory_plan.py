@@ -2,14 +2,16 @@
 
 import math
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from blocks import blocks_for
+from blocks import WindowKind, blocks_for
 from engine.kept.kept_memory import kept_bytes_for
+from engine.kinds.layer_kinds import layer_kinds, one_kind
+from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks, split_memory
 from engine.model.model_shape import ModelShape
 from engine.model.sizing import DoesNotFit, PoolSize, blocks_on_gpu, blocks_within, cache_bytes
 
@@ -41,7 +43,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory in bytes by purpose, and the size of the pool. `memory_bytes` is the memory that the device must have."""
+    """Memory in bytes by purpose, and the size of the pool. `memory_bytes` is the memory that the device must have.
+
+    Tokens and blocks are those of kind 0; `windows` are the other kinds of blocks.
+    """
 
     memory_bytes: int
     memory_utilization: float
@@ -57,6 +62,7 @@ class MemoryPlan:
     max_sequences: int
     token_budget: int
     host_blocks: int
+    windows: tuple[WindowKind, ...] = ()
 
     @property
     def pool(self) -> PoolSize:
@@ -72,17 +78,36 @@ class MemoryPlan:
         """Return the memory of blocks that outlive their engine, in place of the cache: 0 on a GPU and with ranks."""
         if ranks > 1 or not self.process_bytes:
             return 0
-        return kept_bytes_for(self.device_blocks, self.host_blocks, self.block_bytes)
+        windows = [(kind.device_blocks, kind.host_blocks, kind.block_bytes) for kind in self.windows]
+        return kept_bytes_for((self.device_blocks, self.host_blocks, self.block_bytes), *windows)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the blocks of all kinds."""
+        windows = [cache_bytes(kind.device_blocks, kind.block_bytes) for kind in self.windows]
+        return cache_bytes(self.device_blocks, self.block_bytes) + sum(windows)
+
+    @property
+    def host_cache_bytes(self) -> int:
+        """Memory of the host blocks of all kinds."""
+        windows = [cache_bytes(kind.host_blocks, kind.block_bytes) for kind in self.windows]
+        return cache_bytes(self.host_blocks, self.block_bytes) + sum(windows)
+
+    def requests(self, tokens: int) -> int:
+        """Return the number of requests of `tokens` tokens that fit with paging, in all kinds of blocks."""
+        whole, size = self.pool.blocks_of(tokens), self.block_size
+        in_windows = [kind.device_blocks // min(whole, kind.most_blocks(size, size)) for kind in self.windows]
+        return min(self.pool.requests(tokens), *in_windows) if in_windows else self.pool.requests(tokens)
 
     def figures(self) -> dict[str, Any]:
         """Return all values by name, for machines."""
         pool = self.pool
         return asdict(self) | {
-            "cache_bytes": cache_bytes(self.device_blocks, self.block_bytes),
-            "host_cache_bytes": cache_bytes(self.host_blocks, self.block_bytes),
+            "cache_bytes": self.cache_bytes,
+            "host_cache_bytes": self.host_cache_bytes,
             "tokens": pool.tokens,
-            "requests_of_full_context": pool.requests(self.context_tokens),
-            "requests_in_blocks": pool.requests(self.typical_tokens),
+            "requests_of_full_context": self.requests(self.context_tokens),
+            "requests_in_blocks": self.requests(self.typical_tokens),
             "requests_reserving_the_context": pool.reserved_requests(self.context_tokens),
             "empty_slots_per_request": pool.last_block_waste(),
             "max_requests": self.max_requests,
@@ -100,14 +125,21 @@ class Planner:
         *,
         on_gpu: bool,
         kv_dtype: torch.dtype | None = None,
+        kinds: bool = False,
     ) -> None:
-        """`shape` is that of the model with weights of `dtype`. The cache has `kv_dtype`, by default the same type."""
+        """`shape` is that of the model with weights of `dtype`. The cache has `kv_dtype`, by default the same type.
+
+        With `kinds`, layers with a window keep only what they see.
+        """
         self._shape = shape
         self._dtype = dtype
         self._workload = workload
         self._on_gpu = on_gpu
         self._cache_dtype = kv_dtype or dtype
-        self._block_bytes = shape.geometry.block_bytes(workload.block_size, self._cache_dtype)
+        found = layer_kinds(shape.geometry, shape.context_tokens) if kinds else ()
+        self._kinds = found if len(found) > 1 else one_kind(shape.geometry)
+        shapes = [kind.geometry(shape.geometry) for kind in self._kinds]
+        self._block_bytes = [one.block_bytes(workload.block_size, self._cache_dtype) for one in shapes]
         # On a GPU, context and libraries fit into the memory that the utilization leaves free.
         self._process_bytes = 0 if on_gpu else CPU_PROCESS_BYTES
         packed = shape.packed.packed and not on_gpu
@@ -116,20 +148,27 @@ class Planner:
     def for_memory(self, memory_bytes: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
         """Return the plan for this share of a device's memory. Raises DoesNotFit."""
         fixed = self._fixed_bytes(host_memory_bytes)
-        sequences = self._sequences(lambda count: self._blocks_of(memory_bytes, utilization, fixed, count))
+        sequences = self._sequences(lambda count: self._blocks_of(memory_bytes, utilization, fixed, count)[0])
         blocks = self._blocks_of(memory_bytes, utilization, fixed, sequences)
-        if not blocks:
+        if not blocks[0]:
             usable = _gib(int(memory_bytes * utilization))
-            needed = _gib(fixed + self._step_bytes(sequences) + cache_bytes(1, self._block_bytes))
+            needed = _gib(fixed + self._step_bytes(sequences) + self._cache_bytes((1, *blocks[1:])))
             raise DoesNotFit(f"{usable} of it can be used, but a pool of one block needs {needed}")
         return self._plan(memory_bytes, utilization, blocks, sequences, host_memory_bytes)
 
     def for_blocks(self, blocks: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
-        """Return the plan for a pool of `blocks` blocks."""
+        """Return the plan for a pool of `blocks` blocks of kind 0."""
         sequences = self._sequences(lambda _: blocks)
-        needed = self._fixed_bytes(host_memory_bytes) + self._step_bytes(sequences)
-        needed += cache_bytes(blocks, self._block_bytes)
-        return self._plan(math.ceil(needed / utilization), utilization, blocks, sequences, host_memory_bytes)
+        split = split_blocks(self._kinds, blocks, self._split_sizes(sequences))
+        needed = self._fixed_bytes(host_memory_bytes) + self._step_bytes(sequences) + self._cache_bytes(split)
+        return self._plan(math.ceil(needed / utilization), utilization, split, sequences, host_memory_bytes)
+
+    def for_cache(self, memory_bytes: int, utilization: float, host_memory_bytes: int) -> MemoryPlan:
+        """Return the plan for a cache of this memory."""
+        sequences = self._sequences(lambda count: self._split(memory_bytes, count)[0])
+        split = self._split(memory_bytes, sequences)
+        needed = self._fixed_bytes(host_memory_bytes) + self._step_bytes(sequences) + self._cache_bytes(split)
+        return self._plan(math.ceil(needed / utilization), utilization, split, sequences, host_memory_bytes)
 
     def blocks_for(self, requests: int) -> int:
         """Return the blocks that `requests` typical requests need at the same time."""
@@ -137,42 +176,65 @@ class Planner:
 
     def blocks_within(self, memory_bytes: int) -> int:
         """Return the blocks that fit into this memory, which may be negative."""
-        return blocks_within(max(0, memory_bytes), self._block_bytes)
+        return blocks_within(max(0, memory_bytes), self._block_bytes[0] or 1)
+
+    def _split_sizes(self, sequences: int) -> SplitSizes:
+        load = self._workload
+        sizes = load.block_size, load.context_tokens, load.token_budget, sequences
+        return SplitSizes(*sizes, load.typical_tokens)
+
+    def _split(self, memory_bytes: int, sequences: int) -> tuple[int, ...]:
+        return split_memory(self._kinds, self._block_bytes, max(0, memory_bytes), self._split_sizes(sequences))
+
+    def _cache_bytes(self, blocks: Sequence[int]) -> int:
+        return sum(cache_bytes(*one) for one in zip(blocks, self._block_bytes, strict=True))
 
     def _plan(
-        self, memory_bytes: int, utilization: float, blocks: int, sequences: int, host_memory_bytes: int
+        self,
+        memory_bytes: int,
+        utilization: float,
+        blocks: Sequence[int],
+        sequences: int,
+        host_memory_bytes: int,
     ) -> MemoryPlan:
+        host_blocks = self.blocks_within(host_memory_bytes)
+        hosts = host_blocks_of(self._kinds, host_blocks, self._split_sizes(sequences))
+        columns = list(zip(self._kinds, blocks, hosts, self._block_bytes, strict=True))
         return MemoryPlan(
             memory_bytes=memory_bytes,
             memory_utilization=utilization,
             weights_bytes=self._weights_bytes,
             process_bytes=self._process_bytes,
             step_bytes=self._step_bytes(sequences),
-            token_bytes=self._shape.geometry.block_bytes(1, self._cache_dtype),
-            block_bytes=self._block_bytes,
+            token_bytes=self._kinds[0].geometry(self._shape.geometry).block_bytes(1, self._cache_dtype),
+            block_bytes=self._block_bytes[0],
             block_size=self._workload.block_size,
-            device_blocks=blocks,
+            device_blocks=blocks[0],
             context_tokens=self._workload.context_tokens,
             typical_tokens=self._workload.typical_tokens,
             max_sequences=sequences,
             token_budget=self._workload.token_budget,
-            host_blocks=self.blocks_within(host_memory_bytes),
+            host_blocks=host_blocks,
+            windows=tuple([kind.window(*numbers) for kind, *numbers in columns[1:]]),
         )
 
-    def _blocks_of(self, memory_bytes: int, utilization: float, fixed: int, sequences: int) -> int:
-        """Return the number of blocks that fit beside a step of `sequences` sequences, 0 if none does."""
+    def _blocks_of(self, memory_bytes: int, utilization: float, fixed: int, sequences: int) -> tuple[int, ...]:
+        """Return the blocks of each kind that fit beside a step of `sequences` sequences, 0 of kind 0 if none does."""
         used = fixed + self._step_bytes(sequences)
         if not self._on_gpu:
-            return self.blocks_within(int(memory_bytes * utilization) - used)
+            return self._split(int(memory_bytes * utilization) - used, sequences)
         try:  # as at the engine's start, which measures what is used and free
             free = memory_bytes - used - self._recorded_bytes(sequences)
-            return blocks_on_gpu(memory_bytes, utilization, used, free, self._block_bytes)
+            return (blocks_on_gpu(memory_bytes, utilization, used, free, self._block_bytes[0]),)
         except DoesNotFit:
-            return 0
+            return (0,)
 
     def _fixed_bytes(self, host_memory_bytes: int) -> int:
         """Return the memory in use before the first block. On a CPU both tiers share the same memory."""
-        host_bytes = 0 if self._on_gpu else cache_bytes(self.blocks_within(host_memory_bytes), self._block_bytes)
+        host_bytes = 0
+        if not self._on_gpu:
+            hosts = host_blocks_of(self._kinds, self.blocks_within(host_memory_bytes), self._split_sizes(1))
+            host_bytes = self._cache_bytes(hosts)
         return self._weights_bytes + self._process_bytes + host_bytes
 
     def _step_bytes(self, sequences: int) -> int:

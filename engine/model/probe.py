@@ -17,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry, LayerShape
+from engine.attention.declared_geometry import chunks_of, effective_window
 from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, paged_attention
 from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
@@ -142,8 +143,8 @@ def _run_cached(model: Any, positions: torch.Tensor) -> _Probe | None:
 def _run(model: Any, positions: torch.Tensor, cache: Cache | None = None) -> _Probe:
     """Run a row of tokens through the model as a runner would; each position has the same token in any order."""
     recorded = _Probe()
-    paged = PagedContext(recorded, PagedBatch.of((), 1, model.device))
     positions = positions.to(model.device)
+    paged = PagedContext(recorded, PagedBatch.of((), 1, model.device), positions=positions)
     tokens = positions % vocabulary_size(model.config.get_text_config())
     kept = torch.arange(1, len(positions), device=model.device)
     further = {} if cache is None else {"past_key_values": cache}
@@ -173,7 +174,15 @@ def _geometry(model: Any, recorded: _Probe) -> CacheGeometry:
             f"only {len(recorded.shapes)} of {layers} layers use transformers' attention interface, "
             "so paged attention cannot take their place"
         )
-    return CacheGeometry(tuple(recorded.shapes[layer] for layer in range(layers)))
+    config = model.config.get_text_config()
+    return CacheGeometry(
+        tuple(
+            recorded.shapes[layer]._replace(
+                window=chunk or effective_window(config, recorded.windows[layer]), chunked=bool(chunk)
+            )
+            for layer, chunk in enumerate(chunks_of(config)[:layers])
+        )
+    )
 
 
 def _check_masks(config: Any, recorded: _Probe) -> None:
@@ -185,8 +194,13 @@ def _check_masks(config: Any, recorded: _Probe) -> None:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     declared = getattr(config, "sliding_window", None)
     context = _context_tokens(config)
+    chunks = chunks_of(config)
     for layer, kind in enumerate(kinds[: config.num_hidden_layers]):
         shown = recorded.shown[layer]
+        if chunks[layer]:
+            if shown != -min(chunks[layer], context):
+                raise ModelUnsupported(f"the mask of its layer {layer} has no chunks of {chunks[layer]} tokens")
+            continue
         for source, window in (
             ("attention is given", recorded.windows[layer]),
             ("cache has", declared if kind == "sliding_attention" else None),
@@ -248,12 +262,17 @@ def _tokens_shown(mask: torch.Tensor | None) -> int:
 def _described_mask(
     *, q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], config: Any, **_others: Any
 ) -> torch.Tensor:
-    """Return a mask whose elements are the number of visible tokens; 0 if they are no window."""
-    context = _context_tokens(config.get_text_config())
+    """Return a mask whose elements are the number of visible tokens, of chunks less than 0; 0 if they are neither."""
+    text = config.get_text_config()
+    context = _context_tokens(text)
     shown = _shown(mask_function, context - 1)
-    # With a rule that varies by position, such as chunks, other tokens see another number.
-    same = all(_shown(mask_function, token) == min(shown, token + 1) for token in (0, context // 2, context - 2))
-    return torch.full((1, 1, q_length, kv_length), shown if same else 0)
+    tried = (0, context // 2, context - 2)
+    # With a rule that varies by position, other tokens see another number.
+    if all(_shown(mask_function, token) == min(shown, token + 1) for token in tried):
+        return torch.full((1, 1, q_length, kv_length), shown)
+    chunk = min(getattr(text, "attention_chunk_size", None) or context, context)
+    chunked = all(_shown(mask_function, token) == token % chunk + 1 for token in (*tried, chunk - 1, context - 1))
+    return torch.full((1, 1, q_length, kv_length), -chunk if chunked else 0)
 
 
 def _shown(mask_function: Callable[..., torch.Tensor], token: int) -> int:

@@ -11,7 +11,7 @@ from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttri
 
 from engine.attention.llama_shape import is_llama_shaped
 
-KNOWN_LAYERS = ("full_attention", "sliding_attention")
+KNOWN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 _STATES = ("linear", "mamba", "recurrent", "conv", "ssm", "hybrid")
 # Names of attention modules in such plans.
 _ATTENTION = re.compile(r"\.(self_)?(attn|attention)\.")
@@ -98,8 +98,6 @@ def _of_architecture(model: Any, config: Any) -> Iterator[str]:
 
 
 def _of_kind(kind: str) -> str:
-    if "chunked" in kind:
-        return "which attends within chunks: paged attention does not support this"
     if any(word in kind for word in _STATES):
         return "which keeps a state besides or instead of keys and values: a paged cache cannot hold it"
     return "which paged attention does not support"

@@ -8,7 +8,7 @@ from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry, CacheLayout, head_elements, make_host_cache
 from engine.errors import ModelUnsupported
-from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels
+from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels, LayerCaches, layer_caches
 
 
 class CpuBackend:
@@ -47,6 +47,11 @@ class CpuBackend:
         # The kernels multiply codes as bfloat16 or float32.
         multiplied = torch.float32 if self._stored == torch.int8 and dtype == torch.float16 else dtype
         self.view = CacheView.of(self.cache, geometry, self.layout, block_size, multiplied)
+
+    @property
+    def layer_caches(self) -> LayerCaches:
+        """The caches of its layers for `NativeDecoder`."""
+        return layer_caches([self.view], [(0, layer) for layer in range(len(self.geometry.layers))])
 
     def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
         """Use other tensors of the same shapes and types from now on, also in decoders that have the view."""

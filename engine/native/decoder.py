@@ -24,8 +24,8 @@ from engine.native.formats.grouped import GroupedWeights
 from engine.native.grouped_strips import OUTPUTS, pack_strips, strips_size
 from engine.native.kernels import (
     MAX_HEAD_SIZE,
-    CacheView,
     Kernels,
+    LayerCaches,
     NativeExperts,
     NativeLayer,
     NativeMatrix,
@@ -66,18 +66,20 @@ class NativeDecoder:
         kernels: Kernels,
         shape: LlamaShape,
         weights: LlamaWeights,
-        view: CacheView,
+        caches: LayerCaches,
         context_tokens: int,
         threads: int,
     ) -> None:
-        """Pack the weights of a Llama-shaped model. Positions are below `context_tokens`.
+        """Pack the weights of a Llama-shaped model. `caches` are those of its layers.
+
+        Positions are below `context_tokens`.
 
         Raises ModelUnsupported if a tensor is missing.
         """
         self._kernels = kernels
         self.from_files = isinstance(weights, FileWeights)
         self._weights: LlamaWeights | None = weights  # until they are packed
-        self._view = view
+        self._caches = caches
         self._threads = threads
         self._kept: list[torch.Tensor] = []  # tensors that the structures point to
         self._strip_arrays: list[npt.NDArray[np.void]] = []  # the same
@@ -90,7 +92,7 @@ class NativeDecoder:
     ) -> torch.Tensor:
         """Return `[places, vocabulary]` logits of a flattened batch, at these indices."""
         tokens = tuple(one if one.dtype == torch.int32 else one.int() for one in (token_ids, positions, places))
-        return self._kernels.step(self._model, self._view, batch, tokens, self._threads)
+        return self._kernels.step(self._model, self._caches, batch, tokens, self._threads)
 
     def _native_model(self, shape: LlamaShape, context_tokens: int) -> NativeModel:
         described = NativeModel(

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p, pointer
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
@@ -30,17 +30,21 @@ class _Cache(Structure):
     _fields_: ClassVar[Sequence[Any]] = [
         ("data", c_void_p),
         ("block_stride", c_int64),
-        ("layer_stride", c_int64),
         *((name, c_int64) for name in ("value_offset", "key_head_stride", "value_head_stride")),
-        *((name, c_int32) for name in ("block_size", "heads", "key_size", "value_size", "type")),
+        *((name, c_int32) for name in ("block_size", "heads", "key_size", "value_size", "type", "kind")),
     ]
+
+
+class _Places(Structure):
+    _fields_: ClassVar[Sequence[Any]] = [("slots", c_void_p), ("tables", c_void_p), ("width", c_int32)]
 
 
 class _Batch(Structure):
     _fields_: ClassVar[Sequence[Any]] = [
-        *((name, c_int32) for name in ("tokens", "sequences", "width", "rows")),
-        *((name, c_void_p) for name in ("token_ids", "positions", "slots", "first", "ends", "tables", "places")),
+        *((name, c_int32) for name in ("tokens", "sequences", "rows")),
+        *((name, c_void_p) for name in ("token_ids", "positions", "first", "ends", "places", "kinds")),
     ]
+    kept: Any  # what the pointers refer to
 
 
 class NativeMatrix(Structure):
@@ -96,8 +100,7 @@ def packed_size(weights: torch.Tensor) -> int:
 class CacheView(NamedTuple):
     """A cache tensor in the form of the kernels; valid as long as the tensor. `dtype`: of K, V, queries and outputs.
 
-    `layers` has a description of each layer, whose data begin at its K in block 0. That of the first one describes the
-    whole cache if all layers are equal.
+    `layers` has a description of each layer, whose data begin at its K in block 0.
     """
 
     cache: torch.Tensor
@@ -117,7 +120,6 @@ class CacheView(NamedTuple):
         layers = tuple(
             _Cache(
                 block_stride=layout.elements,
-                layer_stride=layout.elements // len(geometry.layers),
                 value_offset=value.offset - key.offset,
                 key_head_stride=head_elements(shape.key_size, block_size, cache.dtype),
                 value_head_stride=head_elements(shape.value_size, block_size, cache.dtype),
@@ -136,6 +138,22 @@ class CacheView(NamedTuple):
         for layer, (key, _) in zip(self.layers, self.layout.parts, strict=True):
             layer.data = cache.data_ptr() + key.offset * cache.itemsize
         return self._replace(cache=cache)
+
+
+# Pointers to the caches of a model's layers, in their order.
+LayerCaches = ctypes.Array["ctypes._Pointer[_Cache]"]
+
+
+def layer_caches(views: Sequence[CacheView], places: Sequence[tuple[int, int]]) -> LayerCaches:
+    """Return the caches of a model's layers. `places` has the kind of each layer, and its index among the kind's.
+
+    They stay valid if the views move to other caches (`CacheView.at`).
+    """
+    found = []
+    for kind, index in places:
+        views[kind].layers[index].kind = kind
+        found.append(pointer(views[kind].layers[index]))
+    return (POINTER(_Cache) * len(found))(*found)
 
 
 def populate(mapped: torch.Tensor) -> None:
@@ -173,6 +191,8 @@ class Kernels:
 
         Raises OSError without enough memory.
         """
+        if not prod(shape):  # of a kind without layers
+            return torch.zeros(tuple(shape), dtype=dtype)
         # Private, because systems seldom have large pages for shared memory.
         memory = mmap(-1, prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         mapped = torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(tuple(shape))
@@ -297,9 +317,9 @@ class Kernels:
         return tokens
 
     def step(
-        self, model: NativeModel, view: CacheView, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int
+        self, model: NativeModel, caches: LayerCaches, batch: PagedBatch, tokens: tuple[torch.Tensor, ...], threads: int
     ) -> torch.Tensor:
-        """Run a step of a model; return `[places, vocabulary]` float32 logits.
+        """Run a step of a model over the caches of its layers; return `[places, vocabulary]` float32 logits.
 
         `tokens` are three int32 tensors: token ids, positions, and the indices of the requested logits.
         """
@@ -309,14 +329,17 @@ class Kernels:
         described.rows = len(places)
         described.token_ids, described.positions = token_ids.data_ptr(), positions.data_ptr()
         described.places = places.data_ptr()
-        self._library.quire_step(
-            byref(model), byref(view.layers[0]), byref(described), c_void_p(logits.data_ptr()), threads
-        )
+        self._library.quire_step(byref(model), caches, byref(described), c_void_p(logits.data_ptr()), threads)
         return logits
 
 
 def _batch(batch: PagedBatch) -> _Batch:
-    described = _Batch(len(batch.slots), len(batch.ends), batch.tables.shape[1], 0)
-    described.slots, described.first = batch.slots.data_ptr(), batch.first.data_ptr()
-    described.ends, described.tables = batch.ends.data_ptr(), batch.tables.data_ptr()
+    described = _Batch(len(batch.slots), len(batch.ends))
+    described.first, described.ends = batch.first.data_ptr(), batch.ends.data_ptr()
+    kinds = (batch, *batch.windows)
+    places = (_Places * len(kinds))(
+        *(_Places(one.slots.data_ptr(), one.tables.data_ptr(), one.tables.shape[1]) for one in kinds)
+    )
+    described.kinds = ctypes.addressof(places)
+    described.kept = places
     return described

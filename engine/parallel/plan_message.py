@@ -164,8 +164,9 @@ def _common(before: Table, table: Table) -> int:
 
 
 def _numbers_of(copies: Copies) -> Iterator[int]:
-    yield from map(len, copies)
-    for pairs in copies:
+    pairs_by_direction = copies[:3]  # ranks have one kind of blocks
+    yield from map(len, pairs_by_direction)
+    for pairs in pairs_by_direction:
         for source, destination in pairs:
             yield source
             yield destination
@@ -174,7 +175,8 @@ def _numbers_of(copies: Copies) -> Iterator[int]:
 def _copies_of(numbers: Iterator[int]) -> Iterator[Copies]:
     for first in numbers:
         counts = (first, *_take(numbers, 2))
-        yield Copies(*(tuple(starmap(Copy, _tuples(_take(numbers, 2 * count), 2))) for count in counts))
+        swap_in, on_device, swap_out = (tuple(starmap(Copy, _tuples(_take(numbers, 2 * count), 2))) for count in counts)
+        yield Copies(swap_in, on_device, swap_out)
 
 
 def _numbers_in(message: bytes) -> list[int]:

@@ -33,8 +33,10 @@ class BlockCopies:
     Each method raises CopyFailed as soon as a copy is known to have failed.
     """
 
-    def __init__(self, backend: AttentionBackend, stream: CopyStream, block_size: int) -> None:
+    def __init__(self, backend: AttentionBackend, stream: CopyStream, block_size: int, kind: int = 0) -> None:
+        """Copy the blocks of one kind, those of `backend`."""
         self._backend = backend
+        self._kind = kind
         self._stream = stream
         self._block_size = block_size
         self._to_host: deque[_InFlight] = deque()
@@ -53,7 +55,8 @@ class BlockCopies:
             for launched in (self._to_host, self._to_device):
                 while launched and launched[0].event.query():
                     launched.popleft()
-            for copies in answers:
+            for answer in answers:
+                copies = answer.windows[self._kind - 1] if self._kind else answer
                 for part in _launches(copies.device_to_host):
                     self._copy_to_host(part)
                 for part in _launches(copies.host_to_device):
@@ -68,8 +71,9 @@ class BlockCopies:
         writes: set[int] = set()
         for item in work:
             first_written = item.start // self._block_size
-            reads.update(item.block_table[:first_written])
-            writes.update(item.block_table[first_written:])
+            table = item.window_tables[self._kind - 1] if self._kind else item.block_table
+            reads.update(table[:first_written])
+            writes.update(table[first_written:])
         with _failures():
             self._wait(reads, writes)
 

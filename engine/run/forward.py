@@ -1,8 +1,9 @@
 """The forward pass of a plan: copies, inputs, logits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from engine.attention.backend import AttentionBackend, PagedBatch
 from engine.attention.block_tables import BlockTables
 from engine.attention.upload import Integers, upload_together
 from engine.gpu.copy_stream import CopyStream, copy_stream_for
+from engine.kinds.kinds_backend import backends_of
 from engine.model.decoder import Decoder
 from engine.run.block_copies import BlockCopies
 from engine.schedule.step_plan import PENDING, PENDING_TOKEN, StepPlan, Work
@@ -38,18 +40,22 @@ class ForwardPass:
         self._on_host = device.type == "cpu"
         self._narrow = self._on_host and decoder.integers is np.int32
         self._latest = _NO_TOKENS
-        self._tables = BlockTables(device)
-        self._copies = BlockCopies(backend, copy_stream or copy_stream_for(device), block_size)
+        kinds = backends_of(backend)
+        self._tables = [BlockTables(device) for _ in kinds]
+        stream = copy_stream or copy_stream_for(device)
+        self._copies = [BlockCopies(one, stream, block_size, kind) for kind, one in enumerate(kinds)]
 
     def run(self, plan: StepPlan) -> torch.Tensor | None:
         """Start a plan's copies, and return the logits of its work, None if it has none. Raises CopyFailed.
 
         On a GPU all work is queued on the current stream.
         """
-        self._copies.make(plan.copies)
+        for copies in self._copies:
+            copies.make(plan.copies)
         if not plan.work:
             return None
-        self._copies.wait_for(plan.work)
+        for copies in self._copies:
+            copies.wait_for(plan.work)
         return self.logits(plan.work)
 
     def keep(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
@@ -65,33 +71,39 @@ class ForwardPass:
         """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
         tokens = [item.token_ids for item in work]
         layout = _layout(tuple(map(len, tokens)), tuple([len(item.sample_indices) * item.samples for item in work]))
-        tables = self._tables.update(work)
-        positions, rows = np.array([item.start for item in work], dtype=np.int64), tables.rows
+        found = [tables.update(work, kind) for kind, tables in enumerate(self._tables)]
+        positions = np.array([item.start for item in work], dtype=np.int64)
         ends = (positions + layout.lengths).astype(np.int32)
         if not layout.decodes:
             positions = positions.repeat(layout.lengths) + layout.offsets
-            rows = rows.repeat(layout.lengths)
-        columns = positions // self._block_size
-        slots = (self._tables.host[rows, columns] - columns) * self._block_size + positions
+        slots = [self._slots(kind, tables.rows, positions, layout) for kind, tables in enumerate(found)]
         fed, *pending = self._fed_tokens(work, tokens)
         places = _logit_indices(work) if any(item.to_score or item.proposed for item in work) else layout.places
         wide = (fed, positions, places)
         integers: list[Integers] = [one.astype(np.int32) if self._narrow else one for one in wide]
-        arrays = [*integers, slots, layout.first, ends, *tables.uploads, *pending]
-        on_device = upload_together(arrays, self._device)
-        token_ids, position_ids, logit_places, slot_ids, first, lengths, *others = on_device
-        uploads = len(tables.uploads)
-        batch = PagedBatch(
-            block_size=self._block_size,
-            fed=layout.fed,
-            slots=slot_ids,
-            first=first,
-            ends=lengths,
-            tables=self._tables.select(tables, others[:uploads]),
-        )
+        of_kinds = [(own, *tables.uploads) for own, tables in zip(slots, found, strict=True)]
+        arrays = [*integers, layout.first, ends, *chain.from_iterable(of_kinds), *pending]
+        on_device = iter(upload_together(arrays, self._device))
+        token_ids, position_ids, logit_places, first, lengths = islice(on_device, 5)
+        batches = []
+        for kind, tables in enumerate(found):
+            own_slots, *uploaded = islice(on_device, 1 + len(tables.uploads))
+            selected = self._tables[kind].select(tables, uploaded)
+            batches.append(PagedBatch(self._block_size, layout.fed, own_slots, first, lengths, selected))
+        batch = replace(batches[0], windows=tuple(batches[1:])) if len(batches) > 1 else batches[0]
         if not self._on_host:
-            token_ids = self._with_pending(token_ids, others[uploads:])
+            token_ids = self._with_pending(token_ids, list(on_device))
         return self._decoder.logits(token_ids, position_ids, logit_places, batch)
+
+    def _slots(
+        self, kind: int, rows: NDArray[np.int64], positions: NDArray[np.int64], layout: "_Layout"
+    ) -> NDArray[np.int64]:
+        """Return `[tokens]` int64 slots of the fed tokens in a kind of blocks."""
+        if not layout.decodes:
+            rows = rows.repeat(layout.lengths)
+        columns = positions // self._block_size
+        found: NDArray[np.int64] = (self._tables[kind].host[rows, columns] - columns) * self._block_size + positions
+        return found
 
     def _fed_tokens(self, work: tuple[Work, ...], tokens: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
         """Return a step's token ids, on the host with the pending ones.

@@ -130,7 +130,7 @@ class Engine:
                 self.scheduler.apply(result)
                 answered += 1
         except Reattached as reattached:
-            self.scheduler.rollback_step(reattached.available_blocks, reattached.available_host_blocks, reattached.pins)
+            self.scheduler.rollback_step(reattached)
             answered += 1  # results may have arrived: the loop must not sleep before the next receive
         return answered
 

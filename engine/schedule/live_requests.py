@@ -1,6 +1,7 @@
 """Accepts, pins, cancels and fails requests by their ids."""
 
 from collections.abc import Collection
+from collections.abc import Sequence as Items
 from math import inf
 
 from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, PinUnavailable, QueueFull, RequestExists
@@ -130,16 +131,28 @@ class LiveRequests:
             else:
                 self._endings.fail(group, Failure.DEADLINE, "deadline exceeded while running")
 
-    def withhold(self, blocks: Collection[int]) -> None:
-        """Remove blocks that an audit withheld from the capacity; fail requests that no longer fit."""
-        self._view.withhold(blocks)
-        capacity = self._view.capacity
+    def withhold(self, blocks: Collection[int], in_windows: Items[int] = ()) -> None:
+        """Remove blocks that an audit withheld from the capacity; fail requests that no longer fit.
+
+        `in_windows` are the numbers of withheld blocks of each window kind.
+        """
+        self._view.withhold(blocks, in_windows)
         for group in self._all():
-            # Prefixes that are being computed already count as pinned.
-            needed = 0 if group.request.prefill_only else capacity.max_blocks(group.request)
-            if needed > (left := self._view.capacity.unpinned_blocks):
-                detail = f"the request can need {needed} blocks, but {left} are left: others are withheld or pinned"
+            if shortage := self._shortage(group.request):
+                detail = f"the request can need {shortage} are left: others are withheld or pinned"
                 self._endings.fail(group, Failure.BLOCK_MANAGER, detail)
+
+    def _shortage(self, request: Request) -> str:
+        """Return the blocks that a request can need and those that are left, of a kind that has too few."""
+        capacity = self._view.capacity
+        # Prefixes that are being computed already count as pinned.
+        needed = 0 if request.prefill_only else capacity.max_blocks(request)
+        if needed > (left := capacity.unpinned_blocks):
+            return f"{needed} blocks, but {left}"
+        for kind in capacity.windows:
+            if (needed := capacity.max_window_blocks(request, kind)) > kind.device_blocks:
+                return f"{needed} blocks of kind {kind.name}, but {kind.device_blocks}"
+        return ""
 
     def _all(self) -> list[Group]:
         return list(self._queue.by_request.values())

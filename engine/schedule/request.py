@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from blocks import blocks_for, counted
+from blocks import WindowKind, blocks_for, counted
 from engine.bad_words import MAX_LENGTH, MAX_SEQUENCES, NO_BAD_WORDS, BadWords
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
@@ -185,6 +185,7 @@ class Capacity:
     """Limits of one request: positions of the model, ids of its vocabulary, blocks of the pool.
 
     `pinned_blocks` are held by pins, now or later. `caches_prefixes`: the block manager finds computed prefixes.
+    `windows` are the kinds of blocks after kind 0, in which a sequence computes at most `step_tokens` at once.
     """
 
     context_tokens: int
@@ -194,6 +195,8 @@ class Capacity:
     host_blocks: int = 0
     pinned_blocks: int = 0
     caches_prefixes: bool = True
+    windows: tuple[WindowKind, ...] = ()
+    step_tokens: int = 0
 
     @property
     def unpinned_blocks(self) -> int:
@@ -231,10 +234,28 @@ class Capacity:
                 + (f", {self.pinned_blocks} of them pinned" * bool(self.pinned_blocks)),
                 "stopping.max_tokens" if self._blocks(request, 1) <= self.unpinned_blocks else "prompt",
             )
+        for kind in self.windows:
+            self._check_window(request, kind, prompt)
 
     def max_blocks(self, request: Request) -> int:
         """Return the most blocks a request can hold at once. Its samples share the whole blocks of the prompt."""
         return self._blocks(request, request.stopping.max_tokens)
+
+    def max_window_blocks(self, request: Request, kind: WindowKind) -> int:
+        """Return the most blocks of a window kind that a request can hold at once."""
+        whole = blocks_for(len(request.prompt) + request.stopping.max_tokens - 1, self.block_size)
+        alone = min(whole, kind.most_blocks(self.step_tokens, self.block_size))
+        decoding = min(whole, kind.most_blocks(self.block_size, self.block_size))
+        return max(alone, request.sequences * decoding) if request.sequences > 1 else alone
+
+    def _check_window(self, request: Request, kind: WindowKind, prompt: str) -> None:
+        if (blocks := self.max_window_blocks(request, kind)) > kind.device_blocks:
+            field = "stopping.max_tokens" if request.sequences == 1 else "sampling.sample_count"
+            raise InvalidRequest(
+                f"{prompt} and {field} take {counted(blocks, 'block')} of kind {kind.name}; the pool has "
+                f"{kind.device_blocks}",
+                field,
+            )
 
     def _blocks(self, request: Request, max_tokens: int) -> int:
         shared = len(request.prompt) // self.block_size

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from enum import Enum
 
-from blocks import FreeReason, Step, StepResult
+from blocks import FreeReason, Reattached, Step, StepResult
 from engine.schedule.endings import RequestEndings
 from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.limits import Limits
@@ -156,17 +156,16 @@ class Scheduler:
         """Apply a result of the block manager."""
         for admitted in self._blocks.apply(result):
             self._admit(admitted)
-        if result.withheld_blocks:
-            self.requests.withhold(result.withheld_blocks)
+        in_windows = [len(one.withheld_blocks) for one in result.windows]
+        if result.withheld_blocks or any(in_windows):
+            self.requests.withhold(result.withheld_blocks, in_windows)
 
-    def rollback_step(
-        self, available_blocks: int, available_host_blocks: int = 0, pins: Collection[str] = frozenset()
-    ) -> None:
+    def rollback_step(self, reattached: Reattached) -> None:
         """Roll back the Step in flight, which will not be answered.
 
-        Its frees, commits and forks hold, grants and moves do not. `pins` are the ids of the pins that hold blocks.
+        Its frees, commits, trims and forks hold, grants and moves do not.
         """
-        self._blocks.rollback(available_blocks, available_host_blocks, pins)
+        self._blocks.rollback(reattached)
 
     def _admit(self, admitted: Admitted) -> None:
         group, cached_tokens = admitted

@@ -23,7 +23,7 @@ from engine.schedule.step_plan import RowRules
 class Sequence:
     """One sample or beam: its tokens, its blocks, and how much of it is computed.
 
-    `PoolView` writes `table`, `room` (tokens that fit into the blocks) and `swapped` (the table has host blocks).
+    `PoolView` writes `table`, those in window kinds, `room` (tokens that fit) and `swapped` (to the host tier).
     `Releases` writes `release_pending` (the next Step frees the blocks).
 
     `computed` counts tokens whose K and V are in the cache, `committed` the leading blocks that have keys, and `sent`
@@ -38,6 +38,7 @@ class Sequence:
     index: int
     tokens: list[int]
     table: tuple[int, ...] = ()
+    window_tables: tuple[tuple[int, ...], ...] = ()
     room: int = 0
     computed: int = 0
     committed: int = 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from blocks import Copy
+from blocks import Copy, StepResult
 from engine.schedule.request import NO_RULES, LogitRules, Sampling
 
 # Placeholder of a token that the step in flight samples.
@@ -55,10 +55,10 @@ class Work(NamedTuple):
     If the only token is PENDING, the step launched before samples it.
 
     `block_table` is the whole table of the sequence, the same object until it changes; it covers at least position
-    `start + len(token_ids) - 1`. `sample_indices` and the position seed the random
-    numbers. `rules` change the logits of all samples. `to_score` are prompt tokens whose log-probabilities are
-    requested; `logprobs` is the number requested for samples. A beam returns `candidates` continuations instead of a
-    sample; 0 if the sequence is no beam.
+    `start + len(token_ids) - 1`. So do `window_tables`, those of window kinds, whose blocks out of the window are 0.
+    `sample_indices` and the position seed the random numbers. `rules` change the logits of all samples. `to_score` are
+    prompt tokens whose log-probabilities are requested; `logprobs` is the number requested for samples. A beam returns
+    `candidates` continuations instead of a sample; 0 if the sequence is no beam.
 
     The last `proposed` tokens are guesses. The step also samples after each of them, with the `later_rules` (empty if
     no row has rules); a sample holds if all guesses before it equal the samples at their positions.
@@ -77,6 +77,7 @@ class Work(NamedTuple):
     candidates: int = 0
     proposed: int = 0
     later_rules: tuple[RowRules | None, ...] = ()
+    window_tables: tuple[tuple[int, ...], ...] = ()
 
     @property
     def end(self) -> int:
@@ -96,11 +97,27 @@ class Work(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """The block copies of one StepResult. The lists run in this order; pairs within a list run in any order."""
+    """The block copies of one StepResult. The lists run in this order; pairs within a list run in any order.
+
+    `windows` are those of each window kind.
+    """
 
     device_to_host: tuple[Copy, ...] = ()
     host_to_device: tuple[Copy, ...] = ()
     device_to_device: tuple[Copy, ...] = ()
+    windows: "tuple[Copies, ...]" = ()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a copy of any kind of blocks."""
+        own = self.device_to_host or self.host_to_device or self.device_to_device
+        return bool(own) or any(window.any for window in self.windows)
+
+
+def copies_of(result: StepResult) -> Copies:
+    """Return the copies of a result, those of window kinds too."""
+    windows = tuple(map(copies_of, result.windows)) if result.windows else ()
+    return Copies(result.device_to_host, result.host_to_device, result.copies, windows)
 
 
 @dataclass(frozen=True)

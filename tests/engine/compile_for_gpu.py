@@ -91,7 +91,7 @@ class Driver(SimpleNamespace):
 
 
 def use(dtype: torch.dtype, shape: LayerShape, group: int, block_size: int, scoring: Scoring, has_sinks: bool) -> None:
-    kv_heads, size, value_size = shape
+    kv_heads, size, value_size = shape[:3]
     backend = TritonBackend(CacheGeometry((shape, shape)), block_size, 8, dtype, CPU, host_blocks=2)
     work = [Work(1, (0,), 2 * block_size, (1, 2, 3), True, Sampling()), Work(2, (0,) * 9, 0, (4,), True, Sampling())]
     batch = PagedBatch.of(work, block_size, CPU)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.attention import PagedBatch, TorchBackend
+from engine.attention.cache import CacheGeometry
 from engine.schedule.request import FinishReason
 from simulation.runner import MadeToFail
 from tests.cache_contents import CommittedChains, check_cached_blocks
@@ -46,8 +47,10 @@ class ObservedEngine(ModelEngine):
             observe=self.chains,
         )
 
-    def make_backend(self, block_size: int, device_blocks: int, _host_blocks: int) -> RaisingBackend:
-        self.raising = RaisingBackend(self.loaded.geometry, block_size, device_blocks)
+    def make_backend(
+        self, geometry: CacheGeometry, block_size: int, device_blocks: int, _host_blocks: int
+    ) -> RaisingBackend:
+        self.raising = RaisingBackend(geometry, block_size, device_blocks)
         # A slot that was never written must not equal a correct zero.
         self.raising.cache.fill_(1e4)
         return self.raising

@@ -32,6 +32,7 @@ OWNERS = {
     "IsolatedRequests": "engine/schedule/isolated_requests.py",
     "StepPlanner": "engine/schedule/planning/step_planner.py",
     "PoolView": "engine/schedule/pool/pool_view.py",
+    "WindowView": "engine/schedule/pool/window_view.py",
     "PrefixClaims": "engine/schedule/pool/prefix_claims.py",
     "CachedPrefixes": "engine/schedule/pool/cached_prefixes.py",
     "PrefillOrder": "engine/schedule/planning/prefill_order.py",

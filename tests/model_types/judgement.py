@@ -96,15 +96,15 @@ def _served(folder: Path, prompts: Answers, found: Judgement) -> Judgement:
 
 
 def _ways(folder: Path, prompts: Answers) -> Iterator[Way]:
-    engine = ModelEngine(folder, block_size=BLOCK_SIZE)
+    engine = ModelEngine(folder, block_size=BLOCK_SIZE, kinds=True)
     yield Way("alone", [engine.generate([prompt], MAX_TOKENS)[0] for prompt in prompts])
     before = len(engine.cached)
     again = [engine.generate([prompt], MAX_TOKENS)[0] for prompt in prompts]
     yield Way("again", again, hits=sum(list(engine.cached.values())[before:]))
-    yield Way("together", ModelEngine(folder, block_size=BLOCK_SIZE).generate(prompts, MAX_TOKENS))
-    chunks = ModelEngine(folder, block_size=BLOCK_SIZE, token_budget=5, max_sequences=3)
+    yield Way("together", ModelEngine(folder, block_size=BLOCK_SIZE, kinds=True).generate(prompts, MAX_TOKENS))
+    chunks = ModelEngine(folder, block_size=BLOCK_SIZE, kinds=True, token_budget=5, max_sequences=3)
     yield Way("in chunks", chunks.generate(prompts, MAX_TOKENS))
-    small = ModelEngine(folder, block_size=BLOCK_SIZE, device_blocks=SMALL_POOL, token_budget=16)
+    small = ModelEngine(folder, block_size=BLOCK_SIZE, kinds=True, device_blocks=SMALL_POOL, token_budget=16)
     yield Way("small pool", small.generate(prompts, MAX_TOKENS), preemptions=small.scheduler.totals.preemptions)
 
 

@@ -23,9 +23,8 @@ namespace quire {
 // that intermediate values stay in its caches, and streams the weights once for each band.
 class Step {
  public:
-  Step(const Decoder& d, const CacheView& c, const Batch& b, float* logits, State& s)
-      : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), data_(static_cast<char*>(c.data)), coded_(c.type == 3),
-        layer_bytes_(c.layer_stride * static_cast<int64_t>(coded_ ? sizeof(int8_t) : sizeof(bf16))) {
+  Step(const Decoder& d, const CacheView* const* caches, const Batch& b, float* logits, State& s)
+      : d_(d), b_(b), logits_(logits), s_(s), team_(*s.team), caches_(caches), coded_(caches[0]->type == 3) {
     const int tokens = b.tokens, tall = padded(tokens, kPiece);
     stride_ = padded(d.hidden, 16);
     queries_ = d.heads * d.head_size;
@@ -58,8 +57,8 @@ class Step {
       quantized_rows(bench->rest, band, d.hidden);
       quantized_rows(bench->quantized_gated, band, d.intermediate);
     }
-    attention_ = {cache_of(c, nullptr),
-                  {b.sequences, b.first, b.ends, b.tables, b.width},
+    attention_ = {cache_of(*caches[0]),
+                  {b.sequences, b.first, b.ends, nullptr, 0},
                   {d.scaling, 0.0f, 0, nullptr},
                   d.heads,
                   coded_};
@@ -189,8 +188,8 @@ class Step {
     const Sums sums{s_.benches[thread]->head.at_least(0), size, range.row, column};
     product_to(layer.projections, {padded((d_.heads + 2 * d_.kv_heads) * size, 16), normed.rows.inputs}, normed, range, sums, false);
     if (layer.projections.strips && kv_head >= d_.kv_heads) product_to(layer.projections.strips, normed.rest, range, sums, true);
-    Cache cache = attention_.cache;
-    cache.data = data_ + number * layer_bytes_;
+    const Cache cache = cache_of(*caches_[number]);
+    const int64_t* slots = b_.kinds[caches_[number]->kind].slots;
     for (int token = range.row; token < range.row + range.rows; ++token) {
       float* line = sums.at(token, column);
       if (layer.projection_bias) {
@@ -201,8 +200,8 @@ class Step {
         put_all(line, size, query_ + static_cast<size_t>(token) * queries_ + column);
       } else {
         const bool values = kv_head >= d_.kv_heads;
-        coded_ ? write_head<Coded<bf16>>(cache, b_.slots[token], kv_head % d_.kv_heads, values, line)
-               : write_head<bf16>(cache, b_.slots[token], kv_head % d_.kv_heads, values, line);
+        coded_ ? write_head<Coded<bf16>>(cache, slots[token], kv_head % d_.kv_heads, values, line)
+               : write_head<bf16>(cache, slots[token], kv_head % d_.kv_heads, values, line);
       }
     }
   }
@@ -226,7 +225,10 @@ class Step {
 
   void plan(int number) {
     const int window = d_.layer[number].window;
-    attention_.cache.data = data_ + number * layer_bytes_;
+    const Places& places = b_.kinds[caches_[number]->kind];
+    attention_.cache = cache_of(*caches_[number]);
+    attention_.sequences.tables = places.tables;
+    attention_.sequences.width = places.width;
     attention_.how.window = window;
     attention_.how.sinks = d_.layer[number].sinks;
     if (window == planned_) return;
@@ -346,9 +348,8 @@ class Step {
   float* logits_;
   State& s_;
   Team& team_;
-  char* data_;  // of the cache
+  const CacheView* const* caches_;  // [layers]
   bool coded_;
-  int64_t layer_bytes_;
   Attention attention_;
   std::optional<Mixture> mixture_;
   int stride_, queries_;  // of the residual, of queries
@@ -363,11 +364,11 @@ class Step {
   float* partials_ = nullptr;
 };
 
-inline void run_step(const Decoder* d, const CacheView* c, const Batch* b, float* logits, int32_t threads) {
+inline void run_step(const Decoder* d, const CacheView* const* caches, const Batch* b, float* logits, int32_t threads) {
   State& s = state();
   const std::lock_guard<std::mutex> alone(s.mutex);
   prepare_team(threads);
-  Step step(*d, *c, *b, logits, s);
+  Step step(*d, caches, *b, logits, s);
   s.team->run([&](int thread) {
     const Tiles tiles;
     step.run(thread);

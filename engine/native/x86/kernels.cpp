@@ -121,7 +121,7 @@ void quire_write(const CacheView* c, const void* key, const void* value, int32_t
   with_format(c->type, [&](auto format) {
     using S = decltype(format);
     using E = NumberOf<S>;
-    const Cache cache = cache_of(*c, c->data);
+    const Cache cache = cache_of(*c);
     for (int token = 0; token < tokens; ++token) {
       const int64_t number = static_cast<int64_t>(token) * cache.heads;
       write_token<S>(cache, slots[token], static_cast<const E*>(key) + number * cache.key.size,
@@ -139,8 +139,9 @@ void quire_attend(const CacheView* c, const Batch* b, const void* query, int64_t
   with_format(c->type, [&](auto format) {
     using S = decltype(format);
     using E = NumberOf<S>;
-    const Attention attention{cache_of(*c, c->data),
-                              {b->sequences, b->first, b->ends, b->tables, b->width},
+    const Places& places = b->kinds[0];
+    const Attention attention{cache_of(*c),
+                              {b->sequences, b->first, b->ends, places.tables, places.width},
                               {scaling, softcap, window, sinks},
                               heads,
                               kCoded<S>};
@@ -233,9 +234,9 @@ void quire_sample(const float* logits, int32_t vocabulary, const RowDraw* draws,
   s.team->run([&](int thread) { s.team->each(count, [&](int item) { sample(item, thread); }); });
 }
 
-// Runs a whole step of a decoder; `logits` is [rows][vocabulary].
-void quire_step(const Decoder* d, const CacheView* c, const Batch* b, float* logits, int32_t threads) {
-  run_step(d, c, b, logits, threads);
+// Runs a whole step of a decoder over the caches of its layers; `logits` is [rows][vocabulary].
+void quire_step(const Decoder* d, const CacheView* const* caches, const Batch* b, float* logits, int32_t threads) {
+  run_step(d, caches, b, logits, threads);
 }
 
 }  // extern "C"

@@ -56,31 +56,37 @@ struct Decoder {
   const float* sine;
 };
 
+// The cache of one layer, whose K begins at `data` in block 0.
 struct CacheView {
   void* data;
   int64_t block_stride;
-  int64_t layer_stride;
   int64_t value_offset;
   int64_t key_head_stride, value_head_stride;
   int32_t block_size, heads, key_size, value_size;
   int32_t type;  // 1: bfloat16, 3: codes
+  int32_t kind;  // of its blocks
 };
 
-// The cache of a layer whose K begins at `data`.
-inline Cache cache_of(const CacheView& c, void* data) {
+inline Cache cache_of(const CacheView& c) {
   const Part key{0, c.key_head_stride, c.key_size}, value{c.value_offset, c.value_head_stride, c.value_size};
-  return {data, c.block_stride, key, value, c.block_size, c.heads};
+  return {c.data, c.block_stride, key, value, c.block_size, c.heads};
 }
 
+// Slots and tables in one kind of blocks.
+struct Places {
+  const int64_t* slots;   // [tokens]
+  const int32_t* tables;  // [sequences][width]
+  int32_t width;
+};
+
 struct Batch {
-  int32_t tokens, sequences, width, rows;
+  int32_t tokens, sequences, rows;
   const int32_t* token_ids;
   const int32_t* positions;
-  const int64_t* slots;
   const int32_t* first;
   const int32_t* ends;
-  const int32_t* tables;
   const int32_t* places;  // [rows] tokens whose logits are requested
+  const Places* kinds;
 };
 
 inline float root_of_mean_square(const float* x, int size, float epsilon) {

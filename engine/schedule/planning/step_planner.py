@@ -180,16 +180,31 @@ class StepPlanner:
             return False
         if sequence.release_pending or not sequence.table or (sequence.finish is not None and sequence.group.forked):
             return False
-        if work.block_table is not sequence.table:
-            covered = self._view.blocks_for(work.end)
-            if work.block_table[:covered] != sequence.table[:covered]:
-                return False
+        if not self._covers(work, sequence):
+            return False
         if work.token_ids is not PENDING_TOKEN:
             known = self._works([Cursor(sequence, work.start, 0)], [len(work.token_ids)])
-            return bool(known) and known[0]._replace(block_table=work.block_table) == work
+            return (
+                bool(known)
+                and known[0]._replace(block_table=work.block_table, window_tables=work.window_tables) == work
+            )
         if not sequence.group.forked or len(sequence.tokens) != work.start + 1:
             return False
         return not sequence.group.request.has_rules or self._has_rules(sequence, work)
+
+    def _covers(self, work: Work, sequence: Sequence) -> bool:
+        """Return whether work planned ahead uses the blocks that its sequence has now."""
+        if work.block_table is sequence.table and work.window_tables is sequence.window_tables:
+            return True
+        covered = self._view.blocks_for(work.end)
+        if work.block_table[:covered] != sequence.table[:covered]:
+            return False
+        # Blocks that have left a window meanwhile are not read: the work begins behind them.
+        return all(
+            own in (then, 0)
+            for table, now in zip(work.window_tables, sequence.window_tables, strict=True)
+            for then, own in zip(table[:covered], now[:covered], strict=True)
+        )
 
     def _has_rules(self, sequence: Sequence, work: Work) -> bool:
         """Return whether the rules of work planned ahead hold now that the token before it is known."""

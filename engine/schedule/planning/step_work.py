@@ -51,6 +51,7 @@ def decoding_work(sequence: Sequence) -> Work:
         (sequence.index,),
         sequence.rules_at(end) if request.has_rules else None,
         request.logprobs,
+        window_tables=sequence.window_tables,
     )
 
 
@@ -67,6 +68,7 @@ def work_after(sequence: Sequence, before: Work) -> Work:
         before.sample_indices,
         sequence.rules_at(start + 1, counted=True) if request.has_rules else None,
         before.logprobs,
+        window_tables=sequence.window_tables,
     )
 
 
@@ -132,6 +134,7 @@ def work_of(cursor: Cursor, count: int) -> Work:
         logprobs=request.logprobs,
         to_score=_to_score(group, end),
         candidates=group.beams.candidates if group.beams else 0,
+        window_tables=sequence.window_tables,
     )
 
 

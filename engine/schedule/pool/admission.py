@@ -1,6 +1,7 @@
 """Admits waiting groups: which of them request blocks, and how results are handled."""
 
 from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from blocks import Allocate, FreeReason, Step, StepItem
@@ -21,10 +22,10 @@ class Admitted(NamedTuple):
 
 
 class _Refused(NamedTuple):
-    """The first refused group, and the available blocks at that time: with as few it would be refused again."""
+    """The first refused group, and the available blocks of each kind then: with as few it would be refused again."""
 
     group: Group
-    available_blocks: int
+    available_blocks: tuple[int, ...]
 
 
 class Admissions:
@@ -47,7 +48,7 @@ class Admissions:
         self, asked: Step, refused: Collection[tuple[StepItem, int]], cached: Mapping[int, int]
     ) -> list[Admitted]:
         """Return the admitted groups; refused groups wait again."""
-        if asked.commits or (self._refused is not None and self._view.available != self._refused.available_blocks):
+        if asked.commits or (self._refused is not None and self._view.availability != self._refused.available_blocks):
             self._refused = None
         admitted = []
         for item, position, number, tokens in _group_items(asked, cached):
@@ -72,7 +73,7 @@ class Admissions:
         self._queue.add_waiting(group)
         before = self._refused
         if before is None or before.group.ended or group.key < before.group.key:
-            self._refused = _Refused(group, self._view.available)
+            self._refused = _Refused(group, self._view.availability)
 
     # Steps.
 
@@ -103,13 +104,14 @@ class Admissions:
 
     def _swap_in(self, step: StepBuilder, group: Group, room: "_Room") -> bool:
         """Request that a group is swapped in; return whether later ones may be admitted, too."""
-        blocks = len(group.blocks)
-        if not room.has(blocks + self._reserve(room, group)):
+        blocks, reserve = len(group.blocks), self._reserve(room, group)
+        in_windows = [len(window.live(group.members)) for window in self._view.windows]
+        if not room.has(blocks + reserve, self._reserved(in_windows, reserve)):
             return False
         self._queue.start_admission(group)
         self._view.claims.claim_rest(group)
         step.swap_ins.append(group.id)
-        room.take(group.width, blocks)
+        room.take(group.width, blocks, in_windows)
         return True
 
     def _allocate(self, step: StepBuilder, group: Group, room: "_Room", now: float) -> bool:
@@ -122,14 +124,18 @@ class Admissions:
         if not asks and (short or not self._queue.limits.long_prefill_token_threshold):
             return False
         room.spare += self._blocks_beyond(group)
+        room.add_window_spares(self._window_blocks_beyond(group))
         if asks:
-            self._request_allocation(step, group, room.spare + reserve, now)
+            self._request_allocation(step, group, room.spare + reserve, self._reserved(room.spares, reserve), now)
             room.spend(tokens, short=short)
         needed, granted = room.needs(group.common, cached)
-        if not room.has(needed + reserve):
+        in_windows = room.window_needs(group.common)
+        if not room.has(needed + reserve, self._reserved(in_windows, reserve)):
             # Only a prefix cache hit can make it fit. Later groups wait, so that they cannot starve it.
             return False
-        room.take(group.width, granted if asks else 0)
+        room.take(group.width, granted if asks else 0, in_windows if asks else ())
+        if not asks:
+            room.add_window_spares(in_windows)
         room.spare += needed - granted if asks else needed
         return True
 
@@ -143,9 +149,13 @@ class Admissions:
             return None
         if _is_swapped(group):
             needed = len(group.blocks)
+            in_windows = [len(window.live(group.members)) for window in view.windows]
         else:
             needed = room.needs(group.common, view.claims.cached_blocks(group))[0] + self._blocks_beyond(group)
-        fits = group.width <= room.places and room.has(needed + self._reserve(room, group))
+            beyond = self._window_blocks_beyond(group)
+            in_windows = [sum(pair) for pair in zip(room.window_needs(group.common), beyond, strict=True)]
+        reserve = self._reserve(room, group)
+        fits = group.width <= room.places and room.has(needed + reserve, self._reserved(in_windows, reserve))
         return group if fits and not (group.isolated and queue.holds_isolated) else None
 
     def _room(self) -> "_Room":
@@ -153,7 +163,7 @@ class Admissions:
         queue = self._queue
         admitting = sum(group.width for group in queue.admitting.values())
         places = queue.limits.max_sequences - queue.running_sequences - admitting
-        return _Room(self._view, queue.limits, places, self._spare_blocks())
+        return _Room(self._view, queue.limits, places, self._spare_blocks(), self._window_spares())
 
     def _reserve(self, room: "_Room", group: Group) -> int:
         """Return the blocks that stay free, so that running groups grow before they preempt. An empty pool needs none.
@@ -169,6 +179,12 @@ class Admissions:
         growth = 0 if self._victims.next_is_swapped() and not shares else limits.max_sequences - room.places
         return limits.watermark(self._view.capacity.device_blocks) + growth
 
+    def _reserved(self, in_windows: Items[int], reserve: int) -> list[int]:
+        """Add the watermark of each window kind, whose blocks do not grow with their sequences, if there is one."""
+        kinds = [window.kind for window in self._view.windows]
+        marks = [min(reserve, self._queue.limits.watermark(kind.device_blocks)) for kind in kinds]
+        return [count + mark for count, mark in zip(in_windows, marks, strict=True)]
+
     def _defer(self, group: Group, owner: Group) -> None:
         self.deferred += 1
         self._view.claims.expect(owner, group)
@@ -177,7 +193,9 @@ class Admissions:
     def _would_be_refused(self, group: Group) -> bool:
         """Return whether a group was refused, and no more blocks are available now. Later groups wait behind it."""
         refused = self._refused
-        return refused is not None and refused.group is group and self._view.available <= refused.available_blocks
+        if refused is None or refused.group is not group:
+            return False
+        return all(now <= then for now, then in zip(self._view.availability, refused.available_blocks, strict=True))
 
     def _spare_blocks(self) -> int:
         """Return the blocks that running groups need for the rest of their known tokens."""
@@ -189,6 +207,29 @@ class Admissions:
             for group in self._queue.running
         )
 
+    def _window_spares(self) -> list[int]:
+        """Return the blocks of each window kind that running groups need for the rest of their known tokens."""
+        windows, running = self._view.windows, self._queue.running
+        if not windows:
+            return []
+        members = [
+            member
+            for group in running
+            for member in (
+                [(group.trunk, group.common)] if _is_unforked(group) else [(one, len(one.tokens)) for one in group.live]
+            )
+        ]
+        spares = [window.rest(members, self._queue.limits.prefill_room) for window in windows]
+        beyond = [self._window_blocks_beyond(group) for group in running]
+        return [rest + sum(counts) for rest, *counts in zip(spares, *beyond, strict=True)]
+
+    def _window_blocks_beyond(self, group: Group) -> list[int]:
+        """Return what `_blocks_beyond` does for each window kind, up to what the group can hold."""
+        more, capacity = self._blocks_beyond(group), self._view.capacity
+        firsts = _window_needs(self._view, self._queue.limits, group.common)
+        most = [capacity.max_window_blocks(group.request, window.kind) for window in self._view.windows]
+        return [max(0, min(first + more, total) - first) for first, total in zip(firsts, most, strict=True)]
+
     def _blocks_beyond(self, group: Group) -> int:
         """Return the blocks that the samples or beams of a group need separately once they are forked."""
         if not _is_unforked(group):
@@ -199,7 +240,9 @@ class Admissions:
         most = sum(blocks_for(length) - whole for length in lengths)
         return most - (blocks_for(group.common) - whole)
 
-    def _request_allocation(self, step: StepBuilder, group: Group, spare: int, now: float) -> None:
+    def _request_allocation(
+        self, step: StepBuilder, group: Group, spare: int, window_spares: Items[int], now: float
+    ) -> None:
         request = group.request
         self._queue.start_admission(group)
         self._view.claims.claim(group)
@@ -214,17 +257,23 @@ class Admissions:
                 spare_blocks=spare,
                 waited_seconds=max(0.0, now - group.stats.waiting_since(request.arrival)),
                 prefix_of=group.stats.deferred_behind,
+                window_spares=window_spares,
             )
         )
 
 
 class _Room:
-    """Places, blocks and tokens that are left while a Step is built. `spare` blocks are promised to groups."""
+    """Places, blocks and tokens that are left while a Step is built.
 
-    def __init__(self, view: PoolView, limits: Limits, places: int, spare: int) -> None:
+    `spare` blocks, and `spares` of each window kind, are promised to groups.
+    """
+
+    def __init__(self, view: PoolView, limits: Limits, places: int, spare: int, spares: list[int]) -> None:
         self.places = places
         self.spare = spare
+        self.spares = spares
         self._view = view
+        self._limits = limits
         self._prefill_room = limits.prefill_room
         self._acquired: set[int] = set()  # cached blocks without a holder that groups of this Step are expected to hit
         self._tokens = self._short_tokens = limits.admitted_tokens
@@ -238,14 +287,23 @@ class _Room:
         self._tokens -= tokens
         self._short_tokens -= tokens if short else 0
 
-    def has(self, blocks: int) -> bool:
-        """Return whether this many blocks are left."""
-        return blocks + self.spare <= self._view.available
+    def has(self, blocks: int, in_windows: Items[int]) -> bool:
+        """Return whether this many blocks, and these of each window kind, are left."""
+        promised = [count + spare for count, spare in zip(in_windows, self.spares, strict=True)]
+        return self._view.has(blocks + self.spare, promised)
 
-    def take(self, places: int, blocks: int) -> None:
+    def take(self, places: int, blocks: int, in_windows: Items[int]) -> None:
         """Count a group's sequences and the blocks that it receives now."""
         self.places -= places
-        self._view.reserve(blocks)
+        self._view.reserve(blocks, in_windows)
+
+    def add_window_spares(self, spares: Items[int]) -> None:
+        """Promise blocks of each window kind to a group."""
+        self.spares = [count + more for count, more in zip(self.spares, spares, strict=True)]
+
+    def window_needs(self, tokens: int) -> list[int]:
+        """Return the blocks of each window kind that a first allocation takes at most."""
+        return _window_needs(self._view, self._limits, tokens)
 
     def needs(self, tokens: int, cached: Collection[int]) -> tuple[int, int]:
         """Return the available blocks that a first allocation takes: for all its tokens, and those granted now.
@@ -275,3 +333,9 @@ def _group_items(step: Step, cached: Mapping[int, int]) -> Iterator[tuple[StepIt
         yield StepItem.SWAP_IN, position, number, None
     for position, item in enumerate(step.allocates):
         yield StepItem.ALLOCATE, position, item.group, cached.get(item.sequence)
+
+
+def _window_needs(view: PoolView, limits: Limits, tokens: int) -> list[int]:
+    computed = min(limits.prefill_room, tokens)
+    most = [window.kind.most_blocks(computed, view.block_size) for window in view.windows]
+    return [min(view.blocks_for(tokens), blocks) for blocks in most]

@@ -4,10 +4,10 @@ At most one Step is in flight, so the count of available blocks is exact when th
 detected in advance, and the victim's free is in the same Step as the extension it makes room for.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from math import inf
 
-from blocks import Commit, Fork, FreeReason, Length, Refusal, Step, StepItem, StepResult
+from blocks import Commit, Fork, FreeReason, Length, Reattached, Refusal, Step, StepItem, StepResult, Trim
 from engine.errors import BlockManagerBroken
 from engine.schedule.pool.admission import Admissions, Admitted
 from engine.schedule.pool.extensions import Extensions
@@ -18,7 +18,7 @@ from engine.schedule.pool.releases import Releases
 from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
-from engine.schedule.step_plan import Copies, StepPlan
+from engine.schedule.step_plan import Copies, StepPlan, copies_of
 
 # Lengths, and keys of blocks of generated tokens, wait this long for a Step that has other items.
 _REPORT_SECONDS = 1.0
@@ -77,7 +77,7 @@ class BlockPlanner:
 
     def awaits_blocks(self, sequence: Sequence) -> bool:
         """Return whether a sequence lacks room because a result is late, not because the pool is full."""
-        return self._pending is not None and (self._extensions.requested(sequence) or self._view.available > 0)
+        return self._pending is not None and (self._extensions.requested(sequence) or min(self._view.availability) > 0)
 
     def take_copies(self) -> tuple[Copies, ...]:
         """Return the copies of the results since the last call."""
@@ -92,9 +92,10 @@ class BlockPlanner:
         if asked is None or asked.step != result.step:
             raise BlockManagerBroken(f"result of step {result.step}, but step {asked and asked.step} is in flight")
         self._pending = None
-        self._view.set_available(result.available_blocks, result.available_host_blocks)
-        if result.device_to_host or result.host_to_device or result.copies:
-            self._copies.append(Copies(result.device_to_host, result.host_to_device, result.copies))
+        windows = [(one.available_blocks, one.available_host_blocks) for one in result.windows]
+        self._view.set_available(result.available_blocks, result.available_host_blocks, windows)
+        if (copies := copies_of(result)).any:
+            self._copies.append(copies)
         _check_refusals(result.refusals)
         self._pins.on_result({one.position: one.detail for one in result.refusals if one.item is StepItem.PIN})
         refused = result.refused
@@ -102,21 +103,27 @@ class BlockPlanner:
         self._victims.resume(
             group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
         )
-        for change in result.tables[2 * len(asked.forks) :]:  # forks were applied when the Step was built
+        forked = 2 * len(asked.forks)  # forks were applied when the Step was built, as trims were
+        for window, own in zip(self._view.windows, result.windows, strict=True):
+            for change in own.tables[forked:]:
+                sequence = self._queue.sequence(change.sequence)
+                window.grant(sequence, change, to_host=sequence.group.id in swapping_out)
+        for change in result.tables[forked:]:
             sequence = self._queue.sequence(change.sequence)
             self._view.grant(sequence, change, to_host=sequence.group.id in swapping_out)
         self._victims.finish_swap_outs()
         cached = {change.sequence: change.cached_tokens for change in result.tables}
         return self._admissions.on_result(asked, refused, cached)
 
-    def rollback(self, available_blocks: int, available_host_blocks: int, pins: Collection[str]) -> None:
-        """Roll back the Step in flight: its frees, commits and forks hold, grants and moves do not."""
+    def rollback(self, reattached: Reattached) -> None:
+        """Roll back the Step in flight: its frees, commits, trims and forks hold, grants and moves do not."""
         self._admissions.rollback()
         self._victims.rollback()
-        self._pins.rollback(pins)
+        self._pins.rollback(reattached.pins)
         self._pending = None
-        self._view.set_available(available_blocks, available_host_blocks)
-        self._view.forget_cached()
+        available = reattached.available_blocks, reattached.available_host_blocks
+        self._view.set_available(*available, reattached.windows)
+        self._view.claims.forget_cached()
 
     # Steps.
 
@@ -129,6 +136,8 @@ class BlockPlanner:
             return None
         building = StepBuilder()
         self._commit(building)
+        if self._view.windows:
+            self._trim(building)
         self._pins.write(building)
         self._fork(building)
         self._releases.write(building)
@@ -174,6 +183,13 @@ class BlockPlanner:
             step.commits.append(Commit(sequence.id, first, sequence.tokens[first * size : done * size]))
             sequence.commit(done)
             self._view.claims.on_commit(sequence, first, done)
+
+    def _trim(self, step: StepBuilder) -> None:
+        """Release the blocks of window kinds that no query sees any more: those in flight begin behind them."""
+        for group in self._queue.running:
+            for member in group.members:
+                if member.table and not member.release_pending and self._view.trim(member):
+                    step.trims.append(Trim(member.id, member.computed))
 
     def _fork(self, step: StepBuilder) -> None:
         """Fork samples when their trunk has computed the common tokens; fork beams at each step."""

@@ -72,10 +72,10 @@ class Extensions:
             needs = self._needs(group)
             if not needs or group not in queue.running:
                 continue
-            cost = view.cost(needs)
-            while cost > view.available and self._victims.preempt_for(group, step, now):
+            cost, in_windows = view.cost(needs), [window.cost(needs) for window in view.windows]
+            while not view.has(cost, in_windows) and self._victims.preempt_for(group, step, now):
                 preempted = True
-            if view.reserve(cost):
+            if view.reserve(cost, in_windows):
                 self._rooms.update((sequence.id, room) for sequence, room in needs)
         return preempted
 
@@ -93,9 +93,9 @@ class Extensions:
             more = self._lookahead(sequences) + self._room_of_proposals(sequence, need, sequences)
         wish = min(need + more, sequence.max_slots)
         held = max(len(sequence.table), view.blocks_for(rooms.get(sequence.id, 0)))
-        extra = min(view.blocks_for(wish) - held, view.available)
+        extra = min(view.blocks_for(wish) - held, min(view.availability))
         if extra > 0:
-            view.reserve(extra)
+            view.reserve(extra, (extra,) * len(view.windows))
             rooms[sequence.id] = min(wish, (held + extra) * view.block_size)
 
     def _lookahead(self, sequences: int) -> int:
@@ -103,9 +103,10 @@ class Extensions:
 
         In a pool with many free blocks more is requested, so that one Step extends many sequences.
         """
-        if self._view.available >= _ROOMY_BLOCKS * sequences:
+        available = min(self._view.availability)
+        if available >= _ROOMY_BLOCKS * sequences:
             return self._lookahead_tokens + self._view.block_size // 2
-        return self._lookahead_tokens if self._view.available >= sequences else 0
+        return self._lookahead_tokens if available >= sequences else 0
 
     def _room_of_proposals(self, sequence: Sequence, need: int, sequences: int) -> int:
         """Return the tokens of room for proposals of this step and the next; 0 if few blocks are available.
@@ -113,7 +114,7 @@ class Extensions:
         With the lookahead, they take at most ceil(proposed tokens / block size) + 1 blocks beyond `need`.
         """
         view, blocks = self._view, self._proposed_blocks
-        if not self._proposed_tokens or view.available < blocks * sequences:
+        if not self._proposed_tokens or min(view.availability) < blocks * sequences:
             return 0
         if exclusion_of(sequence.request) is not None:
             return 0

@@ -41,7 +41,7 @@ class PinState(Enum):
 
 @dataclass(eq=False)
 class PinnedPrefix:
-    """A declared prefix: whole blocks of tokens, and its device blocks once it is pinned. Written by Pins.
+    """A declared prefix: whole blocks of tokens, and its device blocks of each kind once it is pinned. Written by Pins.
 
     `failure` says why it will never be pinned; then it is no longer declared.
     """
@@ -51,6 +51,7 @@ class PinnedPrefix:
     salt: bytes
     state: PinState = PinState.COMPUTING
     blocks: tuple[int, ...] = ()
+    in_windows: tuple[tuple[int, ...], ...] = ()
     failure: PinRefused | None = None
 
     @property
@@ -131,7 +132,7 @@ class Pins:
         self.changes += 1
         for pin in self._declared.values():
             self._schedule_unpin(pin)
-            pin.state, pin.blocks = PinState.COMPUTING, ()
+            pin.state, pin.blocks, pin.in_windows = PinState.COMPUTING, (), ()
         self._count()
         return list(self._declared.values())
 
@@ -156,15 +157,20 @@ class Pins:
         for pin in self._unpins:
             step.pins.append(Unpin(pin.name))
             view.unpin(pin.blocks)
+            for window, blocks in zip(view.windows, pin.in_windows, strict=True):
+                window.unpin(blocks)
         if self._reset:
             step.pins.append(Reset())
             view.reset_cache()
         for pin, group in self._computed:
             count = len(pin.token_ids) // self._view.capacity.block_size
             pin.state, pin.blocks = PinState.PENDING, group.trunk.table[:count]
+            pin.in_windows = tuple([window.pinned(group.trunk, count) for window in view.windows])
             self._in_flight[len(step.pins)] = pin
             step.pins.append(Pin(pin.name, group.trunk.id, count))
             view.pin(pin.blocks)
+            for window, blocks in zip(view.windows, pin.in_windows, strict=True):
+                window.pin(blocks)
         self._unpins.clear()
         self._computed.clear()
         self._reset = False
@@ -208,6 +214,8 @@ class Pins:
             pin.state = PinState.PINNED
             return
         self._view.rollback_pin(pin.blocks)
+        for window, blocks in zip(self._view.windows, pin.in_windows, strict=True):
+            window.rollback_pin(blocks)
         self._unpins = [one for one in self._unpins if one is not pin]
         self._fail(pin, PinTooLarge(f"{pin.name!r} cannot be pinned: {refusal}"))
 

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from blocks import TableChange
 from engine.schedule.pool.prefix_claims import PrefixClaims
+from engine.schedule.pool.window_view import WindowView
 from engine.schedule.request import Capacity
 from engine.schedule.sequence_group import Sequence
 
@@ -14,7 +16,7 @@ class PoolView:
     """Owns the tables and room of sequences, the available blocks, and the capacity for one request.
 
     Updated by results, and exact while no Step is in flight. While a Step is being built, `available` anticipates it:
-    frees are added and reservations subtracted.
+    frees are added and reservations subtracted. It is that of kind 0; `windows` have the other kinds of blocks.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -24,6 +26,7 @@ class PoolView:
         self.claims = PrefixClaims(capacity.block_size, caching=capacity.caches_prefixes)
         self.available = capacity.device_blocks
         self.available_host = capacity.host_blocks
+        self.windows = [WindowView(index, kind, capacity.block_size) for index, kind in enumerate(capacity.windows)]
         self._holders: Counter[int] = Counter()
         self._host_holders: Counter[int] = Counter()
         # Host copies of device blocks, each with the generation of the host block. An entry is valid until the device
@@ -49,6 +52,11 @@ class PoolView:
                     blocks += 1
         return blocks
 
+    @property
+    def availability(self) -> tuple[int, ...]:
+        """Number of available blocks of each kind."""
+        return (self.available, *[window.available for window in self.windows])
+
     def shared_blocks(self, sequences: Iterable[Sequence]) -> int:
         """Return how many blocks of these sequences others hold, too."""
         own = Counter(block for sequence in sequences for block in sequence.table)
@@ -60,11 +68,18 @@ class PoolView:
 
     def host_cost(self, blocks: Iterable[int]) -> int:
         """Return the most host blocks that these device blocks need; some have a copy on the host already."""
-        return sum(not self._is_on_host(block) for block in blocks)
+        copies = [self._host_copies.get(block, (0, 0)) for block in blocks]
+        return sum(not (self._host_holders[host] > 0 and self._host_generations[host] == age) for host, age in copies)
 
-    def withhold(self, blocks: Collection[int]) -> None:
-        """Remove device blocks that an audit withheld from the capacity and from the prefix cache."""
-        self.capacity = replace(self.capacity, device_blocks=self.capacity.device_blocks - len(blocks))
+    def withhold(self, blocks: Collection[int], in_windows: Items[int] = ()) -> None:
+        """Remove device blocks that an audit withheld from the capacity and from the prefix cache.
+
+        `in_windows` are the numbers of those of each window kind, none without such kinds.
+        """
+        pairs = zip(self.capacity.windows, in_windows, strict=False)
+        kinds = [replace(kind, device_blocks=kind.device_blocks - count) for kind, count in pairs]
+        left = self.capacity.device_blocks - len(blocks)
+        self.capacity = replace(self.capacity, device_blocks=left, windows=tuple(kinds) or self.capacity.windows)
         for block in blocks:
             self.claims.cached.forget_block(block)
 
@@ -74,17 +89,30 @@ class PoolView:
 
     # Tables and reservations.
 
-    def reserve(self, blocks: int) -> bool:
-        """Subtract blocks from the available ones; return False and change nothing if there are too few."""
-        if blocks > self.available:
+    def has(self, blocks: int, in_windows: Iterable[int] = ()) -> bool:
+        """Return whether blocks, and these of each window kind, are available."""
+        return blocks <= self.available and all(
+            count <= window.available for window, count in zip(self.windows, in_windows, strict=False)
+        )
+
+    def reserve(self, blocks: int, in_windows: Collection[int] = ()) -> bool:
+        """Subtract blocks from the available ones, and these of each window kind.
+
+        Returns False and changes nothing if there are too few.
+        """
+        if not self.has(blocks, in_windows):
             return False
         self.available -= blocks
+        for window, count in zip(self.windows, in_windows, strict=False):
+            window.available -= count
         return True
 
-    def set_available(self, available: int, available_host: int) -> None:
-        """Set the counts from the block manager: reservations are granted or void."""
+    def set_available(self, available: int, available_host: int, windows: Iterable[tuple[int, int]] = ()) -> None:
+        """Set the counts of both tiers from the block manager, also of window kinds: reservations are over."""
         self.available = available
         self.available_host = available_host
+        for window, counts in zip(self.windows, windows, strict=True):
+            window.available, window.available_host = counts
 
     def grant(self, sequence: Sequence, change: TableChange, *, to_host: bool = False) -> None:
         """Apply a table change of a result: new blocks at the end, or all blocks in the other tier."""
@@ -110,10 +138,23 @@ class PoolView:
         self._release_blocks(parent.table[keep:])
         parent.table = child.table = parent.table[:keep]
         self._holders.update(child.table)
+        for window in self.windows:
+            window.fork(parent, child, keep)
         parent.room = child.room = length
+
+    def trim(self, sequence: Sequence) -> bool:
+        """Release the blocks that only computed tokens see in window kinds; return whether there were any."""
+        position = sequence.computed
+        if not any(window.trims(sequence, position) for window in self.windows):
+            return False
+        for window in self.windows:
+            window.trim(sequence, position)
+        return True
 
     def release(self, sequence: Sequence) -> None:
         """Remove the sequence's blocks; blocks without another holder become available."""
+        for window in self.windows:
+            window.release(sequence)
         if sequence.swapped:
             self._release_host_blocks(sequence)
         else:
@@ -127,15 +168,15 @@ class PoolView:
         self.available_host -= self.host_cost({block for sequence in sequences for block in sequence.table})
         for sequence in sequences:
             self._release_blocks(sequence.table)
+        for window in self.windows:
+            window.begin_swap_out(sequences)
 
-    def rollback_swap_out(self, sequences: Iterable[Sequence]) -> None:
+    def rollback_swap_out(self, sequences: Collection[Sequence]) -> None:
         """Restore the device blocks of sequences that were not swapped out. The counts were already set."""
         for sequence in sequences:
             self._holders.update(sequence.table)
-
-    def forget_cached(self) -> None:
-        """Forget which blocks are cached: another block manager may have adopted the held ones only."""
-        self.claims.forget_cached()
+        for window in self.windows:
+            window.rollback_swap_out(sequences)
 
     def reset_cache(self) -> None:
         """Forget host copies and cached prefixes, as the block manager does at a reset."""
@@ -147,10 +188,6 @@ class PoolView:
             self._host_copies[block] = (moved, self._host_generations[moved])
         self._host_holders.update(change.block_ids)
         sequence.table, sequence.swapped = tuple(change.block_ids), True
-
-    def _is_on_host(self, block: int) -> bool:
-        host_block, generation = self._host_copies.get(block, (0, 0))
-        return self._host_holders[host_block] > 0 and self._host_generations[host_block] == generation
 
     # Holders.
 

@@ -99,6 +99,8 @@ class Victims:
         blocks, preemption = victim.blocks, self._queue.limits.preemption
         if self._view.host_cost(blocks) > self._view.available_host:
             return False
+        if any(len(one.live(victim.members)) > one.available_host for one in self._view.windows):
+            return False
         if preemption is not Preemption.AUTO:
             return preemption is Preemption.SWAP
         if 2 * self._view.shared_blocks(victim.members) >= len(blocks):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from blocks import Allocate, Commit, Extend, Fork, Free, Length, PinChange, Step
+from blocks import Allocate, Commit, Extend, Fork, Free, Length, PinChange, Step, Trim
 
 
 @dataclass
@@ -10,6 +10,7 @@ class StepBuilder:
     """Mutable lists of the items of a Step; see `blocks.Step`."""
 
     commits: list[Commit] = field(default_factory=list)
+    trims: list[Trim] = field(default_factory=list)
     pins: list[PinChange] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     frees: list[Free] = field(default_factory=list)

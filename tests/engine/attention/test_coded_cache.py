@@ -98,7 +98,7 @@ def heads_of_every_kind(tokens: int, kv_heads: int, size: int, dtype: torch.dtyp
 
 def codes_of(backend: CpuBackend, table: list[int], pairs: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes of a table's blocks, `[2, slots, kv_heads, head_size]`, and their scales, `[2, slots, kv_heads]`."""
-    (heads, size, _), slots = backend.geometry.layers[0], backend.block_size
+    (heads, size), slots = backend.geometry.layers[0][:2], backend.block_size
     parts = torch.stack([part.of(backend.cache)[table] for part in backend.layout.parts[0]], dim=1)
     codes, scales = parts[..., : slots * size], parts[..., slots * size :].contiguous().view(torch.bfloat16)
     shape = (len(table), heads, slots, size)
@@ -202,7 +202,7 @@ def test_codes_are_within_half_a_step_of_the_elements(numbers: list[float], unit
 @pytest.mark.parametrize(("geometry", "block_size"), [(uniform(3, 2, 16), 16), (uniform(2, 3, 5), 3)])
 def test_a_block_has_its_codes_and_scales_only(make: MakeBackend, geometry: CacheGeometry, block_size: int) -> None:
     backend = make(geometry, block_size, 4, torch.bfloat16)
-    (heads, size, _), tokens = geometry.layers[0], 2 * len(geometry.layers) * block_size
+    (heads, size), tokens = geometry.layers[0][:2], 2 * len(geometry.layers) * block_size
     assert backend.cache[0].nbytes == geometry.block_bytes(block_size, torch.int8) == tokens * heads * (size + 2)
 
 

@@ -183,8 +183,10 @@ def test_shapes_that_the_gpu_kernels_do_not_support_are_refused(block_size: int,
 
 
 class FlexEngine(ModelEngine):
-    def make_backend(self, block_size: int, device_blocks: int, host_blocks: int) -> FlexBackend:
-        backend = FlexBackend(self.loaded.geometry, block_size, device_blocks, host_blocks=host_blocks)
+    def make_backend(
+        self, geometry: CacheGeometry, block_size: int, device_blocks: int, host_blocks: int
+    ) -> FlexBackend:
+        backend = FlexBackend(geometry, block_size, device_blocks, host_blocks=host_blocks)
         backend.cache.fill_(torch.nan)
         return backend
 

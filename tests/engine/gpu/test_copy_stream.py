@@ -334,7 +334,7 @@ class Twins:
     def copy(self) -> None:
         """Run the copies of up to two results; the reference uses another order of the pairs."""
         results = [self._result() for _ in range(self._source.randrange(3))]
-        for to_host, to_device, within in results:
+        for to_host, to_device, within, _ in results:
             for copy in to_host:
                 self._twin.swap([copy], Direction.DEVICE_TO_HOST)
             for copy in to_device:

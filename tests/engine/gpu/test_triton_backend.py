@@ -96,7 +96,7 @@ def _attended_with(feeds: list[tuple[int, int]], shuffle: bool) -> torch.Tensor:
 
 def _write(backend: TritonBackend, *work: Work) -> None:
     batch = PagedBatch.of(work, backend.block_size, DEVICE)
-    kv_heads, *sizes = backend.geometry.layers[0]
+    kv_heads, *sizes = backend.geometry.layers[0][:3]
     key, value = (torch.randn(sum(batch.fed), kv_heads, size).to(DEVICE, backend.cache.dtype) for size in sizes)
     backend.write(0, key, value, batch)
 
@@ -142,7 +142,7 @@ class Attended:
         self._sequences = []
         for number, (prefix, fed) in enumerate(feeds):
             table = tuple(blocks.pop() for _ in range(blocks_for(prefix + fed, backend.block_size)))
-            key, value = (torch.randn(prefix + fed, shape.kv_heads, size) for size in shape[1:])
+            key, value = (torch.randn(prefix + fed, shape.kv_heads, size) for size in shape[1:3])
             everything = Work(number, (0,) * len(key), 0, table, True, Sampling())
             whole = PagedBatch.of([everything], backend.block_size, DEVICE)
             backend.write(layer, key.to(DEVICE), value.to(DEVICE), whole)
@@ -216,7 +216,7 @@ class TestRecorded:
         return PagedBatch(16, (1,) * self.ROWS, no_slots, numbers, torch.zeros_like(numbers[1:]), tables)
 
     def query_and_output(self, backend: TritonBackend) -> tuple[torch.Tensor, torch.Tensor]:
-        _, key_size, value_size = backend.geometry.layers[1]
+        _, key_size, value_size = backend.geometry.layers[1][:3]
         query, output = torch.randn(self.ROWS, 6, key_size), torch.full((self.ROWS, 6, value_size), 7.0)
         return query.to(DEVICE), output.to(DEVICE)
 

@@ -7,57 +7,65 @@ import torch
 
 from engine.kept.kept_memory import (
     KeptIdentity,
+    KeptKind,
     KeptMemory,
-    block_bytes,
     header_of,
     is_header,
     kept_bytes,
+    kept_bytes_for,
     read_header,
 )
 from engine.kept.seals import Sealing
 
+ALL = KeptKind("all", "K (3, 8) V (3, 8): 00", 2 * 2 * 3 * 8, 5, 3)
+WINDOW = KeptKind("window-7", "K (3, 8) V (3, 8): 0", 2 * 3 * 8, 4, 2)
 IDENTITY = KeptIdentity(
     fingerprint="f",
     boot_id="b",
     backend="cpu",
     dtype="float32",
-    shapes="K (3, 8) V (3, 8): 00",
-    block_elements=2 * 2 * 3 * 8,
     block_size=4,
-    device_blocks=5,
-    host_blocks=3,
+    kinds=(ALL, WINDOW),
 )
 
 
+def made(identity: KeptIdentity) -> KeptMemory:
+    return KeptMemory(memoryview(bytearray(kept_bytes(identity))), identity)
+
+
 def test_all_parts_have_their_own_bytes() -> None:
-    kept = KeptMemory(memoryview(bytearray(kept_bytes(IDENTITY))), IDENTITY)
-    assert kept.host_cache is not None
-    kept.cache.fill_(1.0)
-    kept.host_cache.fill_(2.0)
-    for seals in (kept.device, kept.host):
-        for block in range(1, len(seals) + 1):
-            seals.seal(block, Sealing(b"\xff" * 32, 1, 1))
+    kept = made(IDENTITY)
+    for number, kind in enumerate(kept.kinds, 1):
+        assert kind.host_cache is not None
+        kind.cache.fill_(number)
+        kind.host_cache.fill_(-number)
+        for seals in kind.tiers:
+            for block in range(1, len(seals) + 1):
+                seals.seal(block, Sealing(b"\xff" * 32, 1, 1))
     kept.counters.resets, kept.counters.tick(), kept.counters.begin()
-    assert (kept.cache.shape, kept.host_cache.shape) == ((6, 96), (4, 96))
-    assert bool((kept.cache == 1.0).all())
-    assert bool((kept.host_cache == 2.0).all())
-    assert (len(kept.device.cached(1)), len(kept.host.cached(1))) == (5, 3)
+    assert [tuple(kind.cache.shape) for kind in kept.kinds] == [(6, 96), (5, 48)]
+    for number, kind in enumerate(kept.kinds, 1):
+        assert kind.host_cache is not None
+        assert bool((kind.cache == number).all())
+        assert bool((kind.host_cache == -number).all())
+    assert [[len(seals.cached(1)) for seals in kind.tiers] for kind in kept.kinds] == [[5, 3], [4, 2]]
     assert (kept.counters.resets, kept.counters.generation) == (0, 1)
 
 
-def test_a_memory_without_a_host_tier_has_no_tensor_of_it() -> None:
-    identity = replace(IDENTITY, host_blocks=0)
-    kept = KeptMemory(memoryview(bytearray(kept_bytes(identity))), identity)
-    assert kept.host_cache is None
-    assert kept.host.cached(0) == {}
+def test_a_kind_without_a_host_tier_has_no_tensor_of_it() -> None:
+    kept = made(replace(IDENTITY, kinds=(replace(ALL, host_blocks=0), WINDOW)))
+    assert [kind.host_cache is None for kind in kept.kinds] == [True, False]
+    assert kept.kinds[0].host.cached(0) == {}
 
 
 def test_tensors_begin_at_large_pages() -> None:
     memory = bytearray(kept_bytes(IDENTITY))
     kept = KeptMemory(memoryview(memory), IDENTITY)
     begin = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    assert (kept.cache.data_ptr() - begin) % (2 << 20) == 0
-    assert block_bytes(IDENTITY) == 2 * 2 * 3 * 8 * 4
+    assert all((kind.cache.data_ptr() - begin) % (2 << 20) == 0 for kind in kept.kinds)
+    itemsize = 4
+    sizes = [(one.device_blocks, one.host_blocks, one.block_elements * itemsize) for one in IDENTITY.kinds]
+    assert kept_bytes_for(*sizes) == kept_bytes(IDENTITY)
 
 
 def test_a_header_has_the_identity() -> None:
@@ -76,19 +84,25 @@ def test_a_header_of_another_version_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("format", 3),
+        ("format", 9),
         ("fingerprint", "g"),
         ("boot_id", "c"),
         ("backend", "torch"),
         ("dtype", "bfloat16"),
-        ("shapes", "K (8, 3) V (8, 3): 00"),
-        ("block_elements", 48),
         ("block_size", 16),
-        ("device_blocks", 6),
-        ("host_blocks", 0),
-        ("kinds", ("all", "window")),
+        ("kinds", (ALL,)),
+        ("kinds", (ALL, replace(WINDOW, name="window-8"))),
     ],
 )
 def test_each_difference_is_named(name: str, value: object) -> None:
     assert IDENTITY.difference(replace(IDENTITY, **{name: value})) == name  # type: ignore[arg-type]
     assert IDENTITY.difference(IDENTITY) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("shapes", "K (8, 3) V (8, 3): 00"), ("block_elements", 24), ("device_blocks", 6), ("host_blocks", 0)],
+)
+def test_each_difference_of_a_kind_is_named(name: str, value: object) -> None:
+    for kinds in ((replace(ALL, **{name: value}), WINDOW), (ALL, replace(WINDOW, **{name: value}))):  # type: ignore[arg-type]
+        assert IDENTITY.difference(replace(IDENTITY, kinds=kinds)) == name

@@ -70,21 +70,6 @@ def load(folder: Path) -> Any:
             "its layer 0 is of type linear_attention, which keeps a state",
         ),
         ("longcat_flash", LONGCAT | {"head_dim": 8}, "transformers cannot run it with its own attention either"),
-        (
-            "llama4_text",
-            GROUPED | {"intermediate_size_mlp": 96, "layer_types": ["full_attention"] * 4, "floor_scale": CONTEXT - 8},
-            "it computes with the number of cached tokens",
-        ),
-        (
-            "llama4_text",
-            GROUPED | {"intermediate_size_mlp": 96},
-            "its layer 0 is of type chunked_attention, which attends within",
-        ),
-        (
-            "llama4_text",
-            GROUPED | {"intermediate_size_mlp": 96, "attention_chunk_size": 8},
-            "its layer 0 is of type chunked_attention, which attends within",
-        ),
         ("diffllama", GROUPED, "its layer 0 attends more than once"),
         ("hrm_text", GROUPED | {"num_hidden_layers": 2}, "its layer 0 attends more than once"),
         ("stablelm", GROUPED, "its layers do not pass the arguments of the forward call to their attention"),

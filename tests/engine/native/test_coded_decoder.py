@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.attention.cache import CacheGeometry
 from engine.model.loaded import with_kv_dtype
 from engine.model.loading import load_model
 from engine.native.cpu_backend import CpuBackend
@@ -89,7 +90,9 @@ class CodedEngine(ModelEngine):
             observe=self.chains,
         )
 
-    def make_backend(self, _block_size: int, device_blocks: int, host_blocks: int) -> CpuBackend:
+    def make_backend(
+        self, _geometry: CacheGeometry, _block_size: int, device_blocks: int, host_blocks: int
+    ) -> CpuBackend:
         self.native, self.coded = runner_of(native_kernels.kernels(), self.folder, device_blocks, host_blocks)
         return self.coded
 

@@ -62,7 +62,7 @@ def runner_of(kernels: Kernels, folder: Path, *, packed: bool) -> ModelRunner:
     loaded = load_model(folder, torch.bfloat16, torch.device("cpu"))
     backend = CpuBackend(kernels, loaded.geometry, BLOCK, 100, torch.bfloat16, threads=2)
     shape, weights = LlamaShape.of(loaded.model), MixedWeights(folder, packed=packed)
-    decoder = NativeDecoder(kernels, shape, weights, backend.view, loaded.context_tokens, 2)
+    decoder = NativeDecoder(kernels, shape, weights, backend.layer_caches, loaded.context_tokens, 2)
     return ModelRunner(loaded, backend, BLOCK, decoder=decoder)
 
 

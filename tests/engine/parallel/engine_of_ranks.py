@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from engine.attention import AttentionBackend
+from engine.kinds.kinds_backend import CachingBackend
 from engine.parallel.leader import LeadingRunner
 from engine.run.runner import ModelRunner
 from engine.schedule.step_plan import Runner
@@ -22,7 +22,7 @@ class ParallelEngine(MixedEngine):
         self._others = others
         super().__init__(folder, **sizes)
 
-    def make_backend(self, _block_size: int, _device_blocks: int, _host_blocks: int) -> AttentionBackend:
+    def make_backend(self, *_: object) -> CachingBackend:
         return self._others.mine.backend
 
     def make_runner(self, block_size: int, ahead: bool) -> Runner:

@@ -85,7 +85,7 @@ def test_pending_tokens_are_those_of_the_step_before_in_any_order(
     runner: ModelRunner, tiny_model: Tiny, order: tuple[int, ...], on_host: bool
 ) -> None:
     # Without, as on a device that is no CPU; its tensors stay on the CPU.
-    runner._pass._on_host = runner._pass._tables._on_host = on_host
+    runner._pass._on_host = runner._pass._tables[0]._on_host = on_host
     prompts = [(5,), (6, 7), (8, 9, 10)]
     expected = greedy_reference(tiny_model("llama"), prompts, 2)
     works = [Work(number, one, 0, (number + 1,), True, GREEDY) for number, one in enumerate(prompts)]

@@ -167,7 +167,7 @@ class TestRefusals:
         def refuse(*_: object) -> None:
             raise kvmanager.PinTooLarge("it has no room")
 
-        monkeypatch.setattr(pinning, "_checking_others_fit", refuse)
+        monkeypatch.setattr(pinning, "checking_others_fit", refuse)
         pinned = pin(rig, run=False)
         rig.turn_until(lambda: any(step.pins for step in rig.steps))
         if not answered:
