@@ -248,7 +248,8 @@ class BlockClient:
         self.detached.clear()
         self.attached.set()
         replica = self.replica
-        reattached = Reattached(replica.available_blocks, replica.available_host_blocks, replica.pins)
+        available = replica.available_blocks, replica.available_host_blocks
+        reattached = Reattached(*available, replica.pins, replica.available_in_windows)
         anew = reattached if self._sessions or replica.adopted else None
         self._put(_NewStream(self._outgoing, anew, replica.take_changes(), missing))
         self._sessions += 1

@@ -59,6 +59,11 @@ class Replica:
         return self.pool.host.available
 
     @property
+    def available_in_windows(self) -> list[tuple[int, int]]:
+        """Number of available blocks of both tiers of each window kind."""
+        return [(window.device.available, window.host.available) for window in self.pool.windows]
+
+    @property
     def pins(self) -> frozenset[str]:
         """Pins that hold blocks."""
         return frozenset(self.pool.state.pins)
@@ -69,7 +74,8 @@ class Replica:
 
     def apply_result(self, result: StepResult) -> None:
         """Apply the oldest Step in flight. Raises PoolDiverged if the result differs from the KV manager's."""
-        self.pool.withhold(result.withheld_blocks, result.host_withheld_blocks)
+        for kind, one in enumerate((result, *result.windows)):
+            self.pool.withhold(one.withheld_blocks, one.host_withheld_blocks, kind)
         step = self._in_flight.popleft()
         own = (complete(self._applying(step, _UNLIMITED)) if self._keeps else self.pool.apply(step)).result
         if _compared(own) != _compared(result):
@@ -86,10 +92,13 @@ class Replica:
         return changes
 
     def _applying(self, step: Step, budget: int) -> Generator[None, None, kvmanager.AppliedStep]:
-        before = BeforeStep.of(self.pool, step) if self._keeps else None
+        kinds = self.pool.state.kinds if self._keeps else ()
+        before = [BeforeStep.of(kind, step) for kind in kinds]
         applied = yield from self.pool.applying(step, budget)
-        if before is not None:
-            self._changes.append(seal_changes(self.pool, before, applied))
+        if kinds:
+            own = zip(kinds, before, (applied, *applied.windows), strict=True)
+            changes, *windows = [seal_changes(*one) for one in own]
+            self._changes.append(changes._replace(windows=windows))
         return applied
 
     def report(self) -> kvmanager.PoolReport:
@@ -112,4 +121,5 @@ class Replica:
 
 def _compared(result: StepResult) -> tuple[object, ...]:
     tables = [(change.sequence, list(change.block_ids)) for change in result.tables]
-    return result.step, result.available_blocks, result.available_host_blocks, tables
+    windows = [_compared(window) for window in result.windows]
+    return result.step, result.available_blocks, result.available_host_blocks, tables, windows

@@ -141,6 +141,8 @@ class EngineService:
             device_blocks=capacity.device_blocks,
             host_blocks=capacity.host_blocks,
             model=self._settings.served_name(),
+            windows=capacity.windows,
+            retention_tokens=self._settings.retention_tokens if capacity.windows else 0,
         )
         reports = RequestReports(spec.model, engine_id, self._tracing)
         link = self._attach(spec, lambda: driver.wake(), reports.trace_parents, parts.kept)
@@ -171,7 +173,8 @@ class EngineService:
         if self._attachment:
             return self._attachment(spec, wake)
         blocks = KeptBlocks(kept.report, kept.seals) if kept else None
-        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, kept=blocks)
+        needs = ("register.kinds",) if spec.windows else ()
+        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, None, needs, blocks)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity

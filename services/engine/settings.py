@@ -118,6 +118,27 @@ class EngineSettings:
             Requires("attention_backend", without=("flex",), because="its pool has cache_mib"),
         ),
     )
+    kinds: str = setting(
+        "auto",
+        "Kinds of blocks: auto, layers with a window keep only the tokens that they see, on CPUs; off, all layers keep "
+        "all tokens.",
+        choices=("auto", "off"),
+    )
+    typical_tokens: int = setting(
+        0,
+        "Tokens of a typical request, prompt and answer, for the split of the memory between kinds of blocks. 0: half "
+        "the context.",
+        least=0,
+        most=1 << 20,
+        requires=(Requires("kinds", without=("off",), because="there is nothing to split"),),
+    )
+    retention_tokens: int = setting(
+        0,
+        "Layers with windows also keep what prompts need that continue behind a multiple of these tokens, in blocks "
+        "that are evicted first if room is short. 0: only behind prompts, answers and branches.",
+        least=0,
+        most=1 << 20,
+    )
     host_blocks: int = setting(
         0,
         "Blocks in host memory, for preempted requests and for cached prefixes that were evicted from the device.",

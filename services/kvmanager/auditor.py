@@ -57,9 +57,9 @@ class Auditor:
 
     async def _log(self, session: Session, violations: list[Violation]) -> None:
         engine_id = session.pool.spec.engine_id
-        for block, host, message in violations[:_LOGGED_VIOLATIONS]:
+        for block, host, message, kind in violations[:_LOGGED_VIOLATIONS]:
             events = await run_in_slices(
-                self._manager.ledger.block_events(engine_id, block, host=host, count=_LOGGED_EVENTS)
+                self._manager.ledger.block_events(engine_id, block, host=host, count=_LOGGED_EVENTS, kind=kind)
             )
             withheld = "; it is withheld" if block else ""
             extra = {"engine": engine_id, "block": block, "host": host, "request_ids": _requests(events)}

@@ -31,25 +31,25 @@ _Values = dict[tuple[str, ...], float]
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Values]], ...] = (
     (
         "quire_kv_blocks",
-        "Blocks by state: free, cached (no holder, but may be hit), held, withheld by the audit.",
-        ("tier", "state"),
+        "Blocks by kind and state: free, cached (no holder, but may be hit), held, withheld by the audit.",
+        ("kind", "tier", "state"),
         lambda session, _: {
-            (tier, state): number
-            for tier, blocks in _tiers(session).items()
+            (*of, state): number
+            for of, blocks in _tiers(session).items()
             for state, number in blocks.counts._asdict().items()
         },
     ),
     (
         "quire_kv_pool_blocks",
-        "Blocks of the pool in all states.",
-        ("tier",),
-        lambda session, _: {(tier,): blocks.total for tier, blocks in _tiers(session).items()},
+        "Blocks of the pool in all states, by kind.",
+        ("kind", "tier"),
+        lambda session, _: {of: blocks.total for of, blocks in _tiers(session).items()},
     ),
     (
         "quire_kv_cache_usage_perc",
-        "Share of the pool's blocks that are held, 0 to 1.",
+        "Share of the pool's blocks that are held, 0 to 1, in the kind that has the least room.",
         (),
-        lambda session, _: {(): session.pool.device.counts.held / session.pool.spec.device_blocks},
+        lambda session, _: {(): max(kind.device.counts.held / kind.device.total for kind in session.pool.state.kinds)},
     ),
     (
         "quire_kv_held_tokens",
@@ -289,6 +289,11 @@ def _cache_config(readings: Iterable[_PoolReading]) -> InfoMetricFamily:
     return family
 
 
-def _tiers(session: Session) -> dict[str, Tier]:
-    tiers = {"device": session.pool.device, "host": session.pool.host}
-    return {name: tier for name, tier in tiers.items() if tier.total}
+def _tiers(session: Session) -> dict[tuple[str, ...], Tier]:
+    """Return the tiers that have blocks, by kind and tier; kind 0 is `all`."""
+    tiers = {
+        (kind.kind_name or "all", name): tier
+        for kind in session.pool.state.kinds
+        for name, tier in (("device", kind.device), ("host", kind.host))
+    }
+    return {of: tier for of, tier in tiers.items() if tier.total}

@@ -11,6 +11,7 @@ from kvmanager.history.explanation import (
     Admitted,
     Finding,
     HistoryTruncated,
+    LeftWindow,
     Refusals,
     RequestStatus,
     StateChange,
@@ -81,14 +82,14 @@ def event_json(event: Event) -> dict[str, Any]:
 def sentence(event: Event) -> str:
     """Return the sentence for an event."""
     if event.change:
-        return _CHANGES[event.change].format(blocks=_blocks(event.ranges))
+        return _CHANGES[event.change].format(blocks=_blocks(event))
     if event.refusal:
         return f"The {_operation(event)} of {_sequence(event)} was refused: {event.detail}."
     return f"{_capitalized(_effect(event))}{_evicted(event)}."
 
 
 def _effect(event: Event) -> str:
-    sequence, blocks = _sequence(event), _blocks(event.ranges)
+    sequence, blocks = _sequence(event), _blocks(event)
     match event.item:
         case StepItem.ALLOCATE:
             cached = f", with {counted(event.cached_tokens, 'cached token')}" if event.cached_tokens else ""
@@ -100,6 +101,8 @@ def _effect(event: Event) -> str:
             return f"{sequence} {end} and released {blocks}"
         case StepItem.PIN:
             return _pin_change(event, sequence, blocks)
+        case StepItem.TRIM:
+            return f"{blocks} left the window of {sequence}"
         case StepItem.COMMIT | StepItem.SWAP_OUT | StepItem.SWAP_IN | StepItem.EXTEND:
             return _EFFECTS[event.item].format(sequence=sequence, blocks=blocks)
         case _:
@@ -131,7 +134,12 @@ def _count(ranges: Sequence[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
-def _blocks(ranges: Sequence[tuple[int, int]]) -> str:
+def _blocks(event: Event) -> str:
+    blocks = _in_ranges(event.ranges)
+    return f"{blocks} of kind {event.kind}" if event.kind else blocks
+
+
+def _in_ranges(ranges: Sequence[tuple[int, int]]) -> str:
     if not ranges:
         return "no blocks"
     count = _count(ranges)
@@ -165,6 +173,8 @@ def _sentences(finding: Finding) -> list[str]:
         case Victim(event):
             text = f"{_owner(event)} was preempted for it in step {event.step}"
             return [f"{_capitalized(text)} and released {counted(_count(event.ranges), 'block')}."]
+        case LeftWindow(events):
+            return [_left_window(events)]
         case HistoryTruncated(event):
             return [f"Events before number {event.number} are no longer kept."]
         case StateChange():
@@ -202,6 +212,18 @@ def _refusals(events: Sequence[Event]) -> str:
     reason = last.refusal.name.lower() if last.refusal else ""
     when = f"{len(events)} times in steps {first.step} to {last.step}" if len(events) > 1 else f"in step {first.step}"
     return f"Its {_operation(last)} was refused as {reason} {when}: {last.detail}."
+
+
+def _left_window(events: Sequence[Event]) -> str:
+    """Describe the blocks that left a window, as in "block 7 of kind sliding left the window in step 90"."""
+    first, last = events[0], events[-1]
+    count = sum(_count(event.ranges) for event in events)
+    if len(events) == 1:
+        return f"{_capitalized(_blocks(last))} left the window in step {last.step}."
+    return (
+        f"{count} blocks of kind {last.kind} left the window in steps {first.step} to {last.step}, the last "
+        f"{_in_ranges(last.ranges)}."
+    )
 
 
 def _state_change(change: StateChange) -> str:

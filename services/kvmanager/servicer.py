@@ -154,8 +154,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             if request.first_block < 0:
                 raise InvalidField(f"first_block must be at least 0, not {request.first_block}", "first_block")
             count = _page_size(request.block_count, _MAX_BLOCK_PAGE, "block_count")
-            pool = self._manager.session(request.engine_id).pool
-            tier = pool.host if request.tier == pb.TIER_HOST else pool.device
+            state = self._manager.session(request.engine_id).pool.state.of_kind(request.kind)
+            tier = state.host if request.tier == pb.TIER_HOST else state.device
             return await run_in_slices(block_map_message(tier, request.first_block or 1, count))
 
     async def ListSequences(  # noqa: N802
@@ -167,7 +167,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             after = _page_start(request.page_token)
             pool = self._manager.session(request.engine_id).pool
             found = await run_in_slices(pool.listing_sequences(after, size + 1))
-            return await run_in_slices(sequences_message(found, size, pool.spec.block_size))
+            return await run_in_slices(sequences_message(pool, found, size))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Explain a request."""

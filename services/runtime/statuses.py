@@ -42,6 +42,7 @@ STATUS: dict[type[Exception], Status] = {
     kvmanager.StepOutOfOrder: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),
     kvmanager.UnknownRequest: Status(grpc.StatusCode.NOT_FOUND, 404),
     kvmanager.UnknownPool: Status(grpc.StatusCode.NOT_FOUND, 404),
+    kvmanager.UnknownKind: Status(grpc.StatusCode.NOT_FOUND, 404),
     kvmanager.StaleIncarnation: Status(grpc.StatusCode.ABORTED, 409),
     kvmanager.SessionReplaced: Status(grpc.StatusCode.ABORTED, 409),
     DecodeError: Status(grpc.StatusCode.INVALID_ARGUMENT, 400),

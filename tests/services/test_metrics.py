@@ -93,8 +93,8 @@ SHOWN = {
     },
     "kvmanager": {
         "quire_cache_config_info": ("block_size", "num_gpu_blocks", "num_cpu_blocks"),
-        "quire_kv_blocks": ("tier", "state"),
-        "quire_kv_pool_blocks": ("tier",),
+        "quire_kv_blocks": ("kind", "tier", "state"),
+        "quire_kv_pool_blocks": ("kind", "tier"),
         "quire_kv_cache_usage_perc": (),
         "quire_kv_held_tokens": (),
         "quire_kv_held_slots": (),

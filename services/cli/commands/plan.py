@@ -119,6 +119,13 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     help="Type of the KV cache; auto is that of --dtype. int8 is for engines on a CPU.",
 )
 @click.option(
+    "--kinds",
+    type=click.Choice(("auto", "off")),
+    default="auto",
+    show_default=True,
+    help="Kinds of blocks of an engine on a CPU: auto, layers with a window keep what they see; off, all tokens.",
+)
+@click.option(
     "--block-size",
     type=click.IntRange(1, 4096),
     default=_DEFAULTS["block_size"],
@@ -267,11 +274,12 @@ def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any
         raise click.UsageError(f"--tokens-per-request is {sum(lengths)} tokens, more than the longest, {context}")
     workload = Workload(values["block_size"], values["token_budget"], context, values["max_sequences"], lengths)
     kv_dtype = None if values["kv_dtype"] == "auto" else getattr(torch, values["kv_dtype"])
-    planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu, kv_dtype=kv_dtype)
+    kinds = values["kinds"] == "auto" and not on_gpu and values["tensor_parallel"] == 1
+    planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu, kv_dtype=kv_dtype, kinds=kinds)
     utilization, host_memory = values["memory_utilization"], values["host_memory"] or 0
     _check_blocks("--host-memory", planner.blocks_within(host_memory))
     if goal == _SERVED:
-        return planner.for_blocks(planner.blocks_within(CPU_CACHE_MIB * _MIB), utilization, host_memory)
+        return planner.for_cache(CPU_CACHE_MIB * _MIB, utilization, host_memory)
     if goal in ("device_blocks", "requests"):
         blocks = values["device_blocks"] or planner.blocks_for(values["requests"])
         if blocks > _MOST["device_blocks"]:

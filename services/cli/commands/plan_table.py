@@ -7,7 +7,9 @@ from shlex import quote
 from rich.console import Console
 from rich.table import Table
 
+from blocks import WindowKind
 from engine.attention.cache import SCALE_BYTES, LayerShape
+from engine.kinds.layer_kinds import layer_kinds, one_kind
 from engine.model.memory_plan import MemoryPlan
 from engine.model.model_shape import ModelShape
 from engine.model.sizing import cache_bytes
@@ -45,9 +47,10 @@ def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, 
         ("one step", _size(plan.step_bytes), f"at most, with {plan.max_sequences:,} sequences sampled"),
         ("one token", _size(plan.token_bytes), _token(shape, plan)),
         ("one block", _size(plan.block_bytes), f"{plan.block_size} tokens"),
-        ("cache", _size(cache_bytes(plan.device_blocks, plan.block_bytes)), "the blocks, and one for padding"),
-        ("blocks", f"{plan.device_blocks:,}", ""),
+        ("cache", _size(plan.cache_bytes), "the blocks, and one for padding"),
+        ("blocks", f"{plan.device_blocks:,}", "of the layers that keep all tokens" if plan.windows else ""),
         ("tokens", f"{plan.pool.tokens:,}", ""),
+        *map(_window, plan.windows),
     ]
     if shape.latent_elements:
         latent = shape.latent_elements * (1 if _in_8_bits(shape, plan) else shape.element_bytes)
@@ -58,15 +61,27 @@ def _memory(shape: ModelShape, plan: MemoryPlan, ranks: int) -> list[tuple[str, 
     return rows
 
 
+def _window(kind: WindowKind) -> tuple[str, str, str]:
+    size = _size(cache_bytes(kind.device_blocks, kind.block_bytes))
+    return f"{kind.name} blocks", f"{kind.device_blocks:,}", f"{size} for what {kind.layers} layers see"
+
+
 def _token(shape: ModelShape, plan: MemoryPlan) -> str:
     """Say what the bytes of a token's K and V are made of, for each kind of layer."""
-    layers = shape.geometry.layers
+    layers = _layers_of_kind_0(shape, plan)
+    if not layers:
+        return "all layers have windows"
     scale = SCALE_BYTES if _in_8_bits(shape, plan) else 0
     return " + ".join(_layers(one, count, shape.element_bytes, scale) for one, count in Counter(layers).items())
 
 
+def _layers_of_kind_0(shape: ModelShape, plan: MemoryPlan) -> list[LayerShape]:
+    kinds = layer_kinds(shape.geometry, shape.context_tokens) if plan.windows else one_kind(shape.geometry)
+    return [one._replace(window=0) for one in kinds[0].geometry(shape.geometry).layers]
+
+
 def _in_8_bits(shape: ModelShape, plan: MemoryPlan) -> bool:
-    elements = sum(one.kv_heads * (one.key_size + one.value_size) for one in shape.geometry.layers)
+    elements = sum(one.kv_heads * (one.key_size + one.value_size) for one in _layers_of_kind_0(shape, plan))
     return plan.token_bytes != elements * shape.element_bytes
 
 
@@ -98,13 +113,13 @@ def _weights(shape: ModelShape, plan: MemoryPlan, ranks: int) -> str:
 def _requests(plan: MemoryPlan) -> list[tuple[str, str, str]]:
     pool, context, usual = plan.pool, plan.context_tokens, plan.typical_tokens
     reserved = pool.reserved_requests(context)
-    rows = [(f"requests of {context:,} tokens", f"{pool.requests(context):,}", "the longest, all at the same time")]
-    if not pool.requests(context):
+    rows = [(f"requests of {context:,} tokens", f"{plan.requests(context):,}", "the longest, all at the same time")]
+    if not plan.requests(context):
         rows[0] = (rows[0][0], "0", f"a request may have {pool.tokens + 1:,} tokens at most")
     if usual != context:
-        times = f"{pool.requests(usual) / reserved:.1f} times as many" if reserved else "none fits"
+        times = f"{plan.requests(usual) / reserved:.1f} times as many" if reserved else "none fits"
         rows += [
-            (f"requests of {usual:,} tokens", f"{pool.requests(usual):,}", "in blocks, none of them shared"),
+            (f"requests of {usual:,} tokens", f"{plan.requests(usual):,}", "in blocks, none of them shared"),
             ("the same without paging", f"{reserved:,}", f"each reserves {context:,} tokens: in blocks {times}"),
         ]
     waste = pool.last_block_waste()
@@ -116,7 +131,7 @@ def _host(plan: MemoryPlan) -> list[tuple[str, str, str]]:
     if not plan.host_blocks:
         return []
     whole = plan.host_blocks / plan.device_blocks
-    size = _size(cache_bytes(plan.host_blocks, plan.block_bytes))
+    size = _size(plan.host_cache_bytes)
     return [("host blocks", f"{plan.host_blocks:,}", f"{size} of the host's memory, {whole:.0%} of the pool")]
 
 
@@ -129,7 +144,10 @@ def _kept(plan: MemoryPlan, ranks: int) -> list[tuple[str, str, str]]:
 
 
 def _engine_options(plan: MemoryPlan) -> str:
-    options = f"--device-blocks {plan.device_blocks} --block-size {plan.block_size}"
+    memory = f"--device-blocks {plan.device_blocks}"
+    if plan.windows:  # an engine splits the same memory in the same way
+        memory = f"--cache-mib {-(-plan.cache_bytes >> 20)} --typical-tokens {plan.typical_tokens}"
+    options = f"{memory} --block-size {plan.block_size}"
     options += f" --max-sequences {plan.max_sequences} --token-budget {plan.token_budget}"
     return f"{options} --host-blocks {plan.host_blocks}" if plan.host_blocks else options
 

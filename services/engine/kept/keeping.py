@@ -2,14 +2,16 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from engine.attention.cache import CacheLayout
-from engine.kept.kept_memory import KeptIdentity, KeptMemory
+from engine.kept.kept_memory import KeptIdentity, KeptKind, KeptMemory
 from engine.kept.seal_writer import SealWriter
 from engine.model.loaded import LoadedModel, dtype_name
 from engine.schedule.request import Capacity
@@ -33,7 +35,7 @@ log = logging.getLogger("quire.engine")
 
 
 class KeepingBackend(Protocol):
-    """A backend whose cache can lie elsewhere."""
+    """The backend of one kind of blocks, whose cache can lie elsewhere."""
 
     cache: torch.Tensor
     layout: CacheLayout
@@ -54,9 +56,12 @@ class Keeping:
 
     def stats(self) -> KeptStats:
         """Return the numbers of its blocks."""
-        resets = self.memory.counters.resets
-        sealed = self.memory.device.sealed_count(resets), self.memory.host.sealed_count(resets)
-        adopted = len(self.report.device.keyed), len(self.report.host.keyed)
+        resets, kinds = self.memory.counters.resets, self.memory.kinds
+        sealed = (
+            sum(kind.device.sealed_count(resets) for kind in kinds),
+            sum(kind.host.sealed_count(resets) for kind in kinds),
+        )
+        adopted = _keyed(self.report)
         return KeptStats(_by_tier(sealed), _by_tier(adopted), _by_tier(self.seals.lost), self.refused)
 
     def end(self, *, keep: bool) -> None:
@@ -82,8 +87,8 @@ def erase_opened() -> None:
         file.erase()
 
 
-def keep(file: MemoryFile, identity: KeptIdentity, backend: KeepingBackend) -> Keeping:
-    """Map a memory, and let the backend use it. Raises InvalidSetting if there is no room for it."""
+def keep(file: MemoryFile, identity: KeptIdentity, backends: Sequence[KeepingBackend]) -> Keeping:
+    """Map a memory, and let the backend of each kind use it. Raises InvalidSetting if there is no room for it."""
     different = file.difference(identity)
     if different == "" and file.map(identity).is_damaged:
         log.warning("the kept blocks are damaged: they are erased")
@@ -96,11 +101,17 @@ def keep(file: MemoryFile, identity: KeptIdentity, backend: KeepingBackend) -> K
     seals = SealWriter(memory)
     _opened.clear()
     report = kept_report(memory)
-    backend.use(memory.cache, memory.host_cache)
+    for backend, kind in zip(backends, memory.kinds, strict=True):
+        backend.use(kind.cache, kind.host_cache)
     if different == "":
-        counts = len(report.device.keyed), len(report.host.keyed)
-        log.info("%d device blocks and %d host blocks have outlived their engine", *counts)
+        log.info("%d device blocks and %d host blocks have outlived their engine", *_keyed(report))
     return Keeping(file, memory, report, seals, different or "")
+
+
+def _keyed(report: PoolReport) -> tuple[int, int]:
+    """Return the numbers of cached blocks of both tiers, in all kinds."""
+    kinds = (report, *report.windows)
+    return sum(len(kind.device.keyed) for kind in kinds), sum(len(kind.host.keyed) for kind in kinds)
 
 
 def _by_tier(counts: tuple[int, int]) -> dict[str, int]:
@@ -123,9 +134,11 @@ class SealingRunner:
 
 
 def identity_of(
-    loaded: LoadedModel, weights: ModelFiles, capacity: Capacity, backend: KeepingBackend, computed_by: str
+    loaded: LoadedModel, weights: ModelFiles, capacity: Capacity, backends: Sequence[KeepingBackend], computed_by: str
 ) -> KeptIdentity:
-    """Describe the blocks of an engine. `computed_by` names its backend, kernels, decoder and threads.
+    """Describe the blocks of an engine, whose kinds have these backends.
+
+    `computed_by` names its backend, kernels, decoder and threads.
 
     Raises ModelUnsupported if the model's files have changed since `weights` were digested, before they were loaded.
     """
@@ -136,9 +149,16 @@ def identity_of(
         boot_id=boot_id(),
         backend=computed_by,
         dtype=dtype_name(loaded.cache_dtype),
-        shapes=backend.layout.description(),
-        block_elements=backend.layout.elements,
         block_size=capacity.block_size,
-        device_blocks=capacity.device_blocks,
-        host_blocks=capacity.host_blocks,
+        kinds=tuple(starmap(_kept_kind, zip(_sizes_of(capacity), backends, strict=True))),
     )
+
+
+def _sizes_of(capacity: Capacity) -> list[tuple[str, int, int]]:
+    windows = [(kind.name, kind.device_blocks, kind.host_blocks) for kind in capacity.windows]
+    return [("all", capacity.device_blocks, capacity.host_blocks), *windows]
+
+
+def _kept_kind(sizes: tuple[str, int, int], backend: KeepingBackend) -> KeptKind:
+    name, *blocks = sizes
+    return KeptKind(name, backend.layout.description(), backend.layout.elements, *blocks)

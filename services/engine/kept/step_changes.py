@@ -7,10 +7,10 @@ and another granted is open, whatever came in between.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from blocks import Commit, Copy, Step, StepItem, StepResult
+from blocks import Commit, Copy, Step, StepItem
 from engine.kept.seal_writer import SealChanges, TierChanges
 from engine.kept.seals import Sealing
-from kvmanager import AppliedStep, Pool, Tier
+from kvmanager import AppliedStep, PoolState, Tier
 from kvmanager.effects import RawEffect
 
 
@@ -28,16 +28,16 @@ class BeforeStep(NamedTuple):
     swapped: frozenset[int]
 
     @classmethod
-    def of(cls, pool: Pool, step: Step) -> "BeforeStep":
-        """Read the state of a pool before a Step."""
-        sequences = pool.sequences
+    def of(cls, state: PoolState, step: Step) -> "BeforeStep":
+        """Read the state of a kind of blocks before a Step."""
+        sequences = state.sequences
         commits = [item for item in step.commits if item.sequence in sequences]
-        swapped = (one for group in (*step.swap_outs, *step.swap_ins) for one in pool.groups.get(group, ()))
+        swapped = (one for group in (*step.swap_outs, *step.swap_ins) for one in state.groups.get(group, ()))
         return cls(
             {item.sequence: sequences[item.sequence].resets for item in commits},
-            {item.sequence: item.first_index for item in commits},
+            {item.sequence: max(item.first_index, sequences[item.sequence].dropped) for item in commits},
             frozenset(
-                block for item in commits for block in _committed(pool, item) if pool.device.key(block) is not None
+                block for item in commits for block in _committed(state, item) if state.device.key(block) is not None
             ),
             {sequence: sequences[sequence].table[:] for sequence in swapped},
             frozenset(
@@ -46,11 +46,11 @@ class BeforeStep(NamedTuple):
         )
 
 
-def seal_changes(pool: Pool, before: BeforeStep, applied: AppliedStep) -> SealChanges:
-    """Return what an applied Step changes."""
+def seal_changes(state: PoolState, before: BeforeStep, applied: AppliedStep) -> SealChanges:
+    """Return what an applied Step changes in a kind of blocks."""
     result = applied.result
-    device = _TierTouches(pool.device, [copy.destination for copy in (*result.copies, *result.host_to_device)])
-    host = _TierTouches(pool.host, [copy.destination for copy in result.device_to_host])
+    device = _TierTouches(state.device, [copy.destination for copy in (*result.copies, *result.host_to_device)])
+    host = _TierTouches(state.host, [copy.destination for copy in result.device_to_host])
     sealed = _sealings(before, applied)
     for effect in applied.effects:
         _touch(effect, before, device, host)
@@ -59,19 +59,10 @@ def seal_changes(pool: Pool, before: BeforeStep, applied: AppliedStep) -> SealCh
     return SealChanges(
         device.changes(sealed, result.withheld_blocks),
         host.changes({}, result.host_withheld_blocks),
-        _with_key(pool.host, result.device_to_host),
-        _with_key(pool.device, result.host_to_device),
+        _with_key(state.host, result.device_to_host),
+        _with_key(state.device, result.host_to_device),
         {block: sealing for block, (_, sealing) in sealed.items()},
-        pool.state.resets,
-    )
-
-
-def withheld_changes(pool: Pool, result: StepResult) -> SealChanges:
-    """Return what an audit changes."""
-    return SealChanges(
-        TierChanges(withheld=result.withheld_blocks),
-        TierChanges(withheld=result.host_withheld_blocks),
-        resets=pool.state.resets,
+        state.resets,
     )
 
 
@@ -126,9 +117,10 @@ def _sealings(before: BeforeStep, applied: AppliedStep) -> dict[int, tuple[bytes
     return found
 
 
-def _committed(pool: Pool, item: Commit) -> list[int]:
-    count = len(item.token_ids) // pool.state.block_size
-    return pool.sequences[item.sequence].table[item.first_index : item.first_index + count]
+def _committed(state: PoolState, item: Commit) -> list[int]:
+    end, sequence = item.first_index + len(item.token_ids) // state.block_size, state.sequences[item.sequence]
+    first, last = (max(0, place - sequence.dropped) for place in (item.first_index, end))
+    return sequence.table[first:last]
 
 
 def _touch(effect: RawEffect, before: BeforeStep, device: _TierTouches, host: _TierTouches) -> None:

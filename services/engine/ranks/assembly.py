@@ -87,7 +87,7 @@ def assemble_ranks(settings: EngineSettings) -> ParallelParts:
     leading = LeadingRunner(runner, group.send_plan, ahead=mine.ahead)
     watched = WatchedRunner(leading, check_of(loader.device))
     device = f"{settings.tensor_parallel} x {device_name(loader.device, loader.kernels)}"
-    log_pool(mine.capacity, mine.backend, f"each of {device}")
+    log_pool(mine.capacity, [mine.backend], f"each of {device}")
     log_formats(settings, loaded)
     loaded = with_end_tokens(loaded, settings)
     return ParallelParts(loaded, scheduler, watched, device, mine.recording_faults, group)

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from engine.attention.backend import Direction
 from engine.attention.declared_geometry import latent_elements
 from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
+from engine.kinds.kinds_backend import CachingBackend, KindsBackend
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
@@ -34,7 +35,7 @@ from services.engine.kept.memory_file import MemoryFile
 from services.engine.kept.places import kept_path
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendChoice, BackendOptions, check_kv_dtype, choose_backend
-from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kv_dtype_of
+from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kinds_of, kv_dtype_of
 from services.engine.startup.end_tokens import end_tokens
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured, run_sampled
 from services.engine.startup.native_kernels import kernels_for
@@ -82,7 +83,10 @@ def assemble(settings: EngineSettings) -> EngineParts:
 
     limits = settings.max_sequences, settings.token_budget
     scratch = kept_place is not None
-    options = BackendOptions(settings.attention_backend, loaded, capacity, kernels, *limits, memory, scratch=scratch)
+    kinds = kinds_of(settings, loaded)
+    options = BackendOptions(
+        settings.attention_backend, loaded, capacity, kernels, *limits, memory, scratch=scratch, kinds=kinds
+    )
 
     def measure(backend: Backend, decoder: Decoder) -> int:
         assert measurement is not None, "the pool has no size yet"
@@ -116,7 +120,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     )
     return_freed_memory()
     name = device_name(device, kernels)
-    log_pool(capacity, chosen.backend, name)
+    log_pool(capacity, chosen.of_kinds, name)
     log_formats(settings, loaded)
     log_latents(loaded)
     watched = _sealing(WatchedRunner(runner, check_of(device)), kept_blocks)
@@ -148,13 +152,19 @@ def _kept(
     kernels: Kernels | None,
 ) -> Keeping:
     file, weights = place
-    identity = identity_of(loaded, weights, capacity, chosen.backend, _computed_by(chosen, kernels))
-    return keep(file, identity, chosen.backend)
+    backends = chosen.of_kinds
+    identity = identity_of(loaded, weights, capacity, backends, _computed_by(chosen, kernels))
+    return keep(file, identity, backends)
 
 
 def _computed_by(chosen: BackendChoice, kernels: Kernels | None) -> str:
     """Describe what computes K and V: other code has other roundings."""
-    parts = type(chosen.backend).__name__, chosen.description, kernels.name if kernels else "", torch.get_num_threads()
+    parts = (
+        type(chosen.of_kinds[0]).__name__,
+        chosen.description,
+        kernels.name if kernels else "",
+        torch.get_num_threads(),
+    )
     return ", ".join(map(str, parts))
 
 
@@ -195,11 +205,13 @@ def log_latents(loaded: LoadedModel) -> None:
         log.info(sentence, expanded, latents * loaded.cache_dtype.itemsize)
 
 
-def log_pool(capacity: Capacity, backend: Backend, device: str) -> None:
+def log_pool(capacity: Capacity, backends: Sequence[CachingBackend], device: str) -> None:
     """Log the size of the pool, which may have been measured, and the device, which `auto` has chosen."""
-    blocks, mebibytes = capacity.device_blocks, backend.cache.nbytes / (1 << 20)
+    blocks, mebibytes = capacity.device_blocks, sum(one.cache.nbytes for one in backends) / (1 << 20)
     sentence = "the pool on %s has %d blocks of %d tokens: with the one for padding %.1f MiB"
     log.info(sentence, device, blocks, capacity.block_size, mebibytes, extra={"stage": "ready"})
+    for kind in capacity.windows:
+        log.info("%d blocks of kind %s hold what %d layers see", kind.device_blocks, kind.name, kind.layers)
 
 
 def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | None) -> LoadedModel:
@@ -228,9 +240,11 @@ def _verified(settings: EngineSettings, packed: str) -> VerifiedModels:
 
 
 def seconds_per_swapped_block(backend: Backend) -> float:
-    """Measure the time of copying a block to the host tier; 0 without a host tier."""
+    """Measure the time of copying a block of each kind to the host tier; 0 without a host tier."""
     if backend.host_cache is None:
         return 0.0
+    if isinstance(backend, KindsBackend):
+        return sum(map(seconds_per_swapped_block, backend.kinds))
     # The blocks are still empty, so all copies may have the same destination.
     copies = [Copy(1, 1)] * _MEASURED_COPIES
     seconds = []

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from threading import Thread
 from types import MappingProxyType
@@ -17,6 +18,8 @@ from engine.attention.llama_shape import is_llama_shaped
 from engine.attention.tensor_backend import TensorBackend
 from engine.errors import BackendUnavailable, HostTierUnavailable
 from engine.gpu.device_watch import check_of, watched
+from engine.kinds.kinds_backend import KindsBackend
+from engine.kinds.layer_kinds import LayerKind
 from engine.model.decoder import Decoder, ModulesDecoder, row_unit
 from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
@@ -42,7 +45,8 @@ if TYPE_CHECKING:
     from engine.gpu.piecewise import PiecewiseDecoder
     from engine.gpu.triton_backend import TritonBackend
 
-Backend: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
+OneKind: TypeAlias = "TorchBackend | CpuBackend | FlexBackend | TritonBackend"
+Backend: TypeAlias = "OneKind | KindsBackend[OneKind]"
 
 # After it no further size of prompts is recorded.
 _RECORDING_SECONDS = 60.0
@@ -73,12 +77,18 @@ class BackendChoice(NamedTuple):
     ahead: bool = False
     recording_faults: Mapping[str, str] = MappingProxyType({})
 
+    @property
+    def of_kinds(self) -> tuple[OneKind, ...]:
+        """The backend of each kind of blocks, kind 0 first."""
+        return self.backend.kinds if isinstance(self.backend, KindsBackend) else (self.backend,)
+
 
 class BackendOptions(NamedTuple):
     """Inputs of the selection: setting, model, its sizes, the CPU kernels if available, and the limits of a step.
 
     `memory` is that of a GPU, None on a CPU; `ranks` is the number of processes that compute the model. A `scratch`
     cache is only for trials: another one is used afterwards, so that its pages need no memory before they are used.
+    `kinds` are the kinds of blocks, each with the number of blocks that the capacity has.
     """
 
     attention: str
@@ -90,6 +100,7 @@ class BackendOptions(NamedTuple):
     memory: DeviceMemory | None = None
     ranks: int = 1
     scratch: bool = False
+    kinds: tuple[LayerKind, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -101,6 +112,16 @@ class BackendOptions(NamedTuple):
         """Arguments of the portable backends, after the geometry."""
         capacity = self.capacity
         return (capacity.block_size, capacity.device_blocks, self.loaded.cache_dtype, self.device, capacity.host_blocks)
+
+    def of_kind(self, kind: int) -> "BackendOptions":
+        """Return the options of the backend of one kind of blocks."""
+        if len(self.kinds) < 2:
+            return self
+        geometry, capacity = self.kinds[kind].geometry(self.loaded.geometry), self.capacity
+        if kind:
+            window = capacity.windows[kind - 1]
+            capacity = replace(capacity, device_blocks=window.device_blocks, host_blocks=window.host_blocks)
+        return self._replace(loaded=replace(self.loaded, geometry=geometry), capacity=capacity)
 
 
 def choose_backend(options: BackendOptions, measure: "Measure | None" = None) -> BackendChoice:
@@ -160,7 +181,8 @@ def check_kv_dtype(attention: str, kv_dtype: torch.dtype | None, device: torch.d
 def _allocate(name: str, options: BackendOptions) -> Backend:
     check_kv_dtype(name, options.loaded.kv_dtype, options.device)
     try:
-        return _BACKENDS[name](options)
+        backends = [_BACKENDS[name](options.of_kind(kind)) for kind in range(max(1, len(options.kinds)))]
+        return KindsBackend(options.kinds, backends) if len(backends) > 1 else backends[0]
     except BackendUnavailable as missing:
         raise InvalidSetting(f"attention_backend is {name!r}, but {missing}") from missing
     except HostTierUnavailable as fault:
@@ -334,7 +356,7 @@ def _recording(options: BackendOptions) -> Iterator[None]:
         raise NotRecorded(f"{failure} ({memory})") from failure
 
 
-_BACKENDS: dict[str, Callable[[BackendOptions], Backend]] = {
+_BACKENDS: dict[str, Callable[[BackendOptions], OneKind]] = {
     "torch": _torch_backend,
     "cpu": _cpu_backend,
     "flex": _flex_backend,

@@ -10,6 +10,7 @@ import torch
 from blocks import blocks_for
 from engine.attention.backend import PagedBatch
 from engine.errors import ModelUnsupported
+from engine.kinds.kinds_backend import backends_of
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name
 from engine.schedule.request import Sampling
@@ -30,8 +31,11 @@ log = logging.getLogger("quire.engine")
 
 
 class _Cached(Protocol):
-    block_size: int
-    cache: torch.Tensor
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def cache(self) -> torch.Tensor: ...
 
 
 def warm_up(decoder: Decoder, loaded: LoadedModel, backend: _Cached) -> None:
@@ -39,7 +43,7 @@ def warm_up(decoder: Decoder, loaded: LoadedModel, backend: _Cached) -> None:
     prompt, positions, batch = _prompt(loaded, backend)
     last = positions[-1:]
     table = tuple(batch.tables[0].tolist())
-    one = PagedBatch.of([_work(int(last), 1, table)], backend.block_size, backend.cache.device)
+    one = PagedBatch.of([_work(int(last), 1, table, len(batch.windows))], backend.block_size, backend.cache.device)
     with torch.inference_mode():
         decoder.logits(prompt, positions, last, batch)
         decoder.logits(prompt[-1:], last, torch.zeros_like(last), one)
@@ -137,12 +141,13 @@ def _replayed(name: str, recorded: Decoder, launched: Decoder, steps: Iterable[_
 def _mixed_step(token_ids: torch.Tensor, prompt: PagedBatch, tokens: int) -> _Step:
     """Return a step of this many tokens: the whole prompt, its end, and its last token, repeated in turn."""
     table, most, device = tuple(prompt.tables[0].tolist()), len(token_ids), token_ids.device
+    windows = len(prompt.windows)
     work: list[Work] = []
     for wanted in cycle((most, most // 3 + 1, 1)):
         if tokens <= 0:
             break
         count = min(wanted, tokens)
-        work.append(_work(most - wanted, count, table))
+        work.append(_work(most - wanted, count, table, windows))
         tokens -= count
     positions = torch.cat([torch.arange(item.start, item.end, device=device) for item in work])
     batch = PagedBatch.of(work, prompt.block_size, device)
@@ -153,7 +158,7 @@ def _mixed_step(token_ids: torch.Tensor, prompt: PagedBatch, tokens: int) -> _St
 def _decoding_step(token_ids: torch.Tensor, positions: torch.Tensor, prompt: PagedBatch, rows: int) -> _Step:
     """Return a step with one sequence for each of the prompt's last tokens, which computes that token again."""
     table, fed = tuple(prompt.tables[0].tolist()), len(token_ids)
-    work = [_work(position, 1, table) for position in range(fed - rows, fed)]
+    work = [_work(position, 1, table, len(prompt.windows)) for position in range(fed - rows, fed)]
     batch = PagedBatch.of(work, prompt.block_size, token_ids.device)
     return token_ids[-rows:], positions[-rows:], torch.arange(rows, device=token_ids.device), batch
 
@@ -174,12 +179,13 @@ def _difference(ours: Decoder, modules: Decoder, loaded: LoadedModel, backend: _
 def _prompt(loaded: LoadedModel, backend: _Cached) -> tuple[torch.Tensor, torch.Tensor, PagedBatch]:
     """Return a few tokens, their positions, and the batch that writes them into the first blocks."""
     block_size, device = backend.block_size, backend.cache.device
-    count = min(CHECKED_TOKENS, loaded.context_tokens, (len(backend.cache) - 1) * block_size)
+    kinds = backends_of(backend)
+    count = min(CHECKED_TOKENS, loaded.context_tokens, (min(len(one.cache) for one in kinds) - 1) * block_size)
     token_ids = torch.tensor([7919 * number % loaded.vocabulary_size for number in range(count)], device=device)
     table = tuple(range(1, blocks_for(count, block_size) + 1))
-    batch = PagedBatch.of([_work(0, count, table)], block_size, device)
+    batch = PagedBatch.of([_work(0, count, table, len(kinds) - 1)], block_size, device)
     return token_ids, torch.arange(count, device=device), batch
 
 
-def _work(start: int, count: int, table: tuple[int, ...]) -> Work:
-    return Work(1, (0,) * count, start, table, True, Sampling())
+def _work(start: int, count: int, table: tuple[int, ...], windows: int = 0) -> Work:
+    return Work(1, (0,) * count, start, table, True, Sampling(), window_tables=(table,) * windows)

@@ -1,11 +1,14 @@
 """Where a model is computed: its device and type, and what fits into its memory."""
 
+from collections.abc import Sequence
+
 import torch
 
-from blocks import blocks_for
-from engine.attention.cache import CacheGeometry
+from blocks import WindowKind, blocks_for
+from engine.errors import ModelUnsupported
+from engine.kinds.layer_kinds import LayerKind, layer_kinds, one_kind
+from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks, split_memory
 from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel
-from engine.model.sizing import blocks_within
 from engine.native.kernels import Kernels
 from engine.schedule.request import Capacity
 from kvmanager import limits
@@ -60,30 +63,73 @@ def capacity_of(settings: EngineSettings, loaded: LoadedModel) -> Capacity:
     A pool that is measured later has a few blocks for trials. Raises InvalidSetting if the memory holds no block, or
     too many.
     """
+    kinds, context = kinds_of(settings, loaded), _context_tokens(settings, loaded)
+    sequences, typical = settings.max_sequences, settings.typical_tokens or max(1, context // 2)
+    sizes = SplitSizes(settings.block_size, context, settings.token_budget, sequences, min(typical, context))
+    shapes = [kind.geometry(loaded.geometry) for kind in kinds]
+    block_bytes = [one.block_bytes(settings.block_size, loaded.cache_dtype) for one in shapes]
+    blocks = _device_blocks(settings, kinds, block_bytes, sizes)
     return Capacity(
-        context_tokens=min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size),
+        context_tokens=context,
         vocabulary_size=loaded.vocabulary_size,
         block_size=settings.block_size,
-        device_blocks=_device_blocks(settings, loaded.geometry, loaded.cache_dtype),
+        device_blocks=blocks[0],
         host_blocks=settings.host_blocks,
+        windows=_windows(kinds, blocks, host_blocks_of(kinds, settings.host_blocks, sizes), block_bytes),
+        step_tokens=settings.token_budget,
     )
 
 
-def _device_blocks(settings: EngineSettings, geometry: CacheGeometry, dtype: torch.dtype) -> int:
-    if settings.device_blocks:
-        return settings.device_blocks
-    if is_measured(settings):
-        return blocks_for(CHECKED_TOKENS, settings.block_size)
-    block_bytes = geometry.block_bytes(settings.block_size, dtype)
-    blocks = blocks_within(settings.cache_mib * _MIB, block_bytes)
-    if not blocks:
+def kinds_of(settings: EngineSettings, loaded: LoadedModel) -> tuple[LayerKind, ...]:
+    """Return the kinds of blocks of a model's layers: one, unless the settings ask for windows and can have them."""
+    found = layer_kinds(loaded.geometry, _context_tokens(settings, loaded))
+    chunks = [kind.tokens for kind in found if kind.chunked]
+    if settings.kinds == "off" or settings.device != "cpu" or settings.tensor_parallel > 1:
+        if chunks:
+            raise ModelUnsupported(
+                f"its layers attend within chunks of {chunks[0]} tokens, which needs kinds of blocks: --kinds auto, on "
+                "a CPU, without ranks"
+            )
+        return one_kind(loaded.geometry)
+    if wrong := [one for one in chunks if one % settings.block_size]:
         raise InvalidSetting(
-            f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes / _MIB:.1f} MiB, "
-            "and the padding block as much"
+            f"block_size must divide the model's chunks of {wrong[0]} tokens, not {settings.block_size}"
+        )
+    return found if len(found) > 1 else one_kind(loaded.geometry)
+
+
+def _context_tokens(settings: EngineSettings, loaded: LoadedModel) -> int:
+    return min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size)
+
+
+def _windows(
+    kinds: Sequence[LayerKind], blocks: Sequence[int], host_blocks: Sequence[int], block_bytes: Sequence[int]
+) -> tuple[WindowKind, ...]:
+    columns = list(zip(kinds, blocks, host_blocks, block_bytes, strict=True))
+    return tuple([kind.window(*numbers) for kind, *numbers in columns[1:]])
+
+
+def _device_blocks(
+    settings: EngineSettings, kinds: Sequence[LayerKind], block_bytes: Sequence[int], sizes: SplitSizes
+) -> tuple[int, ...]:
+    """Return the device blocks of each kind."""
+    if settings.device_blocks:
+        return split_blocks(kinds, settings.device_blocks, sizes)
+    if is_measured(settings):
+        return (blocks_for(CHECKED_TOKENS, settings.block_size),)
+    split = split_memory(kinds, block_bytes, settings.cache_mib * _MIB, sizes)
+    blocks = max(split)
+    if not split[0]:
+        beside = "; windows need " + ", ".join(
+            f"{count} blocks of {one / _MIB:.1f} MiB" for count, one in zip(split[1:], block_bytes[1:], strict=True)
+        )
+        raise InvalidSetting(
+            f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes[0] / _MIB:.1f} MiB, "
+            f"and the padding block as much{beside if len(split) > 1 else ''}"
         )
     if blocks > MAX_TIER_BLOCKS:
         raise InvalidSetting(
             f"cache_mib is {settings.cache_mib}, which holds {blocks} blocks of {settings.block_size} tokens; "
             f"a pool has at most {MAX_TIER_BLOCKS}: increase block_size"
         )
-    return blocks
+    return split

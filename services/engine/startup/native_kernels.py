@@ -10,6 +10,8 @@ import torch
 
 from engine.attention.llama_shape import LlamaShape
 from engine.errors import ModelUnsupported
+from engine.kinds.kinds_backend import KindsBackend
+from engine.kinds.layer_kinds import places_of
 from engine.model.decoded_weights import decode
 from engine.model.decoder import ModulesDecoder
 from engine.model.loaded import LoadedModel
@@ -18,7 +20,7 @@ from engine.native.build import build
 from engine.native.cpu_backend import CpuBackend
 from engine.native.cpu_class import VARIABLE, CpuClass, KernelsUnavailable, select, supported
 from engine.native.decoder import NativeDecoder, runs
-from engine.native.kernels import Kernels
+from engine.native.kernels import Kernels, LayerCaches, layer_caches
 from engine.native.llama_weights import FileWeights, ModuleWeights
 from services.engine.startup.decoder_check import matches
 from services.engine.startup.weights import weights_to_load
@@ -80,6 +82,12 @@ def load_kernels(folder: str) -> Kernels:
             raise KernelsUnavailable(f"{failed}, and {missing}") from failed
 
 
+def _layer_caches(backend: "CpuBackend | KindsBackend[CpuBackend]") -> LayerCaches:
+    if isinstance(backend, KindsBackend):
+        return layer_caches([one.view for one in backend.kinds], places_of(backend.layer_kinds))
+    return backend.layer_caches
+
+
 def _build_temporary(cpu: CpuClass) -> Kernels:
     with tempfile.TemporaryDirectory() as folder:
         return Kernels(_built(Path(folder), cpu), cpu)  # the file is not needed after loading
@@ -89,14 +97,16 @@ def _built(folder: Path, cpu: CpuClass) -> Path:
     return build(folder, cpu, lambda: log.info("compiling the CPU kernels of class %s, once", cpu.name))
 
 
-def decoder_for(kernels: Kernels, loaded: LoadedModel, backend: CpuBackend, threads: int) -> NativeDecoder | None:
+def decoder_for(
+    kernels: Kernels, loaded: LoadedModel, backend: "CpuBackend | KindsBackend[CpuBackend]", threads: int
+) -> NativeDecoder | None:
     """Return the decoder that runs whole steps, or None if the model's modules have to run them.
 
     Frees the modules' own weights. Overwrites the first blocks of the cache, which must be free.
     """
     # Tables of rotations have a row for each position: no sequence is longer than the pool.
     positions = min(loaded.context_tokens, (len(backend.cache) - 1) * backend.block_size)
-    sizes = (backend.view, positions, threads)
+    sizes = (_layer_caches(backend), positions, threads)
     how = weights_to_load(loaded.weights)
     if loaded.shape is not None and loaded.folder is not None:
         return NativeDecoder(kernels, loaded.shape, FileWeights(loaded.folder, how), *sizes)

@@ -41,10 +41,13 @@ class VerifiedModel:
     def loaded(self, folder: Path, weights: str = "") -> LoadedModel:
         """Return the model of a folder without modules, in bfloat16, with weights packed in this format."""
         shape = self.shape
+        equal = CacheGeometry.uniform(shape.layers, shape.kv_heads, shape.head_size).layers
         return LoadedModel(
             model=None,
             device=torch.device("cpu"),
-            geometry=CacheGeometry.uniform(shape.layers, shape.kv_heads, shape.head_size),
+            geometry=CacheGeometry(
+                tuple(layer._replace(window=one) for layer, one in zip(equal, shape.windows, strict=True))
+            ),
             context_tokens=self.context_tokens,
             vocabulary_size=shape.vocabulary,
             eos_token_ids=frozenset(self.eos_token_ids),

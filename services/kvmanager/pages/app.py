@@ -88,13 +88,14 @@ class BlockMapApp:
         return _json(await details.sequence_json(self._manager, session, request.path_params["sequence"]))
 
     async def get_block(self, request: Request) -> Response:
-        """Describe a block of the device tier, or with `?tier=host` of the host tier."""
+        """Describe a block of the device tier, or with `?tier=host` of the host tier; `?kind=` names a window kind."""
         session = self._manager.session(request.path_params["engine"])
         tier = request.query_params.get("tier", "device")
         if tier not in ("device", "host"):
             raise InvalidField(f"tier must be device or host, not {tier[:20]!r}", "tier")
         block = request.path_params["block"]
-        return _json(await details.block_json(self._manager, session, block, host=tier == "host"))
+        kind = request.query_params.get("kind", "")
+        return _json(await details.block_json(self._manager, session, block, host=tier == "host", kind=kind))
 
     # Sandboxes
 

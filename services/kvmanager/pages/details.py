@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvmanager import KVManager, Pool, SequenceTable, Session, UnknownRequest, entries_of, state_of
+from kvmanager import KVManager, Pool, PoolState, SequenceTable, Session, UnknownRequest, entries_of, state_of
 from services.kvmanager.renderer import event_json, request_name, summary, without_tenants
 from services.runtime.errors import InvalidField
 from services.runtime.slices import run_in_slices
@@ -13,28 +13,35 @@ _MAX_SEQUENCES = 500
 _SLICES = 50
 
 
-async def block_json(manager: KVManager, session: Session, block: int, *, host: bool) -> dict[str, Any]:
-    """Describe a block: its state, key, holders and latest events. Raises InvalidField."""
+async def block_json(manager: KVManager, session: Session, block: int, *, host: bool, kind: str = "") -> dict[str, Any]:
+    """Describe a block of a kind, empty for kind 0: its state, key, holders and latest events.
+
+    Raises InvalidField and UnknownKind.
+    """
     pool = session.pool
-    tier = pool.host if host else pool.device
+    state = pool.state.of_kind(kind)
+    tier = state.host if host else state.device
     if not tier.total:
         raise InvalidField("tier must be device, because the pool has no host blocks", "tier")
     if not 1 <= block <= tier.total:
         raise InvalidField(f"block must be between 1 and {tier.total}, not {block}", "block")
-    entries = await run_in_slices(entries_of(pool.state, block, host=host))
-    events_of_block = manager.ledger.block_events(pool.spec.engine_id, block, host=host, count=_MAX_EVENTS)
+    number = pool.state.kinds.index(state)
+    entries = await run_in_slices(entries_of(pool.state, block, host=host, kind=number))
+    ledger, engine_id = manager.ledger, pool.spec.engine_id
+    events_of_block = ledger.block_events(engine_id, block, host=host, count=_MAX_EVENTS, kind=number)
     events = await run_in_slices(events_of_block, _SLICES)
     key = tier.key(block)
     return {
         "block": block,
         "tier": "host" if host else "device",
+        "kind": kind,
         "state": state_of(tier, block).name.lower(),
         "count": tier.ref_count(block),
         "key": key.hex() if key else "",
         "outlived": block in tier.keys.outlived,
         "block_size": pool.spec.block_size,
         "holders": [_holder(pool, *entry) for entry in entries if entry.sequence in pool.sequences],
-        "pins": 0 if host else sum(block in blocks for blocks in pool.state.pins.values()),
+        "pins": 0 if host else sum(block in blocks for blocks in state.pins.values()),
         "events": [event_json(event) for event in reversed(events)],
     }
 
@@ -49,6 +56,11 @@ def sequences_json(session: Session) -> list[dict[str, Any]]:
     sequences = session.pool.sequences
     latest = list(sequences)[: -_MAX_SEQUENCES - 1 : -1]
     return [_sequence(sequences[number]) for number in latest]
+
+
+def _window(kind: PoolState, number: int) -> dict[str, Any]:
+    sequence = kind.sequences[number]
+    return {"name": kind.kind_name, "dropped": sequence.dropped, "table": sequence.table[:]}
 
 
 def _sequence(sequence: SequenceTable) -> dict[str, Any]:
@@ -79,6 +91,7 @@ async def sequence_json(manager: KVManager, session: Session, number: int) -> di
         "live": True,
         "block_size": pool.spec.block_size,
         "table": sequence.table[:],
+        "windows": [_window(kind, number) for kind in pool.windows],
         "counts": [tier.ref_count(block) for block in sequence.table],
         "keyed": [int(tier.key(block) is not None) for block in sequence.table],
         "committed": sequence.committed_blocks,

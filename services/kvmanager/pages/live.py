@@ -56,6 +56,9 @@ def counts_json(session: Session) -> dict[str, Any]:
         "sequences": len(pool.sequences),
         "groups": len(pool.groups),
         "connected": session.connected,
+        "kinds": [
+            {"device": kind.device.counts._asdict(), "host": kind.host.counts._asdict()} for kind in pool.windows
+        ],
     }
 
 
@@ -69,6 +72,10 @@ def pool_json(session: Session) -> dict[str, Any]:
         "device_blocks": spec.device_blocks,
         "host_blocks": spec.host_blocks,
         "counts": counts_json(session),
+        "kinds": [
+            {"name": kind.name, "device_blocks": kind.device_blocks, "host_blocks": kind.host_blocks}
+            for kind in spec.windows
+        ],
     }
 
 
@@ -122,18 +129,19 @@ class _LivePool:
             changed["events"] = events
         if counts != self._counts:
             self._counts = changed["counts"] = counts
-        for tier, cells in changes._asdict().items():
-            if cells:
-                changed[tier] = b64encode(cells.tobytes()).decode()
+        for kind, of in enumerate(changes):
+            for tier, cells in of._asdict().items():
+                if cells:
+                    changed[_band(tier, kind)] = b64encode(cells.tobytes()).decode()
         if self._ticks % _TICKS_PER_COUNT == 0 and (slots := self.session.pool.slots()._asdict()) != self._slots:
             self._slots = changed["slots"] = slots
         if changed:
             self._add(changed, changes)
 
-    def _add(self, value: dict[str, Any], changes: MapChanges) -> None:
+    def _add(self, value: dict[str, Any], changes: list[MapChanges]) -> None:
         self.version += 1
-        changed, whole = (len(one.device) + len(one.host) for one in (changes, self._map))
-        if changed > max(whole, _PAGE_BLOCKS):
+        changed = sum(len(kind.device) + len(kind.host) for kind in changes)
+        if changed > max(len(self._map), _PAGE_BLOCKS):
             self.messages.clear()  # the whole map is shorter, and is sent in pages
         else:
             self.messages.append(message("changes", value))
@@ -147,8 +155,10 @@ class _LivePool:
         self._next_event = ledger.next_number
         for event in events:
             if event.change in (PoolChange.WITHHELD, PoolChange.HOST_WITHHELD):
+                kinds = [kind.kind_name for kind in self.session.pool.state.kinds]
                 for first, last in event.ranges:
-                    self._map.touch(range(first, last + 1), host=event.change is PoolChange.HOST_WITHHELD)
+                    of_kind = self._map.kinds[kinds.index(event.kind)]
+                    of_kind.touch(range(first, last + 1), host=event.change is PoolChange.HOST_WITHHELD)
         return [event_json(event) for event in events]
 
     def _notify(self) -> None:
@@ -179,11 +189,17 @@ class _LivePool:
         # Cleared, because these counts may be newer than those that the next tick would compare with.
         self._counts, self._slots = {}, {}
         yield message("pool", pool_json(self.session) | {"slots": slots})
-        for tier, cells in (("device", self._map.device), ("host", self._map.host)):
-            for first in range(1, len(cells), _PAGE_BLOCKS):
-                page = b64encode(cells[first : first + _PAGE_BLOCKS].tobytes()).decode()
-                yield message("cells", {"tier": tier, "first": first, "cells": page})
+        for kind, of in enumerate(self._map.kinds):
+            for tier, cells in (("device", of.device), ("host", of.host)):
+                for first in range(1, len(cells), _PAGE_BLOCKS):
+                    page = b64encode(cells[first : first + _PAGE_BLOCKS].tobytes()).decode()
+                    yield message("cells", {"tier": _band(tier, kind), "first": first, "cells": page})
         yield message("drawn", {"version": self.version})
+
+
+def _band(tier: str, kind: int) -> str:
+    """Return the name of the part of the page that shows a tier of a kind of blocks."""
+    return f"{tier}-{kind}" if kind else tier
 
 
 class LiveMaps:
@@ -216,9 +232,10 @@ class LiveMaps:
 
     async def _watch(self, session: Session) -> Messages:
         spec = session.pool.spec
-        if spec.device_blocks + spec.host_blocks > _MAX_BLOCKS:
-            size = spec.device_blocks + spec.host_blocks
-            raise UnsupportedField(f"a pool must have at most {_MAX_BLOCKS} blocks to be shown, not {size}", "engine")
+        if spec.blocks > _MAX_BLOCKS:
+            raise UnsupportedField(
+                f"a pool must have at most {_MAX_BLOCKS} blocks to be shown, not {spec.blocks}", "engine"
+            )
         pool = self._pools.get(session)
         if pool is None:
             pool = self._pools[session] = _LivePool(self._manager, session)

@@ -266,8 +266,8 @@ async def test_an_engine_refused_twice_ends() -> None:
 
 async def test_an_engine_ends_if_its_manager_lacks_what_it_needs() -> None:
     async with serving() as (_, _, address):
-        client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None, needs=["step.trims"])
-        with pytest.raises(AttachRefused, match=r'refused the pool: register\.needs has "step\.trims"'):
+        client = BlockClient(address, PoolSpec("engine", 5, "m", 4, 20), lambda: None, needs=["step.merges"])
+        with pytest.raises(AttachRefused, match=r'refused the pool: register\.needs has "step\.merges"'):
             await asyncio.wait_for(client.run(), 30)
 
 

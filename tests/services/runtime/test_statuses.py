@@ -325,6 +325,12 @@ def stale_incarnation(servers: Servers) -> Failure:
         return attach(servers, registration(engine_id="stale", incarnation=8), REPORT)
 
 
+def unknown_kind(servers: Servers) -> Failure:
+    with attached(servers, engine_id="uniform"):
+        asked = kvmanager_pb2.GetBlockMapRequest(engine_id="uniform", kind="window-8")
+        return failure_of(servers.manager.GetBlockMap, asked)
+
+
 def too_many_blocks(servers: Servers) -> Failure:
     """Attach while another pool has nearly all blocks that are allowed together."""
     with attached(servers, engine_id="large", device_blocks=limits.MAX_BLOCKS - 50):
@@ -362,6 +368,8 @@ PROVOCATIONS: dict[type[Exception], Callable[[Servers], Failure]] = {
     kvmanager.InvalidReport: lambda to: attach(to, registration(), CONTRADICTION),
     kvmanager.StepOutOfOrder: lambda to: attach(to, registration(), REPORT, STEP, STEP),
     kvmanager.UnknownPool: lambda to: failure_of(to.manager.GetPool, kvmanager_pb2.GetPoolRequest(engine_id="nobody")),
+    kvmanager.UnknownKind: unknown_kind,
+    kvmanager.UnknownKind: unknown_kind,
     kvmanager.UnknownRequest: lambda to: failure_of(
         to.manager.Explain, kvmanager_pb2.ExplainRequest(request_id="nobody")
     ),

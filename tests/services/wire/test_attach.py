@@ -40,9 +40,9 @@ def test_a_feature_that_this_version_lacks_is_refused_by_name() -> None:
     spec = PoolSpec("engine", 1, "model", 4, 24)
     known = pb.PoolRequest(register=register_message(spec, MANAGER_FEATURES)).SerializeToString()
     assert read_register(known) == spec
-    unknown = pb.PoolRequest(register=register_message(spec, ["step.trims"])).SerializeToString()
+    unknown = pb.PoolRequest(register=register_message(spec, ["step.owners"])).SerializeToString()
     with pytest.raises(
-        UnsupportedField, match=r'^register\.needs has "step.trims", which this KV manager lacks'
+        UnsupportedField, match=r'^register\.needs has "step.owners", which this KV manager lacks'
     ) as found:
         read_register(unknown)
     assert found.value.field == "register.needs"

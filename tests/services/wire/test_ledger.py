@@ -31,6 +31,7 @@ EVENTS = st.builds(
     evicted=st.lists(BLOCKS, max_size=4).map(tuple),
     prefix_of=NAMES,
     change=st.sampled_from(PoolChange) | st.none(),
+    kind=NAMES,
 )
 
 
@@ -57,6 +58,7 @@ def event_of(message: pb.Event) -> Event:
         evicted=tuple(message.evicted_blocks),
         prefix_of=message.prefix_of,
         change=member(PoolChange, pb.PoolChange, message.pool, "POOL_CHANGE_"),
+        kind=message.kind,
     )
 
 

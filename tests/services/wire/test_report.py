@@ -85,8 +85,8 @@ def test_a_field_that_a_later_version_has_is_refused_by_its_number(place: str) -
     request = pb.PoolRequest(report={"sequences": [{"sequence": 1}], "pins": [{"pin_id": "a"}], "last": True})
     _, _, name = place.partition(".")
     message = getattr(request.report, name)[0] if name else request.report
-    message.MergeFromString(b"\x98\x03\x01")  # field 51
+    message.MergeFromString(b"\xa8\x03\x01")  # field 53
     data = request.SerializeToString()
     reader = ReportReader(PoolSpec("engine", 1, "model", 4, BLOCKS, BLOCKS))
-    with pytest.raises(InvalidField, match=rf"^{place} has field 51, which this version does not know"):
+    with pytest.raises(InvalidField, match=rf"^{place} has field 53, which this version does not know"):
         drain(reader.add(only_field(data, "report")))

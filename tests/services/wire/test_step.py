@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Trim, Unpin
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
 from services.wire import step_reader
@@ -38,13 +38,19 @@ def steps(
         Step,
         step=numbers,
         commits=items(st.builds(Commit, ids, counts, tokens)),
+        trims=items(st.builds(Trim, ids, counts)),
         pins=items(st.builds(Pin, names, ids, counts), st.builds(Unpin, names), st.builds(Reset)),
         forks=items(st.builds(Fork, ids, ids, counts)),
         frees=items(st.builds(Free, ids, st.sampled_from(FreeReason), ids)),
         swap_outs=items(ids),
         swap_ins=items(ids),
         extends=items(st.builds(Extend, ids, st.lists(rooms, max_size=3))),
-        allocates=items(st.builds(Allocate, ids, ids, names, SALTS, tokens, counts, counts, WAITS)),
+        allocates=items(
+            st.builds(
+                *(Allocate, ids, ids, names, SALTS, tokens, counts, counts, WAITS),
+                window_spares=st.lists(counts, max_size=3).map(tuple),
+            )
+        ),
         lengths=items(rooms),
     )
 

@@ -33,7 +33,7 @@ export function tally(cells) {
 
 export function describe(block, cell, tier) {
   const count = countOf(cell);
-  const parts = [`Block ${block}${tier === "host" ? " (host)" : ""}`, STATES[stateOf(cell)]];
+  const parts = [`Block ${block}${tier.startsWith("host") ? " (host)" : ""}`, STATES[stateOf(cell)]];
   if (count > 1) parts.push(`shared, reference count ${count === 255 ? "255 or more" : count}`);
   if (count === 1 && ownerOf(cell)) parts.push(`sequence ${ownerOf(cell)}`);
   if (stateOf(cell) === HELD) parts.push(isKeyed(cell) ? "full, has a key" : "partially filled");

@@ -42,7 +42,9 @@ export class Feed {
     let maps = {};
     source.addEventListener("pool", (event) => {
       const pool = JSON.parse(event.data);
-      maps = { device: new Uint32Array(pool.device_blocks + 1), host: new Uint32Array(pool.host_blocks + 1) };
+      maps = {};
+      for (const [kind, of] of [pool, ...pool.kinds].entries())
+        for (const tier of ["device", "host"]) maps[kind ? `${tier}-${kind}` : tier] = new Uint32Array(of[`${tier}_blocks`] + 1);
       this.handlers.pool(pool);
     });
     source.addEventListener("cells", (event) => {

@@ -34,7 +34,10 @@ let shown = null; // the selection that the panel shows
 
 const rows = new SequenceRows(find("#sequences"), chooseSequence);
 const spoken = find("#spoken");
-const grids = Object.fromEntries(["device", "host"].map((tier) => [tier, new BlockGrid(find(`#${tier}`), find("#tip"), spoken, chooseBlock)]));
+// By the name of their figure: a tier, and behind "-" the number of a window kind.
+const grids = {};
+const addGrid = (name) => (grids[name] = new BlockGrid(find(`#${name}`), find("#tip"), spoken, chooseBlock));
+["device", "host"].forEach(addGrid);
 
 const api = (rest) => `/api/pools/${encodeURIComponent(pool.engine)}/${rest}`;
 
@@ -52,11 +55,12 @@ const handlers = {
     find("#meta").textContent = [pool.model, `block size ${pool.block_size}`].filter(Boolean).join(" · ");
     find("#host").hidden = !pool.host_blocks;
     find("#grids").classList.toggle("two", pool.host_blocks > 0);
+    showBands();
     showCounts(pool.counts);
     showSlots();
   },
   drawn(maps) {
-    for (const tier of Object.keys(grids)) grids[tier].show(maps[tier]);
+    for (const name of Object.keys(grids)) grids[name].show(maps[name]);
     stale = true;
   },
   changes(changes) {
@@ -65,7 +69,7 @@ const handlers = {
       slots = changes.slots;
       showSlots();
     }
-    for (const tier of Object.keys(grids)) if (changes[tier]) grids[tier].change(decoded(changes[tier]));
+    for (const name of Object.keys(grids)) if (changes[name]) grids[name].change(decoded(changes[name]));
     if (changes.events && !paused) showEvents(changes.events);
     stale = true;
   },
@@ -79,6 +83,31 @@ const handlers = {
     refresh();
   },
 };
+
+// Gives each window kind a band of its own below kind 0, for each tier that has blocks of it.
+function showBands() {
+  for (const name of Object.keys(grids).filter((one) => one.includes("-"))) {
+    find(`#${name}`).remove();
+    delete grids[name];
+  }
+  for (const [index, kind] of pool.kinds.entries())
+    for (const tier of ["device", "host"].filter((one) => kind[`${one}_blocks`])) {
+      const band = find(`#${tier}`).cloneNode(true);
+      band.id = `${tier}-${index + 1}`;
+      band.hidden = false;
+      band.classList.add("window");
+      find("figcaption", band).firstChild.textContent = `${kind.name}, ${tier} memory `;
+      find("canvas", band).setAttribute("aria-label", `Blocks of kind ${kind.name} in ${tier} memory. Arrow keys move, Enter shows a block.`);
+      find("#waiting").before(band);
+      addGrid(band.id);
+    }
+}
+
+// Tier and kind of the blocks that a grid shows, as the service names them.
+function blocksOf(name) {
+  const [tier, number] = name.split("-");
+  return { tier, kind: number ? pool.kinds[number - 1].name : "" };
+}
 
 // What to do while there is no pool.
 function showWaiting(kind, text) {
@@ -111,6 +140,11 @@ function showCounts(counts) {
     const host = counts.host;
     find("#host small").textContent = `${number(pool.host_blocks)} blocks: ${STATES.filter((state) => host[state]).map((state) => `${number(host[state])} ${state}`).join(", ")}`;
   }
+  for (const [index, kind] of counts.kinds.entries())
+    for (const tier of ["device", "host"].filter((one) => grids[`${one}-${index + 1}`])) {
+      const of = kind[tier];
+      find(`#${tier}-${index + 1} small`).textContent = STATES.filter((state) => of[state]).map((state) => `${number(of[state])} ${state}`).join(", ");
+    }
   for (const figure of document.querySelectorAll("[data-figure]")) figure.textContent = number(counts[figure.dataset.figure]);
   if (!counts.connected) handlers.state("waiting", "the engine is disconnected; its pool is kept until the lease expires");
 }
@@ -161,10 +195,13 @@ async function showSelection() {
       const sequence = await ask(api(`sequences/${wanted.sequence}`));
       if (wanted !== selection) return;
       if (!sequence.live) return showEnded(wanted.sequence);
-      for (const [tier, grid] of Object.entries(grids)) grid.mark(tier === sequence.tier ? sequence.table : [], 0, reveal);
+      for (const [name, grid] of Object.entries(grids)) {
+        const { tier, kind } = blocksOf(name), own = kind ? sequence.windows.find((one) => one.name === kind) : sequence;
+        grid.mark(tier === sequence.tier ? own.table : [], 0, reveal);
+      }
       children = sequencePanel(sequence, chooseBlock, chooseSequence);
     } else {
-      const block = await ask(api(`blocks/${wanted.block}?tier=${wanted.tier}`));
+      const block = await ask(api(`blocks/${wanted.block}?${new URLSearchParams(blocksOf(wanted.tier))}`));
       if (wanted !== selection) return;
       for (const [tier, grid] of Object.entries(grids)) grid.mark([], tier === wanted.tier ? wanted.block : 0, reveal);
       children = blockPanel(block, chooseSequence);

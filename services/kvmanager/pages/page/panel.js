@@ -12,7 +12,7 @@ const STATES = { free: "It has no holder and no key.", cached: "It has no holder
 export function blockPanel(block, choose) {
   const { holders, pins } = block;
   return [
-    make("h2", {}, `Block ${block.block}`, make("small", {}, ` ${block.tier} memory`)),
+    make("h2", {}, `Block ${block.block}`, make("small", {}, ` ${block.kind ? `of kind ${block.kind}, ` : ""}${block.tier} memory`)),
     make("p", { class: "chips" },
       make("span", { class: `chip ${block.count > 1 ? "shared2" : block.state}` }, block.count > 1 ? "shared" : block.state),
       make("span", {}, `reference count ${block.count}`),
@@ -42,6 +42,7 @@ export function sequencePanel(sequence, chooseBlock, chooseSequence) {
       ...fact("request", idWithCopy("request", sequence.request, MAX_ID)),
       ...fact("tokens computed", `${number(tokens)} of room for ${number(sequence.room)}`),
       ...fact("blocks", `${number(table.length)} in ${sequence.tier} memory, ${number(shared)} shared, ${number(sequence.committed)} committed`),
+      ...sequence.windows.flatMap((one) => fact(one.name, `${number(one.table.length)} blocks; ${number(one.dropped)} have left the window`)),
       ...(sequence.siblings.length ? fact("of the same request", make("span", {}, ...sequence.siblings.slice(0, 24).map((one) =>
         make("button", { "data-key": `sequence ${one}`, onclick: () => chooseSequence(one) }, String(one))))) : [])),
     make("h3", {}, "Block table", make("small", {}, " logical → physical")),

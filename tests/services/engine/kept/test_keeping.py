@@ -102,13 +102,13 @@ def test_weights_that_are_replaced_while_they_are_loaded_end_the_start(model: Pa
 
 
 DAMAGES: dict[str, Callable[[KeptMemory], None]] = {
-    "a key of zeros": lambda memory: memory.device.seal(1, Sealing(bytes(32), 0, 0)),
-    "a seal of a later reset": lambda memory: memory.device.seal(1, Sealing(b"k" * 32, 0, 5)),
-    "a depth beyond all": lambda memory: memory.device.seal(1, Sealing(b"k" * 32, 1 << 31, 0)),
-    "an unknown state": lambda memory: memory.device._state.__setitem__(1, 9),
-    "a later stamp": lambda memory: memory.device.release([1], 1 << 40),
-    "a later generation": lambda memory: memory.device._seals["generation"].__setitem__(1, 99),
-    "all withheld": lambda memory: memory.device.withhold(range(1, 33)),
+    "a key of zeros": lambda memory: memory.kinds[0].device.seal(1, Sealing(bytes(32), 0, 0)),
+    "a seal of a later reset": lambda memory: memory.kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 5)),
+    "a depth beyond all": lambda memory: memory.kinds[0].device.seal(1, Sealing(b"k" * 32, 1 << 31, 0)),
+    "an unknown state": lambda memory: memory.kinds[0].device._state.__setitem__(1, 9),
+    "a later stamp": lambda memory: memory.kinds[0].device.release([1], 1 << 40),
+    "a later generation": lambda memory: memory.kinds[0].device._seals["generation"].__setitem__(1, 99),
+    "all withheld": lambda memory: memory.kinds[0].device.withhold(range(1, 33)),
     "resets beyond all": lambda memory: setattr(memory.counters, "resets", (1 << 64) - 1),
     "a generation beyond all": lambda memory: memory.counters._values["generation"].__setitem__(0, (1 << 32) - 1),
     "a stamp beyond all": lambda memory: memory.counters.tick_past((1 << 64) - 1),
@@ -120,7 +120,7 @@ def test_a_damaged_memory_is_erased(model: Path, path: Path, damage: str) -> Non
     settings = EngineSettings(model=str(model), keep_blocks=str(path), device_blocks=32, attention_backend="torch")
     parts = assemble(settings)
     assert parts.kept is not None
-    parts.kept.memory.device.seal(1, Sealing(b"k" * 32, 0, 0))
+    parts.kept.memory.kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 0))
     DAMAGES[damage](parts.kept.memory)
     parts.kept.end(keep=True)
     again = assemble(settings)

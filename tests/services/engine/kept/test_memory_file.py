@@ -30,8 +30,8 @@ file = MemoryFile(Path(sys.argv[1]))
 if file.difference(IDENTITY) is None:
     file.make(IDENTITY)
 memory = file.map(IDENTITY)
-memory.device.seal(1, Sealing(bytes(31) + b"k", 0, 0))
-memory.cache[1] = 5.0
+memory.kinds[0].device.seal(1, Sealing(bytes(31) + b"k", 0, 0))
+memory.kinds[0].cache[1] = 5.0
 if "fork" in sys.argv and not os.fork():
     os.close(1)
     sys.stdin.readline()
@@ -74,8 +74,8 @@ def test_what_a_killed_process_wrote_is_found(path: Path) -> None:
         file = MemoryFile(path)
     assert file.difference(IDENTITY) == ""
     memory = file.map(IDENTITY)
-    assert memory.device.sealing(1) == Sealing(bytes(31) + b"k", 0, 0)
-    assert float(memory.cache[1].min()) == 5.0
+    assert memory.kinds[0].device.sealing(1) == Sealing(bytes(31) + b"k", 0, 0)
+    assert float(memory.kinds[0].cache[1].min()) == 5.0
     file.close()
 
 
@@ -97,7 +97,7 @@ def test_a_forked_child_holds_no_lock(path: Path) -> None:
 def test_an_erased_memory_contains_nothing_and_takes_no_room(path: Path) -> None:
     file = MemoryFile(path)
     file.make(IDENTITY)
-    file.map(IDENTITY).device.seal(1, Sealing(b"k" * 32, 0, 0))
+    file.map(IDENTITY).kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 0))
     assert path.stat().st_blocks
     file.erase()
     assert (file.difference(IDENTITY), path.stat().st_blocks) == (None, 0)
@@ -226,7 +226,7 @@ def test_no_page_is_in_a_core_dump_or_a_forked_process(path: Path) -> None:
     file = MemoryFile(path)
     file.make(IDENTITY)
     memory = file.map(IDENTITY)
-    address = memory.cache.data_ptr()
+    address = memory.kinds[0].cache.data_ptr()
     flags, inside = "", False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocks import Allocate, Commit, Fork, Step, block_key, root_key
+from blocks import Allocate, Commit, Fork, Step, Trim, WindowKind, block_key, root_key
 from kvmanager import AppliedStep, Pool, PoolSpec
 from services.engine.kept.step_changes import BeforeStep, seal_changes
 
@@ -36,7 +36,7 @@ def key(token_ids: tuple[int, ...]) -> bytes:
 
 
 def applied(pool: Pool, step: Step) -> tuple[BeforeStep, AppliedStep]:
-    before = BeforeStep.of(pool, step)
+    before = BeforeStep.of(pool.state, step)
     return before, pool.apply(step)
 
 
@@ -44,7 +44,7 @@ def test_a_block_that_is_committed_and_then_takes_a_swapped_one_is_sealed_with_b
     step = Step(3, commits=[Commit(2, 0, SECOND)], swap_outs=[2], swap_ins=[1])
     before, found = applied(pool, step)
     assert [(seal.block, seal.key) for seal in found.sealed] == [(1, key(SECOND)), (1, key(FIRST))]
-    changes = seal_changes(pool, before, found)
+    changes = seal_changes(pool.state, before, found)
     assert {block: sealing.key for block, sealing in changes.committed.items()} == {1: key(SECOND)}
     assert [copy.source for copy in changes.to_host] == [1]
 
@@ -55,4 +55,20 @@ def test_a_block_that_had_its_key_is_not_committed_by_the_key_that_it_takes_afte
     step = Step(5, commits=[Commit(3, 0, SECOND)], swap_outs=[2], swap_ins=[1])
     before, found = applied(pool, step)
     assert key(FIRST) in [seal.key for seal in found.sealed]
-    assert seal_changes(pool, before, found).committed == {}
+    assert seal_changes(pool.state, before, found).committed == {}
+
+
+def test_blocks_that_leave_a_window_without_their_keys_are_opened() -> None:
+    pool = Pool(PoolSpec("engine", 1, "model", 2, 8, windows=(WindowKind("window", tokens=3, device_blocks=8),)))
+    prompt = (*range(12),)
+    pool.apply(Step(1, allocates=[allocated(1, prompt)]))
+    step = Step(2, commits=[Commit(1, 0, prompt)], trims=[Trim(1, 12)])
+    before = [BeforeStep.of(kind, step) for kind in pool.state.kinds]
+    found = pool.apply(step)
+    kinds = zip(pool.state.kinds, before, (found, *found.windows), strict=True)
+    own, window = (seal_changes(*one) for one in kinds)
+    assert own.device.opened == []
+    # A prompt that continues behind the last whole block of this one but one needs the block before it.
+    assert sorted(window.device.opened) == [1, 2, 3, 4]
+    assert {block: sealing.depth for block, sealing in window.device.sealed.items()} == {5: 4, 6: 5}
+    assert window.device.released == [[5]]
