@@ -79,4 +79,8 @@ class Witness:
         tokens = len(request.prompt) + request.max_tokens
         blocks = request.samples * (1 + blocks_for(tokens, size.block_size))
         fits = tokens <= size.context_tokens and blocks <= size.device_blocks
+        for kind in size.windows:
+            most = kind.most_blocks(size.limits.token_budget, size.block_size)
+            own = min(1 + blocks_for(tokens, size.block_size), most)
+            fits = fits and request.samples * own <= kind.device_blocks
         return fits and request.samples <= size.limits.max_sequences

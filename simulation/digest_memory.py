@@ -1,6 +1,7 @@
 """The memory of blocks without K and V: a digest for each token and all before it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Protocol
 
@@ -15,7 +16,7 @@ NOTHING = -1
 
 
 class Outliving(Protocol):
-    """Memory that outlives the process that writes to it."""
+    """Memory of one kind of blocks that outlives the process that writes to it."""
 
     @property
     def device(self) -> torch.Tensor:
@@ -30,20 +31,32 @@ class Outliving(Protocol):
 
 
 class DigestMemory:
-    """The memory of both tiers: `[blocks + 1, block_size]` int64 digests, one for each slot; block 0 is never used.
+    """The memory of both tiers of one kind of blocks, and that of each window kind.
+
+    A tier is `[blocks + 1, block_size]` int64 digests, one for each slot; block 0 is never used.
 
     The copies of a list run one after the other in random order: a device runs them at the same time, so the block
     manager promises that each order has the same result.
     """
 
-    def __init__(self, capacity: Capacity, shared: Outliving | None = None) -> None:
-        """Start with nothing, or use the memory that another process left."""
+    def __init__(self, capacity: Capacity, shared: Sequence[Outliving] = ()) -> None:
+        """Start with nothing, or use the memory of each kind that another process left."""
         self._random = Random(capacity.device_blocks)
-        self._shared = shared
+        self._shared = shared[0] if shared else None
+        self.windows: list[DigestMemory] = []
+        for number, kind in enumerate(capacity.windows, 1):
+            device, host = kind.device_blocks, kind.host_blocks
+            alone = replace(capacity, windows=(), device_blocks=device, host_blocks=host)
+            self.windows.append(DigestMemory(alone, shared[number : number + 1]))
         self.device = torch.full((capacity.device_blocks + 1, capacity.block_size), NOTHING)
         self.host = torch.full((capacity.host_blocks + 1, capacity.block_size), NOTHING)
-        if shared is not None:
-            self.device, self.host = shared.device, shared.host
+        if self._shared is not None:
+            self.device, self.host = self._shared.device, self._shared.host
+
+    @property
+    def kinds(self) -> "list[DigestMemory]":
+        """The memories of all kinds, kind 0 first."""
+        return [self, *self.windows]
 
     def write(self, block: int, offset: int, digest: int) -> None:
         """Write a slot of the device."""

@@ -36,10 +36,11 @@ class DigestRunner:
 
     A token is drawn from the digests of all slots of its sequence and from the request's seed. So a block that is
     wrongly shared, overwritten, or not written yet gives other tokens than `expected_tokens`. Prompt tokens are scored
-    by the digest of the preceding token.
+    by the digest of the preceding token. Window kinds have the same digests, and a token whose window lacks one of them
+    is another one, too.
     """
 
-    def __init__(self, capacity: Capacity, shared: Outliving | None = None) -> None:
+    def __init__(self, capacity: Capacity, shared: Sequence[Outliving] = ()) -> None:
         self.fail_next = False
         self.failed_steps = 0
         self.plans: list[StepPlan] = []
@@ -47,7 +48,11 @@ class DigestRunner:
         self._drawn: dict[int, int] = {}  # by the latest step, by sequence
         self._block_size = capacity.block_size
         self._vocabulary = capacity.vocabulary_size
-        self._copies = BlockCopies(self.memory, InlineCopyStream(), self._block_size)  # type: ignore[arg-type]
+        self._windows = capacity.windows
+        self._copies = [
+            BlockCopies(one, InlineCopyStream(), self._block_size, kind)  # type: ignore[arg-type]
+            for kind, one in enumerate(self.memory.kinds)
+        ]
 
     def launch(self, plan: StepPlan) -> Launched:
         """Compute the step at once; its result raises a failure, as on a device."""
@@ -66,7 +71,8 @@ class DigestRunner:
         return work._replace(token_ids=(self._drawn[work.sequence],)) if work.token_ids == (PENDING,) else work
 
     def _execute(self, plan: StepPlan) -> list[Sampled]:
-        self._copies.make(plan.copies)
+        for copies in self._copies:
+            copies.make(plan.copies)
         written = [self._digests(work) for work in plan.work]
         for work, digests in zip(plan.work, written, strict=True):
             # A failed step may have written anything to its slots.
@@ -80,12 +86,24 @@ class DigestRunner:
 
     def _digests(self, work: Work) -> list[int]:
         before = self._slot(work, work.start - 1) if work.start else 0
-        return list(chain(before, work.token_ids))
+        lacking = not self._windows_hold(work, work.start, work.start)
+        return list(chain(hash((before, "lacking")) if lacking else before, work.token_ids))
 
     def _write(self, work: Work, digests: list[int]) -> None:
-        for position, digest in enumerate(digests, work.start):
-            block, offset = divmod(position, self._block_size)
-            self.memory.write(work.block_table[block], offset, digest)
+        tables = zip(self.memory.kinds, (work.block_table, *work.window_tables), strict=True)
+        for memory, table in tables:
+            for position, digest in enumerate(digests, work.start):
+                block, offset = divmod(position, self._block_size)
+                memory.write(table[block], offset, digest)
+
+    def _windows_hold(self, work: Work, position: int, end: int) -> bool:
+        """Return whether each window kind has the digests below `end` that the query at a position sees."""
+        for kind, memory, table in zip(self._windows, self.memory.windows, work.window_tables, strict=True):
+            for token in range(kind.first_token(position), end):
+                block, offset = divmod(token, self._block_size)
+                if int(memory.device[table[block], offset]) != self._slot(work, token):
+                    return False
+        return True
 
     def _results(self, work: Work) -> Iterator[Sampled]:
         if part := work.to_score:
@@ -101,7 +119,8 @@ class DigestRunner:
                 yield Sampled(self._token(work, work.sample_indices[0], end))
 
     def _token(self, work: Work, sample: int, end: int) -> int:
-        return _choice(self._held(work)[:end], (work.sampling.seed, sample), self._vocabulary)
+        lacking = 0 if self._windows_hold(work, end - 1, end) else 1
+        return _choice(self._held(work)[:end], (work.sampling.seed, sample), self._vocabulary, lacking)
 
     def _held(self, work: Work) -> list[int]:
         blocks = -(-work.end // self._block_size)
@@ -172,5 +191,5 @@ def _continuations(digests: list[int], count: int, vocabulary: int) -> tuple[tup
     return tuple(sorted(logprobs.items(), key=lambda one: -one[1])[:count])
 
 
-def _choice(digests: list[int], drawn: tuple[int, int], vocabulary: int) -> int:
-    return hash((drawn, *digests)) % vocabulary
+def _choice(digests: list[int], drawn: tuple[int, int], vocabulary: int, lacking: int = 0) -> int:
+    return (hash((drawn, *digests)) + lacking) % vocabulary

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
+from blocks import WindowKind
 from engine.schedule.limits import Limits, Preemption
 from simulation.network.connections import Latency
 from simulation.processes.attached import EngineSize
@@ -141,7 +142,8 @@ def _gateway(random: Random) -> GatewayLimits:
 
 
 def _steps(random: Random) -> tuple[EngineSize, StepsPlan]:
-    return _size(random), StepsPlan(random.getrandbits(32), random.randint(20, _MOST_STEPS))
+    size = replace(_size(random), windows=(), retention_tokens=0)
+    return size, StepsPlan(random.getrandbits(32), random.randint(20, _MOST_STEPS))
 
 
 def _size(random: Random) -> EngineSize:
@@ -162,6 +164,7 @@ def _size(random: Random) -> EngineSize:
         max_long_partial_prefills=random.choice((1, 2)),
     )
     ahead = random.random() < 0.3
+    windows = _windows(random, block_size, blocks)
     return EngineSize(
         block_size,
         blocks,
@@ -170,7 +173,19 @@ def _size(random: Random) -> EngineSize:
         ahead=ahead,
         step_seconds=random.choice((0.0, 0.0, 0.0, 0.005, 0.05)),
         keeps=not ahead and random.random() < 0.6,  # engines that run ahead are on GPUs
+        windows=windows,
+        retention_tokens=random.choice((0, 0, 2 * block_size)) if windows else 0,
     )
+
+
+def _windows(random: Random, block_size: int, blocks: int) -> tuple[WindowKind, ...]:
+    """Draw window kinds of a pool with this many blocks of kind 0."""
+    kinds = []
+    for number in range(random.choice((0, 0, 1, 1, 2))):
+        tokens = random.choice((1, block_size, block_size + 1, 3 * block_size))
+        own = random.choice((blocks, max(2, blocks // 2)))
+        kinds.append(WindowKind(f"window-{number}", tokens, own, random.randint(0, own), random.random() < 0.3))
+    return tuple(kinds)
 
 
 def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> list[PlannedRequest]:

@@ -34,7 +34,12 @@ class ExpectedContents:
 
     def pool_faults(self, pool: Pool, memory: DigestMemory) -> list[str]:
         """Return a message for each keyed block of either tier whose contents are not those of its key."""
-        return [*self._faults(pool.device, memory.device, "block"), *self._faults(pool.host, memory.host, "host block")]
+        found = []
+        for state, one in zip(pool.state.kinds, memory.kinds, strict=True):
+            kind = f"{state.kind_name} " if state.kind_name else ""
+            found += self._faults(state.device, one.device, f"{kind}block")
+            found += self._faults(state.host, one.host, f"{kind}host block")
+        return found
 
     def _faults(self, tier: Tier, contents: torch.Tensor, name: str) -> list[str]:
         found = []

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from blocks import WindowKind
 from engine.kept.seal_writer import SealWriter
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
@@ -34,10 +35,13 @@ class EngineSize:
     ahead: bool = False
     step_seconds: float = 0.0
     keeps: bool = False  # its blocks outlive its process
+    windows: tuple[WindowKind, ...] = ()
+    retention_tokens: int = 0
 
     def capacity(self) -> Capacity:
         """Return it as the scheduler's capacity."""
-        return Capacity(self.context_tokens, VOCABULARY, self.block_size, self.device_blocks, self.host_blocks)
+        sizes = self.context_tokens, VOCABULARY, self.block_size, self.device_blocks, self.host_blocks
+        return Capacity(*sizes, windows=self.windows, step_tokens=self.limits.token_budget)
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ class AttachedProcess(Process):
             block_size=self.size.block_size,
             device_blocks=self.size.device_blocks,
             host_blocks=self.size.host_blocks,
+            windows=self.size.windows,
+            retention_tokens=self.size.retention_tokens,
             model=MODEL,
             boot_id=_BOOT,
             started_after_boot=self.incarnation.started_after_boot,

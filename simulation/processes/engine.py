@@ -52,7 +52,7 @@ class EngineProcess(AttachedProcess):
         self._until: float | None = None
         self._computes_until = -math.inf
         self._thread_ended = False
-        self.runner = DigestRunner(size.capacity(), shared)
+        self.runner = DigestRunner(size.capacity(), shared.kinds if shared else ())
         self.memory = self.runner.memory
         self.scheduler = Scheduler(
             size.capacity(),

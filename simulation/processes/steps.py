@@ -70,7 +70,7 @@ class StepsProcess(AttachedProcess):
         super().__init__(network, clock, engine_id, incarnation, size, shared)
         self._random = Random(plan.seed)
         self._steps_left = plan.steps
-        self.memory = DigestMemory(size.capacity(), shared)
+        self.memory = DigestMemory(size.capacity(), shared.kinds if shared else ())
         self.expected = shared.expected if shared else ExpectedContents()
         self._copies = BlockCopies(self.memory, InlineCopyStream(), size.block_size)  # type: ignore[arg-type]
         self._tokens: dict[int, list[int]] = {}  # of each sequence, as many as it has room for

@@ -59,7 +59,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "a pool with more sequences than blocks is not adopted": (
         Edit(
             "kvmanager/adoption.py",
-            "    if not table or report.prompt_tokens < 0:\n",
+            "    if not blocks or report.prompt_tokens < 0:\n",
             "    if len(state.sequences) >= state.spec.blocks or report.prompt_tokens < 0:\n",
         ),
     ),
@@ -97,7 +97,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "requests wait behind one that a withheld block ended": (
-        Edit("engine/schedule/pool/admission.py", "refused.group is group and ", ""),
+        Edit("engine/schedule/pool/admission.py", "refused is None or refused.group is not group", "refused is None"),
     ),
     "tokens do not clear the count of lost engines": (
         Edit(
@@ -205,8 +205,8 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "an engine does not withhold host blocks": (
         Edit(
             "services/engine/replica.py",
-            "        self.pool.withhold(result.withheld_blocks, result.host_withheld_blocks)\n",
-            "        self.pool.withhold(result.withheld_blocks, ())\n",
+            "self.pool.withhold(one.withheld_blocks, one.host_withheld_blocks, kind)\n",
+            "self.pool.withhold(one.withheld_blocks, (), kind)\n",
         ),
     ),
     "released blocks are granted before the copies of their Step have run": (
