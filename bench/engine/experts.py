@@ -83,7 +83,7 @@ def _decoders(folder: Path, threads: int) -> dict[str, Decoder]:
     blocks = max(SEQUENCES) * blocks_for(CONTEXT, BLOCK)
     backend = CpuBackend(kernels, loaded.geometry, BLOCK, blocks, torch.bfloat16, threads=threads)
     shape, weights = LlamaShape.of(loaded.model), FileWeights(folder)
-    fused = NativeDecoder(kernels, shape, weights, backend.view, CONTEXT, threads)
+    fused = NativeDecoder(kernels, shape, weights, backend.layer_caches, CONTEXT, threads)
     return {"fused": fused, "again": fused, "modules": ModulesDecoder(loaded, backend)}
 
 

@@ -39,15 +39,20 @@ class DataMissing(Exception):
     """The folder with the traces is missing; the message names its setting."""
 
 
+def data_file(name: str) -> Path:
+    """Return a file of the folder that QUIRE_DATA names. Raises DataMissing."""
+    folder = os.environ.get(DATA_VARIABLE, "")
+    if not folder:
+        raise DataMissing(f"{DATA_VARIABLE} names no folder with {name}")
+    return Path(folder) / name
+
+
 def lengths_of(name: str, prompt_column: str, output_column: str, *, empty: bool = True) -> list[Lengths]:
     """Read a file of lengths from the folder that QUIRE_DATA names. Raises DataMissing.
 
     Empty prompts and outputs count as one token; without `empty` such pairs are left out.
     """
-    folder = os.environ.get(DATA_VARIABLE, "")
-    if not folder:
-        raise DataMissing(f"{DATA_VARIABLE} names no folder with {name}")
-    with (Path(folder) / name).open(newline="") as file:
+    with data_file(name).open(newline="") as file:
         rows = list(csv.DictReader(file))
     pairs = [(int(row[prompt_column]), int(row[output_column])) for row in rows]
     return [Lengths(max(1, prompt), max(1, output)) for prompt, output in pairs if empty or (prompt and output)]

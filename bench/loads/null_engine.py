@@ -16,7 +16,7 @@ import click
 import torch
 
 from engine.attention.cache import CacheGeometry, CacheLayout
-from engine.kept.kept_memory import KeptIdentity
+from engine.kept.kept_memory import KeptIdentity, KeptKind
 from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Runner, Sampled, StepPlan, Work
@@ -124,7 +124,7 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
     runner: Runner = NullRunner(options.token_id, options.microseconds_per_token / 1e6)
     kept = None
     if path := kept_path(settings, "cpu"):
-        kept = keep(kept_file(path), _identity(fingerprint, capacity), NullBackend())
+        kept = keep(kept_file(path), _identity(fingerprint, capacity), [NullBackend()])
         runner = SealingRunner(runner, kept.seals)
     return NullParts(
         Nothing(fingerprint, options.vocabulary_size),
@@ -135,16 +135,15 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
 
 
 def _identity(fingerprint: str, capacity: Capacity) -> KeptIdentity:
+    layout = NullBackend.layout
+    sizes = capacity.device_blocks, capacity.host_blocks
     return KeptIdentity(
         fingerprint=fingerprint,
         boot_id=boot_id(),
         backend="none",
         dtype="uint8",
-        shapes=NullBackend.layout.description(),
-        block_elements=NullBackend.layout.elements,
         block_size=capacity.block_size,
-        device_blocks=capacity.device_blocks,
-        host_blocks=capacity.host_blocks,
+        kinds=(KeptKind("all", layout.description(), layout.elements, *sizes),),
     )
 
 
