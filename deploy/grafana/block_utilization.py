@@ -17,7 +17,8 @@ from deploy.grafana.panels import (
     ratio,
 )
 
-_HELD = f'sum by ({BY_RELEASE}, engine) (quire_kv_blocks{{{OF_ENGINE},tier="device",state="held"}})'
+_OF_BLOCKS = f'{OF_ENGINE},kind="all",tier="device"'
+_HELD = f'sum by ({BY_RELEASE}, engine) (quire_kv_blocks{{{_OF_BLOCKS},state="held"}})'
 _COMPUTED = (
     f"{rate('quire_prompt_tokens_total')} - {rate('quire_prompt_tokens_cached_total')} + "
     f"{rate('quire_generation_tokens_total')} + {rate('quire_recomputed_tokens_total')}"
@@ -28,15 +29,17 @@ def _of_tenant(kind: str) -> str:
     return rate("quire_tenant_tokens_total", "tenant", f'{OF_TENANT},kind="{kind}"')
 
 
+def _blocks(tier: str, state: str) -> str:
+    """Count blocks of all kinds."""
+    return f'sum by ({BY_RELEASE}, engine) (quire_kv_blocks{{{OF_ENGINE},tier="{tier}",state="{state}"}})'
+
+
 _POOL = (
     Panel(
         "Blocks by state",
         "Every block is in one state. Held: a running request holds it. Cached: without holder, but a prompt with "
-        "the same prefix can hit it. Free: empty. Withheld: removed by the audit.",
-        tuple(
-            Query(f'quire_kv_blocks{{{OF_ENGINE},tier="device",state="{state}"}}', f"{{{{engine}}}} {state}")
-            for state in STATES
-        ),
+        "the same prefix can hit it. Free: empty. Withheld: removed by the audit. Summed over the kinds of blocks.",
+        tuple(Query(_blocks("device", state), f"{{{{engine}}}} {state}") for state in STATES),
         stacked=STATES,
     ),
     HELD_SHARE,
@@ -61,10 +64,7 @@ _POOL = (
     Panel(
         "Host blocks by state",
         "With a host tier: blocks of swapped requests are held, those that the pool had no room for are cached.",
-        tuple(
-            Query(f'quire_kv_blocks{{{OF_ENGINE},tier="host",state="{state}"}}', f"{{{{engine}}}} {state}")
-            for state in STATES
-        ),
+        tuple(Query(_blocks("host", state), f"{{{{engine}}}} {state}") for state in STATES),
         stacked=STATES,
     ),
     Panel(
