@@ -48,7 +48,7 @@ class Admissions:
         self, asked: Step, refused: Collection[tuple[StepItem, int]], cached: Mapping[int, int]
     ) -> list[Admitted]:
         """Return the admitted groups; refused groups wait again."""
-        if asked.commits or (self._refused is not None and self._view.availability != self._refused.available_blocks):
+        if asked.commits or (self._refused is not None and _availability(self._view) != self._refused.available_blocks):
             self._refused = None
         admitted = []
         for item, position, number, tokens in _group_items(asked, cached):
@@ -73,7 +73,7 @@ class Admissions:
         self._queue.add_waiting(group)
         before = self._refused
         if before is None or before.group.ended or group.key < before.group.key:
-            self._refused = _Refused(group, self._view.availability)
+            self._refused = _Refused(group, _availability(self._view))
 
     # Steps.
 
@@ -195,7 +195,7 @@ class Admissions:
         refused = self._refused
         if refused is None or refused.group is not group:
             return False
-        return all(now <= then for now, then in zip(self._view.availability, refused.available_blocks, strict=True))
+        return all(now <= then for now, then in zip(_availability(self._view), refused.available_blocks, strict=True))
 
     def _spare_blocks(self) -> int:
         """Return the blocks that running groups need for the rest of their known tokens."""
@@ -339,3 +339,7 @@ def _window_needs(view: PoolView, limits: Limits, tokens: int) -> list[int]:
     computed = min(limits.prefill_room, tokens)
     most = [window.kind.most_blocks(computed, view.block_size) for window in view.windows]
     return [min(view.blocks_for(tokens), blocks) for blocks in most]
+
+
+def _availability(view: PoolView) -> tuple[int, ...]:
+    return (view.available, *[window.available for window in view.windows])

@@ -77,7 +77,7 @@ class BlockPlanner:
 
     def awaits_blocks(self, sequence: Sequence) -> bool:
         """Return whether a sequence lacks room because a result is late, not because the pool is full."""
-        return self._pending is not None and (self._extensions.requested(sequence) or min(self._view.availability) > 0)
+        return self._pending is not None and (self._extensions.requested(sequence) or self._view.least_available > 0)
 
     def take_copies(self) -> tuple[Copies, ...]:
         """Return the copies of the results since the last call."""

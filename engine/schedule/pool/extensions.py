@@ -93,7 +93,7 @@ class Extensions:
             more = self._lookahead(sequences) + self._room_of_proposals(sequence, need, sequences)
         wish = min(need + more, sequence.max_slots)
         held = max(len(sequence.table), view.blocks_for(rooms.get(sequence.id, 0)))
-        extra = min(view.blocks_for(wish) - held, min(view.availability))
+        extra = min(view.blocks_for(wish) - held, view.least_available)
         if extra > 0:
             view.reserve(extra, (extra,) * len(view.windows))
             rooms[sequence.id] = min(wish, (held + extra) * view.block_size)
@@ -103,7 +103,7 @@ class Extensions:
 
         In a pool with many free blocks more is requested, so that one Step extends many sequences.
         """
-        available = min(self._view.availability)
+        available = self._view.least_available
         if available >= _ROOMY_BLOCKS * sequences:
             return self._lookahead_tokens + self._view.block_size // 2
         return self._lookahead_tokens if available >= sequences else 0
@@ -114,7 +114,7 @@ class Extensions:
         With the lookahead, they take at most ceil(proposed tokens / block size) + 1 blocks beyond `need`.
         """
         view, blocks = self._view, self._proposed_blocks
-        if not self._proposed_tokens or min(view.availability) < blocks * sequences:
+        if not self._proposed_tokens or view.least_available < blocks * sequences:
             return 0
         if exclusion_of(sequence.request) is not None:
             return 0

@@ -53,9 +53,9 @@ class PoolView:
         return blocks
 
     @property
-    def availability(self) -> tuple[int, ...]:
-        """Number of available blocks of each kind."""
-        return (self.available, *[window.available for window in self.windows])
+    def least_available(self) -> int:
+        """Number of available blocks of the kind that has the fewest."""
+        return min(self.available, *[window.available for window in self.windows]) if self.windows else self.available
 
     def shared_blocks(self, sequences: Iterable[Sequence]) -> int:
         """Return how many blocks of these sequences others hold, too."""
@@ -91,9 +91,9 @@ class PoolView:
 
     def has(self, blocks: int, in_windows: Iterable[int] = ()) -> bool:
         """Return whether blocks, and these of each window kind, are available."""
-        return blocks <= self.available and all(
-            count <= window.available for window, count in zip(self.windows, in_windows, strict=False)
-        )
+        if not self.windows or blocks > self.available:
+            return blocks <= self.available
+        return all(count <= window.available for window, count in zip(self.windows, in_windows, strict=False))
 
     def reserve(self, blocks: int, in_windows: Collection[int] = ()) -> bool:
         """Subtract blocks from the available ones, and these of each window kind.
@@ -103,8 +103,9 @@ class PoolView:
         if not self.has(blocks, in_windows):
             return False
         self.available -= blocks
-        for window, count in zip(self.windows, in_windows, strict=False):
-            window.available -= count
+        if self.windows:
+            for window, count in zip(self.windows, in_windows, strict=False):
+                window.available -= count
         return True
 
     def set_available(self, available: int, available_host: int, windows: Iterable[tuple[int, int]] = ()) -> None:
