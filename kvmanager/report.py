@@ -4,7 +4,7 @@ The same report always rebuilds the same pool: ids, reference counts, keys and e
 report take time by the size of the pool, so both are done in slices.
 """
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -76,6 +76,11 @@ class PoolReport:
     resets: int = 0
     last_step: int = 0
     windows: "list[PoolReport]" = field(default_factory=list)
+
+    @property
+    def withheld(self) -> "list[Collection[int]]":
+        """The withheld device blocks of each kind, kind 0 first."""
+        return [one.device.withheld for one in (self, *self.windows)]
 
     def dismantle(self) -> Generator[None, None, None]:
         """Free the memory of a report that is no longer used, in slices, because freeing all at once takes long."""

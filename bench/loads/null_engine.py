@@ -128,7 +128,7 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
         runner = SealingRunner(runner, kept.seals)
     return NullParts(
         Nothing(fingerprint, options.vocabulary_size),
-        Scheduler(capacity, settings.limits(), withheld=kept.report.device.withheld if kept else ()),
+        Scheduler(capacity, settings.limits(), withheld=kept.report.withheld if kept else ((),)),
         runner,
         kept=kept,
     )

@@ -1,6 +1,7 @@
 """The engine's scheduler: for each turn, the work of the next step and the Step for the block manager."""
 
 from collections.abc import Collection
+from collections.abc import Sequence as Items
 from enum import Enum
 
 from blocks import FreeReason, Reattached, Step, StepResult
@@ -45,12 +46,12 @@ class Scheduler:
         *,
         ahead: bool = False,
         counts_tokens: bool = False,
-        withheld: Collection[int] = (),
+        withheld: Items[Collection[int]] = ((),),
     ) -> None:
         """Start with an empty queue and an empty pool. `costs` has the preemption costs measured so far.
 
         With `ahead`, a step may be planned while the previous one is in flight. `counts_tokens` is that of the sampler.
-        `withheld` are device blocks that an audit took out of circulation before an earlier process ended.
+        `withheld` are the device blocks of each kind that an audit took out of circulation in an earlier process.
         Raises ValueError if tokens are to be proposed too: proposals continue the tokens of the step before.
         """
         if ahead and limits.proposed_tokens:
@@ -83,7 +84,7 @@ class Scheduler:
         self._publisher = Publisher(
             self._queue, self._releases, self._isolation, self._endings, self._outputs, self._speculator
         )
-        self.requests.withhold(withheld)
+        self.requests.withhold(withheld[0], list(map(len, withheld[1:])))
 
     @property
     def capacity(self) -> Capacity:

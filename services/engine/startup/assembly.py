@@ -108,7 +108,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         costs,
         ahead=chosen.ahead,
         counts_tokens=sampler.counts_tokens,
-        withheld=kept_blocks.report.device.withheld if kept_blocks else (),
+        withheld=kept_blocks.report.withheld if kept_blocks else ((),),
     )
     runner = ModelRunner(
         loaded,
