@@ -1,4 +1,4 @@
-"""Blocks of window kinds: what sequences hold, how many fit into a pool, and what the arithmetic says.
+"""Memory of window kinds: the blocks that sequences hold and the sequences that fit, against the exact arithmetic.
 
 *Held*: for each model, a sequence of 32k tokens on the real scheduler and the real core, with a model that computes
 nothing: the bytes of its blocks while it decodes, over those of the tokens that its layers see. Beside them what it

@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def rows_of(seconds: dict[str, list[float]], count: int, threads: int) -> list[Row]:
-    """Return the milliseconds of a step of so many sequences, and the ratio of the modules' to it."""
+    """Return the milliseconds of a step of this many sequences, and how many times as long the modules take."""
     own, modules = seconds[f"fused {count}"], seconds[f"modules {count}"]
     terms = Terms(
         weights="bfloat16", activations="bfloat16", kv_cache="bfloat16", threads=threads, work=f"{count} sequences"

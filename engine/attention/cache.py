@@ -24,9 +24,9 @@ _KINDS = string.digits + string.ascii_letters
 
 
 class LayerShape(NamedTuple):
-    """K and V of one layer: heads, and elements of one head's K and of its V.
+    """The shape of one layer's K and V: its KV heads, and the elements of K and of V in each head.
 
-    It sees a `window` of tokens, 0 for all, or if `chunked` those of the chunk of `window` tokens that it is in.
+    A query sees the latest `window` tokens, or all if it is 0; if `chunked`, those of its chunk of `window` tokens.
     """
 
     kv_heads: int

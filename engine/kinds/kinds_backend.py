@@ -69,11 +69,6 @@ class KindsBackend(Generic[B]):
         """The host tier of kind 0."""
         return self.kinds[0].host_cache
 
-    @property
-    def least_blocks(self) -> int:
-        """Number of usable device blocks of the kind that has the fewest."""
-        return min(len(one.cache) for one in self.kinds) - 1
-
     def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
         """See AttentionBackend."""
         return self.kinds[0].part_shape(kv_heads, size)
@@ -108,9 +103,9 @@ class KindsBackend(Generic[B]):
 
 
 def in_chunks(batch: PagedBatch, tokens: int) -> PagedBatch:
-    """Return the batch in which what each sequence feeds within a chunk is a sequence of its own.
+    """Split each sequence of a batch at the ends of its chunks, which are whole blocks.
 
-    A token sees its chunk up to itself, as it would see a sequence that began there. Chunks are whole blocks.
+    A token sees its own chunk up to itself, so each part is computed as a sequence that begins with the chunk.
     """
     fed, ends, parts = [], [], []
     for row, (count, end) in enumerate(zip(batch.fed, batch.ends.tolist(), strict=True)):

@@ -1,15 +1,15 @@
 """Which layers keep their K and V in blocks of one kind: those that see the same tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blocks import WindowKind, blocks_for
-from engine.attention.cache import CacheGeometry, LayerShape
+from engine.attention.cache import CacheGeometry
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """The layers of a kind. With `tokens`, they see a window of so many, or if `chunked` the chunk that they are in."""
+    """The layers of one kind, by number. They see a window or a chunk of `tokens` tokens, or all tokens if it is 0."""
 
     layers: tuple[int, ...]
     tokens: int = 0
@@ -56,22 +56,9 @@ def places_of(kinds: Sequence[LayerKind]) -> tuple[tuple[int, int], ...]:
     return tuple(places[layer] for layer in range(len(places)))
 
 
-def without_windows(geometry: CacheGeometry) -> CacheGeometry:
-    """Return the shapes of layers that all see all tokens."""
-    return CacheGeometry(tuple(one._replace(window=0, chunked=False) for one in geometry.layers))
-
-
 def most_blocks(kind: LayerKind, context_tokens: int, step_tokens: int, block_size: int) -> int:
     """Return the most blocks that one sequence holds while its steps compute up to `step_tokens` tokens of it."""
     whole = blocks_for(context_tokens, block_size)
     if not kind.tokens:
         return whole
     return min(whole, kind.window(1, 0, 0).most_blocks(step_tokens, block_size))
-
-
-def with_blocks(kind: WindowKind, device_blocks: int) -> WindowKind:
-    """Return a kind with another number of device blocks."""
-    return replace(kind, device_blocks=device_blocks)
-
-
-__all__ = ["LayerKind", "LayerShape", "layer_kinds", "most_blocks", "one_kind", "places_of", "without_windows"]

@@ -1,7 +1,7 @@
-"""How the memory of a cache is split among the kinds of its blocks.
+"""Splits the memory of a cache among the kinds of blocks.
 
-A window kind needs at most the blocks of a window for each sequence, and those of the tokens that steps in flight
-compute. So many are given to it for as many sequences as the memory holds; what is left is kind 0's.
+A window kind receives the blocks of one window for each sequence that fits into the memory, and those of the tokens
+that two steps compute. Kind 0 receives the rest.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class SplitSizes:
     typical_tokens: int
 
     def window_blocks(self, kind: LayerKind, sequences: int) -> int:
-        """Return the blocks of a window kind that so many sequences need."""
+        """Return the blocks of a window kind for this number of sequences."""
         each = most_blocks(kind, self.context_tokens, self.block_size, self.block_size)
         ahead = blocks_for(_STEPS_AHEAD * self.token_budget, self.block_size)
         return min(sequences * each + ahead, sequences * blocks_for(self.context_tokens, self.block_size))
