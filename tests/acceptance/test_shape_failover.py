@@ -1,7 +1,6 @@
 """Engines of models with sinks, latents and layers of several shapes are killed; no answer changes, of any kind."""
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import pytest
 from quire.v1 import gateway_pb2
 from tests.acceptance.conftest import Record
 from tests.faults import Processes, prompt
-from tests.model_types.cases import Case, case_named
-from tests.model_types.checkpoints import write_checkpoint
+from tests.model_types.cases import case_named
+from tests.model_types.checkpoints import write_served
 from tests.running.failover import Failing, check_equal, failovers, kill, samples_of, streams
 from tests.running_quire import Answer
-from tests.tiny_models import VOCABULARY
 
 ROUNDS = 5
 STREAMS = 16
@@ -26,11 +24,7 @@ MODEL_TYPES = ("gpt_oss", "deepseek_v3", "gemma4_text")
 @pytest.fixture(params=MODEL_TYPES)
 def model(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
     """The tiny checkpoint of a model type, with the tokenizer of another one."""
-    case = case_named(request.param)
-    vocabularies = {name: VOCABULARY for name in ("vocab_size", *case.given) if name.startswith("vocab_size")}
-    write_checkpoint(Case(*case[:2], case.given | vocabularies), tmp_path / "model")
-    for file in tiny_model("llama").glob("*token*"):
-        shutil.copy(file, tmp_path / "model")
+    write_served(case_named(request.param), tmp_path / "model", tiny_model("llama"))
     return tmp_path / "model"
 
 

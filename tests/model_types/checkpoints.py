@@ -1,5 +1,6 @@
 """Random checkpoints, all of whose parameters matter: also those that transformers leaves constant or unwritten."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.model_types.cases import Case, configuration
+from tests.tiny_models import VOCABULARY
 
 # How far constants are moved: norms are 1, biases, sinks and corrections of routers are 0.
 _SPREAD = 0.2
@@ -22,6 +24,14 @@ def write_checkpoint(case: Case, folder: Path) -> list[str]:
     unwritten = sorted(_randomize(model))
     model.save_pretrained(folder)
     return unwritten
+
+
+def write_served(case: Case, folder: Path, tokenizer: Path) -> None:
+    """Write the checkpoint of a case with the tokenizer of another model, and with the vocabulary of that."""
+    vocabularies = {name: VOCABULARY for name in ("vocab_size", *case.given) if name.startswith("vocab_size")}
+    write_checkpoint(Case(*case[:2], case.given | vocabularies), folder)
+    for file in tokenizer.glob("*token*"):
+        shutil.copy(file, folder)
 
 
 def _randomize(model: Any) -> Iterator[str]:
