@@ -214,6 +214,27 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
             "kvmanager/pool_state.py", "        self._device_releases += blocks", "        self.device.release(blocks)"
         ),
     ),
+    "a block leaves the window while a query still sees it": (
+        Edit(
+            "engine/schedule/pool/pool_view.py",
+            "        position = sequence.computed\n",
+            "        position = sequence.computed + self.block_size\n",
+        ),
+    ),
+    "a prefix is hit where a window kind lacks a block": (
+        Edit(
+            "kvmanager/verbs/boundaries.py",
+            "            if shorter < blocks:\n",
+            "            if shorter < blocks and shorter == 0:\n",
+        ),
+    ),
+    "a block that left the window stays granted in the engine's view": (
+        Edit(
+            "engine/schedule/pool/window_view.py",
+            "        self._release([block for block in table[:last] if block])\n",
+            "",
+        ),
+    ),
     "a seal is not broken when its block is granted": (
         Edit("engine/kept/seal_writer.py", "            seals.open(one.opened)\n", ""),
     ),
