@@ -144,15 +144,11 @@ class LiveRequests:
 
     def _shortage(self, request: Request) -> str:
         """Return the blocks that a request can need and those that are left, of a kind that has too few."""
-        capacity = self._view.capacity
         # Prefixes that are being computed already count as pinned.
-        needed = 0 if request.prefill_only else capacity.max_blocks(request)
-        if needed > (left := capacity.unpinned_blocks):
-            return f"{needed} blocks, but {left}"
-        for kind in capacity.windows:
-            if (needed := capacity.max_window_blocks(request, kind)) > kind.device_blocks:
-                return f"{needed} blocks of kind {kind.name}, but {kind.device_blocks}"
-        return ""
+        if request.prefill_only:
+            return self._pins.shortage(request)
+        demand = self._view.capacity.shortage(request, request.stopping.max_tokens)
+        return f"{demand.name}, but {demand.left}" if demand else ""
 
     def _all(self) -> list[Group]:
         return list(self._queue.by_request.values())

@@ -1,9 +1,10 @@
 """Requests as submitted, and the checks of their fields."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from blocks import WindowKind, blocks_for, counted
 from engine.bad_words import MAX_LENGTH, MAX_SEQUENCES, NO_BAD_WORDS, BadWords
@@ -180,12 +181,35 @@ class Request:
         return not (self.constraint or self.beam_search)
 
 
+class Demand(NamedTuple):
+    """The most blocks of a kind that a request can hold at once, and those of the pool, of which some are pinned.
+
+    `kind` is the window kind's name, empty for kind 0.
+    """
+
+    kind: str
+    blocks: int
+    total: int
+    pinned: int
+
+    @property
+    def left(self) -> int:
+        """Number of blocks available to the request."""
+        return self.total - self.pinned
+
+    @property
+    def name(self) -> str:
+        """The blocks and their kind, such as `12 blocks of kind window-40`."""
+        return counted(self.blocks, "block") + (f" of kind {self.kind}" if self.kind else "")
+
+
 @dataclass(frozen=True)
 class Capacity:
     """Limits of one request: positions of the model, ids of its vocabulary, blocks of the pool.
 
     `pinned_blocks` are held by pins, now or later. `caches_prefixes`: the block manager finds computed prefixes.
-    `windows` are the kinds of blocks after kind 0, in which a sequence computes at most `step_tokens` at once.
+    `windows` are the kinds of blocks after kind 0, in which a sequence computes at most `step_tokens` at once;
+    `pinned_in_windows` are the blocks of each that pins hold, none if it is empty.
     """
 
     context_tokens: int
@@ -197,6 +221,7 @@ class Capacity:
     caches_prefixes: bool = True
     windows: tuple[WindowKind, ...] = ()
     step_tokens: int = 0
+    pinned_in_windows: tuple[int, ...] = ()
 
     @property
     def unpinned_blocks(self) -> int:
@@ -225,17 +250,19 @@ class Capacity:
                 f"{self.context_tokens} tokens (the model's context), not {length + limit}",
                 "stopping.max_tokens" if length < self.context_tokens else "prompt",
             )
-        if (blocks := self.max_blocks(request)) > self.unpinned_blocks:
+        if (demand := self.shortage(request, limit)) is not None:
             each = "beams" if request.beam_search else "samples"
             samples = f" for each of {request.sequences} {each}" if request.sequences > 1 else ""
+            pinned = f", {demand.pinned} of them pinned" if demand.pinned else ""
             raise InvalidRequest(
-                f"{prompt} and stopping.max_tokens ({limit}){samples} take {counted(blocks, 'block')}; "
-                f"the pool has {self.device_blocks}"
-                + (f", {self.pinned_blocks} of them pinned" * bool(self.pinned_blocks)),
-                "stopping.max_tokens" if self._blocks(request, 1) <= self.unpinned_blocks else "prompt",
+                f"{prompt} and stopping.max_tokens ({limit}){samples} take {demand.name}; "
+                f"the pool has {demand.total}{pinned}",
+                "prompt" if self.shortage(request, 1) else "stopping.max_tokens",
             )
-        for kind in self.windows:
-            self._check_window(request, kind, prompt)
+
+    def shortage(self, request: Request, max_tokens: int) -> Demand | None:
+        """Return what a request that generates so many tokens can need of a kind that has too few, None if it fits."""
+        return next((one for one in self._demands(request, max_tokens) if one.blocks > one.left), None)
 
     def max_blocks(self, request: Request) -> int:
         """Return the most blocks a request can hold at once. Its samples share the whole blocks of the prompt."""
@@ -243,24 +270,31 @@ class Capacity:
 
     def max_window_blocks(self, request: Request, kind: WindowKind) -> int:
         """Return the most blocks of a window kind that a request can hold at once."""
-        whole = blocks_for(len(request.prompt) + request.stopping.max_tokens - 1, self.block_size)
-        alone = min(whole, kind.most_blocks(self.step_tokens, self.block_size))
-        decoding = min(whole, kind.most_blocks(self.block_size, self.block_size))
-        return max(alone, request.sequences * decoding) if request.sequences > 1 else alone
+        return self._window_blocks(request, request.stopping.max_tokens, kind)
 
-    def _check_window(self, request: Request, kind: WindowKind, prompt: str) -> None:
-        if (blocks := self.max_window_blocks(request, kind)) > kind.device_blocks:
-            field = "stopping.max_tokens" if request.sequences == 1 else "sampling.sample_count"
-            raise InvalidRequest(
-                f"{prompt} and {field} take {counted(blocks, 'block')} of kind {kind.name}; the pool has "
-                f"{kind.device_blocks}",
-                field,
-            )
+    def _demands(self, request: Request, max_tokens: int) -> Iterator[Demand]:
+        yield Demand("", self._blocks(request, max_tokens), self.device_blocks, self.pinned_blocks)
+        pinned = self.pinned_in_windows or (0,) * len(self.windows)
+        for kind, held in zip(self.windows, pinned, strict=True):
+            yield Demand(kind.name, self._window_blocks(request, max_tokens, kind), kind.device_blocks, held)
 
     def _blocks(self, request: Request, max_tokens: int) -> int:
-        shared = len(request.prompt) // self.block_size
-        whole = blocks_for(len(request.prompt) + max_tokens - 1, self.block_size)
+        shared, whole = self._shared_and_whole(request, max_tokens)
         return shared + request.sequences * (whole - shared)
+
+    def _window_blocks(self, request: Request, max_tokens: int, kind: WindowKind) -> int:
+        shared, whole = self._shared_and_whole(request, max_tokens)
+        alone = min(whole, kind.most_blocks(self.step_tokens, self.block_size))
+        if request.sequences == 1:
+            return alone
+        # One sample may be so far behind another that it still sees what both share.
+        decoding = min(whole, kind.most_blocks(self.block_size, self.block_size))
+        return max(alone, min(shared, decoding) + request.sequences * min(decoding, whole - shared))
+
+    def _shared_and_whole(self, request: Request, max_tokens: int) -> tuple[int, int]:
+        """Return the blocks of the prompt that samples share, and all of one sample."""
+        whole = blocks_for(len(request.prompt) + max_tokens - 1, self.block_size)
+        return len(request.prompt) // self.block_size, whole
 
     def _check_samples(self, request: Request) -> None:
         if not request.sequences and request.samples:

@@ -21,6 +21,7 @@ from engine.errors import (
 )
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.step_builder import StepBuilder
+from engine.schedule.pool.window_view import WindowView
 from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
@@ -102,6 +103,7 @@ class Pins:
             if (request_id := _REQUEST_PREFIX + name) in self._queue.by_request:
                 raise PinExists(f"name {name!r} is in use: a request with id {request_id!r} is live", "name")
             self._check_fits(len(whole) // capacity.block_size)
+            self._check_windows(PinnedPrefix(name, whole, salt))
         elif (known.token_ids, known.salt) != (whole, salt):
             raise PinExists(f"name {name!r} is in use for a prefix with other tokens or another salt", "name")
         return known
@@ -237,15 +239,55 @@ class Pins:
             needed = f"prompt needs {counted(blocks, 'block')} and a live request up to {most}"
             raise PinTooLarge(f"{needed}; {left} are unpinned", "prompt")
 
+    def _check_windows(self, pin: PinnedPrefix) -> None:
+        """Check that a pin leaves room to compute it, any other pin again after a reset, and each live request."""
+        capacity = self._view.capacity
+        live = [one.request for one in self._queue.by_request.values() if not one.request.prefill_only]
+        for window, kind, pinned in zip(
+            self._view.windows, capacity.windows, capacity.pinned_in_windows or [0] * len(capacity.windows), strict=True
+        ):
+            own, left = window.pinned_count(self._blocks_of(pin)), kind.device_blocks - pinned
+            beside = [self._beside(one, window) for one in (pin, *self._declared.values())]
+            most = max([*beside, *(capacity.max_window_blocks(request, kind) for request in live)])
+            if own + most > left:
+                raise PinTooLarge(
+                    f"prompt needs {counted(own, 'block')} of kind {kind.name}, and a request up to {most}; "
+                    f"{left} are unpinned",
+                    "prompt",
+                )
+
+    def shortage(self, request: Request) -> str:
+        """Return what the request of a prefix can need and what is left, of a kind that has too few blocks."""
+        capacity, pin = self._view.capacity, self._declared[request.request_id.removeprefix(_REQUEST_PREFIX)]
+        if capacity.unpinned_blocks < 0:
+            return f"{self._blocks_of(pin)} blocks, but fewer"
+        for window, kind, pinned in zip(self._view.windows, capacity.windows, capacity.pinned_in_windows, strict=True):
+            if (needed := self._beside(pin, window)) > (left := kind.device_blocks - pinned):
+                return f"{needed} blocks of kind {kind.name} beside pinned ones, but {left}"
+        return ""
+
+    def _beside(self, pin: PinnedPrefix, window: WindowView) -> int:
+        """Return the most blocks of a window kind that the computation of a prefix holds beside those to be pinned."""
+        most = self._view.capacity.max_window_blocks(request_of(pin, 0.0), window.kind)
+        return max(0, most - window.pinned_count(self._blocks_of(pin)))
+
+    def _blocks_of(self, pin: PinnedPrefix) -> int:
+        return len(pin.token_ids) // self._view.block_size
+
     def _count(self) -> None:
         """Count the blocks unavailable to requests: pinned ones, and those of prefixes being computed.
 
         Blocks to be unpinned do not count: they are free before any other grant.
         """
-        size = self._view.block_size
-        held = {block for pin in self._declared.values() for block in pin.blocks}
-        computing = sum(len(pin.token_ids) for pin in self._declared.values() if not pin.blocks) // size
-        self._view.count_pinned(len(held) + computing)
+        declared = self._declared.values()
+        computing = [self._blocks_of(pin) for pin in declared if not pin.blocks]
+        held = {block for pin in declared for block in pin.blocks}
+        in_windows = [
+            len({block for pin in declared if pin.blocks for block in pin.in_windows[number]})
+            + sum(map(window.pinned_count, computing))
+            for number, window in enumerate(self._view.windows)
+        ]
+        self._view.count_pinned(len(held) + sum(computing), in_windows)
 
 
 def request_of(pin: PinnedPrefix, arrival: float) -> Request:

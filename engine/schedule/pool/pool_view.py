@@ -83,9 +83,9 @@ class PoolView:
         for block in blocks:
             self.claims.cached.forget_block(block)
 
-    def count_pinned(self, blocks: int) -> None:
-        """Set the number of device blocks that pins hold or will hold."""
-        self.capacity = replace(self.capacity, pinned_blocks=blocks)
+    def count_pinned(self, blocks: int, in_windows: Iterable[int]) -> None:
+        """Set the numbers of device blocks that pins hold or will hold: of kind 0, and of each window kind."""
+        self.capacity = replace(self.capacity, pinned_blocks=blocks, pinned_in_windows=tuple(in_windows))
 
     # Tables and reservations.
 
