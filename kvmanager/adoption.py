@@ -30,6 +30,11 @@ def adopt(spec: PoolSpec, report: PoolReport) -> Generator[None, None, Pool]:
         raise InvalidReport(f"kinds must be {len(windows) + 1}, not {len(report.windows) + 1}")
     yield from _adopting_kind(state, report, None)
     for window, own in zip(windows, report.windows or [replace(report) for _ in windows], strict=True):
+        if own.last_step != report.last_step:
+            raise InvalidReport(
+                f"kind {window.kind_name}: last_applied_step must be that of kind 0, {report.last_step}, "
+                f"not {own.last_step}"
+            )
         yield from _adopting_kind(window, own, state)
         if faults := differences(state, window):
             raise InvalidReport(f"kind {window.kind_name}: {faults[0]}")
@@ -44,6 +49,10 @@ def _incomplete(spec: PoolSpec, kind: WindowKind | None, windows: Sequence[PoolS
 def _adopting_kind(state: PoolState, report: PoolReport, main: PoolState | None) -> Iterator[None]:
     """Rebuild the state of a kind; `main` is that of kind 0 for a window kind."""
     _check_numbers(report)
+    if main is not None and report.resets != main.resets:
+        raise InvalidReport(
+            f"kind {state.kind_name}: resets must be those of kind 0, {main.resets}, not {report.resets}"
+        )
     for tier in (state.device, state.host):
         yield from tier.growing()
     state.resets = report.resets
@@ -171,10 +180,7 @@ def _adopt_sequence(state: PoolState, report: SequenceReport, main: PoolState | 
         raise InvalidReport(
             f"sequence {report.sequence}: resets must be between 0 and {state.resets}, not {report.resets}"
         )
-    if not _has_left_window(state, report):
-        raise InvalidReport(f"sequence {report.sequence} lacks blocks of its window, or has some that have left it")
-    if not blocks or report.prompt_tokens < 0:
-        raise InvalidReport(f"sequence {report.sequence} has no blocks, or {report.prompt_tokens} prompt tokens")
+    _check_places(state, report, blocks)
     if not (blocks - 1) * size < report.room_tokens <= blocks * size:
         raise InvalidReport(f"sequence {report.sequence} has {blocks} blocks for {report.room_tokens} tokens")
     if not 0 <= report.computed_tokens <= report.room_tokens or len(set(table)) < len(table):
@@ -209,6 +215,20 @@ def _adopt_sequence(state: PoolState, report: SequenceReport, main: PoolState | 
         sequence.last_key = main.sequences[report.sequence].last_key
     state.add(sequence)
     return sequence
+
+
+def _check_places(state: PoolState, report: SequenceReport, blocks: int) -> None:
+    """Check where a sequence's blocks are, and where later prompts may continue."""
+    if not _has_left_window(state, report):
+        raise InvalidReport(f"sequence {report.sequence} lacks blocks of its window, or has some that have left it")
+    if not blocks or report.prompt_tokens < 0:
+        why = "no blocks" if not blocks else f"{report.prompt_tokens} prompt tokens"
+        raise InvalidReport(f"sequence {report.sequence} has {why}")
+    whole = report.prompt_tokens // state.block_size
+    if not all(0 <= boundary <= whole for boundary in report.retained):
+        raise InvalidReport(
+            f"sequence {report.sequence}: retained must be between 0 and {whole}, the whole blocks of its prompt"
+        )
 
 
 def _has_left_window(state: PoolState, report: SequenceReport) -> bool:

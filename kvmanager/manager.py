@@ -17,7 +17,6 @@ from kvmanager.errors import (
     InvalidRegistration,
     SessionReplaced,
     StaleIncarnation,
-    StepOutOfOrder,
     TooManyBlocks,
     UnknownPool,
 )
@@ -210,7 +209,8 @@ class KVManager:
             registration.number,
         )
         self._sessions[spec.engine_id] = session
-        self.ledger.attached(spec.engine_id, session.pool.sequences.values(), [one.name for one in spec.windows])
+        windows = [one.name for one in spec.windows]
+        self.ledger.attached(spec.engine_id, session.pool.sequences.values(), windows, spec.block_size)
         return session
 
     def apply(self, session: Session, step: Step) -> AppliedStep:
@@ -237,7 +237,8 @@ class KVManager:
             except StopIteration as end:
                 applied: AppliedStep = end.value
                 break
-            except StepOutOfOrder:
+            except Exception:
+                # Also after a fault of the core, whose damage audits must be able to find.
                 session.stepping = False
                 raise
             yield

@@ -246,7 +246,7 @@ CONTRADICTIONS = {
     ),
     "or a block twice": lambda report: report.pins.update(pin=[1, 1]),
     "last_applied_step must be at least 0, not -1": lambda report: setattr(report, "last_step", -1),
-    "or -4 prompt tokens": lambda report: first(report, prompt_tokens=-4),
+    "has -4 prompt tokens": lambda report: first(report, prompt_tokens=-4),
     "partly swapped out": lambda report: first(report, group=2),
     "is listed as unindexed, but is in no table": lambda report: report.device.unindexed.update(
         {report.device.release_order[0]: bytes(32)}
