@@ -2,7 +2,7 @@
 
 from blocks.arithmetic import blocks_for
 from blocks.keys import KEY_BYTES, block_key, block_keys, prefix_keys, root_key
-from blocks.kinds import WindowKind
+from blocks.kinds import KIND_0, WindowKind
 from blocks.manager import BlockManager, Reattached
 from blocks.result import Copy, Refusal, StepRefusal, StepResult, TableChange
 from blocks.step import (
@@ -25,6 +25,7 @@ from blocks.wording import counted
 
 __all__ = [
     "KEY_BYTES",
+    "KIND_0",
     "Allocate",
     "BlockManager",
     "Commit",

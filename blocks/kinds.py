@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from blocks.arithmetic import blocks_for
 
+# The name of kind 0, which no window kind may have.
+KIND_0 = "all"
+
 
 @dataclass(frozen=True)
 class WindowKind:

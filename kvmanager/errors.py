@@ -55,7 +55,12 @@ class InvalidItem(ItemRefused):
 
 
 class InvalidRegistration(KVManagerError):
-    """The registered pool has impossible properties; the message names the field."""
+    """The registered pool has impossible properties. `field` is the path of the first of them."""
+
+    def __init__(self, field: str, fault: str) -> None:
+        """Say what is wrong with a field of the registration."""
+        super().__init__(f"{field} {fault}")
+        self.field = f"register.{field}"
 
 
 class TooManyBlocks(KVManagerError):

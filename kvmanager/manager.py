@@ -145,10 +145,10 @@ class KVManager:
 
     def _check_blocks(self, spec: PoolSpec) -> None:
         if spec.blocks > self.max_blocks:
-            name = "device_blocks" if spec.device_blocks > self.max_blocks else "host_blocks"
             raise InvalidRegistration(
-                f"{name} must be less: the pool has {spec.blocks} blocks, and at most {self.max_blocks} are allowed "
-                "(max_blocks)"
+                spec.largest_tier,
+                f"must be less: the pool has {spec.blocks} blocks, and at most {self.max_blocks} are allowed "
+                "(max_blocks)",
             )
         specs = {one: session.pool.spec for one, session in self._sessions.items()}
         specs |= {one: registered[-1].spec for one, registered in self._registered.items()}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from blocks import WindowKind
+from blocks import KIND_0, WindowKind
 from kvmanager.errors import InvalidRegistration
 
 # Ids have 32 bits on the wire, and a pool uses some hundred bytes for each block.
@@ -46,6 +46,17 @@ class PoolSpec:
         """Number of blocks of both tiers and all kinds."""
         return self.device_blocks + self.host_blocks + sum(one.device_blocks + one.host_blocks for one in self.windows)
 
+    @property
+    def largest_tier(self) -> str:
+        """The field with the number of blocks of the largest tier."""
+        tiers = {"device_blocks": self.device_blocks, "host_blocks": self.host_blocks}
+        for number, one in enumerate(self.windows):
+            tiers |= {
+                f"kinds[{number}].device_blocks": one.device_blocks,
+                f"kinds[{number}].host_blocks": one.host_blocks,
+            }
+        return max(tiers, key=tiers.__getitem__)
+
     def of(self, kind: WindowKind) -> "PoolSpec":
         """Return the properties of a pool that has only the blocks of a window kind."""
         return replace(self, device_blocks=kind.device_blocks, host_blocks=kind.host_blocks, windows=())
@@ -63,36 +74,47 @@ class PoolSpec:
 
     def __post_init__(self) -> None:
         if not self.engine_id:
-            raise InvalidRegistration("engine_id must not be empty")
+            raise InvalidRegistration("engine_id", "must not be empty")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
-                raise InvalidRegistration(f"{name} must be at least {least}, not {getattr(self, name)}")
+                raise InvalidRegistration(name, f"must be at least {least}, not {getattr(self, name)}")
         for name in ("engine_id", "model", "model_fingerprint", "boot_id"):
             length = len(getattr(self, name))
             if length > MAX_NAME_LENGTH:
-                raise InvalidRegistration(f"{name} must have at most {MAX_NAME_LENGTH} characters, not {length}")
+                raise InvalidRegistration(name, f"must have at most {MAX_NAME_LENGTH} characters, not {length}")
         if self.block_size > MAX_BLOCK_SIZE:
-            raise InvalidRegistration(f"block_size must be at most {MAX_BLOCK_SIZE}, not {self.block_size}")
+            raise InvalidRegistration("block_size", f"must be at most {MAX_BLOCK_SIZE}, not {self.block_size}")
         for name in ("device_blocks", "host_blocks"):
             if getattr(self, name) > MAX_TIER_BLOCKS:
-                raise InvalidRegistration(f"{name} must be at most {MAX_TIER_BLOCKS}, not {getattr(self, name)}")
+                raise InvalidRegistration(name, f"must be at most {MAX_TIER_BLOCKS}, not {getattr(self, name)}")
         if self.retention_tokens < 0 or self.retention_tokens % self.block_size:
             raise InvalidRegistration(
-                f"retention_tokens must be a multiple of the block size {self.block_size}, not {self.retention_tokens}"
+                "retention_tokens",
+                f"must be a multiple of the block size {self.block_size}, not {self.retention_tokens}",
             )
         _check_windows(self.windows)
 
 
 def _check_windows(windows: tuple[WindowKind, ...]) -> None:
     if len(windows) > MAX_WINDOW_KINDS:
-        raise InvalidRegistration(f"kinds must be at most {MAX_WINDOW_KINDS + 1}, not {len(windows) + 1}")
-    names = [one.name for one in windows]
-    if not all(0 < len(name) <= MAX_NAME_LENGTH for name in names) or len(set(names)) < len(names):
-        raise InvalidRegistration(f"kinds: each needs a name of its own of at most {MAX_NAME_LENGTH} characters")
-    for one in windows:
+        raise InvalidRegistration("kinds", f"must have at most {MAX_WINDOW_KINDS} entries, not {len(windows)}")
+    used = {KIND_0}
+    for number, one in enumerate(windows):
+        _check_window_name(f"kinds[{number}].name", one.name, used)
         for field, least, most in _WINDOW_BOUNDS:
             if not least <= (value := getattr(one, field)) <= most:
-                raise InvalidRegistration(f"kind {one.name}: {field} must be between {least} and {most}, not {value}")
+                raise InvalidRegistration(
+                    f"kinds[{number}].{field}", f"must be between {least} and {most}, not {value}"
+                )
+
+
+def _check_window_name(field: str, name: str, used: set[str]) -> None:
+    """Check a name, and add it to those in use."""
+    if not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise InvalidRegistration(field, f"must have between 1 and {MAX_NAME_LENGTH} characters, not {len(name)}")
+    if name in used:
+        raise InvalidRegistration(field, f"must be another than {name!r}, which is in use")
+    used.add(name)
 
 
 def truncated(name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blocks import WindowKind, blocks_for
+from blocks import KIND_0, WindowKind, blocks_for
 from engine.attention.cache import CacheGeometry
 
 
@@ -19,7 +19,7 @@ class LayerKind:
     def name(self) -> str:
         """Name of the kind: `all`, or of a window such as `window-1024`."""
         if not self.tokens:
-            return "all"
+            return KIND_0
         return f"{'chunk' if self.chunked else 'window'}-{self.tokens}"
 
     def geometry(self, whole: CacheGeometry) -> CacheGeometry:

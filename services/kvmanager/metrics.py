@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from blocks import StepRefusal
+from blocks import KIND_0, StepRefusal
 from kvmanager import AppliedStep, Session, Slots, Tier
 from services.kvmanager.block_lifetime_metrics import BlockLifetimeMetrics
 from services.kvmanager.observer import POOL_LABELS, PoolObserver, pool_labels
@@ -292,7 +292,7 @@ def _cache_config(readings: Iterable[_PoolReading]) -> InfoMetricFamily:
 def _tiers(session: Session) -> dict[tuple[str, ...], Tier]:
     """Return the tiers that have blocks, by kind and tier; kind 0 is `all`."""
     tiers = {
-        (kind.kind_name or "all", name): tier
+        (kind.kind_name or KIND_0, name): tier
         for kind in session.pool.state.kinds
         for name, tier in (("device", kind.device), ("host", kind.host))
     }

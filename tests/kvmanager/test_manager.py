@@ -1,8 +1,9 @@
+import re
 from dataclasses import replace
 
 import pytest
 
-from blocks import Commit, Extend, Fork, Free, FreeReason, Step, StepRefusal
+from blocks import Commit, Extend, Fork, Free, FreeReason, Step, StepRefusal, WindowKind
 from kvmanager import (
     InvalidRegistration,
     KVManager,
@@ -243,5 +244,43 @@ def test_totals_do_not_count_a_step_out_of_order(manager):
 )
 def test_an_invalid_pool_is_refused_with_the_field_name(field, value):
     good = PoolSpec("a", 1, "model", 1, 1)
-    with pytest.raises(InvalidRegistration, match=field):
+    with pytest.raises(InvalidRegistration, match=f"^{field} must") as refused:
         replace(good, **{field: value})
+    assert refused.value.field == f"register.{field}"
+
+
+def window(name="window", tokens=4, device_blocks=2, **rest):
+    return WindowKind(name, tokens, device_blocks, **rest)
+
+
+@pytest.mark.parametrize(
+    ("windows", "message"),
+    [
+        ([window("")], "kinds[0].name must have between 1 and 200 characters, not 0"),
+        ([window(), window("x" * 201)], "kinds[1].name must have between 1 and 200 characters, not 201"),
+        ([window(), window()], "kinds[1].name must be another than 'window', which is in use"),
+        ([window("all")], "kinds[0].name must be another than 'all', which is in use"),
+        ([window(), window("b", tokens=0)], "kinds[1].tokens must be between 1 and "),
+        ([window(device_blocks=0)], "kinds[0].device_blocks must be between 1 and "),
+        ([window(str(number)) for number in range(9)], "kinds must have at most 8 entries, not 9"),
+    ],
+)
+def test_an_invalid_window_kind_is_refused_with_its_place(windows, message):
+    with pytest.raises(InvalidRegistration, match=re.escape(message)) as refused:
+        PoolSpec("a", 1, "model", 1, 1, windows=tuple(windows))
+    assert refused.value.field == f"register.{message.split()[0]}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (PoolSpec("a", 1, "model", 1, 9), "device_blocks"),
+        (PoolSpec("a", 1, "model", 1, 2, 7), "host_blocks"),
+        (PoolSpec("a", 1, "model", 1, 2, windows=(window(), window("b", device_blocks=5))), "kinds[1].device_blocks"),
+        (PoolSpec("a", 1, "model", 1, 2, windows=(window(host_blocks=8),)), "kinds[0].host_blocks"),
+    ],
+)
+def test_a_pool_of_too_many_blocks_is_refused_with_its_largest_tier(spec, field):
+    with pytest.raises(InvalidRegistration, match=re.escape(f"{field} must be less: the pool has")) as refused:
+        KVManager(epoch=1, max_blocks=8).attach(spec)
+    assert refused.value.field == f"register.{field}"
