@@ -259,6 +259,13 @@ class PoolState:
         return faults
 
 
+# Of a sequence, the same in all kinds.
+_COMMON_FIELDS = (
+    *("group", "request_id", "salt", "resets", "prompt_tokens", "room_tokens", "swapped"),
+    *("blocks", "committed_blocks", "last_key"),
+)
+
+
 def differences(state: PoolState, window: PoolState) -> list[str]:
     """Compare a window kind's sequences with those of kind 0: rooms, commits and the blocks they must have."""
     if state.sequences.keys() != window.sequences.keys() or state.pins.keys() != window.pins.keys():
@@ -266,7 +273,7 @@ def differences(state: PoolState, window: PoolState) -> list[str]:
     faults = []
     for sequence_id, own in state.sequences.items():
         other = window.sequences[sequence_id]
-        for name in ("group", "room_tokens", "committed_blocks", "last_key", "blocks", "swapped", "resets"):
+        for name in _COMMON_FIELDS:
             if getattr(own, name) != getattr(other, name):
                 faults.append(f"{name} of sequence {sequence_id} differs from kind 0")
     return faults
