@@ -19,7 +19,8 @@ class Allocation(NamedTuple):
     """Details of an allocate. They are kept in the ledger, so they contain no token ids.
 
     The first `hit_blocks` of the prompt were cached, `outlived_blocks` of them by an earlier process of the engine.
-    `missed` is the key of the next one, None if there was none.
+    `missed` is the key of the block that ended the prefix, None if there was none: the next one; or one that only the
+    window kind with number `missed_kind` lacked, while kind 0 had `found_tokens`.
     """
 
     request_id: str
@@ -30,6 +31,8 @@ class Allocation(NamedTuple):
     waited_seconds: float
     prefix_of: str
     outlived_blocks: int = 0
+    missed_kind: int = 0
+    found_tokens: int = 0
 
 
 class Committed(NamedTuple):

@@ -29,10 +29,16 @@ class Attachment:
     """
 
     def __init__(
-        self, number: int, engine_id: str, sequences: Iterable[SequenceTable], windows: Sequence[str] = ()
+        self,
+        number: int,
+        engine_id: str,
+        sequences: Iterable[SequenceTable],
+        windows: Sequence[str] = (),
+        block_size: int = 1,
     ) -> None:
         self.number = number
         self.engine_id = engine_id
+        self.block_size = block_size
         self.kinds = ("", *windows)
         self.ended_by = 0  # number of the event that ended it
         self.successor: Attachment | None = None

@@ -149,6 +149,12 @@ class Entry(NamedTuple):
         assert isinstance(child, int)
         return child
 
+    def first_block(self, position: int) -> int:
+        """Return the first logical block of an applied trim."""
+        first = self.extras[position]
+        assert isinstance(first, int)
+        return first
+
     def blocks_of(self, position: int) -> Sequence[int]:
         """Return the blocks of the effect at `position`, in their order."""
         start = sum(self.block_counts[:position])
@@ -163,16 +169,18 @@ class Entry(NamedTuple):
         start = sum(self.eviction_counts[:position])
         return self.evicted_blocks[start : start + self.eviction_counts[position]]
 
-    def evictor(self, key: bytes) -> int | None:
-        """Return the position of the last effect for which a key was evicted, None if there is none."""
-        at = self.evicted_keys.rfind(key)
-        while at % KEY_BYTES and at >= 0:
-            at = self.evicted_keys.rfind(key, 0, at + KEY_BYTES - 1)
-        if at < 0:
-            return None
-        position, left = 0, at // KEY_BYTES
-        while left >= self.eviction_counts[position]:
-            left -= self.eviction_counts[position]
+    def evictor(self, key: bytes, kind: int = 0) -> int | None:
+        """Return the position of the last effect for which a kind's block with a key was evicted, None if none was."""
+        at = len(self.evicted_keys)
+        while (at := self.evicted_keys.rfind(key, 0, at + KEY_BYTES - 1)) >= 0:
+            if at % KEY_BYTES == 0 and self.kind(position := self._position_of_eviction(at // KEY_BYTES)) == kind:
+                return position
+        return None
+
+    def _position_of_eviction(self, index: int) -> int:
+        position = 0
+        while index >= self.eviction_counts[position]:
+            index -= self.eviction_counts[position]
             position += 1
         return position
 

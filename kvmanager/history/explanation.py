@@ -1,6 +1,5 @@
 """The explanation of a request: its events, and the findings about its blocks that follow from them."""
 
-from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from enum import Enum
 from heapq import merge
@@ -11,6 +10,7 @@ from kvmanager.effects import Allocation
 from kvmanager.errors import UnknownRequest
 from kvmanager.history.attachment import Attachment
 from kvmanager.history.events import Entry, Event, RefusedItem
+from kvmanager.history.held_blocks import HeldBlocks
 from kvmanager.pool_spec import truncated
 
 
@@ -40,7 +40,8 @@ class Refusals(NamedTuple):
 class Admitted(NamedTuple):
     """An applied allocate.
 
-    `refused_since` is the step of its first refusal. `evictor` is the event that evicted the first key it missed.
+    `refused_since` is the step of its first refusal. `evictor` is the event that evicted the key that it missed, and
+    `missed_kind` the name of the key's kind, empty for kind 0.
     """
 
     event: Event
@@ -48,12 +49,20 @@ class Admitted(NamedTuple):
     refused_since: int | None
     admission: Allocation
     evictor: Event | None
+    missed_kind: str = ""
 
 
 class LeftWindow(NamedTuple):
-    """Blocks of the request that left the window of a kind, in order."""
+    """Tokens that left the window of a kind, between two admissions of the request.
 
-    events: tuple[Event, ...]
+    `steps` and `tokens` are the first and the last ones. `entries` counts table entries of all `sequences`.
+    """
+
+    kind: str
+    steps: tuple[int, int]
+    tokens: tuple[int, int]
+    entries: int
+    sequences: int
 
 
 class HistoryTruncated(NamedTuple):
@@ -76,11 +85,19 @@ class RequestStatus(Enum):
     HOLDS_BLOCKS = 6
 
 
+class HeldInWindow(NamedTuple):
+    """The device blocks of a window kind that a request holds now, and the most that it held at any time."""
+
+    kind: str
+    blocks: int
+    max_blocks: int
+
+
 class Explanation(NamedTuple):
     """A request's events, oldest first, and the findings that follow from them.
 
     `blocks` counts the device blocks of kind 0 that the request holds now, `max_blocks` the most that it held at any
-    time.
+    time. `windows` has both for each window kind.
     """
 
     events: list[Event]
@@ -88,6 +105,7 @@ class Explanation(NamedTuple):
     status: RequestStatus
     blocks: int
     max_blocks: int
+    windows: tuple[HeldInWindow, ...] = ()
 
 
 class EventRef(NamedTuple):
@@ -169,7 +187,8 @@ class _RelatedRequests:
         self.victims: list[EventRef] = []
         self.evictors: dict[int, EventRef] = {}  # by the number of the allocate that missed the evicted key
         self._span = range(own[0].entry.first, own[-1].number + 1)
-        self._missed: dict[int, tuple[int, bytes]] = {}  # attachment and key, by the number of the allocate
+        # Attachment, key and its kind, by the number of the allocate.
+        self._missed: dict[int, tuple[int, bytes, int]] = {}
         self._groups: set[_Group] = set()
         self._preempted_for: set[_Group] = set()
         self._request_ids: dict[_Group, str] = {}
@@ -181,7 +200,7 @@ class _RelatedRequests:
         self._groups.add((entry.attachment, ref.group))
         admission, details = entry.admission(position), entry.free_details(position)
         if admission and admission.missed is not None and not entry.kind(position):
-            self._missed[ref.number] = (entry.attachment, admission.missed)
+            self._missed[ref.number] = (entry.attachment, admission.missed, admission.missed_kind)
         if details:
             self._preempted_for.add((entry.attachment, details.preempted_for_group))
 
@@ -204,9 +223,9 @@ class _RelatedRequests:
                 self.victims.append(EventRef(entry, position))
 
     def _note_evictions(self, entry: Entry) -> None:
-        for admission, (attachment, key) in self._missed.items():
+        for admission, (attachment, key, kind) in self._missed.items():
             if attachment == entry.attachment and entry.first <= admission:
-                position = entry.evictor(key)
+                position = entry.evictor(key, kind)
                 if position is not None and entry.first + position < admission:
                     self.evictors[admission] = EventRef(entry, position)
 
@@ -220,60 +239,6 @@ class _RelatedRequests:
         return self._request_ids.get((attachment, group), "")
 
 
-class _HeldBlocks:
-    """The device blocks that a request holds according to its events.
-
-    Events record the growth of a group at one of its sequences; the table of each is known only when it is freed. If
-    one of several sequences got a copy, the copied block is counted too.
-    """
-
-    def __init__(self) -> None:
-        self.max_blocks = 0
-        self._tables: dict[tuple[str, int], set[int]] = {}
-        self._holders: Counter[tuple[str, int]] = Counter()
-
-    @property
-    def now(self) -> int:
-        return len(self._holders)
-
-    @property
-    def live(self) -> bool:
-        """Whether any sequence has a table, in either tier."""
-        return bool(self._tables)
-
-    def clear(self) -> None:
-        self._tables.clear()
-        self._holders.clear()
-
-    def grow(self, engine_id: str, sequence: int, blocks: Iterable[int]) -> None:
-        table = self._tables.setdefault((engine_id, sequence), set())
-        new = set(blocks) - table
-        table |= new
-        self._holders.update((engine_id, block) for block in new)
-        self.max_blocks = max(self.max_blocks, self.now)
-
-    def replace(self, engine_id: str, sequence: int, blocks: Iterable[int]) -> None:
-        self._drop(engine_id, sequence)
-        self.grow(engine_id, sequence, blocks)
-
-    def end(self, engine_id: str, sequence: int, blocks: Iterable[int]) -> None:
-        freed = set(blocks)
-        self.max_blocks = max(self.max_blocks, len(freed))
-        table = self._drop(engine_id, sequence)
-        for other in list(self._tables):
-            self.replace(*other, self._tables[other] - (freed - table))
-        if self._tables:
-            self.grow(*next(iter(self._tables)), table - freed)
-
-    def _drop(self, engine_id: str, sequence: int) -> set[int]:
-        table = self._tables.pop((engine_id, sequence), set())
-        for block in table:
-            self._holders[engine_id, block] -= 1
-            if not self._holders[engine_id, block]:
-                del self._holders[engine_id, block]
-        return table
-
-
 class _ExplanationBuilder:
     """Collects findings from the events of a request in order."""
 
@@ -282,14 +247,15 @@ class _ExplanationBuilder:
         self._related = related
         self._attachments = attachments
         self._attachment: Attachment | None = None
-        self._held = _HeldBlocks()
+        self._held = HeldBlocks()
+        self._held_in_windows: dict[str, HeldBlocks] = {}  # by kind
         self._refused: dict[tuple[StepItem, StepRefusal], list[Event]] = {}
         self._refused_since: int | None = None
         self._admitted = False
         self._preempted = False
         self._swapped = False
         self._swapped_since: int | None = None
-        self._trimmed: dict[str, list[Event]] = {}  # by kind
+        self._trimmed: dict[str, list[EventRef]] = {}  # by kind, since the latest admission
 
     def add(self, ref: EventRef, event: Event) -> None:
         """Add the next event of the request."""
@@ -297,10 +263,12 @@ class _ExplanationBuilder:
         if attachment is not self._attachment:
             self._attachment = attachment
             if not attachment.adopted:
-                self._held.clear()
+                for held in (self._held, *self._held_in_windows.values()):
+                    held.clear()
         if event.kind:
             if event.item is StepItem.TRIM:
-                self._trimmed.setdefault(event.kind, []).append(event)
+                self._trimmed.setdefault(event.kind, []).append(ref)
+            self._hold(self._held_in_windows.setdefault(event.kind, HeldBlocks()), ref, event)
         elif event.item and event.refusal:
             if event.item is StepItem.ALLOCATE and self._refused_since is None:
                 self._refused_since = event.step
@@ -316,42 +284,51 @@ class _ExplanationBuilder:
     def explanation(self, events: list[Event], request_id: str) -> Explanation:
         """Return the explanation after the last event."""
         self._close_refusals()
-        self._findings += [LeftWindow(tuple(trims)) for trims in self._trimmed.values()]
-        return Explanation(events, self._findings, self._status(request_id), self._held.now, self._held.max_blocks)
+        self._close_trims()
+        windows = [HeldInWindow(kind, held.now, held.max_blocks) for kind, held in self._held_in_windows.items()]
+        held = self._held
+        return Explanation(events, self._findings, self._status(request_id), held.now, held.max_blocks, tuple(windows))
 
     def _add_effect(self, ref: EventRef, event: Event) -> None:
         admission = ref.entry.admission(ref.position)
         if admission:
             self._close_refusals()
+            self._close_trims()  # an admission begins with a new table
             evictor = self._related.evictors.get(ref.number)
             evicting = evictor.event(self._attachments) if evictor else None
-            self._findings.append(Admitted(event, self._admitted, self._refused_since, admission, evicting))
+            kind = self._attachments[ref.entry.attachment].kinds[admission.missed_kind]
+            self._findings.append(Admitted(event, self._admitted, self._refused_since, admission, evicting, kind))
             self._admitted, self._preempted, self._swapped, self._refused_since = True, False, False, None
         elif not self._admitted:
             self._admitted = True
             self._findings.append(HistoryTruncated(event))
         self._close_refusals()
-        self._hold(ref, event)
+        self._hold(self._held, ref, event)
+        if event.item is StepItem.FREE:
+            self._add_free(ref, event)
+        elif event.item in (StepItem.SWAP_OUT, StepItem.SWAP_IN):
+            self._add_swap(event)
 
-    def _hold(self, ref: EventRef, event: Event) -> None:
+    def _hold(self, held: HeldBlocks, ref: EventRef, event: Event) -> None:
+        """Follow what an event changes of the held blocks of its kind."""
         blocks, engine_id = ref.entry.blocks_of(ref.position), event.engine_id
         match event.item:
-            case StepItem.ALLOCATE:
-                self._held.replace(engine_id, event.sequence, blocks)
+            case StepItem.ALLOCATE | StepItem.SWAP_IN:
+                held.replace(engine_id, event.sequence, blocks)
+            case StepItem.SWAP_OUT:
+                held.replace(engine_id, event.sequence, ())
             case StepItem.FORK:
-                self._held.replace(engine_id, event.sequence, blocks)
-                self._held.replace(engine_id, ref.entry.child(ref.position), blocks)
+                held.replace(engine_id, event.sequence, blocks)
+                held.replace(engine_id, ref.entry.child(ref.position), blocks)
+            case StepItem.TRIM:
+                held.shrink(engine_id, event.sequence, blocks)
             case StepItem.FREE:
-                self._held.end(engine_id, event.sequence, () if self._swapped else blocks)
-                self._add_free(ref, event)
-            case StepItem.SWAP_OUT | StepItem.SWAP_IN:
-                self._swapped = event.item is StepItem.SWAP_OUT
-                self._held.replace(engine_id, event.sequence, () if self._swapped else blocks)
-                self._add_swap(event)
+                held.end(engine_id, event.sequence, () if self._swapped else blocks)
             case _:
-                self._held.grow(engine_id, event.sequence, blocks)
+                held.grow(engine_id, event.sequence, blocks)
 
     def _add_swap(self, event: Event) -> None:
+        self._swapped = event.item is StepItem.SWAP_OUT
         since, self._swapped_since = self._swapped_since, event.step if self._swapped else None
         self._findings.append(StateChange(event, swapped_since=since))
 
@@ -367,6 +344,10 @@ class _ExplanationBuilder:
         self._findings += [Refusals(tuple(events)) for events in self._refused.values()]
         self._refused.clear()
 
+    def _close_trims(self) -> None:
+        self._findings += [_left_window(self._attachments, kind, refs) for kind, refs in self._trimmed.items()]
+        self._trimmed.clear()
+
     def _status(self, request_id: str) -> RequestStatus:
         if self._held.live:
             return self._live_status(request_id)
@@ -381,3 +362,16 @@ class _ExplanationBuilder:
         if last is None or last.ended_by or (last is not self._attachment and not last.holds(request_id)):
             return RequestStatus.POOL_DROPPED
         return RequestStatus.SWAPPED_OUT if self._swapped else RequestStatus.HOLDS_BLOCKS
+
+
+def _left_window(attachments: Mapping[int, Attachment], kind: str, trims: Sequence[EventRef]) -> LeftWindow:
+    """Merge the trims of a kind, of which there may be thousands."""
+    size = attachments[trims[0].entry.attachment].block_size
+    spans = [(entry.first_block(at), len(entry.blocks_of(at))) for entry, at in trims]
+    return LeftWindow(
+        kind,
+        (trims[0].entry.step, trims[-1].entry.step),
+        (min(first for first, _ in spans) * size, max(map(sum, spans)) * size - 1),
+        sum(count for _, count in spans),
+        len({entry.sequences[at] for entry, at in trims}),
+    )

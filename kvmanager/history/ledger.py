@@ -74,14 +74,20 @@ class Ledger:
         self.flush()
         return self._first_kept()
 
-    def attached(self, engine_id: str, sequences: Iterable[SequenceTable] = (), windows: Sequence[str] = ()) -> None:
+    def attached(
+        self,
+        engine_id: str,
+        sequences: Iterable[SequenceTable] = (),
+        windows: Sequence[str] = (),
+        block_size: int = 1,
+    ) -> None:
         """Record that an engine attached a pool with these sequences, which replaces its older pool.
 
         `windows` are the names of its window kinds.
         """
         self.flush()
         self._drop_ended()
-        attachment = Attachment(self._next, engine_id, sequences, windows)
+        attachment = Attachment(self._next, engine_id, sequences, windows, block_size)
         replaced = self._attached.get(engine_id)
         if replaced:
             replaced.end(self._next, attachment)

@@ -21,12 +21,23 @@ class Hit(NamedTuple):
     host_block: int
 
 
+class Missed(NamedTuple):
+    """What ended a prefix: the `key` that was not found, None if nothing was missed, and the number of its kind.
+
+    If it is a window kind's, `found_tokens` are those that kind 0 had.
+    """
+
+    key: bytes | None
+    kind: int = 0
+    found_tokens: int = 0
+
+
 def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     """Begin a group: acquire the cached prefix, and blocks for the tokens that are computed next."""
     check_allocate(state, item)
     sequence = new_sequence(state, item)
     hits: list[Hit] = []
-    missed = yield from finding_prefix(state, hits, sequence.root, item)
+    missed = Missed((yield from finding_prefix(state, hits, sequence.root, item)))
     yield from checking_fits(state, hits, state.blocks_for(len(item.token_ids)) - len(hits), item.spare_blocks)
     yield from allocating(state, sequence, hits, missed, item, outcome)
 
@@ -43,7 +54,7 @@ def allocating(
     state: PoolState,
     sequence: SequenceTable,
     hits: list[Hit],
-    missed: bytes | None,
+    missed: Missed,
     item: Allocate,
     outcome: Outcome,
 ) -> Parts:
@@ -144,7 +155,7 @@ def _acquiring_prefix(state: PoolState, sequence: SequenceTable, hits: list[Hit]
 def _add_sequence(
     state: PoolState,
     sequence: SequenceTable,
-    missed: bytes | None,
+    missed: Missed,
     item: Allocate,
     outcome: Outcome,
     evicted_before: int,
@@ -159,7 +170,7 @@ def _add_sequence(
     outcome.tables.append(TableChange(sequence.id, sequence.dropped, table, sequence.room_tokens, cached_tokens))
     hits, prompt = sequence.committed_blocks - sequence.dropped, len(item.token_ids)
     details = item.waited_seconds, item.prefix_of, outlived
-    allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed, *details)
+    allocation = Allocation(item.request_id, prompt, cached_tokens, hits, missed.key, *details, *missed[1:])
     evicted = outcome.evicted[evicted_before:]
     outcome.effects.append((StepItem.ALLOCATE, sequence.id, sequence.group, sequence.table[:], evicted, allocation))
 

@@ -11,18 +11,19 @@ from typing import NamedTuple
 from kvmanager import parts
 from kvmanager.parts import parts_of
 from kvmanager.pool_state import PoolState
-from kvmanager.verbs.admission import Hit
+from kvmanager.verbs.admission import Hit, Missed
 
 
 class Boundary(NamedTuple):
     """The `blocks` of a prefix that all kinds have, and each window kind's hits, which are the last of them.
 
-    `found` are the blocks that kind 0 has. If they are more, `missed` is a key that a window kind lacks.
+    `found` are the blocks that kind 0 has. If they are more, `missed` is the last block before `found` that a window
+    kind lacks: of the first kind that lacks any.
     """
 
     blocks: int
     found: int
-    missed: bytes | None
+    missed: Missed | None
     hits: list[list[Hit]]
 
 
@@ -33,14 +34,14 @@ def finding_boundary(state: PoolState, hits: Sequence[Hit]) -> Generator[int, No
     until no kind shortens the prefix of the others.
     """
     found = blocks = len(hits)
-    missed: bytes | None = None
+    missed: Missed | None = None
     before = -1
     while blocks and blocks != before:
         before = blocks
-        for window in state.windows:
-            shorter = yield from _searching(window, hits, blocks)
-            if shorter < blocks:
-                missed, blocks = hits[shorter].key, shorter
+        for number, window in enumerate(state.windows, 1):
+            blocks, lacked = yield from _searching(window, hits, blocks)
+            if lacked and not missed:
+                missed = Missed(lacked, number, found * state.block_size)
     own_hits = []
     for window in state.windows:
         own_hits.append((yield from _hits(window, hits, blocks)))
@@ -53,10 +54,13 @@ def _first_block(window: PoolState, blocks: int) -> int:
     return window.kind.first_block(blocks * window.block_size, window.block_size)
 
 
-def _searching(window: PoolState, hits: Sequence[Hit], blocks: int) -> Generator[int, None, int]:
+def _searching(window: PoolState, hits: Sequence[Hit], blocks: int) -> Generator[int, None, tuple[int, bytes | None]]:
+    """Return the longest prefix that a kind has, and the key of the last block that it lacks of `blocks`."""
     index, first, done = blocks - 1, _first_block(window, blocks), 0
+    lacked: bytes | None = None
     while index >= first:
         if _find(window, hits[index].key) is None:
+            lacked = lacked or hits[index].key
             blocks, first = index, _first_block(window, index)
         index -= 1
         done += 1
@@ -64,7 +68,7 @@ def _searching(window: PoolState, hits: Sequence[Hit], blocks: int) -> Generator
             yield done
             done = 0
     yield done
-    return blocks
+    return blocks, lacked
 
 
 def _hits(window: PoolState, hits: Sequence[Hit], blocks: int) -> Generator[int, None, list[Hit]]:

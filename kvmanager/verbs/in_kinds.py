@@ -36,8 +36,8 @@ def _sealing(
     state: PoolState, window: PoolState, own: SequenceTable, first: int, blocks: Sequence[int], outcome: Outcome
 ) -> Parts:
     """Give the blocks of a window kind the keys of the `blocks` of kind 0 that begin at logical block `first`."""
-    behind = max(0, own.dropped - first)
-    entry = first + behind - own.dropped
+    behind = min(len(blocks), max(0, own.dropped - first))
+    entry = max(0, first - own.dropped)
     table = own.table[entry : entry + len(blocks) - behind]
     keys = state.device.keys.by_block
     for part in parts_of(zip(table, blocks[behind:], strict=True)):
@@ -128,7 +128,7 @@ def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     if len(spares) > len(state.windows) or any(spare < 0 for spare in spares):
         raise InvalidItem(f"window_spares must be at most {len(state.windows)} numbers of at least 0")
     hits: list[admission.Hit] = []
-    missed = yield from admission.finding_prefix(state, hits, state.root(item.salt), item)
+    key = yield from admission.finding_prefix(state, hits, state.root(item.salt), item)
     boundary = yield from finding_boundary(state, hits)
     del hits[boundary.blocks :]
     prompt = state.blocks_for(len(item.token_ids))
@@ -136,11 +136,11 @@ def allocate(state: PoolState, item: Allocate, outcome: Outcome) -> Parts:
     for window, own_hits, spare in zip(state.windows, boundary.hits, spares, strict=True):
         more = _most_blocks(window, item) - len(own_hits)
         yield from admission.checking_fits(window, own_hits, min(prompt - boundary.blocks, max(0, more)), spare)
-    missed = boundary.missed or missed
+    missed = boundary.missed or admission.Missed(key)
     yield from admission.allocating(state, admission.new_sequence(state, item), hits, missed, item, outcome)
     for window, own_hits, window_outcome in zip(state.windows, boundary.hits, outcome.windows, strict=True):
         sequence = _begun(state, window, item, boundary, len(own_hits))
-        yield from admission.allocating(window, sequence, own_hits, None, item, window_outcome)
+        yield from admission.allocating(window, sequence, own_hits, admission.Missed(None), item, window_outcome)
 
 
 def _most_blocks(window: PoolState, item: Allocate) -> int:

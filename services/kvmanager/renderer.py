@@ -146,7 +146,8 @@ def _in_ranges(ranges: Sequence[tuple[int, int]]) -> str:
     if count == 1:
         return f"block {ranges[0][0]}"
     listed = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MAX_RANGES]]
-    more = f" and {len(ranges) - _MAX_RANGES} more ranges" if len(ranges) > _MAX_RANGES else ""
+    others = len(ranges) - _MAX_RANGES
+    more = f" and {counted(others, 'more range')}" if others > 0 else ""
     return f"{count} blocks ({', '.join(listed)}{more})"
 
 
@@ -158,10 +159,21 @@ def summary(explanation: Explanation) -> str:
     sentences = [sentence for finding in explanation.findings for sentence in _sentences(finding)]
     # Events of a group repeat for each of its sequences; the sentence is written once.
     sentences = [sentence for sentence, _ in groupby(sentences)]
-    sentences += [text.format(blocks=counted(explanation.blocks, "block")) for text in _STATUSES[explanation.status]]
+    windows = explanation.windows
+    held = _held(explanation.blocks, [(one.kind, one.blocks) for one in windows])
+    sentences += [text.format(blocks=held) for text in _STATUSES[explanation.status]]
     if explanation.max_blocks:
-        sentences.append(f"It held at most {counted(explanation.max_blocks, 'block')}.")
+        most = _held(explanation.max_blocks, [(one.kind, one.max_blocks) for one in windows])
+        sentences.append(f"It held at most {most}.")
     return " ".join(sentences)
+
+
+def _held(blocks: int, in_windows: Sequence[tuple[str, int]]) -> str:
+    """Describe held blocks, as in "38 blocks of the layers that keep all tokens, 9 of kind window-64"."""
+    if not in_windows:
+        return counted(blocks, "block")
+    own = f"{counted(blocks, 'block')} of the layers that keep all tokens"
+    return f"{own}, {joined([f'{count} of kind {kind}' for kind, count in in_windows])}"
 
 
 def _sentences(finding: Finding) -> list[str]:
@@ -173,8 +185,8 @@ def _sentences(finding: Finding) -> list[str]:
         case Victim(event):
             text = f"{_owner(event)} was preempted for it in step {event.step}"
             return [f"{_capitalized(text)} and released {counted(_count(event.ranges), 'block')}."]
-        case LeftWindow(events):
-            return [_left_window(events)]
+        case LeftWindow():
+            return [_left_window(finding)]
         case HistoryTruncated(event):
             return [f"Events before number {event.number} are no longer kept."]
         case StateChange():
@@ -194,17 +206,36 @@ def _admission(admitted: Admitted) -> str:
 
 
 def _prefix(admitted: Admitted) -> str:
-    admission, evictor = admitted.admission, admitted.evictor
+    admission = admitted.admission
     cached, tokens = admission.cached_tokens, admission.prompt_tokens
     found = f"{cached} of its {counted(tokens, 'token')} {verb(1 if tokens == 1 else cached)} cached"
     if admission.outlived_blocks:
         found += f", {counted(admission.outlived_blocks, 'block')} of them from before the engine's last start"
     if admission.missed is None:
         return f"{found}."
-    cause = "was not cached, and no eviction is recorded"
-    if evictor and evictor.item:
-        cause = f"was evicted in step {evictor.step} for the {_operation(evictor)} of {_owner(evictor)}"
-    return f"{found}: logical block {admission.hit_blocks} {cause}."
+    return f"{found}: {_missed_in_window(admitted) if admission.missed_kind else _missed_in_all(admitted)}."
+
+
+def _missed_in_all(admitted: Admitted) -> str:
+    cause = _eviction(admitted.evictor) or "not cached, and no eviction is recorded"
+    return f"logical block {admitted.admission.hit_blocks} was {cause}"
+
+
+def _missed_in_window(admitted: Admitted) -> str:
+    tokens, kind = admitted.admission.found_tokens, admitted.missed_kind
+    # The block may have been computed again after its eviction, and have lost its key when it left the window.
+    eviction = _eviction(admitted.evictor)
+    reason = f"; one of them was last {eviction}" if eviction else " (--retention-tokens keeps more of them)"
+    return (
+        f"{counted(tokens, 'token')} {verb(tokens)} cached in the layers that keep all tokens, but blocks of kind {kind} "
+        f"that the next token needs were not{reason}"
+    )
+
+
+def _eviction(evictor: Event | None) -> str:
+    if evictor is None or not evictor.item:
+        return ""
+    return f"evicted in step {evictor.step} for the {_operation(evictor)} of {_owner(evictor)}"
 
 
 def _refusals(events: Sequence[Event]) -> str:
@@ -214,16 +245,14 @@ def _refusals(events: Sequence[Event]) -> str:
     return f"Its {_operation(last)} was refused as {reason} {when}: {last.detail}."
 
 
-def _left_window(events: Sequence[Event]) -> str:
-    """Describe the blocks that left a window, as in "block 7 of kind sliding left the window in step 90"."""
-    first, last = events[0], events[-1]
-    count = sum(_count(event.ranges) for event in events)
-    if len(events) == 1:
-        return f"{_capitalized(_blocks(last))} left the window in step {last.step}."
-    return (
-        f"{count} blocks of kind {last.kind} left the window in steps {first.step} to {last.step}, the last "
-        f"{_in_ranges(last.ranges)}."
-    )
+def _left_window(left: LeftWindow) -> str:
+    """Name the tokens, as in "Its tokens 0 to 527 left the window of kind window-64 in step 90 (33 blocks)."."""
+    (first, last), (begin, end) = left.steps, left.tokens
+    steps = f"in steps {first} to {last}" if first < last else f"in step {last}"
+    blocks = counted(left.entries, "block")
+    if left.sequences > 1:
+        blocks = f"{left.entries} table entries of {left.sequences} sequences"
+    return f"Its tokens {begin} to {end} left the window of kind {left.kind} {steps} ({blocks})."
 
 
 def _state_change(change: StateChange) -> str:

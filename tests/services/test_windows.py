@@ -1,5 +1,6 @@
 """Services with a model whose layers have windows: what operators see of its kinds, and what outlives a kill."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urljoin
@@ -47,11 +48,26 @@ def test_the_explanation_of_a_request_says_what_left_the_window(served: RunningQ
     answer = served.generate(request())
     asked = kvmanager_pb2.ExplainRequest(request_id=answer.started.request_id)
     explained = served.kvmanager.Explain(asked, timeout=CALL_SECONDS)
-    assert f"blocks of kind {KIND} left the window in steps" in explained.summary
+    assert f"Its tokens 0 to 159 left the window of kind {KIND} in step" in explained.summary
+    assert re.search(
+        rf"It held at most 14 blocks of the layers that keep all tokens, \d+ of kind {KIND}\.$", explained.summary
+    )
     trims = [event for event in explained.events if event.item == kvmanager_pb2.STEP_ITEM_TRIM]
     assert {event.kind for event in trims} == {KIND}
     left = sum(last - first + 1 for one in trims for first, last in zip(one.range_firsts, one.range_lasts, strict=True))
     assert left >= (200 - 40) // 16
+
+
+def test_the_explanation_of_a_branch_names_the_kind_that_lacks_what_it_needs(served: RunningQuire) -> None:
+    shared = PROMPT[:100][::-1]  # 6 whole blocks
+    served.generate(request([*shared, *PROMPT[:150]]))
+    branches = [served.generate(request([*shared, *PROMPT[at : at + 100]])).started for at in (50, 90)]
+    asked = kvmanager_pb2.ExplainRequest(request_id=branches[0].request_id)
+    assert (
+        "0 of its 200 tokens were cached: 96 tokens were cached in the layers that keep all tokens, but blocks of kind "
+        f"{KIND} that the next token needs were not (--retention-tokens keeps more of them)."
+    ) in served.kvmanager.Explain(asked, timeout=CALL_SECONDS).summary
+    assert branches[1].cached_tokens == 96
 
 
 def test_a_block_of_a_kind_is_shown_by_its_name(served: RunningQuire) -> None:
@@ -87,6 +103,12 @@ def test_the_next_turn_of_a_conversation_hits_behind_the_answer(served: RunningQ
     first = served.generate(request(text, 40))
     longer = [*text, *first.token_ids, *range(20, 40)]
     assert served.generate(request(longer)).started.cached_tokens == (200 + 40 - 1) // 16 * 16
+
+
+def test_the_page_names_each_kind_with_its_counts(served: RunningQuire) -> None:
+    [pool] = httpx.get(urljoin(served.map_url, "api/pools"), timeout=CALL_SECONDS).json()["pools"]
+    [counts] = pool["counts"]["kinds"]
+    assert (counts["name"], sum(counts["device"].values())) == (KIND, 28)
 
 
 def test_the_page_shows_a_block_of_a_kind(served: RunningQuire) -> None:

@@ -57,7 +57,8 @@ def counts_json(session: Session) -> dict[str, Any]:
         "groups": len(pool.groups),
         "connected": session.connected,
         "kinds": [
-            {"device": kind.device.counts._asdict(), "host": kind.host.counts._asdict()} for kind in pool.windows
+            {"name": kind.kind_name, "device": kind.device.counts._asdict(), "host": kind.host.counts._asdict()}
+            for kind in pool.windows
         ],
     }
 

@@ -1,9 +1,10 @@
 """What the ledger has of window kinds: trims, and the blocks of each kind, for people who look for a block."""
 
-from blocks import Allocate, Commit, Extend, Free, FreeReason, Length, Step, Trim, WindowKind
+from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Length, Step, StepItem, Trim, WindowKind
 from kvmanager import KVManager, PoolSpec
 from kvmanager.effects import Allocation
-from kvmanager.history.explanation import LeftWindow
+from kvmanager.history.events import Entry
+from kvmanager.history.explanation import HeldInWindow, LeftWindow
 from services.kvmanager.renderer import sentence, summary
 
 WINDOW = WindowKind("window-5", tokens=5, device_blocks=6)
@@ -22,17 +23,37 @@ def a_manager():
     return manager, session
 
 
+def without_sequences():
+    manager = KVManager(epoch=1)
+    return manager, manager.attach(PoolSpec("engine", 1, "model", 4, 40, windows=(WINDOW,)))
+
+
+def compute(manager, session, number, request, text, reason=FreeReason.FINISHED):
+    """Compute a text in the steps from ten times `number` on, and end its sequence."""
+    step = 10 * number
+    allocate = Allocate(number, number, request, b"", text, len(text))
+    assert not manager.apply(session, Step(step, allocates=[allocate])).result.refusals
+    cached = session.pool.sequences[number].committed_blocks
+    commit = Commit(number, cached, text[4 * cached : len(text) // 4 * 4])
+    computed = Step(step + 1, lengths=[Length(number, len(text))], commits=[commit], trims=[Trim(number, len(text))])
+    assert not manager.apply(session, computed).result.refusals
+    manager.apply(session, Step(step + 2, frees=[Free(number, reason)]))
+
+
 def events(manager):
     return list(manager.ledger.events(0, 100).events)
 
 
-def test_the_explanation_says_which_blocks_left_the_window() -> None:
+def explained(manager, request):
+    return summary(manager.ledger.explain(request))
+
+
+def test_the_explanation_says_which_tokens_left_the_window() -> None:
     manager, _ = a_manager()
     explanation = manager.ledger.explain("request")
     [found] = [one for one in explanation.findings if isinstance(one, LeftWindow)]
-    [trim] = found.events
-    assert (trim.step, trim.kind, trim.ranges, trim.request_id) == (90, "window-5", ((1, 1),), "request")
-    assert "Block 1 of kind window-5 left the window in step 90." in summary(explanation)
+    assert found == LeftWindow("window-5", steps=(90, 90), tokens=(0, 3), entries=1, sequences=1)
+    assert "Its tokens 0 to 3 left the window of kind window-5 in step 90 (1 block)." in summary(explanation)
     # Blocks of kind 0 are counted, and no allocation twice.
     assert (explanation.blocks, explanation.max_blocks) == (4, 4)
     assert summary(explanation).count("It was scheduled") == 1
@@ -41,9 +62,74 @@ def test_the_explanation_says_which_blocks_left_the_window() -> None:
 def test_several_trims_are_one_sentence() -> None:
     manager, session = a_manager()
     manager.apply(session, Step(95, lengths=[Length(1, 16)], trims=[Trim(1, 16)], extends=[Extend(1, ((1, 20),))]))
-    assert "3 blocks of kind window-5 left the window in steps 90 to 95, the last 2 blocks (2-3)." in summary(
-        manager.ledger.explain("request")
-    )
+    text = explained(manager, "request")
+    assert "Its tokens 0 to 11 left the window of kind window-5 in steps 90 to 95 (3 blocks)." in text
+
+
+def test_trims_of_several_sequences_are_one_sentence_too() -> None:
+    manager, session = a_manager()
+    manager.apply(session, Step(91, lengths=[Length(1, 16)], forks=[Fork(1, 2, 16)]))
+    manager.apply(session, Step(95, trims=[Trim(1, 16), Trim(2, 16)]))
+    assert (
+        "Its tokens 0 to 11 left the window of kind window-5 in steps 90 to 95 (5 table entries of 2 sequences)."
+    ) in explained(manager, "request")
+
+
+def test_blocks_that_left_the_window_before_a_preemption_are_a_sentence_of_their_own() -> None:
+    manager, session = a_manager()
+    manager.apply(session, Step(91, frees=[Free(1, FreeReason.PREEMPTED, 9)]))
+    manager.apply(session, Step(92, allocates=[Allocate(1, 3, "request", b"", [*PROMPT, *range(50, 58)], 8)]))
+    manager.apply(session, Step(93, lengths=[Length(3, 20)], trims=[Trim(3, 20)]))
+    text = explained(manager, "request")
+    first = text.index("Its tokens 0 to 3 left the window of kind window-5 in step 90 (1 block).")
+    assert first < text.index("It was scheduled again")
+    assert text.index("Its tokens 8 to 15 left the window of kind window-5 in step 93 (2 blocks).") > first
+
+
+def test_held_blocks_are_those_of_each_kind() -> None:
+    manager, session = a_manager()
+    held = "4 blocks of the layers that keep all tokens, 3 of kind window-5"
+    assert explained(manager, "request").endswith(f"It holds {held} now. It held at most {held}.")
+    manager.apply(session, Step(95, lengths=[Length(1, 16)], trims=[Trim(1, 16)]))
+    explanation = manager.ledger.explain("request")
+    assert explanation.windows == (HeldInWindow("window-5", 1, 3),)
+    assert explanation.windows[0].blocks == len(session.pool.windows[0].sequences[1].table)
+
+
+def test_blocks_that_a_window_kind_lacks_are_the_reason_of_a_shorter_hit() -> None:
+    manager, session = without_sequences()
+    compute(manager, session, 2, "first", [*range(100, 124)])
+    for number, cached in ((3, 0), (4, 8)):
+        own = range(10 * number, 10 * number + 10)
+        compute(manager, session, number, f"branch {number}", [*range(100, 110), *own])
+        assert f"{cached} of its 20 tokens were cached" in explained(manager, f"branch {number}")
+    assert (
+        "0 of its 20 tokens were cached: 8 tokens were cached in the layers that keep all tokens, but blocks of kind "
+        "window-5 that the next token needs were not (--retention-tokens keeps more of them)."
+    ) in explained(manager, "branch 3")
+    # Kind 0 has no more tokens here: the window kind is not the reason.
+    assert "8 of its 20 tokens were cached: logical block 2 was not cached" in explained(manager, "branch 4")
+
+
+def test_a_preempted_request_whose_window_was_evicted_says_so() -> None:
+    manager, session = without_sequences()
+    text = [*range(20)]
+    compute(manager, session, 1, "victim", text, FreeReason.PREEMPTED)
+    compute(manager, session, 2, "other", [*range(50, 74)])
+    compute(manager, session, 3, "victim", [*text, 99])
+    assert (
+        "It was scheduled again by engine engine in step 30. 0 of its 21 tokens were cached: 20 tokens were cached in "
+        "the layers that keep all tokens, but blocks of kind window-5 that the next token needs were not; one of them "
+        "was last evicted in step 20 for the allocation of request other."
+    ) in explained(manager, "victim")
+
+
+def test_an_eviction_is_that_of_the_kind_which_misses_the_block() -> None:
+    key = b"k" * 32
+    allocates, counts = bytes([StepItem.ALLOCATE.value] * 3), (0, 2, 1)
+    entry = Entry(1, 1, 1, items=allocates, eviction_counts=counts, evicted_keys=key + b"x" * 32 + key, kinds=b"\0\0\1")
+    assert [entry.evictor(key, kind) for kind in (0, 1, 2)] == [1, 2, None]
+    assert entry.evictor(b"y" * 32) is None
 
 
 def test_each_event_names_its_kind() -> None:
