@@ -52,14 +52,23 @@ class KeptIdentity:
     format: int = FORMAT
 
     def difference(self, other: Self) -> str:
-        """Return the name of the first field in which two differ, empty if they are equal."""
+        """Return the name of the first field in which two differ, empty if they are equal.
+
+        Fields of window kinds have the kind's name behind them, as in `host_blocks of window-64`.
+        """
         own, theirs = vars(self), vars(other)
         found = next((name for name in ("format", *own) if own[name] != theirs[name]), "")
         if found != "kinds" or len(self.kinds) != len(other.kinds):
             return found
-        fields = next((vars(one), vars(of)) for one, of in zip(self.kinds, other.kinds, strict=True) if one != of)
-        different = next(name for name in fields[0] if fields[0][name] != fields[1][name])
-        return "kinds" if different == "name" else different
+        number, one, of = next(
+            (number, vars(one), vars(of))
+            for number, (one, of) in enumerate(zip(self.kinds, other.kinds, strict=True))
+            if one != of
+        )
+        different = next(name for name in one if one[name] != of[name])
+        if different == "name":
+            return "kinds"
+        return f"{different} of {one['name']}" if number else different
 
 
 class Counters:

@@ -124,7 +124,7 @@ def test_an_engine_takes_what_a_killed_one_left_and_a_planned_end_erases_it_unle
     assert any("have outlived their engine" in line for line in engine.output.lines)
     assert engine.close() == 0
     other = keeping.start(device_blocks=33)
-    refusal = "the kept blocks are of another device_blocks: they are erased"
+    refusal = "the kept blocks differ in device_blocks: they are erased"
     assert any(refusal in line for line in other.output.lines)
     assert Scrape.of(other.metrics_url).values("quire_kept_memory_refused", "difference") == {"device_blocks": 1}
     assert other.close() == 0

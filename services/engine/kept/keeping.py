@@ -94,7 +94,7 @@ def keep(file: MemoryFile, identity: KeptIdentity, backends: Sequence[KeepingBac
         log.warning("the kept blocks are damaged: they are erased")
         different = DAMAGE
     elif different:
-        log.warning("the kept blocks are of another %s: they are erased", different)
+        log.warning("the kept blocks differ in %s: they are erased", different)
     if different != "":
         file.make(identity)
     memory = file.map(identity)
