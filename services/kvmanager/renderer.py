@@ -227,8 +227,8 @@ def _missed_in_window(admitted: Admitted) -> str:
     eviction = _eviction(admitted.evictor)
     reason = f"; one of them was last {eviction}" if eviction else " (--retention-tokens keeps more of them)"
     return (
-        f"{counted(tokens, 'token')} {verb(tokens)} cached in the layers that keep all tokens, but blocks of kind {kind} "
-        f"that the next token needs were not{reason}"
+        f"{counted(tokens, 'token')} {verb(tokens)} cached in the layers that keep all tokens, "
+        f"but blocks of kind {kind} that the next token needs were not{reason}"
     )
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from blocks import Allocate, Extend, Fork, Free, FreeReason, Reset, StepItem
-from kvmanager import KVManager, Ledger, UnknownRequest
-from services.kvmanager.renderer import summary
+from kvmanager import Event, KVManager, Ledger, UnknownRequest
+from services.kvmanager.renderer import sentence, summary
 from tests.kvmanager.history.test_ledger import Engine, prompt
 from tests.kvmanager.tiny_pools import end_of
 
@@ -195,3 +195,10 @@ def test_an_explanation_covers_only_events_before_it_was_requested(engine):
     next(slices)
     engine.free(1)
     assert [event.item for event in end_of(slices).events] == [StepItem.ALLOCATE]
+
+
+@pytest.mark.parametrize(("others", "named"), [(0, ""), (1, " and 1 more range"), (2, " and 2 more ranges")])
+def test_an_event_names_at_most_four_ranges_of_blocks(others, named):
+    ranges = tuple((first, first) for first in range(1, 2 * (4 + others), 2))
+    event = Event(1, "engine", item=StepItem.EXTEND, sequence=1, ranges=ranges)
+    assert sentence(event) == f"Sequence 1 was granted {4 + others} blocks (1, 3, 5, 7{named})."
