@@ -55,7 +55,7 @@ test-double: .venv/installed model ## run the tests with engines that take half 
 fuzz: .venv/installed ## run random Steps through the KV manager's core for 20 minutes
 	end=$$(($$(date +%s) + 1200)); \
 	while [ "$$(date +%s)" -lt "$$end" ]; do \
-		QUIRE_FUZZ=1 $(BIN)/pytest tests/kvmanager/test_random_steps.py tests/kvmanager/test_copies.py \
+		QUIRE_FUZZ=1 $(BIN)/pytest tests/kvmanager/test_random_steps.py tests/kvmanager/test_random_kinds.py tests/kvmanager/test_copies.py \
 			--timeout=1200 $(ARGS) || exit; \
 	done
 
