@@ -4,6 +4,7 @@ A window kind receives the blocks of one window for each sequence that fits into
 that two steps compute. Kind 0 receives the rest.
 """
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from engine.model.sizing import cache_bytes
 
 # The step in flight, and the one whose blocks are requested meanwhile.
 _STEPS_AHEAD = 2
+# Blocks of a kind 0 without bytes, at most: an eighth of what a KV manager has by default for all its engines and both
+# tiers, where each block takes memory. 64 sequences of 128k tokens have as many.
+MAX_COUNTING_BLOCKS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,12 @@ def split_memory(
         own = cache_bytes(sequences * typical, block_bytes[0])
         return own + sum(cache_bytes(blocks, one) for blocks, one in windows)
 
-    sequences = max((count for count in range(1, sizes.max_sequences + 1) if takes(count) <= memory_bytes), default=1)
+    sequences = max(1, bisect(range(1, sizes.max_sequences + 1), memory_bytes, key=takes))
     windows = windows_of(sequences)
     left = memory_bytes - sum(cache_bytes(blocks, one) for blocks, one in zip(windows, block_bytes[1:], strict=True))
     if not block_bytes[0]:  # all layers have windows: kind 0 counts tokens, and has no bytes
         most = sizes.max_sequences * blocks_for(sizes.context_tokens, sizes.block_size)
-        return (most if left >= 0 else 0, *windows)
+        return (min(most, MAX_COUNTING_BLOCKS) if left >= 0 else 0, *windows)
     return (max(0, left // block_bytes[0] - 1), *windows)
 
 
@@ -68,3 +72,16 @@ def host_blocks_of(kinds: Sequence[LayerKind], host_blocks: int, sizes: SplitSiz
     typical = max(1, blocks_for(sizes.typical_tokens, sizes.block_size))
     shares = [most_blocks(kind, sizes.context_tokens, sizes.block_size, sizes.block_size) for kind in kinds[1:]]
     return (host_blocks, *[min(host_blocks, -(-host_blocks * share // typical)) for share in shares])
+
+
+def host_blocks_within(
+    kinds: Sequence[LayerKind], block_bytes: Sequence[int], memory_bytes: int, sizes: SplitSizes
+) -> int:
+    """Return the host blocks of kind 0 that fit into this memory together with those of the other kinds."""
+
+    def takes(host_blocks: int) -> int:
+        hosts = host_blocks_of(kinds, host_blocks, sizes)
+        return sum(cache_bytes(blocks, one) for blocks, one in zip(hosts, block_bytes, strict=True))
+
+    most = memory_bytes // block_bytes[0] if block_bytes[0] else MAX_COUNTING_BLOCKS
+    return bisect(range(1, most + 1), memory_bytes, key=takes)

@@ -6,8 +6,16 @@ from hypothesis import strategies as st
 from blocks import blocks_for
 from engine.attention.cache import CacheGeometry, LayerShape
 from engine.kinds.layer_kinds import LayerKind, layer_kinds, most_blocks, one_kind, places_of
-from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks, split_memory
+from engine.kinds.split import (
+    MAX_COUNTING_BLOCKS,
+    SplitSizes,
+    host_blocks_of,
+    host_blocks_within,
+    split_blocks,
+    split_memory,
+)
 from engine.model.sizing import cache_bytes
+from kvmanager import limits
 
 ALL = LayerShape(2, 8, 8)
 NEAR, FAR, CHUNK = ALL._replace(window=7), ALL._replace(window=40), ALL._replace(window=16, chunked=True)
@@ -66,6 +74,15 @@ def test_without_bytes_of_its_own_kind_0_has_room_for_all_sequences() -> None:
     assert split == (4 * 128, sizes.window_blocks(LayerKind((0,), 64), 4))
 
 
+def test_without_bytes_kind_0_leaves_room_for_other_engines_of_a_manager() -> None:
+    sizes = SplitSizes(16, 1 << 20, 512, 64, 1 << 19)
+    window = LayerKind((0,), 64)
+    split = split_memory((LayerKind(()), window), (0, 1024), 1 << 30, sizes)
+    assert split == (MAX_COUNTING_BLOCKS, sizes.window_blocks(window, 64))
+    assert 8 * MAX_COUNTING_BLOCKS <= limits.MAX_BLOCKS
+    assert min(MAX_COUNTING_BLOCKS, limits.MAX_TABLE_BLOCKS) == limits.MAX_TABLE_BLOCKS, "the longest sequence fits"
+
+
 def test_no_window_kind_has_more_blocks_than_kind_0() -> None:
     sizes = SplitSizes(16, 2048, 512, 4, 1024)
     assert split_blocks(KINDS, 10, sizes) == (10, 10, 10)
@@ -77,3 +94,17 @@ def test_host_blocks_are_in_the_proportion_of_a_typical_request() -> None:
     sizes = SplitSizes(16, 2048, 512, 4, 1024)
     assert host_blocks_of(KINDS, 0, sizes) == (0, 0, 0)
     assert host_blocks_of(KINDS, 640, sizes) == (640, 60, 100)
+
+
+@given(st.integers(0, 1 << 24), st.integers(1, 2048), st.sampled_from([(1024, 2048, 512), (0, 2048, 512)]))
+def test_the_memory_of_a_host_tier_holds_the_host_blocks_of_all_kinds(
+    memory: int, typical: int, block_bytes: tuple[int, ...]
+) -> None:
+    sizes = SplitSizes(16, 2048, 512, 4, typical)
+
+    def taken(blocks: int) -> int:
+        return sum(cache_bytes(*one) for one in zip(host_blocks_of(KINDS, blocks, sizes), block_bytes, strict=True))
+
+    found = host_blocks_within(KINDS, block_bytes, memory, sizes)
+    assert taken(found) <= memory
+    assert found == MAX_COUNTING_BLOCKS or taken(found + 1) > memory
