@@ -129,6 +129,23 @@ def test_the_log_has_device_and_size_of_the_pool(
     assert "the pool on cpu has 4095 blocks of 16 tokens: with the one for padding 48.0 MiB" in caplog.text
 
 
+def test_the_log_has_blocks_and_memory_of_each_kind(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EngineSettings(
+        model=str(tiny_model("windowed")), device="cpu", dtype="float32", attention_backend="torch", device_blocks=1023
+    )
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        parts = assembly.assemble(settings)
+    [window], loaded = parts.scheduler.capacity.windows, parts.loaded
+    whole = 1024 * (loaded.geometry.block_bytes(16, torch.float32) - window.block_bytes) / (1 << 20)
+    seen = (window.device_blocks + 1) * window.block_bytes / (1 << 20)
+    beside = "with the one for padding"
+    assert f"the pool on cpu has 1023 blocks of kind all of 16 tokens: {beside} {whole:.1f} MiB" in caplog.text
+    blocks = f"{window.device_blocks} blocks of kind window-40 for what {window.layers} layers see"
+    assert f"the pool has {blocks}: {beside} {seen:.1f} MiB" in caplog.text
+
+
 def test_llama_shaped_models_run_on_the_gpus_decoder(load: Callable[[str, torch.device], LoadedModel]) -> None:
     loaded = load("llama", DEVICE)
     backend = make_triton_backend()(loaded.geometry, 16, 8, torch.float32)

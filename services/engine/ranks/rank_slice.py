@@ -27,7 +27,7 @@ from services.engine.ranks.recording import recorded_or_launched
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, record_decoder
 from services.engine.startup.decoder_check import check_logits
-from services.engine.startup.device import capacity_of, device_of, dtype_of
+from services.engine.startup.device import capacity_of, check_declared_chunks, device_of, dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.weights import packed_format
@@ -73,6 +73,7 @@ class SliceLoader:
         self._place = place
         self._dtype = dtype_of(settings.dtype, self.device, self.kernels)
         packed_format(settings, self._dtype, self.kernels)  # logs that the slices are dequantized, or refuses
+        check_declared_chunks(settings, Path(settings.model))
         self._folder = ModelFolder(Path(settings.model), settings.tensor_parallel)
 
     @property

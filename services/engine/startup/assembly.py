@@ -35,13 +35,22 @@ from services.engine.kept.memory_file import MemoryFile
 from services.engine.kept.places import kept_path
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendChoice, BackendOptions, check_kv_dtype, choose_backend
-from services.engine.startup.device import capacity_of, device_name, device_of, dtype_of, kinds_of, kv_dtype_of
+from services.engine.startup.device import (
+    capacity_of,
+    check_declared_chunks,
+    device_name,
+    device_of,
+    dtype_of,
+    kinds_of,
+    kv_dtype_of,
+)
 from services.engine.startup.end_tokens import end_tokens
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured, run_sampled
 from services.engine.startup.native_kernels import kernels_for
 from services.engine.startup.verified_models import VerifiedModel, VerifiedModels
 from services.engine.startup.weights import kept, packed_format, weights_to_load
 
+_MIB = 1 << 20
 _MEASURED_COPIES = 8
 # Variable of transformers: no threads read ahead, so stacked tensors leave their memory to those of the next layer.
 _ONE_TENSOR_AT_A_TIME = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -207,11 +216,13 @@ def log_latents(loaded: LoadedModel) -> None:
 
 def log_pool(capacity: Capacity, backends: Sequence[CachingBackend], device: str) -> None:
     """Log the size of the pool, which may have been measured, and the device, which `auto` has chosen."""
-    blocks, mebibytes = capacity.device_blocks, sum(one.cache.nbytes for one in backends) / (1 << 20)
-    sentence = "the pool on %s has %d blocks of %d tokens: with the one for padding %.1f MiB"
-    log.info(sentence, device, blocks, capacity.block_size, mebibytes, extra={"stage": "ready"})
-    for kind in capacity.windows:
-        log.info("%d blocks of kind %s hold what %d layers see", kind.device_blocks, kind.name, kind.layers)
+    whole, *windows = [one.cache.nbytes / _MIB for one in backends]
+    of = " of kind all" if windows else ""
+    sentence = "the pool on %s has %d blocks%s of %d tokens: with the one for padding %.1f MiB"
+    log.info(sentence, device, capacity.device_blocks, of, capacity.block_size, whole, extra={"stage": "ready"})
+    sentence = "the pool has %d blocks of kind %s for what %d layers see: with the one for padding %.1f MiB"
+    for kind, mebibytes in zip(capacity.windows, windows, strict=True):
+        log.info(sentence, kind.device_blocks, kind.name, kind.layers, mebibytes)
 
 
 def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | None) -> LoadedModel:
@@ -231,6 +242,7 @@ def _load(settings: EngineSettings, device: torch.device, kernels: Kernels | Non
     transformers_logging.disable_progress_bar()
     transformers_logging.disable_default_handler()  # its lines go to the service's log
     transformers_logging.enable_propagation()
+    check_declared_chunks(settings, folder)  # before the weights, which take long
     loaded = load_model(folder, dtype, device, weights_to_load(packed), packed=bool(packed))
     return replace(loaded, weights=packed, fingerprint=fingerprint_of(folder, dtype, packed))
 

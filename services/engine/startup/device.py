@@ -1,10 +1,14 @@
 """Where a model is computed: its device and type, and what fits into its memory."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from blocks import WindowKind, blocks_for
+from engine.attention.cache import CacheGeometry
 from engine.errors import ModelUnsupported
 from engine.kinds.layer_kinds import LayerKind, layer_kinds, one_kind
 from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks, split_memory
@@ -19,6 +23,18 @@ from services.engine.startup.gpu_pool import is_measured
 from services.runtime.settings import InvalidSetting
 
 _MIB = 1024 * 1024
+
+
+class Layered(Protocol):
+    """A model with the shapes of its layers: a loaded one, or what its configuration says."""
+
+    @property
+    def geometry(self) -> CacheGeometry:
+        """The shape of K and V of each layer."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest sequence."""
 
 
 def device_of(name: str, local_rank: int | None = None) -> torch.device:
@@ -63,7 +79,7 @@ def capacity_of(settings: EngineSettings, loaded: LoadedModel) -> Capacity:
     A pool that is measured later has a few blocks for trials. Raises InvalidSetting if the memory holds no block, or
     too many.
     """
-    kinds, context = kinds_of(settings, loaded), _context_tokens(settings, loaded)
+    kinds, context = kinds_of(settings, loaded), context_tokens_of(settings, loaded)
     sequences, typical = settings.max_sequences, settings.typical_tokens or max(1, context // 2)
     sizes = SplitSizes(settings.block_size, context, settings.token_budget, sequences, min(typical, context))
     shapes = [kind.geometry(loaded.geometry) for kind in kinds]
@@ -80,26 +96,53 @@ def capacity_of(settings: EngineSettings, loaded: LoadedModel) -> Capacity:
     )
 
 
-def kinds_of(settings: EngineSettings, loaded: LoadedModel) -> tuple[LayerKind, ...]:
-    """Return the kinds of blocks of a model's layers: one, unless the settings ask for windows and can have them."""
-    found = layer_kinds(loaded.geometry, _context_tokens(settings, loaded))
-    chunks = [kind.tokens for kind in found if kind.chunked]
-    if settings.kinds == "off" or settings.device != "cpu" or settings.tensor_parallel > 1:
-        if chunks:
-            raise ModelUnsupported(
-                f"its layers attend within chunks of {chunks[0]} tokens, which needs kinds of blocks: --kinds auto, on "
-                "a CPU, without ranks"
-            )
-        return one_kind(loaded.geometry)
+def kinds_of(settings: EngineSettings, model: Layered) -> tuple[LayerKind, ...]:
+    """Return the kinds of blocks of a model's layers: one, unless the settings ask for windows and can have them.
+
+    The settings are those of a device. Raises ModelUnsupported or InvalidSetting if its chunks cannot be served.
+    """
+    found = layer_kinds(model.geometry, context_tokens_of(settings, model))
+    _check_chunks(settings, [kind.tokens for kind in found if kind.chunked])
+    return found if len(found) > 1 and _has_kinds(settings) else one_kind(model.geometry)
+
+
+def check_declared_chunks(settings: EngineSettings, folder: Path) -> None:
+    """Raise as `kinds_of`, before weights are read. Loading says what is wrong with an unusable configuration."""
+    from engine.attention.declared_geometry import chunks_of
+    from engine.model.loaded import context_tokens
+    from engine.model.text_part import folder_configuration
+
+    chunks: list[int] = []
+    with suppress(ModelUnsupported, AttributeError):
+        config = folder_configuration(folder).get_text_config()
+        context = _served_context(settings, context_tokens(config))
+        chunks = sorted({one for one in chunks_of(config) if 0 < one < context})
+    _check_chunks(settings, chunks)
+
+
+def _has_kinds(settings: EngineSettings) -> bool:
+    return settings.kinds == "auto" and settings.device == "cpu" and settings.tensor_parallel == 1
+
+
+def _check_chunks(settings: EngineSettings, chunks: Sequence[int]) -> None:
+    if chunks and not _has_kinds(settings):
+        raise ModelUnsupported(
+            f"its layers attend within chunks of {chunks[0]} tokens, which needs kinds of blocks: --kinds auto, on "
+            "a CPU, without ranks"
+        )
     if wrong := [one for one in chunks if one % settings.block_size]:
         raise InvalidSetting(
             f"block_size must divide the model's chunks of {wrong[0]} tokens, not {settings.block_size}"
         )
-    return found if len(found) > 1 else one_kind(loaded.geometry)
 
 
-def _context_tokens(settings: EngineSettings, loaded: LoadedModel) -> int:
-    return min(loaded.context_tokens, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size)
+def context_tokens_of(settings: EngineSettings, model: Layered) -> int:
+    """Return the tokens of the longest sequence that is served: its table of blocks has a limit."""
+    return _served_context(settings, model.context_tokens)
+
+
+def _served_context(settings: EngineSettings, declared: int) -> int:
+    return min(declared, MAX_CONTEXT_TOKENS, limits.MAX_TABLE_BLOCKS * settings.block_size)
 
 
 def _windows(
@@ -120,16 +163,18 @@ def _device_blocks(
     split = split_memory(kinds, block_bytes, settings.cache_mib * _MIB, sizes)
     blocks = max(split)
     if not split[0]:
-        beside = "; windows need " + ", ".join(
-            f"{count} blocks of {one / _MIB:.1f} MiB" for count, one in zip(split[1:], block_bytes[1:], strict=True)
-        )
-        raise InvalidSetting(
-            f"cache_mib is {settings.cache_mib}, but one block takes {block_bytes[0] / _MIB:.1f} MiB, "
-            f"and the padding block as much{beside if len(split) > 1 else ''}"
-        )
+        raise InvalidSetting(f"cache_mib is {settings.cache_mib}, but {_least(split, block_bytes)}")
     if blocks > MAX_TIER_BLOCKS:
         raise InvalidSetting(
             f"cache_mib is {settings.cache_mib}, which holds {blocks} blocks of {settings.block_size} tokens; "
             f"a pool has at most {MAX_TIER_BLOCKS}: increase block_size"
         )
     return split
+
+
+def _least(split: Sequence[int], block_bytes: Sequence[int]) -> str:
+    """Say what the smallest pool takes. Kind 0 has no bytes if all layers have windows."""
+    whole = f"one block takes {block_bytes[0] / _MIB:.1f} MiB, and the padding block as much" if block_bytes[0] else ""
+    numbers = zip(split[1:], block_bytes[1:], strict=True)
+    windows = ", ".join(f"{count} blocks of {one / _MIB:.1f} MiB" for count, one in numbers)
+    return "; ".join(filter(None, (whole, windows and f"windows need {windows}")))
