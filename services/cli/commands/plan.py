@@ -1,7 +1,7 @@
 """`quire plan`: the number of KV blocks that fit into a memory and their capacity, or the memory that they need."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from services.engine.settings import (
 from services.runtime.settings import unmet_requirements
 
 if TYPE_CHECKING:
+    from engine.kinds.layer_kinds import LayerKind
     from engine.model.memory_plan import MemoryPlan
     from engine.model.model_shape import ModelShape
 
@@ -95,7 +96,11 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     show_default=True,
     help="Fraction of the memory to plan with. The rest is for a GPU's context, libraries and fragmentation.",
 )
-@click.option("--host-memory", type=_Size(), help="Memory of the host for blocks of preempted requests, such as 32GiB.")
+@click.option(
+    "--host-memory",
+    type=_Size(),
+    help="Memory of the host for blocks of preempted requests, of all kinds together, such as 32GiB.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(("auto", "float32", "bfloat16", "float16")),
@@ -169,11 +174,12 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     type_name = _type_name(dtype, values["weights"], on_gpu=on_gpu)
     required = _required_settings(type_name, values, on_gpu=on_gpu)
     values["token_budget"] = values["token_budget"] or (GPU_TOKEN_BUDGET if on_gpu else CPU_TOKEN_BUDGET)
-    shape = _shape(model, type_name, values)
-    found = _found(goal, shape, type_name, values, on_gpu=on_gpu)
+    shape, kinds = _shape(model, type_name, values, on_gpu=on_gpu)
+    _check_sequences(values)
+    found = _found(goal, shape, kinds, type_name, values, on_gpu=on_gpu)
     if found.max_sequences > _MOST["max_sequences"]:
         limited = values | {"max_sequences": _MOST["max_sequences"]}
-        found = _found(goal, shape, type_name, limited, on_gpu=on_gpu)
+        found = _found(goal, shape, kinds, type_name, limited, on_gpu=on_gpu)
     if as_json:
         named = {"model": model, "dtype": type_name, "kv_dtype": values["kv_dtype"], "parameters": shape.parameters}
         named["weights"] = shape.packed.format or type_name
@@ -183,8 +189,9 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
         return
     from services.cli.commands.plan_table import show
 
-    formats = {"weights": values["weights"], "kv-dtype": values["kv_dtype"], **required}
-    show(model, type_name, shape, found, values["tensor_parallel"], formats)
+    chosen = {"weights": values["weights"], "kv-dtype": values["kv_dtype"], "kinds": values["kinds"], **required}
+    chosen |= {} if on_gpu else {"device": "cpu"}
+    show(model, type_name, shape, found, values["tensor_parallel"], chosen)
 
 
 def _goal(values: dict[str, Any]) -> str:
@@ -209,7 +216,8 @@ def _of_this_machine(values: dict[str, Any]) -> str:
     if values["device"] == "cuda" and not on_gpu:
         raise click.UsageError("--device is cuda, but torch found no GPU: give --gpu-memory")
     values["device"] = "cuda" if on_gpu else "cpu"
-    values["max_sequences"] = values["max_sequences"] or (GPU_MAX_SEQUENCES if on_gpu else CPU_MAX_SEQUENCES)
+    usual = GPU_MAX_SEQUENCES if on_gpu else CPU_MAX_SEQUENCES
+    values["max_sequences"] = values["max_sequences"] or min(usual, values["token_budget"] or usual)
     if not on_gpu:
         return _SERVED
     values["gpu_memory"] = torch.cuda.get_device_properties(0).total_memory
@@ -240,14 +248,28 @@ def _required_settings(type_name: str, values: dict[str, Any], *, on_gpu: bool) 
     return required
 
 
-def _shape(model: str, type_name: str, values: dict[str, Any]) -> "ModelShape":
+def _check_sequences(values: dict[str, Any]) -> None:
+    from services.runtime.settings import InvalidSetting
+
+    try:
+        EngineSettings(token_budget=values["token_budget"], max_sequences=values["max_sequences"] or 0)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _shape(
+    model: str, type_name: str, values: dict[str, Any], *, on_gpu: bool
+) -> "tuple[ModelShape, tuple[LayerKind, ...]]":
+    """Return the shape with the context that an engine serves, and the kinds of blocks that it has."""
     import torch
     from transformers.utils import logging
 
     from engine.errors import ModelUnsupported
     from engine.model.model_shape import read_shape
     from services.cli.local_model import fetch_configuration
+    from services.engine.startup.device import context_tokens_of, kinds_of
     from services.models.model_store import ModelUnavailable
+    from services.runtime.settings import InvalidSetting
 
     if not model:
         raise click.UsageError("--model must not be empty")
@@ -255,12 +277,24 @@ def _shape(model: str, type_name: str, values: dict[str, Any]) -> "ModelShape":
     try:
         source: Path = fetch_configuration(model)
         shape = read_shape(source, getattr(torch, type_name), values["weights"])
-        return shape.of_rank(values["tensor_parallel"])
-    except (ModelUnavailable, ModelUnsupported) as error:
+        shape = shape.of_rank(values["tensor_parallel"])
+        given = {name: values[name] for name in ("kinds", "tensor_parallel", "block_size")}
+        settings = EngineSettings(device="cuda" if on_gpu else "cpu", **given)
+        kinds = kinds_of(settings, shape)
+    except (ModelUnavailable, ModelUnsupported, InvalidSetting) as error:
         raise click.UsageError(f"--model {model}: {error}") from error
+    return replace(shape, context_tokens=context_tokens_of(settings, shape)), kinds
 
 
-def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any], *, on_gpu: bool) -> "MemoryPlan":
+def _found(
+    goal: str,
+    shape: "ModelShape",
+    kinds: "tuple[LayerKind, ...]",
+    type_name: str,
+    values: dict[str, Any],
+    *,
+    on_gpu: bool,
+) -> "MemoryPlan":
     import torch
 
     from engine.model.memory_plan import Planner, Workload
@@ -272,12 +306,13 @@ def _found(goal: str, shape: "ModelShape", type_name: str, values: dict[str, Any
     lengths = values["tokens_per_request"]
     if lengths and sum(lengths) > context:
         raise click.UsageError(f"--tokens-per-request is {sum(lengths)} tokens, more than the longest, {context}")
-    workload = Workload(values["block_size"], values["token_budget"], context, values["max_sequences"], lengths)
+    limits = values["block_size"], values["token_budget"], context, values["max_sequences"]
+    # `quire serve` splits for half the context.
+    workload = Workload(*limits, lengths, max(1, context // 2) if goal == _SERVED and not lengths else None)
     kv_dtype = None if values["kv_dtype"] == "auto" else getattr(torch, values["kv_dtype"])
-    kinds = values["kinds"] == "auto" and not on_gpu and values["tensor_parallel"] == 1
     planner = Planner(shape, getattr(torch, type_name), workload, on_gpu=on_gpu, kv_dtype=kv_dtype, kinds=kinds)
     utilization, host_memory = values["memory_utilization"], values["host_memory"] or 0
-    _check_blocks("--host-memory", planner.blocks_within(host_memory))
+    _check_blocks("--host-memory", planner.host_blocks_within(host_memory))
     if goal == _SERVED:
         return planner.for_cache(CPU_CACHE_MIB * _MIB, utilization, host_memory)
     if goal in ("device_blocks", "requests"):
