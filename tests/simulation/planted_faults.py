@@ -224,8 +224,9 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "a prefix is hit where a window kind lacks a block": (
         Edit(
             "kvmanager/verbs/boundaries.py",
-            "            if shorter < blocks:\n",
-            "            if shorter < blocks and shorter == 0:\n",
+            "            blocks, lacked = yield from _searching(window, hits, blocks)\n",
+            "            shorter, lacked = yield from _searching(window, hits, blocks)\n"
+            "            blocks = blocks if shorter else 0\n",
         ),
     ),
     "a block that left the window stays granted in the engine's view": (
