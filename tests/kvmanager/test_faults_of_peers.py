@@ -1,6 +1,8 @@
 """Faults that users of other systems have reported of blocks by group of layers, tried here: each with its number.
 
-vLLM's and SGLang's issues are at https://github.com/vllm-project/vllm and https://github.com/sgl-project/sglang.
+The issues are at https://github.com/vllm-project/vllm, https://github.com/sgl-project/sglang and
+https://github.com/LMCache/LMCache. Faults of states of recurrent layers, which Quire does not serve, cannot occur:
+vLLM 27264, 43559, 53912, 54504, 55600, 57266 and 57267.
 """
 
 import pytest
@@ -19,7 +21,8 @@ from blocks import (
     Trim,
     WindowKind,
 )
-from kvmanager import Audit, Pool, PoolSpec
+from kvmanager import Audit, Pool, PoolSpec, adopt, report_of
+from tests.kvmanager.tiny_pools import end_of
 
 SIZE = 2
 WINDOW = 4
@@ -158,7 +161,7 @@ def test_vllm_45238_a_prefix_that_two_prompts_share_is_hit_by_the_third():
     assert client.serve(3, [*prefix, *range(300, 310)]) == len(prefix)
 
 
-def test_sglang_30845_a_chunk_longer_than_the_window_registers_no_freed_block_as_live():
+def test_sglang_30845_and_29350_a_chunk_longer_than_the_window_registers_no_freed_block_as_live():
     client = Client(pool_of(window_blocks=16))
     text = list(range(48))
     client.begin(1, text, compute=16)
@@ -172,6 +175,44 @@ def test_sglang_30845_a_chunk_longer_than_the_window_registers_no_freed_block_as
         assert findable <= {*live, *window.device.eviction_order()}
     client.end(1)
     assert client.window.device.counts.held == 0
+
+
+def test_sglang_40283_a_request_that_ends_after_its_prompt_keeps_its_window_alone():
+    client = Client(pool_of(blocks=64, window_blocks=40))
+    client.serve(1, list(range(64)))
+    window = client.window.device
+    cached = [block for block in window.eviction_order() if window.key(block) is not None]
+    assert len(cached) <= 2 * -(-WINDOW // SIZE), "behind the prompt's last block, and behind its end"
+    assert client.begin(2, [*range(64), 99]) == 64
+
+
+def test_sglang_31486_a_model_of_windows_alone_finds_no_block_that_it_has_released():
+    client = Client(pool_of(blocks=64, window_blocks=10))
+    text = list(range(40))
+    client.begin(1, text, compute=8)
+    for end in range(8, 41, 8):
+        client.compute(1, end)
+        window = client.window
+        free = set(window.device.eviction_order()) - set(window.sequences[1].table)
+        assert not {block for block in free if window.device.ref_count(block)}
+    client.end(1)
+    assert client.serve(2, [*text[:12], 99]) == 0, "these blocks have left the window"
+    assert client.begin(3, [*text, 99], compute=8) == 40
+
+
+def test_lmcache_4247_what_a_report_restores_is_hit_in_all_kinds_or_in_none():
+    text = list(range(16))
+    for kind in (0, 1):
+        for lost in range(8):
+            client = kept_but(text, [lost], kind)
+            again = Client(end_of(adopt(client.pool.spec, report_of(client.pool))))
+            hits = [one.begin(2, [*text, 99]) for one in (client, again)]
+            assert hits[0] == hits[1]
+            for one in (client, again):
+                assert [state.sequences[2].committed_blocks * SIZE for state in one.pool.state.kinds] == [hits[0]] * 2
+            assert [state.sequences[2].table for state in client.pool.state.kinds] == [
+                state.sequences[2].table for state in again.pool.state.kinds
+            ]
 
 
 def test_sglang_27586_ending_a_sequence_releases_no_block_that_it_dropped_and_another_got():
