@@ -239,8 +239,9 @@ class BlockClient:
             return
         features = frozenset(first.registered.features)
         if lacking := [name for name in self._needs if name not in features]:
+            remedy = "; start the engine with --kinds off until it is new" if "register.kinds" in lacking else ""
             raise AttachRefused(
-                f"the KV manager at {self._address} lacks {', '.join(lacking)}: it is of an older version"
+                f"the KV manager at {self._address} lacks {', '.join(lacking)}: it is of an older version{remedy}"
             )
         missing = [name for name in MANAGER_FEATURES if name not in features]
         session = {"session": first.registered.session, "engine": self.replica.spec.engine_id}

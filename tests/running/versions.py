@@ -133,7 +133,7 @@ class Fleet:
         names = ("one", "two", "one-again", "two-again")
         self._addresses = {name: f"unix:{folder}/{name}.sock" for name in names}
         try:
-            self.engines = {name: self._start_engine(name, version) for name in ("one", "two")}
+            self.engines = {name: self.start_engine(name, version) for name in ("one", "two")}
             self.gateways = [self._start_gateway(version, _GATEWAYS) for _ in range(2)]
             for engine in self.engines.values():
                 self._wait_for_links(engine)
@@ -160,9 +160,9 @@ class Fleet:
                 self.gateways[number] = self._start_gateway(version, gateway.address)
                 between()
 
-    def add_engine(self, name: str, version: Version) -> None:
+    def add_engine(self, name: str, version: Version, *options: str) -> None:
         """Start an engine, and wait until both gateways use it."""
-        self.engines[name] = self._start_engine(name, version)
+        self.engines[name] = self.start_engine(name, version, *options)
         self._wait_for_links(self.engines[name])
 
     def pools(self) -> dict[str, kvmanager_pb2.PoolInfo]:
@@ -191,12 +191,13 @@ class Fleet:
             version, "kvmanager", "--listen", f"unix:{self._folder}/kvmanager.sock", "--grace-seconds", "0.1"
         )
 
-    def _start_engine(self, name: str, version: Version) -> VersionedService:
+    def start_engine(self, name: str, version: Version, *options: str) -> VersionedService:
+        """Start an engine that may be refused by the KV manager."""
         return self._start(
             *(version, "engine", "--listen", self._addresses[name], "--engine-id", name, "--model", self._model),
             *("--kvmanager", self.manager.address, "--device-blocks", "512", "--device", "cpu", "--threads", "1"),
             # Requests that run when it drains continue at an engine that may be of the other version.
-            *("--grace-seconds", "0.2", "--seconds-without-kvmanager", str(CALL_SECONDS)),
+            *("--grace-seconds", "0.2", "--seconds-without-kvmanager", str(CALL_SECONDS), *options),
         )
 
     def _start_gateway(self, version: Version, listen: str) -> VersionedService:
