@@ -141,7 +141,7 @@ def test_the_log_has_blocks_and_memory_of_each_kind(
     whole = 1024 * (loaded.geometry.block_bytes(16, torch.float32) - window.block_bytes) / (1 << 20)
     seen = (window.device_blocks + 1) * window.block_bytes / (1 << 20)
     beside = "with the one for padding"
-    assert f"the pool on cpu has 1023 blocks of kind all of 16 tokens: {beside} {whole:.1f} MiB" in caplog.text
+    assert f"the pool on cpu has 1023 blocks of 16 tokens (kind all): {beside} {whole:.1f} MiB" in caplog.text
     blocks = f"{window.device_blocks} blocks of kind window-40 for what {window.layers} layers see"
     assert f"the pool has {blocks}: {beside} {seen:.1f} MiB" in caplog.text
 

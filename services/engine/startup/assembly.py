@@ -217,9 +217,9 @@ def log_latents(loaded: LoadedModel) -> None:
 def log_pool(capacity: Capacity, backends: Sequence[CachingBackend], device: str) -> None:
     """Log the size of the pool, which may have been measured, and the device, which `auto` has chosen."""
     whole, *windows = [one.cache.nbytes / _MIB for one in backends]
-    of = " of kind all" if windows else ""
-    sentence = "the pool on %s has %d blocks%s of %d tokens: with the one for padding %.1f MiB"
-    log.info(sentence, device, capacity.device_blocks, of, capacity.block_size, whole, extra={"stage": "ready"})
+    of = " (kind all)" if windows else ""
+    sentence = "the pool on %s has %d blocks of %d tokens%s: with the one for padding %.1f MiB"
+    log.info(sentence, device, capacity.device_blocks, capacity.block_size, of, whole, extra={"stage": "ready"})
     sentence = "the pool has %d blocks of kind %s for what %d layers see: with the one for padding %.1f MiB"
     for kind, mebibytes in zip(capacity.windows, windows, strict=True):
         log.info(sentence, kind.device_blocks, kind.name, kind.layers, mebibytes)
