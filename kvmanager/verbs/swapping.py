@@ -78,7 +78,8 @@ def swapping_in(state: PoolState, group: int, route: Route, outcome: Outcome) ->
     for some in parts_of(tables):
         for table in some:
             state.release_host_after_step(reversed(table))
-        del state.host_in_flight[-sum(map(len, some)) :]  # the first tables are at its end
+        # The first tables are at its end. Those of a window kind may be empty.
+        del state.host_in_flight[len(state.host_in_flight) - sum(map(len, some)) :]
         yield len(some)
     for part in parts_of(route.to_copy.items()):
         outcome.host_to_device += _copies(part)

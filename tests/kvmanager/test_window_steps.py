@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from blocks import Commit, Trim, WindowKind
-from kvmanager import InvalidReport, KVManager, PoolSpec, adopt
+from blocks import Commit, Extend, Fork, Step, Trim, WindowKind
+from kvmanager import InvalidReport, KVManager, Pool, PoolSpec, adopt, parts
 from kvmanager.report import report_of
 from tests.kvmanager.test_faults_of_peers import SIZE, WINDOW, Client, pool_of
 from tests.kvmanager.tiny_pools import end_of
@@ -27,6 +27,24 @@ def test_blocks_may_be_committed_after_they_have_left_the_window(done, first):
     of_all = [twin.window.device.key(block) for block in twin.window.sequences[1].table]
     assert keys == of_all[own.dropped :]
     assert own.dropped == (14 - WINDOW + 1) // SIZE
+
+
+def test_blocks_are_counted_at_each_pause_of_a_swap_in_whose_first_table_is_empty(monkeypatch):
+    """The fork stays within its parent's first block, and has nothing in the window that both have left."""
+    monkeypatch.setattr(parts, "PART", 1)
+    window = WindowKind("window", 1, 8, 8)
+    pool = Pool(PoolSpec("engine", 1, "model", SIZE, 8, 8, windows=(window,)))
+    client = Client(pool)
+    client.begin(1, [1, 2, 3, 4])
+    client.step(forks=[Fork(1, 2, 4)])
+    client.step(extends=[Extend(1, ((2, 6),))])
+    client.step(trims=[Trim(1, 4), Trim(2, 4)])
+    assert [pool.windows[0].sequences[number].table for number in (1, 2)] == [[], [3]]
+    client.step(swap_outs=[1])
+    pool.state.stepping = True
+    for _ in pool.applying(Step(pool.last_step + 1, swap_ins=[1]), budget=1):
+        assert pool.violations() == []
+    assert not pool.sequences[1].swapped
 
 
 @pytest.fixture
