@@ -142,7 +142,13 @@ FOREIGN: dict[str, set[str]] = {
         *("mm_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "external_kv_transfer"),
         *("prompt_tokens_recomputed", "num_requests_swapped", "cpu_cache_usage_perc", "corrupted_requests"),
         *("estimated_flops_*", "--max-num-batched-tokens", "--max-num-seqs", "--gpu-memory-utilization"),
-        *("--num-gpu-blocks-override", "--swap-space", "--scheduling-policy", "--served-model-name"),
+        *(
+            "--num-gpu-blocks-override",
+            "--swap-space",
+            "--disable-hybrid-kv-cache-manager",
+            "--scheduling-policy",
+            "--served-model-name",
+        ),
         *(
             "--max-model-len",
             "--speculative-config",

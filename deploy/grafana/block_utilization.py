@@ -34,18 +34,37 @@ def _blocks(tier: str, state: str) -> str:
     return f'sum by ({BY_RELEASE}, engine) (quire_kv_blocks{{{OF_ENGINE},tier="{tier}",state="{state}"}})'
 
 
+def _share_by_kind(tier: str, states: str) -> str:
+    """Return the share of blocks in these states, of all blocks of each kind."""
+    by = f"sum by ({BY_RELEASE}, engine, kind)"
+    in_states = f'{by} (quire_kv_blocks{{{OF_ENGINE},tier="{tier}",state=~"{states}"}})'
+    return f'{in_states} / {by} (quire_kv_pool_blocks{{{OF_ENGINE},tier="{tier}"}})'
+
+
 _POOL = (
     Panel(
         "Blocks by state",
         "Every block is in one state. Held: a running request holds it. Cached: without holder, but a prompt with "
-        "the same prefix can hit it. Free: empty. Withheld: removed by the audit. Summed over the kinds of blocks.",
+        "the same prefix can hit it. Free: empty. Withheld: removed by the audit. Summed over the kinds of blocks, "
+        "which differ in bytes.",
         tuple(Query(_blocks("device", state), f"{{{{engine}}}} {state}") for state in STATES),
         stacked=STATES,
     ),
     HELD_SHARE,
     Panel(
+        "Held share by kind",
+        "Blocks that requests hold, of all blocks of the kind. If only a window kind is near 1, a smaller "
+        "--typical-tokens gives it more of the memory; if only kind all is, a larger one gives that more.",
+        (Query(_share_by_kind("device", "held"), "{{engine}} {{kind}}"),),
+        unit="percentunit",
+        maximum=1,
+        warn=0.9,
+        alarm=0.98,
+    ),
+    Panel(
         "Blocks granted, evicted and copied",
-        "Evicted: cached blocks whose contents were dropped for space. Copied: copy-on-write of shared blocks.",
+        "Evicted: cached blocks whose contents were dropped for space. Copied: copy-on-write of shared blocks. Of kind "
+        "all.",
         (
             Query(rate("quire_kv_granted_blocks_total"), "{{engine}} granted"),
             Query(rate("quire_kv_evicted_blocks_total"), "{{engine}} evicted"),
@@ -63,13 +82,21 @@ _POOL = (
     ),
     Panel(
         "Host blocks by state",
-        "With a host tier: blocks of swapped requests are held, those that the pool had no room for are cached.",
+        "With a host tier: blocks of swapped requests are held, those that the pool had no room for are cached. Summed "
+        "over the kinds of blocks, which differ in bytes.",
         tuple(Query(_blocks("host", state), f"{{{{engine}}}} {state}") for state in STATES),
         stacked=STATES,
     ),
     Panel(
+        "Used share of the host tier by kind",
+        "Held and cached blocks, of all host blocks of the kind.",
+        (Query(_share_by_kind("host", "held|cached"), "{{engine}} {{kind}}"),),
+        unit="percentunit",
+        maximum=1,
+    ),
+    Panel(
         "Blocks moved between the tiers",
-        "To the host by swaps and instead of eviction, and back to the device.",
+        "To the host by swaps and instead of eviction, and back to the device. Of kind all.",
         (Query(rate("quire_kv_moved_blocks_total", "engine, to"), "{{engine}} to {{to}}"),),
         unit="/s",
     ),
@@ -77,8 +104,8 @@ _POOL = (
 _WASTE = (
     Panel(
         "Slots of held blocks",
-        "By kind: tokens computed, reserved for the running prefill, blocks granted ahead, and the rest of partly "
-        "filled blocks. There is no external fragmentation, because any free block fits.",
+        "By use: tokens computed, reserved for the running prefill, blocks granted ahead, and the rest of partly "
+        "filled blocks. Of kind all. There is no external fragmentation, because any free block fits.",
         tuple(Query(f'quire_kv_slots{{{OF_ENGINE},kind="{kind}"}}', f"{{{{engine}}}} {kind}") for kind in SLOTS),
         stacked=SLOTS,
     ),
@@ -91,7 +118,7 @@ _WASTE = (
     ),
     Panel(
         "Share of slots without tokens",
-        "By kind: reserved, lookahead and internal sum to the waste.",
+        "By use: reserved, lookahead and internal sum to the waste.",
         (
             Query(
                 f'quire_kv_slots{{{OF_ENGINE},kind!="tokens"}} / on ({BY_RELEASE}, model_name, engine) group_left() '
@@ -106,7 +133,8 @@ _WASTE = (
 _SHARING = (
     Panel(
         "Sharing",
-        "Saved: blocks that would be needed in addition without sharing. Shared: blocks with several holders.",
+        "Saved: blocks that would be needed in addition without sharing. Shared: blocks with several holders. Of kind "
+        "all.",
         (
             Query(f"quire_kv_saved_blocks{{{OF_ENGINE}}}", "{{engine}} saved"),
             Query(f"quire_kv_shared_blocks{{{OF_ENGINE}}}", "{{engine}} shared"),
@@ -124,7 +152,7 @@ _SHARING = (
     ),
     Panel(
         "Pinned blocks",
-        "Blocks held by pins. Other prompts cannot evict them.",
+        "Blocks of kind all that are held by pins. Other prompts cannot evict them.",
         (Query(f"quire_kv_pinned_blocks{{{OF_ENGINE}}}", "{{engine}}"),),
     ),
     PREFIX_CACHE_HIT_RATE,

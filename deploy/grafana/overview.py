@@ -60,11 +60,12 @@ _NOW = (
     ),
     Figure(
         "Held share of the pools",
-        "Blocks that running requests hold, of all blocks.",
+        "Blocks that running requests hold, of all blocks, in the kind of blocks that has the least room.",
         (
             Query(
-                f'sum by ({_BY_MODEL}) (quire_kv_blocks{{{OF_MODEL},tier="device",state="held"}}) / '
-                f'sum by ({_BY_MODEL}) (quire_kv_pool_blocks{{{OF_MODEL},tier="device"}})',
+                f"max by ({_BY_MODEL}) ("
+                f'sum by ({_BY_MODEL}, kind) (quire_kv_blocks{{{OF_MODEL},tier="device",state="held"}}) / '
+                f'sum by ({_BY_MODEL}, kind) (quire_kv_pool_blocks{{{OF_MODEL},tier="device"}}))',
                 "{{model_name}}",
             ),
         ),

@@ -138,6 +138,7 @@ class EngineSettings:
         "that are evicted first if room is short. 0: only behind prompts, answers and branches.",
         least=0,
         most=1 << 20,
+        requires=(Requires("kinds", without=("off",), because="no block leaves a window"),),
     )
     host_blocks: int = setting(
         0,

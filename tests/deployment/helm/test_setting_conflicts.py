@@ -82,3 +82,12 @@ def test_a_minimum_of_n_grams_is_refused_without_proposals_and_by_ranks() -> Non
 )
 def test_a_cache_in_8_bits_is_refused_where_no_kernel_reads_it(settings: Object, complaint: str) -> None:
     assert complaint in refusal(values({"kv_dtype": "int8", **settings}))
+
+
+@pytest.mark.parametrize(
+    ("name", "because"), [("typical_tokens", "nothing to split"), ("retention_tokens", "no block")]
+)
+def test_settings_of_window_kinds_are_refused_without_kinds(name: str, because: str) -> None:
+    message = refusal(values({name: 4096, "kinds": "off"}))
+    assert f"engine.settings.kinds must not be off with engine.settings.{name} 4096" in message
+    assert because in message
