@@ -259,8 +259,8 @@ class PoolState:
         return faults
 
 
-# Of a sequence, the same in all kinds.
-_COMMON_FIELDS = (
+# Fields of a sequence that are equal in all kinds.
+COMMON_FIELDS = (
     *("group", "request_id", "salt", "resets", "prompt_tokens", "room_tokens", "swapped"),
     *("blocks", "committed_blocks", "last_key"),
 )
@@ -273,7 +273,7 @@ def differences(state: PoolState, window: PoolState) -> list[str]:
     faults = []
     for sequence_id, own in state.sequences.items():
         other = window.sequences[sequence_id]
-        for name in _COMMON_FIELDS:
+        for name in COMMON_FIELDS:
             if getattr(own, name) != getattr(other, name):
                 faults.append(f"{name} of sequence {sequence_id} differs from kind 0")
     return faults

@@ -289,6 +289,15 @@ class ModelEngine(EngineInProcess):
         return TorchBackend(geometry, block_size, device_blocks, host_blocks=host_blocks)
 
 
+class EightBitEngine(ModelEngine):
+    """An engine whose K and V have 8 bits."""
+
+    def make_backend(
+        self, geometry: CacheGeometry, block_size: int, device_blocks: int, host_blocks: int
+    ) -> CachingBackend:
+        return TorchBackend(geometry, block_size, device_blocks, torch.int8, host_blocks=host_blocks)
+
+
 @functools.cache
 def loaded_model(folder: Path) -> LoadedModel:
     return load_model(folder, torch.float32, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Splits the memory of a cache among the kinds of blocks.
+"""How a cache's memory is divided among kinds of blocks.
 
 A window kind receives the blocks of one window for each sequence that fits into the memory, and those of the tokens
 that two steps compute. Kind 0 receives the rest.
@@ -77,7 +77,7 @@ def host_blocks_of(kinds: Sequence[LayerKind], host_blocks: int, sizes: SplitSiz
 def host_blocks_within(
     kinds: Sequence[LayerKind], block_bytes: Sequence[int], memory_bytes: int, sizes: SplitSizes
 ) -> int:
-    """Return the host blocks of kind 0 that fit into this memory together with those of the other kinds."""
+    """Return how many host blocks kind 0 gets if all kinds share this memory."""
 
     def takes(host_blocks: int) -> int:
         hosts = host_blocks_of(kinds, host_blocks, sizes)

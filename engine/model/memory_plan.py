@@ -136,7 +136,7 @@ class Planner:
         kv_dtype: torch.dtype | None = None,
         kinds: Sequence[LayerKind] = (),
     ) -> None:
-        """`shape` is that of the model with weights of `dtype`. The cache has `kv_dtype`, by default the same type.
+        """Plan for the model of `shape`, with weights in `dtype`. The cache uses `kv_dtype`, by default the same type.
 
         `kinds` are the kinds of blocks of its layers; without them, all layers keep all tokens.
         """
@@ -185,7 +185,7 @@ class Planner:
         return requests * PoolSize(self._workload.block_size, 0).blocks_of(self._workload.typical_tokens)
 
     def host_blocks_within(self, memory_bytes: int) -> int:
-        """Return the host blocks of kind 0 that fit into this memory beside those of the other kinds."""
+        """Return how many host blocks kind 0 gets if all kinds share this memory."""
         return host_blocks_within(self._kinds, self._block_bytes, memory_bytes, self._split_sizes(1))
 
     @property

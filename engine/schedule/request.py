@@ -182,7 +182,7 @@ class Request:
 
 
 class Demand(NamedTuple):
-    """The most blocks of a kind that a request can hold at once, and those of the pool, of which some are pinned.
+    """The most `blocks` of a kind that a request can hold at once, beside the pool's `total` and `pinned` blocks.
 
     `kind` is the window kind's name, empty for kind 0.
     """
@@ -228,6 +228,12 @@ class Capacity:
         """Number of blocks available to one request."""
         return self.device_blocks - self.pinned_blocks
 
+    @property
+    def unpinned_in_windows(self) -> tuple[int, ...]:
+        """Number of blocks of each window kind available to one request."""
+        pinned = self.pinned_in_windows or (0,) * len(self.windows)
+        return tuple([kind.device_blocks - held for kind, held in zip(self.windows, pinned, strict=True)])
+
     def check(self, request: Request) -> None:
         """Raise InvalidRequest, naming the field, its value and its limit, if the request can never be served.
 
@@ -261,7 +267,7 @@ class Capacity:
             )
 
     def shortage(self, request: Request, max_tokens: int) -> Demand | None:
-        """Return what a request that generates so many tokens can need of a kind that has too few, None if it fits."""
+        """Return the demand of the first kind that is too small for a request with this limit, None if it fits."""
         return next((one for one in self._demands(request, max_tokens) if one.blocks > one.left), None)
 
     def max_blocks(self, request: Request) -> int:
@@ -274,9 +280,9 @@ class Capacity:
 
     def _demands(self, request: Request, max_tokens: int) -> Iterator[Demand]:
         yield Demand("", self._blocks(request, max_tokens), self.device_blocks, self.pinned_blocks)
-        pinned = self.pinned_in_windows or (0,) * len(self.windows)
-        for kind, held in zip(self.windows, pinned, strict=True):
-            yield Demand(kind.name, self._window_blocks(request, max_tokens, kind), kind.device_blocks, held)
+        for kind, left in zip(self.windows, self.unpinned_in_windows, strict=True):
+            blocks, total = self._window_blocks(request, max_tokens, kind), kind.device_blocks
+            yield Demand(kind.name, blocks, total, total - left)
 
     def _blocks(self, request: Request, max_tokens: int) -> int:
         shared, whole = self._shared_and_whole(request, max_tokens)

@@ -30,12 +30,10 @@ from typing import NamedTuple
 
 from kvmanager.applied import AppliedStep
 from kvmanager.observe.table_follower import TableFollower
-from kvmanager.pool_state import PoolState, SequenceTable
+from kvmanager.pool_state import COMMON_FIELDS, PoolState, SequenceTable
 from kvmanager.tier.fault import BlockFault
 from kvmanager.tier.tier import Tier
 
-# What a sequence has in common in all kinds.
-_SAME = ("blocks", "room_tokens", "committed_blocks", "last_key", "swapped")
 # Blocks, or table entries, that are checked without a pause: about a third of a millisecond.
 _SLICE = 300
 # Table entries that are compared in the time of one block.
@@ -204,7 +202,7 @@ class _KindAudit:
     def _differs(self, sequence: SequenceTable) -> bool:
         """Return whether a sequence of a window kind has other rooms or committed blocks than that of kind 0."""
         other = self._main.sequences.get(sequence.id)
-        return other is None or any(getattr(other, name) != getattr(sequence, name) for name in _SAME)
+        return other is None or any(getattr(other, name) != getattr(sequence, name) for name in COMMON_FIELDS)
 
     def _has_other_key(self, sequence: SequenceTable, tier: Tier) -> bool:
         block = sequence.table[sequence.committed_blocks - 1 - sequence.dropped]

@@ -1,4 +1,4 @@
-"""The longest cached prefix over all kinds of blocks.
+"""Finds the longest prefix that every kind of blocks has cached.
 
 Behind `boundary` blocks, a window kind needs only the blocks that the next token sees. All kinds must hit behind the
 same number of blocks: each layer's keys and values are those of the same tokens (vLLM's groups of layers once disagreed

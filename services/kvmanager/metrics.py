@@ -65,7 +65,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Valu
     ),
     (
         "quire_kv_slots",
-        "Slots in held blocks by kind: computed tokens, reserved for the running prefill, lookahead, internal.",
+        "Slots in held blocks by use: computed tokens, reserved for the running prefill, lookahead, internal.",
         ("kind",),
         lambda _, slots: {(kind,): number for kind, number in slots._asdict().items()},
     ),

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.running.versions import Version, extract, last_release
+
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "bench" / "results" / "acceptance.jsonl"
 CODE = ("blocks", "kvmanager", "engine", "services", "protos")
@@ -32,6 +34,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.stash[_CODE] = _code(item.path)
             if (_case(item), item.stash[_CODE]) in done:
                 item.add_marker(pytest.mark.skip(reason="passed with the same code in an earlier run"))
+
+
+@pytest.fixture(scope="module")
+def new() -> Version:
+    """This tree."""
+    return Version("new", ROOT)
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
+    """The tree of the last release."""
+    version, commit = last_release()
+    tree = extract(commit, tmp_path_factory.mktemp("release") / version)
+    if tree is None:
+        pytest.skip(f"this clone lacks the commit of release {version}, {commit}: fetch it")
+    return Version("old", tree)
 
 
 @pytest.fixture(autouse=True)

@@ -14,26 +14,12 @@ from services.wire.features import FEATURES
 from tests.acceptance.conftest import Record
 from tests.faults import wait_until
 from tests.running.failover import check_equal, failovers, streams
-from tests.running.versions import ROOT, Fleet, Load, Version, extract, last_release
+from tests.running.versions import Fleet, Load, Version
 from tests.running_quire import CALL_SECONDS, Answer
 
 TOKENS = 60
 UPGRADE = ("kvmanager", "engine", "gateway")
 ROLLBACK = UPGRADE[::-1]
-
-
-@pytest.fixture(scope="module")
-def new() -> Version:
-    return Version("new", ROOT)
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
-    version, commit = last_release()
-    tree = extract(commit, tmp_path_factory.mktemp("release") / version)
-    if tree is None:
-        pytest.skip(f"this clone lacks the commit of release {version}, {commit}: fetch it")
-    return Version("old", tree)
 
 
 @pytest.fixture

@@ -8,25 +8,11 @@ import pytest
 from quire.v1 import gateway_pb2_grpc
 from tests.faults import prompt
 from tests.reference import near_ties
-from tests.running.versions import ROOT, Fleet, Version, VersionedService, extract, last_release
+from tests.running.versions import Fleet, Version, VersionedService
 from tests.running_quire import CALL_SECONDS, START_SECONDS, Answer
 
 TOKENS = 20
 PROMPTS = [prompt(number, 60 + number, TOKENS) for number in range(4)]
-
-
-@pytest.fixture(scope="module")
-def new() -> Version:
-    return Version("new", ROOT)
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
-    version, commit = last_release()
-    tree = extract(commit, tmp_path_factory.mktemp("release") / version)
-    if tree is None:
-        pytest.skip(f"this clone lacks the commit of release {version}, {commit}: fetch it")
-    return Version("old", tree)
 
 
 @pytest.fixture

@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-import torch
 
-from engine.attention import TorchBackend
-from engine.attention.cache import CacheGeometry
 from engine.schedule.limits import Preemption
 from quire.v1 import gateway_pb2
 from tests.acceptance.conftest import Record
-from tests.engine_in_process import EngineInProcess, ModelEngine
+from tests.engine_in_process import EightBitEngine, EngineInProcess, ModelEngine
 from tests.faults import Streams, wait_until
 from tests.load import slow_request
 from tests.model_types.cases import case_named
@@ -78,15 +75,6 @@ def test_the_table_has_all_pairs() -> None:
 # In one process
 
 
-class CodedEngine(ModelEngine):
-    """An engine whose K and V have 8 bits."""
-
-    def make_backend(
-        self, geometry: CacheGeometry, block_size: int, device_blocks: int, host_blocks: int
-    ) -> TorchBackend:
-        return TorchBackend(geometry, block_size, device_blocks, torch.int8, host_blocks=host_blocks)
-
-
 @cache
 def _checkpoint(family: str, folder: Path) -> Path:
     write_checkpoint(case_named(family), folder)
@@ -113,7 +101,7 @@ def engine_of(folder: Path, cell: Cell, kinds: bool = True) -> ModelEngine:
         settings |= {"host_blocks": 128, "preemption": Preemption.SWAP}
     if cell.feature == "drafted":
         settings["proposed_tokens"] = 3
-    return (CodedEngine if cell.feature == "in 8 bits" else ModelEngine)(folder, **settings)
+    return (EightBitEngine if cell.feature == "in 8 bits" else ModelEngine)(folder, **settings)
 
 
 def prompts_of(cell: Cell) -> Answers:

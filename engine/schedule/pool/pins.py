@@ -243,31 +243,28 @@ class Pins:
         """Check that a pin leaves room to compute it, any other pin again after a reset, and each live request."""
         capacity = self._view.capacity
         live = [one.request for one in self._queue.by_request.values() if not one.request.prefill_only]
-        for window, kind, pinned in zip(
-            self._view.windows, capacity.windows, capacity.pinned_in_windows or [0] * len(capacity.windows), strict=True
-        ):
-            own, left = window.pinned_count(self._blocks_of(pin)), kind.device_blocks - pinned
+        for window, left in zip(self._view.windows, capacity.unpinned_in_windows, strict=True):
+            own = window.pinned_count(self._blocks_of(pin))
             beside = [self._beside(one, window) for one in (pin, *self._declared.values())]
-            most = max([*beside, *(capacity.max_window_blocks(request, kind) for request in live)])
+            most = max([*beside, *(capacity.max_window_blocks(request, window.kind) for request in live)])
             if own + most > left:
-                raise PinTooLarge(
-                    f"prompt needs {counted(own, 'block')} of kind {kind.name}, and a request up to {most}; "
-                    f"{left} are unpinned",
-                    "prompt",
-                )
+                needed = f"prompt needs {counted(own, 'block')} of kind {window.kind.name}, and a request up to {most}"
+                raise PinTooLarge(f"{needed}; {left} are unpinned", "prompt")
 
     def shortage(self, request: Request) -> str:
-        """Return what the request of a prefix can need and what is left, of a kind that has too few blocks."""
+        """Return what a prefix needs of the first kind that is too small to compute it, empty if it fits."""
         capacity, pin = self._view.capacity, self._declared[request.request_id.removeprefix(_REQUEST_PREFIX)]
-        if capacity.unpinned_blocks < 0:
-            return f"{self._blocks_of(pin)} blocks, but fewer"
-        for window, kind, pinned in zip(self._view.windows, capacity.windows, capacity.pinned_in_windows, strict=True):
-            if (needed := self._beside(pin, window)) > (left := kind.device_blocks - pinned):
-                return f"{needed} blocks of kind {kind.name} beside pinned ones, but {left}"
+        # Its own blocks count as pinned.
+        if (left := capacity.unpinned_blocks) < 0:
+            own = self._blocks_of(pin)
+            return f"{counted(own, 'block')}, but {max(0, own + left)}"
+        for window, left in zip(self._view.windows, capacity.unpinned_in_windows, strict=True):
+            if (needed := self._beside(pin, window)) > left:
+                return f"{counted(needed, 'block')} of kind {window.kind.name} beside pinned ones, but {max(0, left)}"
         return ""
 
     def _beside(self, pin: PinnedPrefix, window: WindowView) -> int:
-        """Return the most blocks of a window kind that the computation of a prefix holds beside those to be pinned."""
+        """Return the most blocks of a window kind that computing a prefix needs beyond those it pins."""
         most = self._view.capacity.max_window_blocks(request_of(pin, 0.0), window.kind)
         return max(0, most - window.pinned_count(self._blocks_of(pin)))
 

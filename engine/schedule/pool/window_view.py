@@ -128,7 +128,7 @@ class WindowView:
         return self.table(sequence)[self.kind.first_block(blocks * self._size, self._size) : blocks]
 
     def pinned_count(self, blocks: int) -> int:
-        """Return how many blocks a pin of so many logical blocks holds."""
+        """Return how many blocks a pin of a sequence's first `blocks` logical blocks holds."""
         return blocks - min(blocks, self.kind.first_block(blocks * self._size, self._size))
 
     def pin(self, blocks: Iterable[int]) -> None:

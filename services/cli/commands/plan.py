@@ -234,7 +234,7 @@ def _type_name(dtype: str, weights: str, *, on_gpu: bool) -> str:
 
 
 def _required_settings(type_name: str, values: dict[str, Any], *, on_gpu: bool) -> dict[str, str]:
-    """Return the options that an engine needs in addition to those of the plan.
+    """Return further options that such an engine needs.
 
     Raises click.UsageError for options that it refuses together, whatever the others are.
     """

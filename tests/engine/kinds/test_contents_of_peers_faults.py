@@ -5,12 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from engine.attention import TorchBackend
-from engine.attention.cache import CacheGeometry
 from engine.schedule.limits import Preemption
-from tests.engine_in_process import ModelEngine
+from tests.engine_in_process import EightBitEngine, ModelEngine
 from tests.model_types.cases import case_named
 from tests.model_types.checkpoints import write_checkpoint
 
@@ -19,15 +16,6 @@ BLOCKS = 40
 CONCURRENT = 12
 
 Prompt = Callable[[int], list[int]]
-
-
-class CodedEngine(ModelEngine):
-    """An engine whose K and V have 8 bits."""
-
-    def make_backend(
-        self, geometry: CacheGeometry, block_size: int, device_blocks: int, host_blocks: int
-    ) -> TorchBackend:
-        return TorchBackend(geometry, block_size, device_blocks, torch.int8, host_blocks=host_blocks)
 
 
 @pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
@@ -40,7 +28,7 @@ def test_vllm_50702_a_full_pool_with_hits_and_8_bits_gives_the_tokens_of_a_large
     prompts = [[*common[: draw.randrange(24)], *range(20 + number, 23 + number)] for number in range(4 * CONCURRENT)]
 
     def run(device_blocks: int, host_blocks: int) -> ModelEngine:
-        engine = CodedEngine(
+        engine = EightBitEngine(
             tmp_path / "model",
             block_size=BLOCK_SIZE,
             device_blocks=device_blocks,
