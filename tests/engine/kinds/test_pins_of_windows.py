@@ -100,14 +100,14 @@ def test_samples_share_what_their_windows_see_of_the_prompt(
     checkpoint: Checkpoint, random_prompt: Prompt, beams: bool
 ) -> None:
     """A request that fits if layers keep everything fits if they do not."""
-    prompt, folder = random_prompt(CONTEXT - 8), checkpoint(FAMILIES["gemma2"])
-    blocks = len(prompt) // BLOCK_SIZE + 5 * 2
+    prompt, folder = random_prompt(20), checkpoint(FAMILIES["gemma2"])
+    blocks = len(prompt) // BLOCK_SIZE + 5
     engine = ModelEngine(folder, block_size=BLOCK_SIZE, kinds=True, device_blocks=blocks, token_budget=16)
     [window] = engine.scheduler.capacity.windows
     samples = {"beam_search": BeamSearch(5)} if beams else {"samples": 5}
-    engine.submit(prompt, 8, request_id="fits", **samples)
+    engine.submit(prompt, 4, request_id="fits", **samples)
     engine.run()
     assert engine.finished["fits"].failure is None
     engine.scheduler.requests.withhold((), (window.device_blocks - 6,))
     with pytest.raises(InvalidRequest, match=f"for each of 5 {'beams' if beams else 'samples'} take .* {window.name}"):
-        engine.submit(prompt, 8, **samples)
+        engine.submit(prompt, 4, **samples)
