@@ -182,10 +182,7 @@ class Request:
 
 
 class Demand(NamedTuple):
-    """The most `blocks` of a kind that a request can hold at once, beside the pool's `total` and `pinned` blocks.
-
-    `kind` is the window kind's name, empty for kind 0.
-    """
+    """The most `blocks` that a request can hold of a `kind` (empty: kind 0), beside the pool's `total` and `pinned`."""
 
     kind: str
     blocks: int
