@@ -8,6 +8,8 @@ from blocks.result import Copy, Refusal, StepRefusal, StepResult, TableChange
 from blocks.step import (
     Allocate,
     Commit,
+    Condemn,
+    CondemnReason,
     Extend,
     Fork,
     Free,
@@ -29,6 +31,8 @@ __all__ = [
     "Allocate",
     "BlockManager",
     "Commit",
+    "Condemn",
+    "CondemnReason",
     "Copy",
     "Extend",
     "Fork",

@@ -19,6 +19,17 @@ class FreeReason(Enum):
     PRUNED = 5
 
 
+class CondemnReason(Enum):
+    """Why the contents of a block are not what its key promises."""
+
+    ADOPTION = 1  # its checksum differs at the first hit after kept memory was adopted
+    SWAP_IN = 2  # its checksum differs after a swap in
+    HOST_HIT = 3  # its checksum differs after the copy of a hit in the host tier
+    HIT = 4  # its checksum differs at a hit that was sampled
+    COPY = 5  # a copy failed
+    RECOMPUTATION = 6  # its K and V differ from recomputed ones
+
+
 class StepItem(Enum):
     """The lists of a Step, in the order of application."""
 
@@ -32,6 +43,20 @@ class StepItem(Enum):
     ALLOCATE = 8
     LENGTH = 9
     TRIM = 10  # after the commits
+    CONDEMN = 11  # first
+
+
+class Condemn(NamedTuple):
+    """Withdraws the keys of blocks whose contents were found wrong. They are withheld, held ones on release.
+
+    `sequence` is the one whose hit or copy found it, 0 if none did. All blocks are of one tier and one kind.
+    """
+
+    sequence: int
+    blocks: Sequence[int]
+    reason: CondemnReason
+    host: bool = False
+    kind: int = 0
 
 
 class Commit(NamedTuple):
@@ -130,6 +155,7 @@ class Step:
     """All block operations of one turn. Lists are applied in the order of the fields, items in full or not at all."""
 
     step: int
+    condemns: Sequence[Condemn] = ()
     commits: Sequence[Commit] = ()
     trims: Sequence[Trim] = ()
     pins: Sequence[PinChange] = ()
