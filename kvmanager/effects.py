@@ -1,17 +1,17 @@
 """The effects of verbs, for the ledger and the observers.
 
 Verbs append plain tuples, because making a named tuple takes as long as half a verb. `effect_of` converts a tuple to a
-typed effect where it is read. `blocks` are the committed, pinned, shared, freed, moved or granted blocks.
+typed effect where it is read. `blocks` are the condemned, committed, pinned, shared, freed, moved or granted blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from blocks import Free, FreeReason, PinChange, StepItem
+from blocks import Condemn, CondemnReason, Free, FreeReason, PinChange, StepItem
 from kvmanager.tier.tier import Eviction
 
-# Verb, sequence, group, blocks, evictions for it, and a detail by verb: the child of a fork, the item of a free or of a
-# pin change, the first logical block of a trim, the Allocation of an allocate, else None.
+# Verb, sequence, group, blocks, evictions for it, and a detail by verb: the child of a fork; the item of a condemn, a
+# free or of a pin change; the first logical block of a trim; the Allocation of an allocate; else None.
 RawEffect = tuple[StepItem, int, int, Sequence[int], Sequence[Eviction], Any]
 
 
@@ -33,6 +33,20 @@ class Allocation(NamedTuple):
     outlived_blocks: int = 0
     missed_kind: int = 0
     found_tokens: int = 0
+
+
+class Condemned(NamedTuple):
+    """Blocks of a tier were withheld, held ones on release. Those that were already are not listed.
+
+    `sequence` found it, 0 if none did. `group` is 0 if the sequence has ended.
+    """
+
+    sequence: int
+    group: int
+    blocks: Sequence[int]
+    reason: CondemnReason
+    host: bool
+    kind: int
 
 
 class Committed(NamedTuple):
@@ -116,7 +130,11 @@ class Allocated(NamedTuple):
     allocation: Allocation
 
 
-Effect = Committed | PinsChanged | Forked | Freed | SwappedOut | SwappedIn | Extended | Trimmed | Allocated
+Effect = Condemned | Committed | PinsChanged | Forked | Freed | SwappedOut | SwappedIn | Extended | Trimmed | Allocated
+
+
+def _condemned(sequence: int, group: int, blocks: Sequence[int], _: Sequence[Eviction], item: Condemn) -> Condemned:
+    return Condemned(sequence, group, blocks, item.reason, item.host, item.kind)
 
 
 def _freed(sequence: int, group: int, blocks: Sequence[int], _: Sequence[Eviction], item: Free) -> Freed:
@@ -124,6 +142,7 @@ def _freed(sequence: int, group: int, blocks: Sequence[int], _: Sequence[Evictio
 
 
 _TYPED: dict[StepItem, Callable[[int, int, Sequence[int], Sequence[Eviction], Any], Effect]] = {
+    StepItem.CONDEMN: _condemned,
     StepItem.COMMIT: lambda sequence, group, blocks, _, __: Committed(sequence, group, blocks),
     StepItem.PIN: lambda sequence, group, blocks, _, change: PinsChanged(sequence, group, blocks, change),
     StepItem.FORK: lambda sequence, group, blocks, _, child: Forked(sequence, group, blocks, child),
@@ -139,3 +158,11 @@ _TYPED: dict[StepItem, Callable[[int, int, Sequence[int], Sequence[Eviction], An
 def effect_of(raw: RawEffect) -> Effect:
     """Return the typed effect of a raw tuple."""
     return _TYPED[raw[0]](*raw[1:])
+
+
+def condemned_in(effects: Sequence[RawEffect]) -> Iterator[Condemned]:
+    """Yield what was condemned, by the first effects of a Step."""
+    for raw in effects:
+        if raw[0] is not StepItem.CONDEMN:
+            return
+        yield _condemned(*raw[1:])

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-from blocks import FreeReason, Step, StepItem, StepRefusal
+from blocks import CondemnReason, FreeReason, Step, StepItem, StepRefusal
 from kvmanager import limits
 from kvmanager.applied import AppliedStep
+from kvmanager.effects import condemned_in
 from kvmanager.errors import (
     InvalidRegistration,
     SessionReplaced,
@@ -32,7 +33,10 @@ _MAX_LISTED_ENGINES = 10
 
 @dataclass
 class PoolTotals:
-    """Totals of a pool since its engine attached, counted from Steps, results and audits."""
+    """Totals of a pool since its engine attached, counted from Steps, results and audits.
+
+    `condemned_blocks` counts those of all kinds, by the tier, True for the host tier, and the reason.
+    """
 
     steps: int = 0
     prefix_query_tokens: int = 0
@@ -48,6 +52,7 @@ class PoolTotals:
     peak_saved_blocks: int = 0
     audits: int = 0
     audit_violations: int = 0
+    condemned_blocks: Counter[tuple[bool, CondemnReason]] = field(default_factory=Counter)
 
     def add(self, step: Step, applied: AppliedStep, saved_blocks: int) -> None:
         """Count one Step."""
@@ -68,6 +73,9 @@ class PoolTotals:
                 free.reason is FreeReason.PREEMPTED and (StepItem.FREE, position) not in refused
                 for position, free in enumerate(step.frees)
             )
+        for kind in (applied, *applied.windows) if step.condemns else ():
+            for condemned in condemned_in(kind.effects):
+                self.condemned_blocks[condemned.host, condemned.reason] += len(condemned.blocks)
         self.peak_held_blocks = max(self.peak_held_blocks, applied.device.held)
         self.peak_saved_blocks = max(self.peak_saved_blocks, saved_blocks)
 

@@ -27,6 +27,7 @@ from kvmanager.pool_state import PoolState, SequenceTable
 from kvmanager.tier.tier import Tier
 from kvmanager.verbs import in_kinds
 from kvmanager.verbs.admission import allocate
+from kvmanager.verbs.condemning import condemn
 from kvmanager.verbs.growth import extend
 from kvmanager.verbs.lifecycle import commit, fork, free
 from kvmanager.verbs.pinning import change_pins
@@ -49,9 +50,23 @@ _GRANTS = (StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.EXTEND, StepItem.ALLOCA
 
 _Verb = Callable[[PoolState, Any, Outcome], Parts | None]
 # In the order of application.
-_VERBS: tuple[_Verb, ...] = (commit, change_pins, fork, free, swap_out, swap_in, extend, allocate)
+_ITEMS = (
+    StepItem.CONDEMN,
+    StepItem.COMMIT,
+    StepItem.TRIM,
+    StepItem.PIN,
+    StepItem.FORK,
+    StepItem.FREE,
+    StepItem.SWAP_OUT,
+    StepItem.SWAP_IN,
+    StepItem.EXTEND,
+    StepItem.ALLOCATE,
+)
+_VERBS: tuple[_Verb, ...] = (condemn, commit, trim, change_pins, fork, free, swap_out, swap_in, extend, allocate)
 _IN_KINDS: tuple[_Verb, ...] = (
+    condemn,
     in_kinds.commit,
+    trim,
     in_kinds.change_pins,
     in_kinds.fork,
     in_kinds.free,
@@ -278,26 +293,12 @@ def _in_slices(remaining: Iterable[int], work: int, budget: int) -> Generator[No
     return work
 
 
-def _verbs(
-    step: Step, *, in_kinds: bool
-) -> Iterator[tuple[StepItem, Sequence[Any], Callable[[PoolState, Any, Outcome], Parts | None]]]:
+def _verbs(step: Step, *, in_kinds: bool) -> Iterator[tuple[StepItem, Sequence[Any], _Verb]]:
     """Yield the non-empty lists of a Step with their verbs, in the order of application."""
-    verbs = _IN_KINDS if in_kinds else _VERBS
-    if step.commits:
-        yield StepItem.COMMIT, step.commits, verbs[0]
-    if step.trims:
-        yield StepItem.TRIM, step.trims, trim
-    if step.pins:
-        yield StepItem.PIN, step.pins, verbs[1]
-    if step.forks:
-        yield StepItem.FORK, step.forks, verbs[2]
-    if step.frees:
-        yield StepItem.FREE, step.frees, verbs[3]
-    if step.swap_outs:
-        yield StepItem.SWAP_OUT, step.swap_outs, verbs[4]
-    if step.swap_ins:
-        yield StepItem.SWAP_IN, step.swap_ins, verbs[5]
-    if step.extends:
-        yield StepItem.EXTEND, step.extends, verbs[6]
-    if step.allocates:
-        yield StepItem.ALLOCATE, step.allocates, verbs[7]
+    lists = (
+        *(step.condemns, step.commits, step.trims, step.pins, step.forks),
+        *(step.frees, step.swap_outs, step.swap_ins, step.extends, step.allocates),
+    )
+    for kind, items, verb in zip(_ITEMS, lists, _IN_KINDS if in_kinds else _VERBS, strict=True):
+        if items:
+            yield kind, items, verb

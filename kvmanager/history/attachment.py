@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from blocks import Extend, Free, Refusal, Step, StepItem
-from kvmanager.effects import Allocated, Effect, Forked, Freed, RawEffect, Trimmed, effect_of
+from kvmanager.effects import Allocated, Condemned, Effect, Forked, Freed, RawEffect, Trimmed, effect_of
 from kvmanager.history.events import Entry, Event, RefusedItem
 from kvmanager.pool_state import SequenceTable
 
@@ -174,6 +174,8 @@ class Attachment:
 def _extra_of(effect: Effect) -> object:
     """Return what an entry keeps of an effect beside its blocks."""
     match effect:
+        case Condemned():
+            return (effect.reason.value, effect.host)
         case Allocated(allocation=allocation):
             return tuple(allocation)
         case Forked(child=child):
@@ -187,6 +189,7 @@ def _extra_of(effect: Effect) -> object:
 
 
 _LISTS = {
+    StepItem.CONDEMN: lambda step: step.condemns,
     StepItem.COMMIT: lambda step: step.commits,
     StepItem.TRIM: lambda step: step.trims,
     StepItem.PIN: lambda step: step.pins,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from blocks import KEY_BYTES, FreeReason, StepItem, StepRefusal
+from blocks import KEY_BYTES, CondemnReason, FreeReason, StepItem, StepRefusal
 from kvmanager.effects import Allocation
 
 # Memory of an entry and its parts in bytes, measured and rounded up. An extra contains a request id.
@@ -29,10 +29,11 @@ class PoolChange(Enum):
 class Event(NamedTuple):
     """An applied or refused verb, or a `change` of a pool as a whole, which has no step and no item.
 
-    `ranges` are the first and last ids of the affected blocks: host blocks for a swap_out and for blocks withheld in
-    the host tier, else device blocks. `waited_seconds` is the time that an allocate's group waited, and `prefix_of` the
-    request that computed their common prefix meanwhile. `evicted` are the keyed blocks that were evicted for the verb.
-    `detail` is the message of a refusal. `kind` is the name of the blocks' window kind, empty for kind 0.
+    `ranges` are the first and last ids of the affected blocks: host blocks for a swap_out, for blocks withheld in the
+    host tier, and for a condemn with `host`, else device blocks. `waited_seconds` is the time that an allocate's group
+    waited, and `prefix_of` the request that computed their common prefix meanwhile. `evicted` are the keyed blocks that
+    were evicted for the verb. `detail` is the message of a refusal. `kind` is the name of the blocks' window kind,
+    empty for kind 0.
     """
 
     number: int
@@ -53,6 +54,15 @@ class Event(NamedTuple):
     prefix_of: str = ""
     change: PoolChange | None = None
     kind: str = ""
+    condemn_reason: CondemnReason | None = None
+    host: bool = False
+
+
+class CondemnDetails(NamedTuple):
+    """Details of a condemn: the value of its CondemnReason, and its tier."""
+
+    reason: int
+    host: bool
 
 
 class FreeDetails(NamedTuple):
@@ -143,6 +153,12 @@ class Entry(NamedTuple):
             return None
         return FreeDetails(*self.extras[position])  # type: ignore[misc]
 
+    def condemn_details(self, position: int) -> CondemnDetails | None:
+        """Return the details of an applied condemn, None for other events."""
+        if position >= len(self.items) or self.items[position] != StepItem.CONDEMN.value:
+            return None
+        return CondemnDetails(*self.extras[position])  # type: ignore[misc]
+
     def child(self, position: int) -> int:
         """Return the child sequence of an applied fork."""
         child = self.extras[position]
@@ -185,14 +201,18 @@ class Entry(NamedTuple):
         return position
 
     def positions_of_block(self, block: int, *, host: bool, kind: int = 0) -> list[int]:
-        """Return the positions of the effects on a block of a kind. Host blocks appear only in swap_outs."""
+        """Return the positions of the effects on a block of a kind. Swap_outs and some condemns are of host blocks."""
         return [
             position
-            for position, item in enumerate(self.items)
-            if (item == StepItem.SWAP_OUT.value) == host
+            for position in range(len(self.items))
+            if self._is_of_host(position) == host
             and self.kind(position) == kind
             and (block in self.blocks_of(position) or (not host and block in self.evicted(position)))
         ]
+
+    def _is_of_host(self, position: int) -> bool:
+        condemned = self.condemn_details(position)
+        return condemned.host if condemned else self.items[position] == StepItem.SWAP_OUT.value
 
     def event(self, position: int, engine_id: str, kinds: Sequence[str] = ("",)) -> Event:
         """Return the event at `position` of an engine whose kinds of blocks have these names, that of kind 0 empty."""
@@ -207,6 +227,7 @@ class Entry(NamedTuple):
 
     def _effect_event(self, number: int, engine_id: str, position: int, kind: str) -> Event:
         admission, details = self.admission(position), self.free_details(position)
+        condemned = self.condemn_details(position)
         return Event(
             number,
             engine_id,
@@ -223,6 +244,8 @@ class Entry(NamedTuple):
             evicted=self.evicted(position),
             prefix_of=admission.prefix_of if admission else "",
             kind=kind,
+            condemn_reason=CondemnReason(condemned.reason) if condemned else None,
+            host=condemned.host if condemned else False,
         )
 
     def _refusal_event(self, number: int, engine_id: str, refused: RefusedItem) -> Event:

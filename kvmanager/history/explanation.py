@@ -65,13 +65,19 @@ class LeftWindow(NamedTuple):
     sequences: int
 
 
+class CondemnedBlocks(NamedTuple):
+    """Blocks whose contents the request found wrong."""
+
+    event: Event
+
+
 class HistoryTruncated(NamedTuple):
     """The ledger no longer has the request's events before this one."""
 
     event: Event
 
 
-Finding = StateChange | Victim | Refusals | Admitted | LeftWindow | HistoryTruncated
+Finding = StateChange | Victim | Refusals | Admitted | LeftWindow | CondemnedBlocks | HistoryTruncated
 
 
 class RequestStatus(Enum):
@@ -265,7 +271,10 @@ class _ExplanationBuilder:
             if not attachment.adopted:
                 for held in (self._held, *self._held_in_windows.values()):
                     held.clear()
-        if event.kind:
+        if event.condemn_reason:
+            self._close_refusals()
+            self._findings.append(CondemnedBlocks(event))
+        elif event.kind:
             if event.item is StepItem.TRIM:
                 self._trimmed.setdefault(event.kind, []).append(ref)
             self._hold(self._held_in_windows.setdefault(event.kind, HeldBlocks()), ref, event)

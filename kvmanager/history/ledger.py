@@ -211,7 +211,7 @@ class Ledger:
 
         The oldest event is first.
 
-        Only events of the engine's attached pool are found. For host blocks, only swap_outs are.
+        Only events of the engine's attached pool are found. For host blocks, only swap_outs and condemns are.
         """
         self.flush()
         attachment = self._attached.get(engine_id)

@@ -67,6 +67,8 @@ class Checksum:
             self._hash.update(part)
         if applied.windows:
             self._add_windows(step, applied)
+        for part in _condemn_parts(step):
+            self._hash.update(part)
 
     def _add_windows(self, step: Step, applied: AppliedStep) -> None:
         """Add what only pools with window kinds have. Others keep the checksums that they had before."""
@@ -196,6 +198,12 @@ def _step_parts(step: Step) -> Iterator[bytes]:
         yield _text(item.request_id) + _text(item.salt) + pack("<d", item.waited_seconds)
         yield _tokens(item.token_ids)
     yield _rows(step.lengths)
+
+
+def _condemn_parts(step: Step) -> Iterator[bytes]:
+    """Encode what few Steps have. Others keep the checksums that they had before."""
+    for item in step.condemns:
+        yield _numbers(item.sequence, item.reason.value, item.host, item.kind) + _list(item.blocks)
 
 
 def _pin(item: PinChange) -> bytes:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from kvmanager.applied import AppliedStep
+from kvmanager.effects import condemned_in
 from kvmanager.observe.table_follower import TableFollower
 from kvmanager.pool_state import PoolState
 from kvmanager.tier.tier import Tier
@@ -200,6 +201,8 @@ class BlockMap:
             self._device.changed.update(applied.sealed_blocks)
         if applied.result.device_to_host:
             self._host.changed.update(copy.destination for copy in applied.result.device_to_host)
+        for condemned in condemned_in(applied.effects):
+            self.touch(condemned.blocks, host=condemned.host)
         if applied.result.withheld_blocks or applied.result.host_withheld_blocks:
             self.touch(applied.result.withheld_blocks, host=False)
             self.touch(applied.result.host_withheld_blocks, host=True)

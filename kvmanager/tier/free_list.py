@@ -14,26 +14,32 @@ class FreeList:
     """A FIFO queue of free blocks.
 
     It is an array of numbers because the objects of a deque scatter over memory, so that each grant misses the cache.
-    Entries before `head` have been handed out.
+    Entries before `head` have been handed out. Those of `discarded` blocks, which never return, are skipped when they
+    are reached, because searching for them takes time by the length of the list.
     """
 
     def __init__(self) -> None:
         self.blocks = array("i")
         self.head = 0
+        self.discarded: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self.blocks) - self.head
+        return len(self.blocks) - self.head - len(self.discarded)
 
     def take(self) -> int:
         """Take the next block; 0 if the list is empty."""
-        if self.head == len(self.blocks):
-            return 0
-        block = self.blocks[self.head]
-        self.head += 1
-        return block
+        while self.head < len(self.blocks):
+            block = self.blocks[self.head]
+            self.head += 1
+            if block not in self.discarded:
+                return block
+            self.discarded.remove(block)
+        return 0
 
     def take_many(self, count: int) -> list[int]:
         """Take the next `count` blocks. The caller has checked that there are enough."""
+        if self.discarded:
+            return [self.take() for _ in range(count)]
         blocks = self.blocks[self.head : self.head + count].tolist()
         self.head += count
         return blocks
@@ -47,10 +53,17 @@ class FreeList:
 
     def in_order(self) -> "array[int]":
         """Return a copy of the free blocks in order."""
-        return self.blocks[self.head :]
+        if not self.discarded:
+            return self.blocks[self.head :]
+        return array("i", [block for block in self.blocks[self.head :] if block not in self.discarded])
+
+    def discard(self, block: int) -> None:
+        """Remove a block that is in the list once and never returns to it."""
+        self.discarded.add(block)
 
     def remove(self, block: int) -> None:
         """Remove every occurrence of a block. Takes time by the length of the list."""
+        self.discarded.discard(block)
         blocks, wanted = self.blocks, array("i", (block,)).tobytes()
         width, start = blocks.itemsize, self.head
         while start < len(blocks):
@@ -68,3 +81,4 @@ class FreeList:
         """Empty the list and free its memory."""
         self.blocks = array("i")
         self.head = 0
+        self.discarded.clear()

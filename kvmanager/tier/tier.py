@@ -88,14 +88,14 @@ class Tier:
     @property
     def counts(self) -> BlockCounts:
         """Blocks by state."""
-        free = len(self.free.blocks) - self.free.head
+        free = len(self.free)
         cached, withheld = self.cached.size, self.marks.withheld_count
         return BlockCounts(free, cached, self.total - free - cached - withheld, withheld)
 
     @property
     def available(self) -> int:
         """Blocks that `grant` can hand out now."""
-        return len(self.free.blocks) - self.free.head + self.cached.size
+        return len(self.free) + self.cached.size
 
     def ref_count(self, block: int) -> int:
         """Return the number of table entries and pins that hold the block."""
@@ -225,7 +225,21 @@ class Tier:
                 self.free.extend((block,))
         yield from self.keys.unindexing()
 
-    # Withholding is rare, so it may search the whole free list.
+    def condemn(self, blocks: Iterable[int]) -> list[int]:
+        """Withhold blocks, held ones on release; return those that were not withheld or marked before."""
+        condemned = []
+        for block in blocks:
+            if not self.marks.is_withheld_or_marked(block):
+                holders = self._ref_counts[block]
+                if block in self.cached:
+                    self.cached.remove(block)
+                elif not holders and self.keys.by_block[block] is None:
+                    self.free.discard(block)
+                self.withhold_unqueued(block, holders)
+                condemned.append(block)
+        return condemned
+
+    # An audit withholds rarely, so it may search the whole free list.
 
     def withhold(self, holders: Mapping[int, int]) -> None:
         """Take blocks out of circulation and out of the index, those with holders on release.
