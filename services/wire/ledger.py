@@ -3,7 +3,7 @@
 from kvmanager import Event, PoolChange
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.duration import duration
-from services.wire.step import FREE_REASONS
+from services.wire.step import CONDEMN_REASONS, FREE_REASONS
 from services.wire.step_result import ITEMS, REFUSALS
 
 _CHANGES = {change: pb.PoolChange.Value(f"POOL_CHANGE_{change.name}") for change in PoolChange}
@@ -29,5 +29,7 @@ def event_message(event: Event) -> pb.Event:
         evicted_blocks=event.evicted,
         prefix_of=event.prefix_of,
         pool=_CHANGES[event.change] if event.change else pb.POOL_CHANGE_UNSPECIFIED,
+        condemn_reason=CONDEMN_REASONS[event.condemn_reason] if event.condemn_reason else pb.CONDEMN_REASON_UNSPECIFIED,
+        host=event.host,
         kind=event.kind,
     )

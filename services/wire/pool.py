@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from collections.abc import Sequence as Items
 
-from kvmanager import BlockState, Pool, PoolState, SequenceTable, Session, Tier, state_of
+from kvmanager import BlockState, Pool, PoolState, PoolTotals, SequenceTable, Session, Tier, state_of
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.attach import window_kind_message
 from services.wire.step_result import counts_message
@@ -21,7 +21,7 @@ _PAGE_ENTRIES = 65_536
 
 def pool_message(session: Session) -> pb.PoolInfo:
     """Write a pool's counts and totals."""
-    pool, totals = session.pool, session.totals
+    pool = session.pool
     return pb.PoolInfo(
         **{name: value for name, value in vars(pool.spec).items() if name not in _OMITTED},
         device=counts_message(pool.device.counts),
@@ -32,9 +32,14 @@ def pool_message(session: Session) -> pb.PoolInfo:
         computed_tokens=pool.computed_tokens(),
         shared_blocks=pool.device.shared,
         saved_blocks=pool.device.saved,
-        totals=pb.PoolTotals(**vars(totals) | {"refusals": totals.refusals.total()}),
+        totals=_totals_message(session.totals),
         kinds=map(_kind_message, pool.windows),
     )
+
+
+def _totals_message(totals: PoolTotals) -> pb.PoolTotals:
+    sums = {"refusals": totals.refusals.total(), "condemned_blocks": totals.condemned_blocks.total()}
+    return pb.PoolTotals(**vars(totals) | sums)
 
 
 def _kind_message(window: PoolState) -> pb.WindowKindInfo:

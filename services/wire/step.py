@@ -5,7 +5,22 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, PinChange, Reset, Step, Trim, Unpin
+from blocks import (
+    Allocate,
+    Commit,
+    Condemn,
+    CondemnReason,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Pin,
+    PinChange,
+    Reset,
+    Step,
+    Trim,
+    Unpin,
+)
 from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
@@ -15,6 +30,9 @@ from services.wire.wire_fields import check_length
 
 FREE_REASONS = {reason: pb.FreeReason.Value(f"FREE_REASON_{reason.name}") for reason in FreeReason}
 _REASONS_OF: dict[int, FreeReason] = {number: reason for reason, number in FREE_REASONS.items()}
+CONDEMN_REASONS = {reason: pb.CondemnReason.Value(f"CONDEMN_REASON_{reason.name}") for reason in CondemnReason}
+_CONDEMN_REASONS_OF: dict[int, CondemnReason] = {number: reason for reason, number in CONDEMN_REASONS.items()}
+_IN_HOST: dict[int, bool] = {pb.TIER_UNSPECIFIED: False, pb.TIER_DEVICE: False, pb.TIER_HOST: True}
 
 _Row = TypeVar("_Row")
 
@@ -33,6 +51,8 @@ def write_step(step: Step, message: pb.Step) -> None:
         sequences, tokens = zip(*step.lengths, strict=True)
         message.length_sequences.extend(sequences)
         message.length_tokens.extend(tokens)
+    if step.condemns:
+        _write_condemns(step.condemns, message.condemns)
     if step.commits:
         _write_commits(step.commits, message.commits)
     if step.trims:
@@ -58,6 +78,7 @@ def step_of(message: pb.Step) -> Step:
     """Read a Step. Raises InvalidField for malformed fields."""
     return Step(
         step=message.step,
+        condemns=_condemns(message.condemns) if message.HasField("condemns") else (),
         commits=_commits(message.commits) if message.HasField("commits") else (),
         trims=trims_of(message.trims) if message.HasField("trims") else (),
         pins=[_pin_change(item) for item in message.pins],
@@ -72,6 +93,32 @@ def step_of(message: pb.Step) -> Step:
 
 
 # Columns are read as slices, because iterating a repeated field takes several times as long.
+
+
+def _write_condemns(condemns: Sequence[Condemn], message: pb.Condemns) -> None:
+    sequences, block_ids, reasons, hosts, kinds = zip(*condemns, strict=True)
+    message.sequences.extend(sequences)
+    message.reasons.extend(map(CONDEMN_REASONS.__getitem__, reasons))
+    message.tiers.extend([pb.TIER_HOST if host else pb.TIER_DEVICE for host in hosts])
+    message.kinds.extend(kinds)
+    message.block_counts.extend(map(len, block_ids))
+    message.block_ids.extend(chain.from_iterable(block_ids))
+
+
+def _condemns(message: pb.Condemns) -> list[Condemn]:
+    blocks = split_by_counts(array("i", message.block_ids[:]), message.block_counts[:], "step.condemns")
+    columns = (message.sequences[:], message.reasons[:], message.tiers[:], message.kinds[:])
+    return _rows(condemn_of, "step.condemns", *columns, blocks)
+
+
+def condemn_of(sequence: int, reason: int, tier: int, kind: int, blocks: Sequence[int]) -> Condemn:
+    """Read a condemn. Raises InvalidField for an unknown reason or tier."""
+    if reason not in _CONDEMN_REASONS_OF:
+        field = "step.condemns.reasons"
+        raise InvalidField(f"{field} has {reason}, which is not a CondemnReason", field)
+    if tier not in _IN_HOST:
+        raise InvalidField(f"step.condemns.tiers has {tier}, which is not a Tier", "step.condemns.tiers")
+    return Condemn(sequence, blocks, _CONDEMN_REASONS_OF[reason], _IN_HOST[tier], kind)
 
 
 def _write_commits(commits: Sequence[Commit], message: pb.Commits) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, starmap
 from typing import Any, NamedTuple, TypeVar
 
-from blocks import Allocate, Commit, Extend, Step, Trim
+from blocks import Allocate, Commit, Condemn, Extend, Step, Trim
 from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField, UnexpectedMessage
 from services.wire.attach import only_field
 from services.wire.columns import check_columns, check_counts, pairs
-from services.wire.step import allocate_of, step_of
+from services.wire.step import allocate_of, condemn_of, step_of
 from services.wire.wire_fields import ENTRY_BYTES, Field, Message, Sliced, batches, check_known, numbers, parts
 
 # Sizes that protobuf parses, and that become values, well within a millisecond.
@@ -23,7 +23,7 @@ _VARINT_BYTES = 10
 
 _COMMITS, _PINS, _FORKS, _FREES, _SWAP_OUTS, _SWAP_INS, _EXTENDS, _ALLOCATES = 2, 3, 4, 5, 6, 7, 8, 9
 _LENGTHS = (10, 11)
-_TRIMS = 52
+_CONDEMNS, _TRIMS = 12, 52
 _TOKEN_IDS = 5  # of Allocate
 _COLUMN_BYTES = limits.MAX_ITEMS * _VARINT_BYTES
 _NO_TRACES: Mapping[int, str] = {}
@@ -63,13 +63,17 @@ def trace_parents(message: pb.Step, first: int) -> Mapping[int, str]:
 
 def _large(message: Message) -> Sliced[ReadStep]:
     columns = dict.fromkeys((_SWAP_OUTS, _SWAP_INS, *_LENGTHS), _COLUMN_BYTES)
-    most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MAX_ITEMS) | {_COMMITS: 1, _EXTENDS: 1, _TRIMS: 1}
+    most = dict.fromkeys((_PINS, _FORKS, _FREES, _ALLOCATES), limits.MAX_ITEMS)
+    most |= dict.fromkeys((_CONDEMNS, _COMMITS, _TRIMS, _EXTENDS), 1)
     found = yield from parts(message, pb.Step.DESCRIPTOR, columns, most, ENTRY_BYTES)
     rest = pb.Step.FromString(bytes(found.rest))
     check_known(rest, "step")
     swap_outs = yield from _column(found.columns[_SWAP_OUTS], "step.swap_outs", wide=True)
     swap_ins = yield from _column(found.columns[_SWAP_INS], "step.swap_ins", wide=True)
     lengths = yield from _pairs(found.columns[_LENGTHS[0]], found.columns[_LENGTHS[1]], "step.lengths")
+    condemns: list[Condemn] = []
+    for field in found.entries[_CONDEMNS]:
+        condemns = yield from _condemns(message.of(field, "condemns"))
     commits: list[Commit] = []
     for field in found.entries[_COMMITS]:
         commits = yield from _commits(message.of(field, "commits"))
@@ -83,6 +87,7 @@ def _large(message: Message) -> Sliced[ReadStep]:
     items, traces = yield from _items(message, listed)
     step = Step(
         step=rest.step,
+        condemns=condemns,
         commits=commits,
         trims=trims,
         swap_outs=swap_outs.tolist(),
@@ -115,6 +120,19 @@ def _pairs(first: bytearray, second: bytearray, field: str) -> Sliced[list[tuple
     tokens = yield from _column(second, field)
     yield
     return pairs(ids, tokens, field)
+
+
+def _condemns(message: Message) -> Sliced[list[Condemn]]:
+    columns = dict.fromkeys((1, 2, 3, 4, 5), _COLUMN_BYTES) | {6: limits.MAX_CONDEMNED_BLOCKS * _VARINT_BYTES}
+    found = yield from parts(message, pb.Condemns.DESCRIPTOR, columns, {}, ENTRY_BYTES)
+    check_known(pb.Condemns.FromString(bytes(found.rest)), "step.condemns")
+    sequences = yield from _column(found.columns[1], "step.condemns.sequences", wide=True)
+    reasons = yield from _column(found.columns[2], "step.condemns.reasons")
+    tiers = yield from _column(found.columns[3], "step.condemns.tiers")
+    kinds = yield from _column(found.columns[4], "step.condemns.kinds")
+    counts = yield from _column(found.columns[5], "step.condemns.block_counts")
+    blocks = yield from numbers(found.columns[6], limits.MAX_CONDEMNED_BLOCKS, "step.condemns.block_ids")
+    return (yield from _rows(condemn_of, "step.condemns", (sequences, reasons, tiers, kinds), counts, blocks))
 
 
 def _commits(message: Message) -> Sliced[list[Commit]]:

@@ -22,6 +22,46 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CondemnReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CondemnReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CondemnReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONDEMN_REASON_UNSPECIFIED: _CondemnReason.ValueType  # 0
+    """Not specified."""
+    CONDEMN_REASON_ADOPTION: _CondemnReason.ValueType  # 1
+    """Its checksum differs at the first hit after kept memory was adopted,"""
+    CONDEMN_REASON_SWAP_IN: _CondemnReason.ValueType  # 2
+    """after a swap in,"""
+    CONDEMN_REASON_HOST_HIT: _CondemnReason.ValueType  # 3
+    """after the copy of a hit in the host tier,"""
+    CONDEMN_REASON_HIT: _CondemnReason.ValueType  # 4
+    """or at a hit that was sampled."""
+    CONDEMN_REASON_COPY: _CondemnReason.ValueType  # 5
+    """A copy failed."""
+    CONDEMN_REASON_RECOMPUTATION: _CondemnReason.ValueType  # 6
+    """K and V differ from recomputed ones."""
+
+class CondemnReason(_CondemnReason, metaclass=_CondemnReasonEnumTypeWrapper):
+    """Reason why the contents of a block are not what its key promises."""
+
+CONDEMN_REASON_UNSPECIFIED: CondemnReason.ValueType  # 0
+"""Not specified."""
+CONDEMN_REASON_ADOPTION: CondemnReason.ValueType  # 1
+"""Its checksum differs at the first hit after kept memory was adopted,"""
+CONDEMN_REASON_SWAP_IN: CondemnReason.ValueType  # 2
+"""after a swap in,"""
+CONDEMN_REASON_HOST_HIT: CondemnReason.ValueType  # 3
+"""after the copy of a hit in the host tier,"""
+CONDEMN_REASON_HIT: CondemnReason.ValueType  # 4
+"""or at a hit that was sampled."""
+CONDEMN_REASON_COPY: CondemnReason.ValueType  # 5
+"""A copy failed."""
+CONDEMN_REASON_RECOMPUTATION: CondemnReason.ValueType  # 6
+"""K and V differ from recomputed ones."""
+Global___CondemnReason: _TypeAlias = CondemnReason  # noqa: Y015
+
 class _FreeReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -70,6 +110,7 @@ class _StepItemEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepItem.Val
     STEP_ITEM_ALLOCATE: _StepItem.ValueType  # 8
     STEP_ITEM_LENGTH: _StepItem.ValueType  # 9
     STEP_ITEM_TRIM: _StepItem.ValueType  # 10
+    STEP_ITEM_CONDEMN: _StepItem.ValueType  # 11
 
 class StepItem(_StepItem, metaclass=_StepItemEnumTypeWrapper):
     """The lists of a Step."""
@@ -86,6 +127,7 @@ STEP_ITEM_EXTEND: StepItem.ValueType  # 7
 STEP_ITEM_ALLOCATE: StepItem.ValueType  # 8
 STEP_ITEM_LENGTH: StepItem.ValueType  # 9
 STEP_ITEM_TRIM: StepItem.ValueType  # 10
+STEP_ITEM_CONDEMN: StepItem.ValueType  # 11
 Global___StepItem: _TypeAlias = StepItem  # noqa: Y015
 
 class _StepRefusal:
@@ -462,7 +504,7 @@ class ReportPage(_message.Message):
 
     @_builtins.property
     def withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks withheld by the audit, including held ones, which are withheld on release."""
+        """Device blocks withheld or condemned, including held ones, which are withheld on release."""
 
     @_builtins.property
     def host_keyed_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -474,7 +516,7 @@ class ReportPage(_message.Message):
     def host_withheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def unfindable_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Held device blocks that are not in the key index (keyed before a reset, withheld by an audit, or copies of such
+        """Held device blocks that are not in the key index (keyed before a reset, withheld or condemned, or copies of such
         blocks), with their keys; 32 zeros for a block without key.
         """
 
@@ -685,8 +727,8 @@ Global___Registered: _TypeAlias = Registered  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """All block operations of one engine step, applied in the order of the fields, trims after the commits. Each item is applied fully or not at
-    all.
+    """All block operations of one engine step, applied in the order of the fields, condemns first and trims after the commits.
+    Each item is applied fully or not at all.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -702,6 +744,7 @@ class Step(_message.Message):
     ALLOCATES_FIELD_NUMBER: _builtins.int
     LENGTH_SEQUENCES_FIELD_NUMBER: _builtins.int
     LENGTH_TOKENS_FIELD_NUMBER: _builtins.int
+    CONDEMNS_FIELD_NUMBER: _builtins.int
     TRIMS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the Step in the engine's lifetime. A repeated number: INVALID_ARGUMENT; gaps are permitted."""
@@ -734,6 +777,8 @@ class Step(_message.Message):
         """and the new numbers in the same order; used only for fill levels."""
 
     @_builtins.property
+    def condemns(self) -> Global___Condemns: ...
+    @_builtins.property
     def trims(self) -> Global___Trims: ...
     def __init__(
         self,
@@ -749,15 +794,70 @@ class Step(_message.Message):
         allocates: _abc.Iterable[Global___Allocate] | None = ...,
         length_sequences: _abc.Iterable[_builtins.int] | None = ...,
         length_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        condemns: Global___Condemns | None = ...,
         trims: Global___Trims | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "extends", b"extends", "trims", b"trims"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "condemns", b"condemns", "extends", b"extends", "trims", b"trims"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocates", b"allocates", "commits", b"commits", "extends", b"extends", "forks", b"forks", "frees", b"frees", "length_sequences", b"length_sequences", "length_tokens", b"length_tokens", "pins", b"pins", "step", b"step", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "trims", b"trims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocates", b"allocates", "commits", b"commits", "condemns", b"condemns", "extends", b"extends", "forks", b"forks", "frees", b"frees", "length_sequences", b"length_sequences", "length_tokens", b"length_tokens", "pins", b"pins", "step", b"step", "swap_ins", b"swap_ins", "swap_outs", b"swap_outs", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Step: _TypeAlias = Step  # noqa: Y015
+
+@_typing.final
+class Condemns(_message.Message):
+    """Each condemn withdraws the keys of blocks whose contents were found wrong. The blocks are withheld, held ones on release."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequence of each condemn, whose hit or copy found it; 0 if none did,"""
+
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[Global___CondemnReason.ValueType]:
+        """the reason,"""
+
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[Global___Tier.ValueType]:
+        """the tier of its blocks,"""
+
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the number of their kind,"""
+
+    @_builtins.property
+    def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and the number of its blocks."""
+
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The blocks of all condemns, concatenated."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        reasons: _abc.Iterable[Global___CondemnReason.ValueType] | None = ...,
+        tiers: _abc.Iterable[Global___Tier.ValueType] | None = ...,
+        kinds: _abc.Iterable[_builtins.int] | None = ...,
+        block_counts: _abc.Iterable[_builtins.int] | None = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "kinds", b"kinds", "reasons", b"reasons", "sequences", b"sequences", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Condemns: _TypeAlias = Condemns  # noqa: Y015
 
 @_typing.final
 class Trims(_message.Message):
@@ -1299,7 +1399,7 @@ class BlockCounts(_message.Message):
     held: _builtins.int
     """At least one holder."""
     withheld: _builtins.int
-    """Withheld by the audit."""
+    """Withheld by the audit, or condemned."""
     def __init__(
         self,
         *,
@@ -1543,6 +1643,7 @@ class PoolTotals(_message.Message):
     TO_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     AUDITS_FIELD_NUMBER: _builtins.int
     AUDIT_VIOLATIONS_FIELD_NUMBER: _builtins.int
+    CONDEMNED_BLOCKS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     prefix_query_tokens: _builtins.int
     """Tokens of allocated prompts,"""
@@ -1566,6 +1667,8 @@ class PoolTotals(_message.Message):
     """Completed audits,"""
     audit_violations: _builtins.int
     """and violations that audits found."""
+    condemned_blocks: _builtins.int
+    """Blocks of all kinds and tiers that the engine condemned."""
     def __init__(
         self,
         *,
@@ -1583,10 +1686,11 @@ class PoolTotals(_message.Message):
         to_device_blocks: _builtins.int = ...,
         audits: _builtins.int = ...,
         audit_violations: _builtins.int = ...,
+        condemned_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "audits", b"audits", "copied_blocks", b"copied_blocks", "evicted_blocks", b"evicted_blocks", "granted_blocks", b"granted_blocks", "peak_held_blocks", b"peak_held_blocks", "peak_saved_blocks", b"peak_saved_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "refusals", b"refusals", "steps", b"steps", "to_device_blocks", b"to_device_blocks", "to_host_blocks", b"to_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_violations", b"audit_violations", "audits", b"audits", "condemned_blocks", b"condemned_blocks", "copied_blocks", b"copied_blocks", "evicted_blocks", b"evicted_blocks", "granted_blocks", b"granted_blocks", "peak_held_blocks", b"peak_held_blocks", "peak_saved_blocks", b"peak_saved_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "refusals", b"refusals", "steps", b"steps", "to_device_blocks", b"to_device_blocks", "to_host_blocks", b"to_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2050,6 +2154,8 @@ class Event(_message.Message):
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     PREFIX_OF_FIELD_NUMBER: _builtins.int
+    CONDEMN_REASON_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     event: _builtins.int
     """Number of the event in the manager's lifetime, without gaps."""
@@ -2071,12 +2177,16 @@ class Event(_message.Message):
     """For changes of a whole pool: the event has no step and no item then."""
     prefix_of: _builtins.str
     """For allocates: the request that computed their common prefix while the group waited. Empty: none."""
+    condemn_reason: Global___CondemnReason.ValueType
+    """For condemns: the reason,"""
+    host: _builtins.bool
+    """and whether the blocks are of the host tier."""
     kind: _builtins.str
     """Name of the window kind that the blocks are of. Empty: kind 0."""
     @_builtins.property
     def range_firsts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Affected blocks, as first and last id of each range; host blocks for a swap_out and for withheld host blocks,
-        otherwise device blocks.
+        """Affected blocks, as first and last id of each range; host blocks for a swap_out, for withheld host blocks, and for a
+        condemn with `host`, otherwise device blocks.
         """
 
     @_builtins.property
@@ -2107,11 +2217,13 @@ class Event(_message.Message):
         evicted_blocks: _abc.Iterable[_builtins.int] | None = ...,
         pool: Global___PoolChange.ValueType = ...,
         prefix_of: _builtins.str = ...,
+        condemn_reason: Global___CondemnReason.ValueType = ...,
+        host: _builtins.bool = ...,
         kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "item", b"item", "kind", b"kind", "pool", b"pool", "preempted_for_group", b"preempted_for_group", "prefix_of", b"prefix_of", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "condemn_reason", b"condemn_reason", "engine_id", b"engine_id", "event", b"event", "evicted_blocks", b"evicted_blocks", "free_reason", b"free_reason", "group", b"group", "host", b"host", "item", b"item", "kind", b"kind", "pool", b"pool", "preempted_for_group", b"preempted_for_group", "prefix_of", b"prefix_of", "range_firsts", b"range_firsts", "range_lasts", b"range_lasts", "refusal", b"refusal", "request_id", b"request_id", "sequence", b"sequence", "step", b"step", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocks import FreeReason, StepItem, StepRefusal
+from blocks import CondemnReason, FreeReason, StepItem, StepRefusal
 from kvmanager import Event, PoolChange
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.duration import seconds_of
@@ -32,6 +32,8 @@ EVENTS = st.builds(
     prefix_of=NAMES,
     change=st.sampled_from(PoolChange) | st.none(),
     kind=NAMES,
+    condemn_reason=st.sampled_from(CondemnReason) | st.none(),
+    host=st.booleans(),
 )
 
 
@@ -59,6 +61,8 @@ def event_of(message: pb.Event) -> Event:
         prefix_of=message.prefix_of,
         change=member(PoolChange, pb.PoolChange, message.pool, "POOL_CHANGE_"),
         kind=message.kind,
+        condemn_reason=member(CondemnReason, pb.CondemnReason, message.condemn_reason, "CONDEMN_REASON_"),
+        host=message.host,
     )
 
 

@@ -4,14 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Trim, Unpin
+from blocks import (
+    Allocate,
+    Commit,
+    Condemn,
+    CondemnReason,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Pin,
+    Reset,
+    Step,
+    Trim,
+    Unpin,
+)
+from kvmanager import limits
 from quire.v1 import kvmanager_pb2 as pb
 from services.runtime.errors import InvalidField
 from services.wire import step_reader
 from services.wire.attach import kind_of
 from services.wire.step import step_message, step_of
 from services.wire.step_reader import read_step
-from tests.services.wire.slicing import drain
+from tests.services.wire.slicing import drain, sliced
 
 IDS = st.integers(-(1 << 63), (1 << 63) - 1)
 COUNTS = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -37,6 +52,9 @@ def steps(
     return st.builds(
         Step,
         step=numbers,
+        condemns=items(
+            st.builds(Condemn, ids, tokens, st.sampled_from(CondemnReason), host=st.booleans(), kind=counts)
+        ),
         commits=items(st.builds(Commit, ids, counts, tokens)),
         trims=items(st.builds(Trim, ids, counts)),
         pins=items(st.builds(Pin, names, ids, counts), st.builds(Unpin, names), st.builds(Reset)),
@@ -86,7 +104,14 @@ UNKNOWN = b"\xa0\x03\x01"  # field 52, which a later version may have
 
 def with_unknown_field(place: str) -> pb.PoolRequest:
     request = pb.PoolRequest(
-        step={"step": 1, "commits": {}, "extends": {}, "allocates": [{"group": 1}], "frees": [{"reason": 1}]}
+        step={
+            "step": 1,
+            "commits": {},
+            "condemns": {},
+            "extends": {},
+            "allocates": [{"group": 1}],
+            "frees": [{"reason": 1}],
+        }
     )
     message = request.step
     for name in place.split(".")[1:]:
@@ -97,7 +122,9 @@ def with_unknown_field(place: str) -> pb.PoolRequest:
 
 
 @pytest.mark.parametrize("small_bytes", [0, step_reader.SMALL_BYTES])
-@pytest.mark.parametrize("place", ["step", "step.commits", "step.extends", "step.allocates", "step.frees"])
+@pytest.mark.parametrize(
+    "place", ["step", "step.commits", "step.condemns", "step.extends", "step.allocates", "step.frees"]
+)
 def test_a_field_that_a_later_version_has_is_refused_by_its_number(
     monkeypatch: pytest.MonkeyPatch, small_bytes: int, place: str
 ) -> None:
@@ -111,3 +138,44 @@ def test_an_unknown_field_of_a_long_allocate_is_refused() -> None:
     request.step.allocates[0].token_ids.extend(range(1 << 16))
     with pytest.raises(InvalidField, match=r"^step.allocates has field 52"):
         drain(read_step(request.SerializeToString()))
+
+
+@pytest.mark.parametrize("small_bytes", [0, step_reader.SMALL_BYTES])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reasons": [9]}, r"^step\.condemns\.reasons has 9, which is not a CondemnReason"),
+        ({"reasons": [0]}, r"^step\.condemns\.reasons has 0, which is not a CondemnReason"),
+        ({"tiers": [3]}, r"^step\.condemns\.tiers has 3, which is not a Tier"),
+        ({"tiers": [1, 2]}, r"^step\.condemns: the arrays differ in length"),
+        ({"block_counts": [2]}, r"^step\.condemns: the counts add up to 2, but there are 1 entries"),
+        ({"block_counts": [-1]}, r"^step\.condemns: counts must not be negative"),
+    ],
+)
+def test_a_malformed_condemn_is_refused_by_its_field(
+    monkeypatch: pytest.MonkeyPatch, small_bytes: int, fields: dict[str, list[int]], message: str
+) -> None:
+    monkeypatch.setattr(step_reader, "SMALL_BYTES", small_bytes)
+    columns = {"sequences": [1], "reasons": [1], "tiers": [1], "kinds": [0], "block_counts": [1], "block_ids": [5]}
+    request = pb.PoolRequest(step={"step": 1, "condemns": columns | fields})
+    with pytest.raises(InvalidField, match=message):
+        drain(read_step(request.SerializeToString()))
+
+
+def test_a_step_condemns_at_most_524_288_blocks() -> None:
+    most = limits.MAX_CONDEMNED_BLOCKS
+    assert most == 524_288
+    step = Step(1, condemns=[Condemn(0, range(1, most + 1), CondemnReason.ADOPTION)])
+    data = step_message(step).SerializeToString()
+    result, pauses = sliced(read_step(data))
+    assert list(result.step.condemns[0].blocks) == list(range(1, most + 1))
+    assert pauses > most // 8192
+    more = Step(1, condemns=[*step.condemns, Condemn(0, [1], CondemnReason.COPY)])
+    with pytest.raises(InvalidField, match=r"^step\.condemns\.block_ids must have at most 524288 entries"):
+        drain(read_step(step_message(more).SerializeToString()))
+
+
+def test_the_tier_of_a_condemn_that_is_not_specified_is_the_device() -> None:
+    columns = {"sequences": [0], "reasons": [5], "tiers": [0], "kinds": [2], "block_counts": [1], "block_ids": [5]}
+    message = pb.Step(step=1, condemns=columns)
+    assert plain(step_of(message))["condemns"] == [Condemn(0, array("i", [5]), CondemnReason.COPY, False, 2)]
