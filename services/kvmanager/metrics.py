@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from blocks import KIND_0, StepRefusal
+from blocks import KIND_0, CondemnReason, StepRefusal
 from kvmanager import AppliedStep, Session, Slots, Tier
 from services.kvmanager.block_lifetime_metrics import BlockLifetimeMetrics
 from services.kvmanager.observer import POOL_LABELS, PoolObserver, pool_labels
@@ -31,7 +31,7 @@ _Values = dict[tuple[str, ...], float]
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Values]], ...] = (
     (
         "quire_kv_blocks",
-        "Blocks by kind and state: free, cached (no holder, but may be hit), held, withheld by the audit.",
+        "Blocks by kind and state: free, cached (no holder, but may be hit), held, withheld (faulty).",
         ("kind", "tier", "state"),
         lambda session, _: {
             (*of, state): number
@@ -159,6 +159,16 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Va
         "Violations found by audits. The faulty blocks are withheld.",
         (),
         lambda session, _: {(): session.totals.audit_violations},
+    ),
+    (
+        "quire_kv_condemned_blocks",
+        "Blocks of all kinds that the engine withdrew because their contents are wrong, by tier and reason.",
+        ("tier", "reason"),
+        lambda session, _: {
+            (name, reason.name.lower()): session.totals.condemned_blocks[host, reason]
+            for name, host in (("device", False), ("host", True))
+            for reason in CondemnReason
+        },
     ),
 )
 

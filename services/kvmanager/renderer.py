@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from blocks import FreeReason, StepItem, counted
+from blocks import CondemnReason, FreeReason, StepItem, counted
 from kvmanager import Event, Explanation, PoolChange
 from kvmanager.history.explanation import (
     Admitted,
+    CondemnedBlocks,
     Finding,
     HistoryTruncated,
     LeftWindow,
@@ -56,6 +57,14 @@ _STATUSES = {
     RequestStatus.HOLDS_BLOCKS: ["It holds {blocks} now."],
     RequestStatus.ENDED: [],
 }
+_FAULTS = {
+    CondemnReason.ADOPTION: "checksum differs after adoption",
+    CondemnReason.SWAP_IN: "checksum differs after swap in",
+    CondemnReason.HOST_HIT: "checksum differs after a hit in the host tier",
+    CondemnReason.HIT: "checksum differs at a hit",
+    CondemnReason.COPY: "a copy failed",
+    CondemnReason.RECOMPUTATION: "contents differ from recomputation",
+}
 _CHANGES = {
     PoolChange.ATTACHED: "The engine attached its pool.",
     PoolChange.DETACHED: "The pool was dropped.",
@@ -84,13 +93,17 @@ def sentence(event: Event) -> str:
     if event.change:
         return _CHANGES[event.change].format(blocks=_blocks(event))
     if event.refusal:
-        return f"The {_operation(event)} of {_sequence(event)} was refused: {event.detail}."
+        owner = f" of {_sequence(event)}" if event.sequence or event.group else ""
+        return f"The {_operation(event)}{owner} was refused: {event.detail}."
     return f"{_capitalized(_effect(event))}{_evicted(event)}."
 
 
 def _effect(event: Event) -> str:
     sequence, blocks = _sequence(event), _blocks(event)
     match event.item:
+        case StepItem.CONDEMN:
+            finder = f", found by {sequence}" if event.sequence else ""
+            return f"{_condemned(event)}{finder}"
         case StepItem.ALLOCATE:
             cached = f", with {counted(event.cached_tokens, 'cached token')}" if event.cached_tokens else ""
             return f"{sequence} was allocated {blocks}{cached}"
@@ -107,6 +120,12 @@ def _effect(event: Event) -> str:
             return _EFFECTS[event.item].format(sequence=sequence, blocks=blocks)
         case _:
             return f"{sequence}: {blocks}"
+
+
+def _condemned(event: Event, when: str = "") -> str:
+    tier = " of the host tier" if event.host else ""
+    fault = _FAULTS[event.condemn_reason] if event.condemn_reason else "contents are wrong"
+    return f"{_blocks(event)}{tier} {verb(_count(event.ranges))} condemned{when}: {fault}"
 
 
 def _pin_change(event: Event, sequence: str, blocks: str) -> str:
@@ -187,6 +206,8 @@ def _sentences(finding: Finding) -> list[str]:
             return [f"{_capitalized(text)} and released {counted(_count(event.ranges), 'block')}."]
         case LeftWindow():
             return [_left_window(finding)]
+        case CondemnedBlocks(event):
+            return [f"{_capitalized(_condemned(event, f' in step {event.step}'))}."]
         case HistoryTruncated(event):
             return [f"Events before number {event.number} are no longer kept."]
         case StateChange():

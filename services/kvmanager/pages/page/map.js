@@ -22,7 +22,7 @@ const LEGEND = [
   ["partly", "partly filled", "Held, in any colour: a pale upper half means that not all slots have tokens yet"],
   ["shared2", "by 2", "Two holders"], ["shared3", "by 3–4", "Three or four holders"], ["shared5", "by 5+", "Five holders or more"],
   ["pinned", "pinned", "Held by a pin"],
-  ["withheld", "withheld", "Taken out of circulation by the audit"],
+  ["withheld", "withheld", "Taken out of circulation because of a fault"],
 ];
 
 let pool = null;
@@ -132,7 +132,7 @@ function showCounts(counts) {
     { name: "shared", value: counts.shared, style: "shared2", title: "Blocks with several holders, stored once" },
     { name: "cached", value: cached, style: "cached", title: "Blocks without a holder, whose contents can be hit" },
     { name: "free", value: free, style: "free", title: "Blocks without a holder and without contents" },
-    { name: "withheld", value: withheld, style: "withheld", title: "Taken out of circulation by the audit", quiet: true },
+    { name: "withheld", value: withheld, style: "withheld", title: "Taken out of circulation because of a fault", quiet: true },
   ], pool.device_blocks, pool.device_blocks);
   find("#blocks-total").textContent = `${number(pool.device_blocks)} in all`;
   find("#device small").textContent = `${number(pool.device_blocks)} blocks, ${number(free + cached)} available`;

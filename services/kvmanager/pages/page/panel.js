@@ -7,7 +7,7 @@ const MAX_ENTRIES = 400;
 const MAX_ID = 30;
 const MAX_KEY = 40;
 
-const STATES = { free: "It has no holder and no key.", cached: "It has no holder, but its contents can be hit until it is evicted.", held: "", withheld: "The audit withheld it because of a fault." };
+const STATES = { free: "It has no holder and no key.", cached: "It has no holder, but its contents can be hit until it is evicted.", held: "", withheld: "It was withheld because of a fault." };
 
 export function blockPanel(block, choose) {
   const { holders, pins } = block;
