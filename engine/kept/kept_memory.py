@@ -1,18 +1,19 @@
 """The layout of kept memory: header, counters, seals and tensors of both tiers, one after the other."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.kept.checksums import NAME, checksum_of
 from engine.kept.seals import MOST, MOST_STAMP, Seals, seal_bytes
 
-FORMAT = 3
+FORMAT = 4
 """Version of the layout. Another one is not read."""
 
 MAGIC = b"\x93quire kept blocks\n"
@@ -40,7 +41,8 @@ class KeptIdentity:
     """What must be equal for a process to use the blocks that another one left.
 
     `fingerprint` is a digest of every byte of the weights and of the code that computed K and V; `dtype` is the
-    cache's. `kinds` are the kinds of blocks, kind 0 first.
+    cache's. `kinds` are the kinds of blocks, kind 0 first. `checksum` is what computes the blocks' checksums, empty if
+    they have none.
     """
 
     boot_id: str
@@ -49,6 +51,7 @@ class KeptIdentity:
     kinds: tuple[KeptKind, ...]
     backend: str
     fingerprint: str
+    checksum: str = NAME
     format: int = FORMAT
 
     def difference(self, other: Self) -> str:
@@ -116,15 +119,32 @@ class Counters:
         return int(self._values["stamp"][0])
 
 
+@dataclass
 class KindMemory:
     """The seals and tensors of one kind of blocks."""
 
-    def __init__(self, memory: memoryview, kind: KeptKind, places: "_Places", dtype: torch.dtype) -> None:
-        self.device = Seals(memory[places.device_seals :], kind.device_blocks)
-        self.host = Seals(memory[places.host_seals :], kind.host_blocks)
-        size = kind.block_elements
-        self.cache = _tensor(memory, places.device, dtype, size, kind.device_blocks)
-        self.host_cache = _tensor(memory, places.host, dtype, size, kind.host_blocks) if kind.host_blocks else None
+    device: Seals
+    host: Seals
+    cache: torch.Tensor
+    host_cache: torch.Tensor | None
+
+    @classmethod
+    def mapped(cls, memory: memoryview, kind: KeptKind, places: "_Places", dtype: torch.dtype) -> Self:
+        """Take seals and tensors from their places in one memory."""
+        size, device_blocks, host_blocks = kind.block_elements, kind.device_blocks, kind.host_blocks
+        return cls(
+            Seals(memory[places.device_seals :], device_blocks),
+            Seals(memory[places.host_seals :], host_blocks),
+            _tensor(memory, places.device, dtype, size, device_blocks),
+            _tensor(memory, places.host, dtype, size, host_blocks) if host_blocks else None,
+        )
+
+    @classmethod
+    def private(cls, cache: torch.Tensor, host_cache: torch.Tensor | None) -> Self:
+        """Make seals beside tensors `[blocks + 1, elements]` that end with the process."""
+        device_blocks, host_blocks = len(cache) - 1, 0 if host_cache is None else len(host_cache) - 1
+        device, host = (Seals(bytearray(seal_bytes(blocks)), blocks) for blocks in (device_blocks, host_blocks))
+        return cls(device, host, cache, host_cache)
 
     @property
     def tiers(self) -> tuple[Seals, Seals]:
@@ -135,11 +155,32 @@ class KindMemory:
 class KeptMemory:
     """The parts of one memory: its counters, and those of each kind of blocks."""
 
-    def __init__(self, memory: memoryview, identity: KeptIdentity) -> None:
+    def __init__(self, counters: Counters, kinds: Sequence[KindMemory], layout: int = 0) -> None:
+        """Combine the parts. `layout` is a digest of how the blocks are laid out."""
+        self.counters = counters
+        self.kinds = list(kinds)
+        for place, seals in enumerate(self._all_seals()):
+            seals.layout = layout + place
+
+    @classmethod
+    def mapped(cls, memory: memoryview, identity: KeptIdentity) -> Self:
         """Take `kept_bytes(identity)` writable bytes."""
-        self.counters = Counters(memory[_PAGE : _PAGE + _COUNTERS.itemsize])
         dtype, places = getattr(torch, identity.dtype), _places_of(identity)
-        self.kinds = [KindMemory(memory, *one, dtype) for one in zip(identity.kinds, places, strict=True)]
+        kinds = [KindMemory.mapped(memory, *one, dtype) for one in zip(identity.kinds, places, strict=True)]
+        layout = checksum_of(header_of(identity), 0) >> 16  # with room for the places
+        return cls(Counters(memory[_PAGE : _PAGE + _COUNTERS.itemsize]), kinds, layout)
+
+    @classmethod
+    def private(cls, caches: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> Self:
+        """Make counters and seals of caches, device and host of each kind, that end with the process."""
+        return cls(Counters(memoryview(bytearray(_COUNTERS.itemsize))), list(starmap(KindMemory.private, caches)))
+
+    def _all_seals(self) -> Iterable[Seals]:
+        return chain.from_iterable(kind.tiers for kind in self.kinds)
+
+    def repair(self) -> int:
+        """Open the seals that no process wrote like that; return how many."""
+        return sum(len(seals.repair(self.counters.stamp)) for seals in self._all_seals())
 
     @property
     def is_damaged(self) -> bool:
@@ -152,7 +193,7 @@ class KeptMemory:
         """Let a process write from now on; return how many blocks of each tier an earlier one lost."""
         resets = self.counters.resets
         lost = [tuple(seals.settle(resets) for seals in kind.tiers) for kind in self.kinds]
-        for seals in chain.from_iterable(kind.tiers for kind in self.kinds):
+        for seals in self._all_seals():
             seals.generation = generation
             self.counters.tick_past(len(seals))
         return sum(device for device, _ in lost), sum(host for _, host in lost)

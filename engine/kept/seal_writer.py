@@ -2,14 +2,19 @@
 
 What is written, and in which order, is the protocol of docs/architecture.md, "Kept memory": a seal is broken before its
 block can be written to, and set when the last byte was. One thread calls it: the engine's.
+
+A seal has the checksum of its block's bytes, computed when the seal is set, before anything else can write to the
+block. A copy between the tiers takes the checksum of its source along; a source without a seal, such as the last block
+of a sequence that is swapped out, gets one from the copy.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from blocks import Copy
 from engine.errors import KeptMemoryLost
+from engine.kept.checksums import NONE, Checksums
 from engine.kept.kept_memory import Counters, KeptMemory, KindMemory
 from engine.kept.seals import Sealing, Seals
 from engine.schedule.step_plan import Copies
@@ -48,18 +53,34 @@ class SealChanges(NamedTuple):
     windows: "Sequence[SealChanges]" = ()
 
 
+class WrongCopy(NamedTuple):
+    """A copy to the device whose bytes are not those that its source had, in a kind of blocks."""
+
+    kind: int
+    source: int
+    destination: int
+
+
 class SealWriter:
-    """Writes the seals of one kept memory, of all its kinds of blocks.
+    """Writes the seals of one memory, of all its kinds of blocks.
 
     `lost` counts the blocks of each tier that the earlier process held, and had not sealed.
     """
 
-    def __init__(self, memory: KeptMemory) -> None:
-        """Take the memory over, which ends the right of an earlier writer."""
+    def __init__(self, memory: KeptMemory, clock: Callable[[], float] | None = None) -> None:
+        """Take the memory over, which ends the right of an earlier writer.
+
+        `clock` returns seconds, which measure the checksums; without it there are none.
+        """
         self._memory = memory
         self._generation = memory.counters.begin()
         self.lost = memory.take_over(self._generation)
-        self._kinds = [_KindWriter(kind, memory.counters) for kind in memory.kinds]
+        self._kinds = [_KindWriter(kind, memory.counters, clock) for kind in memory.kinds]
+
+    @property
+    def checksum_seconds(self) -> float:
+        """Time spent computing checksums."""
+        return sum(kind.checksum_seconds for kind in self._kinds)
 
     @property
     def has_pending(self) -> bool:
@@ -73,11 +94,28 @@ class SealWriter:
         for kind, own in zip(self._kinds, (changes, *changes.windows), strict=True):
             kind.apply(own)
 
-    def on_copied(self, answers: Iterable[Copies]) -> None:
-        """Seal the destinations of copies that have been made, in the order in which they were."""
+    def on_copied(self, answers: Iterable[Copies]) -> list[WrongCopy]:
+        """Seal the destinations of copies that have been made, in the order in which they were.
+
+        Returns those that differ from their sources' checksums, which are not sealed; none without checksums.
+        """
+        wrong = []
         for copies in answers:
-            for kind, own in zip(self._kinds, (copies, *copies.windows), strict=True):
-                kind.on_copied(own)
+            for number, (kind, own) in enumerate(zip(self._kinds, (copies, *copies.windows), strict=True)):
+                wrong += [WrongCopy(number, *copy) for copy in kind.on_copied(own)]
+        return wrong
+
+    def on_failed(self, kind: int, copies: Iterable[Copy], *, to_host: bool) -> None:
+        """Leave the destinations of copies to a tier that were not made without a seal."""
+        self._kinds[kind].on_failed(copies, to_host=to_host)
+
+    def is_unproven(self, kind: int, block: int) -> bool:
+        """Return whether a device block was adopted, and not compared with its checksum since."""
+        return self._kinds[kind].is_unproven(block)
+
+    def prove(self, kind: int, block: int) -> bool:
+        """Return whether a device block's bytes are those that its seal says; True if it has no seal."""
+        return self._kinds[kind].prove(block)
 
 
 class _KindWriter:
@@ -87,9 +125,13 @@ class _KindWriter:
     seal or is pending itself.
     """
 
-    def __init__(self, memory: KindMemory, counters: Counters) -> None:
+    def __init__(self, memory: KindMemory, counters: Counters, clock: Callable[[], float] | None) -> None:
         self._memory = memory
         self._counters = counters
+        host = memory.cache[:0] if memory.host_cache is None else memory.host_cache
+        self._checksums = Checksums(memory.cache, clock) if clock else None
+        self._host_checksums = Checksums(host, clock) if clock and len(host) else None
+        self._unproven = set(memory.device.cached(counters.resets)) if clock else set[int]()
         self._pending_device: dict[int, Sealing] = {}
         self._pending_host: dict[int, Sealing] = {}
 
@@ -99,7 +141,8 @@ class _KindWriter:
 
     def apply(self, changes: SealChanges) -> None:
         counters, device, host = self._counters, self._memory.device, self._memory.host
-        to_host = dict(_carried(changes.to_host, device, {**self._pending_device, **changes.committed}))
+        committed = self._with_checksums(changes.committed)
+        to_host = dict(_carried(changes.to_host, device, {**self._pending_device, **committed}))
         to_device = dict(_carried(changes.to_device, host, {**self._pending_host, **to_host}))
         counters.resets = changes.resets  # first: it breaks the seals from before a reset
         for seals, one, pending, carried in (
@@ -110,16 +153,64 @@ class _KindWriter:
             for block in one.opened:
                 pending.pop(block, None)
             pending.update(carried)
-            for block, sealing in one.sealed.items():
-                seals.seal(block, sealing)
+            for block in one.sealed:
+                seals.seal(block, committed[block])
             seals.hold(one.held)
             for blocks in one.released:
                 seals.release(blocks, counters.tick())
             seals.withhold(one.withheld)
+        if self._unproven:
+            self._unproven.difference_update(changes.device.opened)
 
-    def on_copied(self, copies: Copies) -> None:
+    def _with_checksums(self, sealings: Mapping[int, Sealing]) -> Mapping[int, Sealing]:
+        """Add the checksums of device blocks, whose bytes are complete."""
+        if self._checksums is None:
+            return sealings
+        return {block: one._replace(checksum=self._checksums.of(block)) for block, one in sealings.items()}
+
+    @property
+    def checksum_seconds(self) -> float:
+        return sum(one.seconds for one in (self._checksums, self._host_checksums) if one)
+
+    def on_failed(self, copies: Iterable[Copy], *, to_host: bool) -> None:
+        seals, pending = self._memory.device, self._pending_device
+        if to_host:
+            seals, pending = self._memory.host, self._pending_host
+        for copy in copies:
+            pending.pop(copy.destination, None)
+            seals.note(copy.destination, NONE)
+
+    def is_unproven(self, block: int) -> bool:
+        return block in self._unproven
+
+    def prove(self, block: int) -> bool:
+        sealing = self._memory.device.sealing(block)
+        if self._checksums is None or sealing is None:
+            return True
+        right = self._checksums.of(block) == sealing.checksum
+        if right:
+            self._unproven.discard(block)
+        return right
+
+    def on_copied(self, copies: Copies) -> list[Copy]:
         _settle(copies.device_to_host, self._pending_host, self._memory.host, self._pending_device)
+        if self._host_checksums is not None:
+            host = self._memory.host
+            for copy in copies.device_to_host:
+                if host.sealing(copy.destination) is None:
+                    host.note(copy.destination, self._host_checksums.of(copy.destination))
+        wrong = [copy for copy in copies.host_to_device if not self._is_right(copy)]
+        for copy in wrong:
+            self._pending_device.pop(copy.destination, None)
         _settle(copies.host_to_device, self._pending_device, self._memory.device, self._pending_host)
+        return wrong
+
+    def _is_right(self, copy: Copy) -> bool:
+        """Return whether a copy to the device has the bytes that its source had when it was sealed or copied."""
+        if self._checksums is None:
+            return True
+        expected = self._memory.host.checksum(copy.source)
+        return expected != NONE and self._checksums.of(copy.destination) == expected
 
 
 def _carried(copies: Iterable[Copy], source: Seals, pending: Mapping[int, Sealing]) -> Iterable[tuple[int, Sealing]]:

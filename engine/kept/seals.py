@@ -7,26 +7,31 @@ last store of a sealing, and the first of everything else.
 
 from collections.abc import Sequence
 from enum import IntEnum
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from blocks import KEY_BYTES
+from engine.kept.checksums import NONE, checksum_of
 
-# 64 bytes, one line of a CPU's cache.
 SEAL = np.dtype(
     [
         ("key", np.uint8, (KEY_BYTES,)),
         ("state", np.uint32),
         ("depth", np.uint32),  # blocks before it in its chain
-        ("resets", np.uint64),  # resets of the pool before its sequence began
-        ("stamp", np.uint64),  # when it was released last; HELD while it is held, 0 without contents
+        ("resets", np.uint32),  # resets of the pool before its sequence began
         ("generation", np.uint32),  # the number of the process that sealed it
-        ("checksum", np.uint32),  # of its bytes; not written yet
+        ("stamp", np.uint64),  # when it was released last; HELD while it is held, 0 without contents
+        ("checksum", np.uint64),  # of the block's bytes
+        ("own", np.uint64),  # checksum of what it says of a sealed block, and of its place
     ]
 )
-assert SEAL.itemsize == 64, "the layout of kept memory depends on it"
+assert SEAL.itemsize == 72, "the layout of kept memory depends on it"
+
+# Key, depth, resets, generation, checksum, block.
+_SAID = Struct(f"<{KEY_BYTES}sIIIQI")
 
 MOST = (1 << 31) - 1
 """More processes and resets than a memory can have."""
@@ -49,11 +54,15 @@ class SealState(IntEnum):
 
 
 class Sealing(NamedTuple):
-    """The contents of a block that is sealed: its key, the blocks before it in its chain, and the resets before it."""
+    """The contents of a block that is sealed: its key, the blocks before it in its chain, and the resets before it.
+
+    `checksum` is that of its bytes, NONE if none was computed.
+    """
 
     key: bytes
     depth: int
     resets: int
+    checksum: int = NONE
 
 
 class Seals:
@@ -64,7 +73,9 @@ class Seals:
         self._seals: npt.NDArray[Any] = np.frombuffer(memory, SEAL, blocks + 1)
         self._state = self._seals["state"]
         self._stamp = self._seals["stamp"]
+        self._checksum = self._seals["checksum"]
         self.generation = 0  # of the process that writes
+        self.layout = 0  # a digest of how the blocks are laid out: seals of another layout are broken
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -79,7 +90,15 @@ class Seals:
         one = self._seals[block]
         if one["state"] != SealState.SEALED:
             return None
-        return Sealing(one["key"].tobytes(), int(one["depth"]), int(one["resets"]))
+        return Sealing(one["key"].tobytes(), int(one["depth"]), int(one["resets"]), int(one["checksum"]))
+
+    def checksum(self, block: int) -> int:
+        """Return the checksum of a block's bytes when they were sealed, or copied without a key."""
+        return int(self._checksum[block])
+
+    def note(self, block: int, checksum: int) -> None:
+        """Record the checksum of a block that was copied without a key."""
+        self._checksum[block] = checksum
 
     def open(self, blocks: Sequence[int]) -> None:
         """Break the seals of blocks that will be written to. Withheld blocks stay withheld."""
@@ -94,8 +113,31 @@ class Seals:
         one["state"] = SealState.OPEN
         one["key"] = np.frombuffer(sealing.key, np.uint8)
         one["depth"], one["resets"] = sealing.depth, sealing.resets
-        one["generation"], one["checksum"] = self.generation, 0
+        one["generation"], one["checksum"] = self.generation, sealing.checksum
+        one["own"] = self._own(block, sealing, self.generation)
         one["state"] = SealState.SEALED
+
+    def _own(self, block: int, sealing: Sealing, generation: int) -> int:
+        key, depth, resets, checksum = sealing
+        return checksum_of(_SAID.pack(key, depth, resets, generation, checksum, block), self.layout)
+
+    def repair(self, latest: int) -> list[int]:
+        """Open the seals that are not as a process of this layout wrote them; return their blocks.
+
+        States and stamps are not in a seal's checksum: that of the bytes finds a block that is not what its state says,
+        and a stamp is but an order. One beyond `latest` becomes the oldest.
+        """
+        self._stamp[(self._stamp > max(latest, len(self))) & (self._stamp != HELD)] = 0
+        said = self._seals[["key", "depth", "resets", "generation", "checksum", "own"]]
+        broken = np.flatnonzero(self._state > max(SealState)).tolist()
+        for block in np.flatnonzero(self._state == SealState.SEALED).tolist():
+            *own, generation, checksum, expected = said[block].tolist()
+            key = self._seals["key"][block].tobytes()
+            if self._own(block, Sealing(key, *own[1:], checksum), generation) != expected:
+                broken.append(block)
+        self._state[broken] = SealState.OPEN
+        self._stamp[broken] = 0
+        return broken
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Mark blocks as held."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from blocks import BlockManager, Reattached
 from engine.errors import EngineBroken
+from engine.kept.proof import BlockProof
 from engine.schedule.outputs import Output
 from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan
@@ -21,8 +22,8 @@ class StepTimes(NamedTuple):
     """Durations of one step, in seconds.
 
     `ran`: from its launch, or the end of the step before it, until its tokens arrived; `sample`: the part spent
-    sampling. `plan`: planning and block requests since the last step ended; `publish`: processing of its results. A
-    step launched ahead runs during both.
+    sampling. `plan`: planning and block requests since the last step ended, and copies that are made and compared
+    before the next plan; `publish`: processing of its results. A step launched ahead runs during both.
     """
 
     ran: float
@@ -75,8 +76,17 @@ class _LaunchedStep:
 class Engine:
     """Turns requests into tokens. Called by one thread, which waits after a turn that gives a reason to."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, blocks: BlockManager, clock: Callable[[], float]) -> None:
-        """`clock` returns monotonic seconds."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        blocks: BlockManager,
+        clock: Callable[[], float],
+        proof: BlockProof | None = None,
+    ) -> None:
+        """`clock` returns monotonic seconds. With `proof`, it makes the copies of answers before the next plan."""
+        assert proof is None or not scheduler.ahead, "a step in flight may read what a copy overwrites"
+        self._proof = proof
         self.scheduler = scheduler
         self.blocks = blocks
         self.last_failure: Exception | None = None
@@ -97,7 +107,7 @@ class Engine:
         Raises EngineBroken if the engine cannot continue.
         """
         started = self._clock()
-        answered = self._receive()
+        answered = self._receive(started)
         flight, plan = self._begin(started)
         step = self.scheduler.build_step(plan) if self.blocks.ready else None
         if step is not None:
@@ -123,12 +133,16 @@ class Engine:
         failure, self.last_failure = self.last_failure, None
         return failure
 
-    def _receive(self) -> int:
+    def _receive(self, now: float) -> int:
         answered = 0
         try:
             while (result := self.blocks.receive()) is not None:
-                self.scheduler.apply(result)
+                arrivals = self.scheduler.apply(result)
                 answered += 1
+                if self._proof is not None:
+                    wrong = self._proof.check(self.scheduler.take_copies(), arrivals)
+                    if wrong:
+                        self.scheduler.condemn(wrong, now)
         except Reattached as reattached:
             self.scheduler.rollback_step(reattached)
             answered += 1  # results may have arrived: the loop must not sleep before the next receive

@@ -76,7 +76,10 @@ class LiveRequests:
 
     def reset(self, now: float) -> None:
         """Clear the prefix cache with the next Step; pinned prefixes are recomputed and pinned again."""
-        for pin in self._pins.reset():
+        self._compute_again(self._pins.reset(), now)
+
+    def _compute_again(self, pins: Items[PinnedPrefix], now: float) -> None:
+        for pin in pins:
             self.cancel(pin.request_id)
             self._add(request_of(pin, now))
 
@@ -130,6 +133,11 @@ class LiveRequests:
                 self._endings.fail(group, Failure.DEADLINE_QUEUED, "deadline exceeded in the queue")
             else:
                 self._endings.fail(group, Failure.DEADLINE, "deadline exceeded while running")
+
+    def condemn(self, blocks: Items[Collection[int]], now: float) -> None:
+        """Remove device blocks of each kind whose contents are wrong, as `withhold` does; pin prefixes of them anew."""
+        self.withhold(blocks[0], list(map(len, blocks[1:])))
+        self._compute_again(self._pins.recompute(blocks), now)
 
     def withhold(self, blocks: Collection[int], in_windows: Items[int] = ()) -> None:
         """Remove blocks that an audit withheld from the capacity; fail requests that no longer fit.

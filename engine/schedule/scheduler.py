@@ -13,6 +13,7 @@ from engine.schedule.outputs import Output, Outputs, Started
 from engine.schedule.planning.step_planner import StepPlanner
 from engine.schedule.pool.admission import Admitted
 from engine.schedule.pool.block_planner import BlockPlanner
+from engine.schedule.pool.condemnations import Arrival, WrongBlock, arrivals_of
 from engine.schedule.pool.pins import Pins
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.preemption import PreemptionCosts
@@ -21,7 +22,7 @@ from engine.schedule.publisher import Publisher
 from engine.schedule.request import Capacity, Failure, FinishReason
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.speculation.speculator import Speculator
-from engine.schedule.step_plan import Sampled, StepPlan
+from engine.schedule.step_plan import Copies, Sampled, StepPlan
 
 
 class IdleReason(Enum):
@@ -153,13 +154,29 @@ class Scheduler:
                 self._endings.end(group, FinishReason.STOP)
         return self._blocks.build_step(plan, self._steps.now)
 
-    def apply(self, result: StepResult) -> None:
-        """Apply a result of the block manager."""
+    def apply(self, result: StepResult) -> list[Arrival]:
+        """Apply a result of the block manager. Return what admitted groups read that they have not computed."""
+        arrivals: list[Arrival] = []
         for admitted in self._blocks.apply(result):
-            self._admit(admitted)
+            arrivals += self._admit(admitted)
         in_windows = [len(one.withheld_blocks) for one in result.windows]
         if result.withheld_blocks or any(in_windows):
             self.requests.withhold(result.withheld_blocks, in_windows)
+        return arrivals
+
+    def take_copies(self) -> tuple[Copies, ...]:
+        """Return the copies of the results since the last call, which then are in no plan."""
+        return self._blocks.take_copies()
+
+    def condemn(self, wrong: Items[WrongBlock], now: float) -> None:
+        """Condemn blocks whose contents are wrong with the next Step, and compute again what holds one.
+
+        Call it between the result that brought them and the next plan.
+        """
+        self._blocks.condemn(wrong, now)
+        kinds = range(1 + len(self.capacity.windows))
+        blocks = [{one.block for one in wrong if one.kind == kind and not one.host} for kind in kinds]
+        self.requests.condemn(blocks, now)
 
     def rollback_step(self, reattached: Reattached) -> None:
         """Roll back the Step in flight, which will not be answered.
@@ -168,11 +185,11 @@ class Scheduler:
         """
         self._blocks.rollback(reattached)
 
-    def _admit(self, admitted: Admitted) -> None:
+    def _admit(self, admitted: Admitted) -> list[Arrival]:
         group, cached_tokens = admitted
         if group.ended:  # cancelled while its allocation was in flight
             self._releases.release(group.members, FreeReason.CANCELLED)
-            return
+            return []
         group.stats.resume(self._steps.now)
         if cached_tokens is not None:  # None: swapped in, nothing changed
             cached_blocks = cached_tokens // self._view.block_size
@@ -185,6 +202,7 @@ class Scheduler:
             if self._speculator is not None:
                 self._speculator.count_request(group.request)
             self._outputs.emit(Started(group.request.request_id, cached_tokens, group.isolated))
+        return arrivals_of(group, cached_tokens, self._view.block_size)
 
     # Steps.
 

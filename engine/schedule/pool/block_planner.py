@@ -5,11 +5,13 @@ detected in advance, and the victim's free is in the same Step as the extension 
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from math import inf
 
 from blocks import Commit, Fork, FreeReason, Length, Reattached, Refusal, Step, StepItem, StepResult, Trim
 from engine.errors import BlockManagerBroken
 from engine.schedule.pool.admission import Admissions, Admitted
+from engine.schedule.pool.condemnations import Condemnations, WrongBlock
 from engine.schedule.pool.extensions import Extensions
 from engine.schedule.pool.pins import Pins
 from engine.schedule.pool.pool_view import PoolView
@@ -50,6 +52,7 @@ class BlockPlanner:
         self._victims = Victims(queue, view, releases, costs)
         self._extensions = Extensions(queue, view, self._victims, lookahead_tokens)
         self._admissions = Admissions(queue, view, releases, self._victims)
+        self._condemnations = Condemnations(queue, view, releases)
         self._copies: list[Copies] = []  # of results, to run before the next step
         self._pending: Step | None = None
         self._last_step = 0
@@ -83,6 +86,11 @@ class BlockPlanner:
         """Return the copies of the results since the last call."""
         copies, self._copies = tuple(self._copies), []
         return copies
+
+    def condemn(self, wrong: Items[WrongBlock], now: float) -> None:
+        """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed."""
+        assert self._pending is None, "blocks are checked when an answer has come"
+        self._condemnations.add(wrong, now)
 
     # Results.
 
@@ -135,6 +143,7 @@ class BlockPlanner:
         if self._pending is not None or self._can_wait(now):
             return None
         building = StepBuilder()
+        self._condemnations.write(building)
         self._commit(building)
         if self._view.windows:
             self._trim(building)
@@ -153,6 +162,8 @@ class BlockPlanner:
     def _can_wait(self, now: float) -> bool:
         """Return whether the next Step would have nothing but lengths and commits of generated tokens."""
         if self._releases.any_pending or self._queue.waiting or self._pins.has_changes:
+            return False
+        if self._condemnations.any_pending:
             return False
         return now < self._reported_at + _REPORT_SECONDS and not any(map(self._needs_step, self._queue.running))
 

@@ -4,7 +4,7 @@ A pin starts as a request that waits in the queue, shares the token budget, and 
 computed, the next Step commits their keys, pins them, and frees the request.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -133,10 +133,25 @@ class Pins:
         self._reset = True
         self.changes += 1
         for pin in self._declared.values():
-            self._schedule_unpin(pin)
-            pin.state, pin.blocks, pin.in_windows = PinState.COMPUTING, (), ()
+            self._begin_again(pin)
         self._count()
         return list(self._declared.values())
+
+    def recompute(self, wrong: Sequence[Collection[int]]) -> list[PinnedPrefix]:
+        """Return the prefixes that hold one of these blocks of each kind, which must be recomputed."""
+        found = [
+            pin
+            for pin in self._declared.values()
+            if any(not set(own).isdisjoint(blocks) for own, blocks in zip(wrong, (pin.blocks, *pin.in_windows)))
+        ]
+        for pin in found:
+            self._begin_again(pin)
+        self._count()
+        return found
+
+    def _begin_again(self, pin: PinnedPrefix) -> None:
+        self._schedule_unpin(pin)
+        pin.state, pin.blocks, pin.in_windows = PinState.COMPUTING, (), ()
 
     def list_pins(self) -> list[PinnedPrefix]:
         """Return copies of the declared prefixes in the order of declaration."""

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from blocks import Allocate, Commit, Extend, Fork, Free, Length, PinChange, Step, Trim
+from blocks import Allocate, Commit, Condemn, Extend, Fork, Free, Length, PinChange, Step, Trim
 
 
 @dataclass
 class StepBuilder:
     """Mutable lists of the items of a Step; see `blocks.Step`."""
 
+    condemns: list[Condemn] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     trims: list[Trim] = field(default_factory=list)
     pins: list[PinChange] = field(default_factory=list)

@@ -1,0 +1,156 @@
+"""Makes the copies of answers, and compares blocks with their checksums before a step reads them.
+
+Bytes that have left a step come back by adoption of kept memory, and by copies from the host tier. Each of these blocks
+is compared once, when it arrives in a table; other hits are sampled. A copy that fails is found in the same way. What
+differs is condemned, and computed again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from blocks import CondemnReason, Copy
+from engine.attention.backend import Direction
+from engine.errors import EngineBroken
+from engine.kept.seal_writer import SealWriter
+from engine.schedule.pool.condemnations import Arrival, WrongBlock
+from engine.schedule.step_plan import Copies
+
+_Launch = Callable[[Sequence[Copy]], object]
+_Owners = Mapping[tuple[int, int], tuple[int, CondemnReason]]
+
+# A copy for a request that has ended meanwhile.
+_NOBODY = (0, CondemnReason.HOST_HIT)
+
+
+class CopyingBackend(Protocol):
+    """Copies the blocks of one kind; on a CPU a copy is done when the call returns."""
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks within the device."""
+
+    def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
+        """Copy blocks to the other tier."""
+
+
+class ProofCounts(NamedTuple):
+    """How many blocks were compared with their checksums, and found wrong, by reason."""
+
+    compared: dict[CondemnReason, int]
+    wrong: dict[CondemnReason, int]
+    seconds: float
+
+
+class BlockProof:
+    """Compares the blocks of one engine. Its thread calls it, except for `counts`."""
+
+    def __init__(
+        self,
+        backends: Sequence[CopyingBackend],
+        seals: SealWriter,
+        share: float = 0.0,
+        random: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Take the backend of each kind. `share` of the blocks that never left are compared at hits.
+
+        `random` returns numbers from 0 to 1, which choose them.
+        """
+        self._backends = backends
+        self._seals = seals
+        self._share = share
+        self._random = random
+        self._compared = Counter[CondemnReason]()
+        self._wrong = Counter[CondemnReason]()
+
+    @property
+    def counts(self) -> ProofCounts:
+        """What was compared since the start."""
+        return ProofCounts(dict(self._compared), dict(self._wrong), self._seals.checksum_seconds)
+
+    def check(self, answers: Sequence[Copies], arrivals: Sequence[Arrival]) -> list[WrongBlock]:
+        """Make the copies of answers, then compare what arrived with them. Return the wrong blocks, each once."""
+        owners = _owners(arrivals) if answers else {}
+        found: list[WrongBlock] = []
+        copied: set[tuple[int, int]] = set()
+        for copies in answers:
+            made = [self._make(kind, own, found) for kind, own in enumerate((copies, *copies.windows))]
+            self._compare_copies(made, owners, found)
+            copied.update((kind, copy.destination) for kind, own in enumerate(made) for copy in own.host_to_device)
+        for arrival in arrivals:
+            found += self._compare(arrival, copied)
+        unique: dict[tuple[int, bool, int], WrongBlock] = {}
+        for one in found:
+            unique.setdefault((one.kind, one.host, one.block), one)
+        self._wrong.update(one.reason for one in unique.values())
+        return list(unique.values())
+
+    def _make(self, kind: int, copies: Copies, found: list[WrongBlock]) -> Copies:
+        """Make the copies of one kind. Return those that succeeded, and add the destinations of the others."""
+        backend = self._backends[kind]
+        to_host, lost = _made(copies.device_to_host, lambda some: backend.swap(some, Direction.DEVICE_TO_HOST))
+        to_device, missing = _made(copies.host_to_device, lambda some: backend.swap(some, Direction.HOST_TO_DEVICE))
+        within, failed = _made(copies.device_to_device, backend.copy_blocks)
+        self._seals.on_failed(kind, lost, to_host=True)
+        self._seals.on_failed(kind, missing, to_host=False)
+        found += [WrongBlock(kind, True, copy.destination, CondemnReason.COPY) for copy in lost]
+        found += [WrongBlock(kind, False, copy.destination, CondemnReason.COPY) for copy in (*missing, *failed)]
+        return Copies(to_host, to_device, within)
+
+    def _compare_copies(self, made: Sequence[Copies], owners: _Owners, found: list[WrongBlock]) -> None:
+        """Compare the destinations of copies to the device, of one answer, with what their sources had."""
+        for kind, own in enumerate(made):
+            for copy in own.host_to_device:
+                self._compared[owners.get((kind, copy.destination), _NOBODY)[1]] += 1
+        for kind, source, destination in self._seals.on_copied([made[0]._replace(windows=tuple(made[1:]))]):
+            sequence, reason = owners.get((kind, destination), _NOBODY)
+            found.append(WrongBlock(kind, False, destination, reason, sequence))
+            found.append(WrongBlock(kind, True, source, reason, sequence))
+
+    def _compare(self, arrival: Arrival, copied: Collection[tuple[int, int]]) -> Iterable[WrongBlock]:
+        for kind, table in enumerate(arrival.tables):
+            for block in table:
+                if not block or (kind, block) in copied:
+                    continue
+                unproven = self._seals.is_unproven(kind, block)
+                if unproven or (self._share and self._random() < self._share):
+                    reason = CondemnReason.ADOPTION if unproven else CondemnReason.HIT
+                    self._compared[reason] += 1
+                    if not self._seals.prove(kind, block):
+                        yield WrongBlock(kind, False, block, reason, arrival.sequence)
+
+
+def _owners(arrivals: Sequence[Arrival]) -> _Owners:
+    """Return by kind and block in whose table a block arrived, and how."""
+    return {
+        (kind, block): (arrival.sequence, CondemnReason.SWAP_IN if arrival.swapped_in else CondemnReason.HOST_HIT)
+        for arrival in arrivals
+        for kind, table in enumerate(arrival.tables)
+        for block in table
+    }
+
+
+def _made(copies: Sequence[Copy], launch: _Launch) -> tuple[tuple[Copy, ...], list[Copy]]:
+    """Make copies. If that fails, make them one by one; return those that succeeded, and the others."""
+    if not copies:
+        return (), []
+    try:
+        launch(copies)
+    except EngineBroken:
+        raise
+    except Exception:
+        return _made_alone(copies, launch)
+    return tuple(copies), []
+
+
+def _made_alone(copies: Sequence[Copy], launch: _Launch) -> tuple[tuple[Copy, ...], list[Copy]]:
+    made, failed = [], []
+    for copy in copies:
+        try:
+            launch([copy])
+        except EngineBroken:
+            raise
+        except Exception:
+            failed.append(copy)
+        else:
+            made.append(copy)
+    return tuple(made), failed

@@ -1,0 +1,108 @@
+"""Withdraws blocks whose contents were found wrong, and computes again what would be read from them.
+
+The next Step condemns the blocks, first of all its items, and frees the groups that hold one. They wait like preempted
+groups, and find the rest of their prefix in the cache. So no request fails for a wrong block, and each wrong block
+costs one recomputation at most: it is never granted again.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blocks import Condemn, CondemnReason, FreeReason
+from engine.schedule.pool.pool_view import PoolView
+from engine.schedule.pool.releases import Releases
+from engine.schedule.pool.step_builder import StepBuilder
+from engine.schedule.request_queue import RequestQueue
+from engine.schedule.sequence_group import Group
+
+
+class WrongBlock(NamedTuple):
+    """A block whose contents are wrong, in a tier of a kind, and the sequence that found it, 0 if none did."""
+
+    kind: int
+    host: bool
+    block: int
+    reason: CondemnReason
+    sequence: int = 0
+
+
+class Arrival(NamedTuple):
+    """What a sequence reads that it has not computed since it was admitted: tables of each kind, 0 without a block.
+
+    They are the blocks that it hit, or all of a sequence that was swapped in.
+    """
+
+    sequence: int
+    tables: tuple[tuple[int, ...], ...]
+    swapped_in: bool
+
+
+class Condemnations:
+    """The blocks that the next Step condemns."""
+
+    def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases) -> None:
+        self._queue = queue
+        self._view = view
+        self._releases = releases
+        self._pending: list[WrongBlock] = []
+
+    @property
+    def any_pending(self) -> bool:
+        """Whether the next Step condemns blocks."""
+        return bool(self._pending)
+
+    def add(self, wrong: Sequence[WrongBlock], now: float) -> None:
+        """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed.
+
+        No Step may be in flight.
+        """
+        self._pending += wrong
+        blocks = [{one.block for one in wrong if one.kind == kind and not one.host} for kind in self._kinds]
+        for group in [group for group in self._queue.running if _holds(group, blocks)]:
+            self._restart(group, now)
+
+    def write(self, step: StepBuilder) -> None:
+        """Add the pending condemnations to a Step."""
+        pending, self._pending = self._pending, []
+        items: dict[tuple[int, CondemnReason, bool, int], list[int]] = {}
+        for one in pending:
+            items.setdefault((one.sequence, one.reason, one.host, one.kind), []).append(one.block)
+        step.condemns += [Condemn(sequence, blocks, *rest) for (sequence, *rest), blocks in items.items()]
+        counts = [sum(one.kind == kind and not one.host for one in pending) for kind in self._kinds]
+        self._view.discount(counts[0], counts[1:])
+
+    @property
+    def _kinds(self) -> range:
+        return range(1 + len(self._view.windows))
+
+    def _restart(self, group: Group, now: float) -> None:
+        """Return a running group to the queue. The next Step frees its blocks; none of them is committed any more."""
+        self._releases.release(group.members, FreeReason.PREEMPTED)
+        for member in group.members:
+            member.lose_blocks()
+        group.restart_from_trunk()
+        self._view.claims.release_all(group)
+        group.stats.preempt(now, 0)
+        self._queue.totals.count_preemption(0)
+        self._queue.preempt(group)
+
+
+def arrivals_of(group: Group, cached_tokens: int | None, block_size: int) -> list[Arrival]:
+    """Return what an admitted group reads: its first `cached_tokens` tokens, or all if it was swapped in (None)."""
+    if cached_tokens == 0:
+        return []
+    if cached_tokens is None:
+        return [
+            Arrival(member.id, (member.table, *member.window_tables), True) for member in group.members if member.table
+        ]
+    trunk, blocks = group.trunk, cached_tokens // block_size
+    return [Arrival(trunk.id, tuple([table[:blocks] for table in (trunk.table, *trunk.window_tables)]), False)]
+
+
+def _holds(group: Group, blocks: Sequence[set[int]]) -> bool:
+    """Return whether a member of a group has a block of these of each kind."""
+    return any(
+        not own.isdisjoint(table)
+        for member in group.members
+        for own, table in zip(blocks, (member.table, *member.window_tables), strict=False)
+    )
