@@ -29,8 +29,8 @@ from engine.run.loop import Engine
 from engine.schedule.limits import Limits
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
-from kvmanager import PoolReport, PoolSpec
-from services.engine.block_client import BlockClient, KeptBlocks
+from kvmanager import PoolSpec
+from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.startup.assembly import EngineParts
 from tests.contract.block_managers import LoopThread
 from tests.in_process import InProcessBlocks
@@ -148,8 +148,8 @@ def over_grpc(parts: EngineParts, link_type: type[BlockClient], work: Work = SHO
     loop, news = LoopThread(), threading.Event()
     capacity = parts.scheduler.capacity
     spec = PoolSpec("engine", 1, parts.loaded.fingerprint, capacity.block_size, capacity.device_blocks)
-    kept = KeptBlocks(PoolReport(), parts.kept.seals) if parts.kept else None
-    link, task = loop.run(_begin(link_type, service.address, spec, news.set, kept))
+    sealed = SealedBlocks(parts.proof.seals) if parts.proof else None
+    link, task = loop.run(_begin(link_type, service.address, spec, news.set, sealed))
     try:
         while not link.ready:
             link.receive()
@@ -167,9 +167,9 @@ def over_grpc(parts: EngineParts, link_type: type[BlockClient], work: Work = SHO
 
 
 async def _begin(
-    link_type: type[BlockClient], address: str, spec: PoolSpec, wake: Callable[[], None], kept: KeptBlocks | None
+    link_type: type[BlockClient], address: str, spec: PoolSpec, wake: Callable[[], None], sealed: SealedBlocks | None
 ) -> tuple[BlockClient, "asyncio.Task[None]"]:
-    link = link_type(address, spec, wake, kept=kept)
+    link = link_type(address, spec, wake, sealed=sealed)
     return link, asyncio.create_task(link.run())
 
 
@@ -190,7 +190,7 @@ def _run(
     `others` returns the CPU seconds so far of other processes that take part.
     """
     scheduler = Scheduler(replace(parts.scheduler.capacity), Limits())
-    engine = Engine(scheduler, parts.runner, blocks, time.monotonic)
+    engine = Engine(scheduler, parts.runner, blocks, time.monotonic, parts.proof)
     for number in range(work.sequences):
         prompt = tuple(1000 + 37 * number + token for token in range(work.prompt_tokens))
         scheduler.requests.submit(Request(f"r{number}", prompt, Sampling(temperature=0.0), Stopping(work.max_tokens)))

@@ -98,6 +98,7 @@ class NullParts:
     recording_faults: Mapping[str, str] = field(default_factory=dict)
     ranks: None = None
     kept: Keeping | None = None
+    proof: None = None
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ class BlockProof:
 
         `random` returns numbers from 0 to 1, which choose them.
         """
+        self.seals = seals
         self._backends = backends
-        self._seals = seals
         self._share = share
         self._random = random
         self._compared = Counter[CondemnReason]()
@@ -65,7 +65,7 @@ class BlockProof:
     @property
     def counts(self) -> ProofCounts:
         """What was compared since the start."""
-        return ProofCounts(dict(self._compared), dict(self._wrong), self._seals.checksum_seconds)
+        return ProofCounts(dict(self._compared), dict(self._wrong), self.seals.checksum_seconds)
 
     def check(self, answers: Sequence[Copies], arrivals: Sequence[Arrival]) -> list[WrongBlock]:
         """Make the copies of answers, then compare what arrived with them. Return the wrong blocks, each once."""
@@ -90,8 +90,8 @@ class BlockProof:
         to_host, lost = _made(copies.device_to_host, lambda some: backend.swap(some, Direction.DEVICE_TO_HOST))
         to_device, missing = _made(copies.host_to_device, lambda some: backend.swap(some, Direction.HOST_TO_DEVICE))
         within, failed = _made(copies.device_to_device, backend.copy_blocks)
-        self._seals.on_failed(kind, lost, to_host=True)
-        self._seals.on_failed(kind, missing, to_host=False)
+        self.seals.on_failed(kind, lost, to_host=True)
+        self.seals.on_failed(kind, missing, to_host=False)
         found += [WrongBlock(kind, True, copy.destination, CondemnReason.COPY) for copy in lost]
         found += [WrongBlock(kind, False, copy.destination, CondemnReason.COPY) for copy in (*missing, *failed)]
         return Copies(to_host, to_device, within)
@@ -101,7 +101,7 @@ class BlockProof:
         for kind, own in enumerate(made):
             for copy in own.host_to_device:
                 self._compared[owners.get((kind, copy.destination), _NOBODY)[1]] += 1
-        for kind, source, destination in self._seals.on_copied([made[0]._replace(windows=tuple(made[1:]))]):
+        for kind, source, destination in self.seals.on_copied([made[0]._replace(windows=tuple(made[1:]))]):
             sequence, reason = owners.get((kind, destination), _NOBODY)
             found.append(WrongBlock(kind, False, destination, reason, sequence))
             found.append(WrongBlock(kind, True, source, reason, sequence))
@@ -111,11 +111,11 @@ class BlockProof:
             for block in table:
                 if not block or (kind, block) in copied:
                     continue
-                unproven = self._seals.is_unproven(kind, block)
+                unproven = self.seals.is_unproven(kind, block)
                 if unproven or (self._share and self._random() < self._share):
                     reason = CondemnReason.ADOPTION if unproven else CondemnReason.HIT
                     self._compared[reason] += 1
-                    if not self._seals.prove(kind, block):
+                    if not self.seals.prove(kind, block):
                         yield WrongBlock(kind, False, block, reason, arrival.sequence)
 
 

@@ -128,12 +128,10 @@ class Seals:
         and a stamp is but an order. One beyond `latest` becomes the oldest.
         """
         self._stamp[(self._stamp > max(latest, len(self))) & (self._stamp != HELD)] = 0
-        said = self._seals[["key", "depth", "resets", "generation", "checksum", "own"]]
         broken = np.flatnonzero(self._state > max(SealState)).tolist()
         for block in np.flatnonzero(self._state == SealState.SEALED).tolist():
-            *own, generation, checksum, expected = said[block].tolist()
-            key = self._seals["key"][block].tobytes()
-            if self._own(block, Sealing(key, *own[1:], checksum), generation) != expected:
+            one, sealing = self._seals[block], self.sealing(block)
+            if sealing is None or self._own(block, sealing, int(one["generation"])) != int(one["own"]):
                 broken.append(block)
         self._state[broken] = SealState.OPEN
         self._stamp[broken] = 0

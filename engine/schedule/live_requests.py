@@ -1,6 +1,6 @@
 """Accepts, pins, cancels and fails requests by their ids."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from collections.abc import Sequence as Items
 from math import inf
 
@@ -134,7 +134,7 @@ class LiveRequests:
             else:
                 self._endings.fail(group, Failure.DEADLINE, "deadline exceeded while running")
 
-    def condemn(self, blocks: Items[Collection[int]], now: float) -> None:
+    def condemn(self, blocks: Items[Set[int]], now: float) -> None:
         """Remove device blocks of each kind whose contents are wrong, as `withhold` does; pin prefixes of them anew."""
         self.withhold(blocks[0], list(map(len, blocks[1:])))
         self._compute_again(self._pins.recompute(blocks), now)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from blocks import Reattached, Step, StepResult
+from blocks import Reattached, Reset, Step, StepResult
 from engine.kept.seal_writer import SealChanges, SealWriter
 from kvmanager import PoolReport, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
@@ -47,6 +47,8 @@ _MAX_ABORTED = 2
 
 _PROCESS = Path("/proc/self/stat")
 _START_FIELD = 19  # of those behind the program's name
+# The feature of a manager that can withhold blocks for its engine.
+_CONDEMNS = "step.condemns"
 
 log = logging.getLogger("quire.engine")
 
@@ -73,7 +75,7 @@ class _NewStream:
 
 @dataclass(frozen=True)
 class _Answer:
-    """An answer, and what it changes in the seals of kept memory."""
+    """An answer, and what it changes in the seals."""
 
     result: StepResult
     changes: Sequence[SealChanges]
@@ -83,11 +85,11 @@ class _Disconnect:
     """The stream was disconnected."""
 
 
-class KeptBlocks(NamedTuple):
-    """What a kept memory contained at the start, and the writer of its seals."""
+class SealedBlocks(NamedTuple):
+    """The writer of seals, and what a kept memory contained at the start, None if the memory ends with its process."""
 
-    report: PoolReport
     seals: SealWriter
+    report: PoolReport | None = None
 
 
 class AttachRefused(Exception):
@@ -106,20 +108,20 @@ class BlockClient:
         trace_parents: Mapping[str, str] = _NO_TRACE_PARENTS,
         connect: Connect | None = None,
         needs: Collection[str] = (),
-        kept: KeptBlocks | None = None,
+        sealed: SealedBlocks | None = None,
     ) -> None:
         """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
         `needs` has the features that the manager must have: names of services.wire.features.MANAGER_FEATURES. With
         `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
-        thread changes it. `connect` opens a channel in place of gRPC's. `kept` has the blocks of a kept memory; its
-        seals are written by the engine's thread, in `receive`, before an answer is used. Raises InvalidReport if they
-        contradict each other.
+        thread changes it. `connect` opens a channel in place of gRPC's. `sealed` has the blocks of a memory with
+        seals, which are written by the engine's thread, in `receive`, before an answer is used. Raises InvalidReport if
+        they contradict each other.
         """
         self._address = address
         self._connect = connect or (lambda: transport.channel(address, tls=tls))
-        self.replica = Replica(spec, kept.report if kept else None)
-        self._seals = kept.seals if kept else None
+        self.replica = Replica(spec, sealed.report if sealed else None, seals=sealed is not None)
+        self._seals = sealed.seals if sealed else None
         self._wake = wake
         self._trace_parents = trace_parents
         self._needs = needs
@@ -155,6 +157,9 @@ class BlockClient:
     def send(self, step: Step) -> None:
         """Send a Step; a disconnect loses its answer."""
         assert self._sending is not None, "the stream is ready"
+        if step.condemns and _CONDEMNS in self._missing:
+            # No hit finds the blocks any more; they may be granted again, and are written to before they are read.
+            step = replace(step, condemns=(), pins=(*step.pins, Reset()))
         message = step_message(step)
         if self._missing:
             without_features(message, self._missing)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from engine.kept.proof import ProofCounts
 from engine.schedule.stats import SchedulerTotals
 
 
@@ -34,13 +35,14 @@ class KeptStats(NamedTuple):
 
     `sealed` ones would outlive it now. `adopted` were found at the start, `lost` were held and not whole when the
     earlier process ended. `refused` is the difference for which the memory of an earlier process was erased, empty if
-    it was not.
+    it was not. `broken` counts the seals that differed from their checksums at the start.
     """
 
     sealed: Mapping[str, int]
     adopted: Mapping[str, int]
     lost: Mapping[str, int]
     refused: str = ""
+    broken: int = 0
 
 
 class EngineStats(NamedTuple):
@@ -49,7 +51,8 @@ class EngineStats(NamedTuple):
     `sessions` counts the pool's attachments. `uncomputed_tokens` is the number of prompt tokens that live requests
     still have to compute. `deferred` counts the waiting requests that would not start even if blocks were available.
     `recording_faults` has the kinds of steps that were to be recorded: why they are not, empty if they are.
-    `seconds_without_step` is the time since the last step while requests are live.
+    `seconds_without_step` is the time since the last step while requests are live. `proof` counts the blocks that were
+    compared with their checksums, None without checksums.
     """
 
     running: int
@@ -64,6 +67,7 @@ class EngineStats(NamedTuple):
     seconds_without_step: float = 0.0
     recording_faults: Mapping[str, str] = MappingProxyType({})
     kept: KeptStats | None = None
+    proof: ProofCounts | None = None
 
 
 class StepStats(NamedTuple):

@@ -31,15 +31,17 @@ class PoolDiverged(Exception):
 class Replica:
     """The state of a pool at its engine, and the Steps in flight."""
 
-    def __init__(self, spec: kvmanager.PoolSpec, kept: kvmanager.PoolReport | None = None) -> None:
-        """Start with an empty pool, or with what a kept memory reports; the latter records the changes of its seals.
+    def __init__(
+        self, spec: kvmanager.PoolSpec, kept: kvmanager.PoolReport | None = None, *, seals: bool = False
+    ) -> None:
+        """Start with an empty pool, or with what a kept memory reports. If `seals`, the changes of seals are recorded.
 
         Raises InvalidReport if the memory contradicts itself.
         """
         self.spec = spec
         self.adopted = kept is not None and not kept.empty
         self.pool = complete(kvmanager.adopt(spec, kept)) if kept else kvmanager.Pool(spec)
-        self._keeps = kept is not None
+        self._seals = seals
         self._changes: list[SealChanges] = []
         self._in_flight: deque[Step] = deque()
 
@@ -77,7 +79,7 @@ class Replica:
         for kind, one in enumerate((result, *result.windows)):
             self.pool.withhold(one.withheld_blocks, one.host_withheld_blocks, kind)
         step = self._in_flight.popleft()
-        own = (complete(self._applying(step, _UNLIMITED)) if self._keeps else self.pool.apply(step)).result
+        own = (complete(self._applying(step, _UNLIMITED)) if self._seals else self.pool.apply(step)).result
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
 
@@ -87,13 +89,13 @@ class Replica:
         return bool(self._changes)
 
     def take_changes(self) -> list[SealChanges]:
-        """Return the changes of seals since the last call, in order; none without kept memory."""
+        """Return the changes of seals since the last call, in order; none without seals."""
         changes, self._changes = self._changes, []
         return changes
 
     def _applying(self, step: Step, budget: int) -> Generator[None, None, kvmanager.AppliedStep]:
-        kinds = self.pool.state.kinds if self._keeps else ()
-        before = [BeforeStep.of(kind, step) for kind in kinds]
+        kinds = self.pool.state.kinds if self._seals else ()
+        before = [BeforeStep.of(kind, step, number) for number, kind in enumerate(kinds)]
         applied = yield from self.pool.applying(step, budget)
         if kinds:
             own = zip(kinds, before, (applied, *applied.windows), strict=True)

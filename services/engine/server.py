@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.run.loop import Engine
 from kvmanager import PoolSpec
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
-from services.engine.block_client import BlockClient, KeptBlocks
+from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.driver import EngineDriver
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
@@ -145,13 +145,13 @@ class EngineService:
             retention_tokens=self._settings.retention_tokens if capacity.windows else 0,
         )
         reports = RequestReports(spec.model, engine_id, self._tracing)
-        link = self._attach(spec, lambda: driver.wake(), reports.trace_parents, parts.kept)
-        engine = Engine(parts.scheduler, parts.runner, link, time.monotonic)
+        link = self._attach(spec, lambda: driver.wake(), reports.trace_parents, _sealed(parts))
+        engine = Engine(parts.scheduler, parts.runner, link, time.monotonic, parts.proof)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
-        ranks, formats, kept = parts.ranks, _formats(parts.loaded), parts.kept
+        ranks, formats, kept, proof = parts.ranks, _formats(parts.loaded), parts.kept, parts.proof
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
@@ -161,6 +161,7 @@ class EngineService:
                 formats=formats,
                 recording_faults=parts.recording_faults,
                 kept=kept.stats() if kept else None,
+                proof=proof.counts if proof else None,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
@@ -168,13 +169,12 @@ class EngineService:
         return driver, link
 
     def _attach(
-        self, spec: PoolSpec, wake: Callable[[], None], trace_parents: Mapping[str, str], kept: Kept | None
+        self, spec: PoolSpec, wake: Callable[[], None], trace_parents: Mapping[str, str], sealed: SealedBlocks | None
     ) -> BlockLink:
         if self._attachment:
             return self._attachment(spec, wake)
-        blocks = KeptBlocks(kept.report, kept.seals) if kept else None
         needs = ("register.kinds",) if spec.windows else ()
-        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, None, needs, blocks)
+        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, None, needs, sealed)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
@@ -271,6 +271,12 @@ def _notes(recording_faults: Mapping[str, str]) -> list[str]:
     return [
         f"steps are launched, not recorded ({kind}): {reason}" for kind, reason in recording_faults.items() if reason
     ]
+
+
+def _sealed(parts: Parts) -> SealedBlocks | None:
+    if parts.kept:
+        return SealedBlocks(parts.kept.seals, parts.kept.report)
+    return SealedBlocks(parts.proof.seals) if parts.proof else None
 
 
 def _formats(model: Model) -> ModelFormats:

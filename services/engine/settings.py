@@ -157,6 +157,24 @@ class EngineSettings:
             Requires("attention_backend", without=("triton",), besides=("off",), because=OF_A_GPU),
         ),
     )
+    checksums: str = setting(
+        "auto",
+        "Checksums of blocks: auto, computed when a block is whole and compared where its bytes come back, on CPUs; "
+        "off.",
+        choices=("auto", "off"),
+    )
+    verify_blocks: float = setting(
+        0.01,
+        "Share of the cached blocks that requests hit and that never left the cache that are compared with their "
+        "checksums. Others always are: after an engine's restart, and from the host tier.",
+        least=0,
+        most=1,
+        requires=(
+            Requires("checksums", without=("off",), because="there is nothing to compare"),
+            Requires("tensor_parallel", most=1, because="blocks of ranks have no checksums"),
+            Requires("device", without=("cuda",), because="blocks of a GPU have no checksums"),
+        ),
+    )
     keep_at_stop: bool = setting(
         False,
         "Keep the blocks also when the engine is stopped. Otherwise a planned end erases them.",

@@ -7,8 +7,8 @@ from blocks import WindowKind
 from engine.kept.seal_writer import SealWriter
 from engine.schedule.limits import Limits
 from engine.schedule.request import Capacity
-from kvmanager import Pool, PoolSpec
-from services.engine.block_client import AttachRefused, BlockClient, KeptBlocks
+from kvmanager import Pool, PoolReport, PoolSpec
+from services.engine.block_client import AttachRefused, BlockClient, SealedBlocks
 from services.engine.kept.kept_report import kept_report
 from simulation.digest_memory import DigestMemory
 from simulation.network.channel import SimulatedChannel
@@ -73,15 +73,17 @@ class AttachedProcess(Process):
         super().__init__(engine_id, clock)
         self.shared = shared
         self.seals: SealWriter | None = None
-        self._kept: KeptBlocks | None = None
+        self._sealed: SealedBlocks | None = None
+        self._kept: PoolReport | None = None
         if shared is not None:
             before, shared.owner = shared.owner, self
             shared.check_all()
             if before is not None and before.all_written:
                 shared.check_complete(before.pool)
             self.seals = SealWriter(shared.kept)
-            self._kept = KeptBlocks(kept_report(shared.kept), self.seals)
-            shared.adopted += len(self._kept.report.device.keyed)
+            self._kept = kept_report(shared.kept)
+            self._sealed = SealedBlocks(self.seals, self._kept)
+            shared.adopted += len(self._kept.device.keyed)
         self.incarnation = incarnation
         self.size = size
         self._clock = clock
@@ -107,7 +109,7 @@ class AttachedProcess(Process):
             wake,
             trace_parents=trace_parents,
             connect=lambda: SimulatedChannel(self._network, self.loop, ADDRESS),  # type: ignore[arg-type,return-value]
-            kept=self._kept,
+            sealed=self._sealed,
         )
         self.start(self._stay_attached())
 

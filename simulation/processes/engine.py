@@ -58,7 +58,7 @@ class EngineProcess(AttachedProcess):
             size.capacity(),
             size.limits,
             ahead=size.ahead and not size.limits.proposed_tokens,
-            withheld=self._kept.report.withheld if self._kept else ((),),
+            withheld=self._kept.withheld if self._kept else ((),),
         )
         self._order = ServiceOrder(self.scheduler, self.loop.failures)
         self.loop.run(partial(self._open, folder))

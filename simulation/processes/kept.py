@@ -54,7 +54,7 @@ class SharedMemory:
         self.kills = kills
         self._random = random
         self.block_size = size.block_size
-        self.kept = KeptMemory(memoryview(bytearray(kept_bytes(identity))), identity)
+        self.kept = KeptMemory.mapped(memoryview(bytearray(kept_bytes(identity))), identity)
         self.kinds = [SharedKind(self, kind) for kind in self.kept.kinds]
 
     def check_all(self) -> None:

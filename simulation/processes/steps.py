@@ -78,7 +78,7 @@ class StepsProcess(AttachedProcess):
         self._asked: Step | None = None  # not answered yet
         self._last_step = 0
         self._last_id = 0  # of a sequence or group
-        self._resets = self._kept.report.resets if self._kept else 0  # that the manager has applied
+        self._resets = self._kept.resets if self._kept else 0  # that the manager has applied
         self._next_at = clock()
         self.loop.run(lambda: self._attach(lambda: None))
 

@@ -199,6 +199,8 @@ class EmptyParts:
     device: str = "none"
     recording_faults: Mapping[str, str] = field(default_factory=dict)
     ranks: None = None
+    kept: None = None
+    proof: None = None
 
 
 async def serve(model: str) -> None:

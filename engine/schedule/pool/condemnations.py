@@ -67,7 +67,9 @@ class Condemnations:
         items: dict[tuple[int, CondemnReason, bool, int], list[int]] = {}
         for one in pending:
             items.setdefault((one.sequence, one.reason, one.host, one.kind), []).append(one.block)
-        step.condemns += [Condemn(sequence, blocks, *rest) for (sequence, *rest), blocks in items.items()]
+        step.condemns += [
+            Condemn(sequence, blocks, reason, host, kind) for (sequence, reason, host, kind), blocks in items.items()
+        ]
         counts = [sum(one.kind == kind and not one.host for one in pending) for kind in self._kinds]
         self._view.discount(counts[0], counts[1:])
 

@@ -4,7 +4,7 @@ A pin starts as a request that waits in the queue, shares the token budget, and 
 computed, the next Step commits their keys, pins them, and frees the request.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -137,12 +137,12 @@ class Pins:
         self._count()
         return list(self._declared.values())
 
-    def recompute(self, wrong: Sequence[Collection[int]]) -> list[PinnedPrefix]:
+    def recompute(self, wrong: Sequence[Set[int]]) -> list[PinnedPrefix]:
         """Return the prefixes that hold one of these blocks of each kind, which must be recomputed."""
         found = [
             pin
             for pin in self._declared.values()
-            if any(not set(own).isdisjoint(blocks) for own, blocks in zip(wrong, (pin.blocks, *pin.in_windows)))
+            if any(not own.isdisjoint(held) for own, held in zip(wrong, (pin.blocks, *pin.in_windows), strict=False))
         ]
         for pin in found:
             self._begin_again(pin)

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import Protocol
 
 import torch
 
+from blocks import counted
 from engine.attention.cache import CacheLayout
+from engine.kept.checksums import NAME
 from engine.kept.kept_memory import KeptIdentity, KeptKind, KeptMemory
 from engine.kept.seal_writer import SealWriter
 from engine.model.loaded import LoadedModel, dtype_name
@@ -46,13 +48,17 @@ class KeepingBackend(Protocol):
 
 @dataclass(frozen=True)
 class Keeping:
-    """The kept memory of an engine. `refused` is why blocks of an earlier process are not used, empty if they are."""
+    """The kept memory of an engine. `refused` is why blocks of an earlier process are not used, empty if they are.
+
+    `broken` counts the seals that differ from their checksums.
+    """
 
     file: MemoryFile
     memory: KeptMemory
     report: PoolReport
     seals: SealWriter
     refused: str = ""
+    broken: int = 0
 
     def stats(self) -> KeptStats:
         """Return the numbers of its blocks."""
@@ -62,7 +68,7 @@ class Keeping:
             sum(kind.host.sealed_count(resets) for kind in kinds),
         )
         adopted = _keyed(self.report)
-        return KeptStats(_by_tier(sealed), _by_tier(adopted), _by_tier(self.seals.lost), self.refused)
+        return KeptStats(_by_tier(sealed), _by_tier(adopted), _by_tier(self.seals.lost), self.refused, self.broken)
 
     def end(self, *, keep: bool) -> None:
         """Give the memory up at a planned end, and erase it unless it is to be kept."""
@@ -87,25 +93,38 @@ def erase_opened() -> None:
         file.erase()
 
 
-def keep(file: MemoryFile, identity: KeptIdentity, backends: Sequence[KeepingBackend]) -> Keeping:
-    """Map a memory, and let the backend of each kind use it. Raises InvalidSetting if there is no room for it."""
-    different = file.difference(identity)
-    if different == "" and file.map(identity).is_damaged:
-        log.warning("the kept blocks are damaged: they are erased")
-        different = DAMAGE
+def keep(
+    file: MemoryFile,
+    identity: KeptIdentity,
+    backends: Sequence[KeepingBackend],
+    clock: Callable[[], float] | None = None,
+) -> Keeping:
+    """Map a memory, and let the backend of each kind use it. Raises InvalidSetting if there is no room for it.
+
+    `clock` measures the checksums of the identity, in seconds.
+    """
+    different, broken = file.difference(identity), 0
+    if different == "":
+        found = file.map(identity)
+        broken = found.repair()
+        if found.is_damaged:
+            log.warning("the kept blocks are damaged: they are erased")
+            different = DAMAGE
     elif different:
         log.warning("the kept blocks differ in %s: they are erased", different)
     if different != "":
         file.make(identity)
     memory = file.map(identity)
-    seals = SealWriter(memory)
+    seals = SealWriter(memory, clock if identity.checksum else None)
     _opened.clear()
     report = kept_report(memory)
     for backend, kind in zip(backends, memory.kinds, strict=True):
         backend.use(kind.cache, kind.host_cache)
     if different == "":
         log.info("%d device blocks and %d host blocks have outlived their engine", *_keyed(report))
-    return Keeping(file, memory, report, seals, different or "")
+        if broken:
+            log.error("%s differ from their checksums: the blocks are lost", counted(broken, "seal"))
+    return Keeping(file, memory, report, seals, different or "", 0 if different else broken)
 
 
 def _keyed(report: PoolReport) -> tuple[int, int]:
@@ -134,11 +153,16 @@ class SealingRunner:
 
 
 def identity_of(
-    loaded: LoadedModel, weights: ModelFiles, capacity: Capacity, backends: Sequence[KeepingBackend], computed_by: str
+    loaded: LoadedModel,
+    weights: ModelFiles,
+    capacity: Capacity,
+    backends: Sequence[KeepingBackend],
+    computed_by: str,
+    checksum: str = NAME,
 ) -> KeptIdentity:
     """Describe the blocks of an engine, whose kinds have these backends.
 
-    `computed_by` names its backend, kernels, decoder and threads.
+    `computed_by` names its backend, kernels, decoder and threads, `checksum` what computes checksums.
 
     Raises ModelUnsupported if the model's files have changed since `weights` were digested, before they were loaded.
     """
@@ -150,6 +174,7 @@ def identity_of(
         backend=computed_by,
         dtype=dtype_name(loaded.cache_dtype),
         block_size=capacity.block_size,
+        checksum=checksum,
         kinds=tuple(starmap(_kept_kind, zip(_sizes_of(capacity), backends, strict=True))),
     )
 

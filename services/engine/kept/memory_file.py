@@ -110,7 +110,7 @@ class MemoryFile:
         self._map.madvise(MADV_DONTDUMP)
         with suppress(OSError, ValueError):  # kernels without large pages for shared memory
             self._map.madvise(MADV_HUGEPAGE)
-        return KeptMemory(memoryview(self._map), identity)
+        return KeptMemory.mapped(memoryview(self._map), identity)
 
     def _mapped(self, size: int) -> mmap:
         # A map keeps a copy of its descriptor, which a forked child would have too: with the lock, if it were this one.

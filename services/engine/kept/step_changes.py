@@ -18,7 +18,8 @@ class BeforeStep(NamedTuple):
     """What is lost when a Step is applied.
 
     `resets` and `first_index` are those of committing sequences, `keyed` are their blocks that had a key. `tables` are
-    those that swaps replace. `swapped` are the freed sequences that were swapped out.
+    those that swaps replace. `swapped` are the freed sequences that were swapped out. `condemned` are the device blocks
+    and the host blocks that the Step condemns.
     """
 
     resets: dict[int, int]
@@ -26,9 +27,10 @@ class BeforeStep(NamedTuple):
     keyed: frozenset[int]
     tables: dict[int, list[int]]
     swapped: frozenset[int]
+    condemned: tuple[list[int], list[int]] = ([], [])
 
     @classmethod
-    def of(cls, state: PoolState, step: Step) -> "BeforeStep":
+    def of(cls, state: PoolState, step: Step, kind: int) -> "BeforeStep":
         """Read the state of a kind of blocks before a Step."""
         sequences = state.sequences
         commits = [item for item in step.commits if item.sequence in sequences]
@@ -43,6 +45,7 @@ class BeforeStep(NamedTuple):
             frozenset(
                 one.sequence for one in step.frees if one.sequence in sequences and sequences[one.sequence].swapped
             ),
+            (_condemned(step, kind, host=False), _condemned(step, kind, host=True)),
         )
 
 
@@ -57,13 +60,17 @@ def seal_changes(state: PoolState, before: BeforeStep, applied: AppliedStep) -> 
     for copies, sources in ((result.copies, device), (result.device_to_host, device), (result.host_to_device, host)):
         sources.touch([copy.source for copy in copies])
     return SealChanges(
-        device.changes(sealed, result.withheld_blocks),
-        host.changes({}, result.host_withheld_blocks),
+        device.changes(sealed, [*result.withheld_blocks, *before.condemned[0]]),
+        host.changes({}, [*result.host_withheld_blocks, *before.condemned[1]]),
         _with_key(state.host, result.device_to_host),
         _with_key(state.device, result.host_to_device),
         {block: sealing for block, (_, sealing) in sealed.items()},
         state.resets,
     )
+
+
+def _condemned(step: Step, kind: int, *, host: bool) -> list[int]:
+    return [block for one in step.condemns if (one.kind, one.host) == (kind, host) for block in one.blocks]
 
 
 class _TierTouches:

@@ -49,6 +49,7 @@ class ParallelParts:
     recording_faults: Mapping[str, str]
     ranks: RankGroup
     kept: None = None
+    proof: None = None
 
 
 def assemble_ranks(settings: EngineSettings) -> ParallelParts:

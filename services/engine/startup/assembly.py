@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,10 @@ from engine.attention.backend import Direction
 from engine.attention.declared_geometry import latent_elements
 from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
+from engine.kept.checksums import NAME
+from engine.kept.kept_memory import KeptMemory
+from engine.kept.proof import BlockProof
+from engine.kept.seal_writer import SealWriter
 from engine.kinds.kinds_backend import CachingBackend, KindsBackend
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
@@ -30,10 +35,10 @@ from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from services.engine.kept.digests import FileDigests, ModelFiles
-from services.engine.kept.keeping import Keeping, SealingRunner, identity_of, keep, kept_file
+from services.engine.kept.keeping import Keeping, identity_of, keep, kept_file
 from services.engine.kept.memory_file import MemoryFile
 from services.engine.kept.places import kept_path
-from services.engine.settings import EngineSettings
+from services.engine.settings import OFF, EngineSettings
 from services.engine.startup.backends import Backend, BackendChoice, BackendOptions, check_kv_dtype, choose_backend
 from services.engine.startup.device import (
     capacity_of,
@@ -68,6 +73,7 @@ class EngineParts:
     device: str
     recording_faults: Mapping[str, str]
     kept: Keeping | None = None
+    proof: BlockProof | None = None
     ranks: None = None
 
 
@@ -110,7 +116,8 @@ def assemble(settings: EngineSettings) -> EngineParts:
     if kernels and settings.kernels_folder and loaded.model and _is_from_files(chosen.decoder):
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
-    kept_blocks = _kept(kept_place, loaded, capacity, chosen, kernels) if kept_place else None
+    computed_by, checksum = _computed_by(chosen, kernels), _checksum(settings, device)
+    kept_blocks = _kept(kept_place, loaded, capacity, chosen, computed_by, checksum) if kept_place else None
     scheduler = Scheduler(
         capacity,
         settings.limits(),
@@ -132,17 +139,32 @@ def assemble(settings: EngineSettings) -> EngineParts:
     log_pool(capacity, chosen.of_kinds, name)
     log_formats(settings, loaded)
     log_latents(loaded)
-    watched = _sealing(WatchedRunner(runner, check_of(device)), kept_blocks)
+    watched = WatchedRunner(runner, check_of(device))
     parts = with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults
-    return EngineParts(*parts, kept_blocks)
+    return EngineParts(*parts, kept_blocks, _proof(settings, chosen, kept_blocks, checksum))
 
 
 def _is_from_files(decoder: Decoder) -> bool:
     return isinstance(decoder, NativeDecoder) and decoder.from_files
 
 
-def _sealing(runner: Runner, kept_blocks: Keeping | None) -> Runner:
-    return SealingRunner(runner, kept_blocks.seals) if kept_blocks else runner
+def _checksum(settings: EngineSettings, device: torch.device) -> str:
+    """Return what computes the checksums of blocks, empty without any."""
+    return NAME if device.type == "cpu" and settings.checksums != OFF else ""
+
+
+def _proof(
+    settings: EngineSettings, chosen: BackendChoice, kept_blocks: Keeping | None, checksum: str
+) -> BlockProof | None:
+    """Return what compares the blocks of a CPU, None on a GPU, whose steps make their copies."""
+    if chosen.ahead or not (kept_blocks or checksum):
+        return None
+    if kept_blocks:
+        seals = kept_blocks.seals
+    else:
+        caches = [(backend.cache, backend.host_cache) for backend in chosen.of_kinds]
+        seals = SealWriter(KeptMemory.private(caches), time.perf_counter)
+    return BlockProof(chosen.of_kinds, seals, settings.verify_blocks, random.random)
 
 
 def _kept_place(settings: EngineSettings, device: torch.device) -> tuple[MemoryFile, ModelFiles] | None:
@@ -158,12 +180,12 @@ def _kept(
     loaded: LoadedModel,
     capacity: Capacity,
     chosen: BackendChoice,
-    kernels: Kernels | None,
+    computed_by: str,
+    checksum: str,
 ) -> Keeping:
     file, weights = place
-    backends = chosen.of_kinds
-    identity = identity_of(loaded, weights, capacity, backends, _computed_by(chosen, kernels))
-    return keep(file, identity, backends)
+    identity = identity_of(loaded, weights, capacity, chosen.of_kinds, computed_by, checksum)
+    return keep(file, identity, chosen.of_kinds, time.perf_counter)
 
 
 def _computed_by(chosen: BackendChoice, kernels: Kernels | None) -> str:

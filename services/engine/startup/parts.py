@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from blocks import BlockManager
+from engine.kept.proof import BlockProof
 from engine.kept.seal_writer import SealWriter
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
@@ -101,6 +102,10 @@ class Parts(Protocol):
     @property
     def kept(self) -> Kept | None:
         """The memory in which blocks outlive the process, None without."""
+
+    @property
+    def proof(self) -> BlockProof | None:
+        """Makes copies and compares blocks with their checksums, None where steps make the copies."""
 
     @property
     def ranks(self) -> OtherRanks | None:
