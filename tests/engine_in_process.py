@@ -11,6 +11,7 @@ import kvmanager
 from blocks import Reattached, Step, StepResult
 from engine.attention import AttentionBackend, TorchBackend
 from engine.attention.cache import CacheGeometry
+from engine.kept.proof import BlockProof
 from engine.kinds.kinds_backend import CachingBackend, KindsBackend
 from engine.kinds.layer_kinds import layer_kinds
 from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks
@@ -42,9 +43,12 @@ class FickleBlocks(InProcessBlocks):
     def __init__(self, capacity: Capacity, observe: Observer | None = None) -> None:
         super().__init__(capacity, observe)
         self.delay = 0
-        self._replica = Replica(self.session.pool.spec)
+        self._replica = self.make_replica()
         self._returned = False
         self._held_back = False
+
+    def make_replica(self) -> Replica:
+        return Replica(self.session.pool.spec)
 
     @property
     def answers_late(self) -> bool:
@@ -97,9 +101,9 @@ class EngineInProcess:
         ahead: bool = False,
         counts_tokens: bool = False,
     ) -> None:
-        self.blocks = FickleBlocks(capacity, observe)
+        self.blocks = self.make_blocks(capacity, observe)
         self.scheduler = scheduler or Scheduler(capacity, limits or Limits(), ahead=ahead, counts_tokens=counts_tokens)
-        self.engine = Engine(self.scheduler, runner, self.blocks, lambda: self.turns * self.turn_seconds)
+        self.engine = Engine(self.scheduler, runner, self.blocks, self.now, self.make_proof())
         self.turns = 0
         self.turn_seconds = 1.0
         self._unexplained = 0  # consecutive turns without progress and without a reason
@@ -111,6 +115,16 @@ class EngineInProcess:
         self.cached: dict[str, int] = {}
         self.finished: dict[str, Group] = {}
         self.failures: list[MadeToFail] = []
+
+    def now(self) -> float:
+        return self.turns * self.turn_seconds
+
+    def make_blocks(self, capacity: Capacity, observe: Observer | None) -> FickleBlocks:
+        return FickleBlocks(capacity, observe)
+
+    def make_proof(self) -> BlockProof | None:
+        """Return what makes the copies and compares blocks; without, steps make the copies."""
+        return None
 
     def submit(
         self,

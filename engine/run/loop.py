@@ -86,7 +86,7 @@ class Engine:
     ) -> None:
         """`clock` returns monotonic seconds. With `proof`, it makes the copies of answers before the next plan."""
         assert proof is None or not scheduler.ahead, "a step in flight may read what a copy overwrites"
-        self._proof = proof
+        self._check = proof.check if proof else None
         self.scheduler = scheduler
         self.blocks = blocks
         self.last_failure: Exception | None = None
@@ -107,7 +107,7 @@ class Engine:
         Raises EngineBroken if the engine cannot continue.
         """
         started = self._clock()
-        answered = self._receive(started)
+        answered = self._receive()
         flight, plan = self._begin(started)
         step = self.scheduler.build_step(plan) if self.blocks.ready else None
         if step is not None:
@@ -133,16 +133,12 @@ class Engine:
         failure, self.last_failure = self.last_failure, None
         return failure
 
-    def _receive(self, now: float) -> int:
+    def _receive(self) -> int:
         answered = 0
         try:
             while (result := self.blocks.receive()) is not None:
-                arrivals = self.scheduler.apply(result)
+                self.scheduler.apply(result, self._check)
                 answered += 1
-                if self._proof is not None:
-                    wrong = self._proof.check(self.scheduler.take_copies(), arrivals)
-                    if wrong:
-                        self.scheduler.condemn(wrong, now)
         except Reattached as reattached:
             self.scheduler.rollback_step(reattached)
             answered += 1  # results may have arrived: the loop must not sleep before the next receive

@@ -13,7 +13,7 @@ from engine.schedule.outputs import Output, Outputs, Started
 from engine.schedule.planning.step_planner import StepPlanner
 from engine.schedule.pool.admission import Admitted
 from engine.schedule.pool.block_planner import BlockPlanner
-from engine.schedule.pool.condemnations import Arrival, WrongBlock, arrivals_of
+from engine.schedule.pool.condemnations import Check, WrongBlock, arrivals_of
 from engine.schedule.pool.pins import Pins
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.preemption import PreemptionCosts
@@ -22,7 +22,7 @@ from engine.schedule.publisher import Publisher
 from engine.schedule.request import Capacity, Failure, FinishReason
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.speculation.speculator import Speculator
-from engine.schedule.step_plan import Copies, Sampled, StepPlan
+from engine.schedule.step_plan import Sampled, StepPlan
 
 
 class IdleReason(Enum):
@@ -154,29 +154,28 @@ class Scheduler:
                 self._endings.end(group, FinishReason.STOP)
         return self._blocks.build_step(plan, self._steps.now)
 
-    def apply(self, result: StepResult) -> list[Arrival]:
-        """Apply a result of the block manager. Return what admitted groups read that they have not computed."""
-        arrivals: list[Arrival] = []
-        for admitted in self._blocks.apply(result):
-            arrivals += self._admit(admitted)
+    def apply(self, result: StepResult, check: Check | None = None) -> None:
+        """Apply a result of the block manager.
+
+        With `check`, it makes the copies of the result, which then are in no plan, and compares what groups were
+        admitted with. Groups that hold a wrong block wait again before anything is computed from it.
+        """
+        admitted = [one for one in self._blocks.apply(result) if self._admit(one)]
         in_windows = [len(one.withheld_blocks) for one in result.windows]
         if result.withheld_blocks or any(in_windows):
             self.requests.withhold(result.withheld_blocks, in_windows)
-        return arrivals
+        if check is not None:
+            arrivals = [arrival for one in admitted for arrival in arrivals_of(*one, self._view.block_size)]
+            if wrong := check(self._blocks.take_copies(), arrivals):
+                self._condemn(wrong)
+        for one in admitted:
+            self._start(one)
 
-    def take_copies(self) -> tuple[Copies, ...]:
-        """Return the copies of the results since the last call, which then are in no plan."""
-        return self._blocks.take_copies()
-
-    def condemn(self, wrong: Items[WrongBlock], now: float) -> None:
-        """Condemn blocks whose contents are wrong with the next Step, and compute again what holds one.
-
-        Call it between the result that brought them and the next plan.
-        """
-        self._blocks.condemn(wrong, now)
+    def _condemn(self, wrong: Items[WrongBlock]) -> None:
+        self._blocks.condemn(wrong, self._steps.now)
         kinds = range(1 + len(self.capacity.windows))
         blocks = [{one.block for one in wrong if one.kind == kind and not one.host} for kind in kinds]
-        self.requests.condemn(blocks, now)
+        self.requests.condemn(blocks, self._steps.now)
 
     def rollback_step(self, reattached: Reattached) -> None:
         """Roll back the Step in flight, which will not be answered.
@@ -185,24 +184,30 @@ class Scheduler:
         """
         self._blocks.rollback(reattached)
 
-    def _admit(self, admitted: Admitted) -> list[Arrival]:
+    def _admit(self, admitted: Admitted) -> bool:
+        """Let a group run, and return whether it has not ended meanwhile."""
         group, cached_tokens = admitted
         if group.ended:  # cancelled while its allocation was in flight
             self._releases.release(group.members, FreeReason.CANCELLED)
-            return []
+            return False
         group.stats.resume(self._steps.now)
         if cached_tokens is not None:  # None: swapped in, nothing changed
             cached_blocks = cached_tokens // self._view.block_size
             group.trunk.set_cached(cached_tokens, cached_blocks)
             self._view.claims.on_cached(group, cached_blocks)
         self._queue.add_running(group)
-        if cached_tokens is not None and not group.stats.started and not group.request.prefill_only:
-            group.stats.start(cached_tokens)
-            self.totals.count_started(len(group.request.prompt), cached_tokens)
-            if self._speculator is not None:
-                self._speculator.count_request(group.request)
-            self._outputs.emit(Started(group.request.request_id, cached_tokens, group.isolated))
-        return arrivals_of(group, cached_tokens, self._view.block_size)
+        return True
+
+    def _start(self, admitted: Admitted) -> None:
+        """Report the start of a request, unless it waits again or has ended."""
+        group, cached_tokens = admitted
+        if cached_tokens is None or group.stats.started or group.request.prefill_only or not self._queue.runs(group):
+            return
+        group.stats.start(cached_tokens)
+        self.totals.count_started(len(group.request.prompt), cached_tokens)
+        if self._speculator is not None:
+            self._speculator.count_request(group.request)
+        self._outputs.emit(Started(group.request.request_id, cached_tokens, group.isolated))
 
     # Steps.
 

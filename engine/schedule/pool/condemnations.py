@@ -5,7 +5,7 @@ groups, and find the rest of their prefix in the cache. So no request fails for 
 costs one recomputation at most: it is never granted again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from blocks import Condemn, CondemnReason, FreeReason
@@ -14,6 +14,7 @@ from engine.schedule.pool.releases import Releases
 from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
+from engine.schedule.step_plan import Copies
 
 
 class WrongBlock(NamedTuple):
@@ -35,6 +36,10 @@ class Arrival(NamedTuple):
     sequence: int
     tables: tuple[tuple[int, ...], ...]
     swapped_in: bool
+
+
+Check = Callable[[Sequence[Copies], Sequence[Arrival]], Sequence[WrongBlock]]
+"""Makes the copies of results, and returns the wrong blocks among what arrived."""
 
 
 class Condemnations:

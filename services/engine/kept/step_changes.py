@@ -142,6 +142,8 @@ def _touch(effect: RawEffect, before: BeforeStep, device: _TierTouches, host: _T
             host.touch(old)
         case StepItem.FREE if sequence in before.swapped:
             host.touch(blocks)
+        case StepItem.CONDEMN:
+            pass  # withheld, whatever else happens to them
         case _:
             device.touch(blocks)
 

@@ -30,7 +30,7 @@ IDENTITY = KeptIdentity(
 
 
 def made(identity: KeptIdentity) -> KeptMemory:
-    return KeptMemory(memoryview(bytearray(kept_bytes(identity))), identity)
+    return KeptMemory.mapped(memoryview(bytearray(kept_bytes(identity))), identity)
 
 
 def test_all_parts_have_their_own_bytes() -> None:
@@ -60,7 +60,7 @@ def test_a_kind_without_a_host_tier_has_no_tensor_of_it() -> None:
 
 def test_tensors_begin_at_large_pages() -> None:
     memory = bytearray(kept_bytes(IDENTITY))
-    kept = KeptMemory(memoryview(memory), IDENTITY)
+    kept = KeptMemory.mapped(memoryview(memory), IDENTITY)
     begin = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     assert all((kind.cache.data_ptr() - begin) % (2 << 20) == 0 for kind in kept.kinds)
     assert len(memory) == 2 * 3 * (2 << 20), "the seals of each kind, and each of its tiers, take whole pages"

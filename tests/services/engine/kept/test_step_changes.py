@@ -36,7 +36,7 @@ def key(token_ids: tuple[int, ...]) -> bytes:
 
 
 def applied(pool: Pool, step: Step) -> tuple[BeforeStep, AppliedStep]:
-    before = BeforeStep.of(pool.state, step)
+    before = BeforeStep.of(pool.state, step, 0)
     return before, pool.apply(step)
 
 
@@ -63,7 +63,7 @@ def test_blocks_that_leave_a_window_without_their_keys_are_opened() -> None:
     prompt = (*range(12),)
     pool.apply(Step(1, allocates=[allocated(1, prompt)]))
     step = Step(2, commits=[Commit(1, 0, prompt)], trims=[Trim(1, 12)])
-    before = [BeforeStep.of(kind, step) for kind in pool.state.kinds]
+    before = [BeforeStep.of(kind, step, number) for number, kind in enumerate(pool.state.kinds)]
     found = pool.apply(step)
     kinds = zip(pool.state.kinds, before, (found, *found.windows), strict=True)
     own, window = (seal_changes(*one) for one in kinds)
