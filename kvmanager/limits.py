@@ -17,8 +17,8 @@ MAX_TABLE_BLOCKS = 1 << 17
 MAX_PROMPT_TOKENS = 1 << 21
 # Tokens of all commits of a Step; an engine computes some thousands in a step.
 MAX_COMMITTED_TOKENS = 1 << 19
-# Blocks of all condemns of a Step. An engine that found more resets its keys.
-MAX_CONDEMNED_BLOCKS = 1 << 19
+# Blocks of all condemns of a Step: those of a table.
+MAX_CONDEMNED_BLOCKS = MAX_TABLE_BLOCKS
 # Blocks that a Step grants, shares and moves; beyond this, items are refused as OUT_OF_BLOCKS until the next Step.
 MAX_STEP_BLOCKS = 1 << 15
 # Holders beyond the first, summed over the blocks of both tiers: 64 samples of a prompt of 260,000 tokens have as many.

@@ -225,20 +225,6 @@ class Tier:
                 self.free.extend((block,))
         yield from self.keys.unindexing()
 
-    def condemn(self, blocks: Iterable[int]) -> list[int]:
-        """Withhold blocks, held ones on release; return those that were not withheld or marked before."""
-        condemned = []
-        for block in blocks:
-            if not self.marks.is_withheld_or_marked(block):
-                holders = self._ref_counts[block]
-                if block in self.cached:
-                    self.cached.remove(block)
-                elif not holders and self.keys.by_block[block] is None:
-                    self.free.discard(block)
-                self.withhold_unqueued(block, holders)
-                condemned.append(block)
-        return condemned
-
     # An audit withholds rarely, so it may search the whole free list.
 
     def withhold(self, holders: Mapping[int, int]) -> None:

@@ -5,6 +5,7 @@ from kvmanager.applied import Outcome
 from kvmanager.errors import InvalidItem
 from kvmanager.parts import Parts, parts_of
 from kvmanager.pool_state import PoolState
+from kvmanager.tier.tier import Tier
 
 
 def condemn(state: PoolState, item: Condemn, outcome: Outcome) -> Parts:
@@ -32,8 +33,26 @@ def _condemning(state: PoolState, item: Condemn, outcome: Outcome) -> Parts:
     tier = state.host if item.host else state.device
     condemned: list[int] = []
     for part in parts_of(item.blocks):
-        condemned += tier.condemn(part)
+        condemned += withhold_known(tier, part)
         yield len(part)
     if condemned:
         finder = state.sequences.get(item.sequence)
         outcome.effects.append((StepItem.CONDEMN, item.sequence, finder.group if finder else 0, condemned, (), item))
+
+
+def withhold_known(tier: Tier, blocks: list[int]) -> list[int]:
+    """Withhold blocks whose records are right, held ones on release, without a search.
+
+    Returns those that were neither withheld nor marked before.
+    """
+    condemned = []
+    for block in blocks:
+        if not tier.marks.is_withheld_or_marked(block):
+            holders = tier.ref_count(block)
+            if block in tier.cached:
+                tier.cached.remove(block)
+            elif not holders and tier.key(block) is None:
+                tier.free.discard(block)
+            tier.withhold_unqueued(block, holders)
+            condemned.append(block)
+    return condemned

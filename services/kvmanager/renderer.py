@@ -102,8 +102,7 @@ def _effect(event: Event) -> str:
     sequence, blocks = _sequence(event), _blocks(event)
     match event.item:
         case StepItem.CONDEMN:
-            finder = f", found by {sequence}" if event.sequence else ""
-            return f"{_condemned(event)}{finder}"
+            return _condemned(event, f", found by {sequence}" if event.sequence else "")
         case StepItem.ALLOCATE:
             cached = f", with {counted(event.cached_tokens, 'cached token')}" if event.cached_tokens else ""
             return f"{sequence} was allocated {blocks}{cached}"
@@ -122,10 +121,10 @@ def _effect(event: Event) -> str:
             return f"{sequence}: {blocks}"
 
 
-def _condemned(event: Event, when: str = "") -> str:
+def _condemned(event: Event, how: str) -> str:
     tier = " of the host tier" if event.host else ""
     fault = _FAULTS[event.condemn_reason] if event.condemn_reason else "contents are wrong"
-    return f"{_blocks(event)}{tier} {verb(_count(event.ranges))} condemned{when}: {fault}"
+    return f"{_blocks(event)}{tier} {verb(_count(event.ranges))} condemned{how}: {fault}"
 
 
 def _pin_change(event: Event, sequence: str, blocks: str) -> str:

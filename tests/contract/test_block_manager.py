@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from blocks import (
     Allocate,
     Commit,
+    Condemn,
+    CondemnReason,
     Extend,
     Fork,
     Free,
@@ -86,6 +88,22 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("step", "item", "detail"),
         [
+            (Step(9, condemns=[Condemn(1, [], CondemnReason.HIT)]), StepItem.CONDEMN, "blocks must not be empty"),
+            (
+                Step(9, condemns=[Condemn(1, [1, 7], CondemnReason.COPY)]),
+                StepItem.CONDEMN,
+                "blocks must be between 1 and 6, the device blocks, not 7",
+            ),
+            (
+                Step(9, condemns=[Condemn(0, [1], CondemnReason.HOST_HIT, host=True)]),
+                StepItem.CONDEMN,
+                "blocks must be between 1 and 0, the host blocks, not 1",
+            ),
+            (
+                Step(9, condemns=[Condemn(0, [1], CondemnReason.SWAP_IN, kind=1)]),
+                StepItem.CONDEMN,
+                "kind must be between 0 and 0, not 1",
+            ),
             (Step(9, commits=[Commit(1, 1, [1, 2])]), StepItem.COMMIT, "first_index must be 0"),
             (Step(9, pins=[Pin("p", 9, 1)]), StepItem.PIN, "sequence 9 does not exist"),
             (Step(9, forks=[Fork(9, 3, 1)]), StepItem.FORK, "sequence 9 does not exist"),
@@ -195,6 +213,34 @@ class TestWithheldBlocks:
         assert answers_until_reattached(link) == ([], 3)
         assert manager.pool().device.marks.withheld() == [2, 5]
 
+    def test_condemned_blocks_are_withheld_without_being_listed_and_survive_a_restart(
+        self, manager: Manager, link: Link
+    ) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        condemns = [Condemn(1, [2, 5], CondemnReason.HIT), Condemn(0, [5], CondemnReason.COPY)]
+        result = answer(link, Step(2, condemns=condemns, commits=[Commit(1, 0, [1, 2])]))
+        assert result == StepResult(2, (), (), (), 3)
+        result = answer(link, Step(3, frees=[Free(1, FreeReason.FINISHED)]))
+        assert (result.withheld_blocks, result.available_blocks) == ((), 4)
+        manager.stop()
+        wait_until_disconnected(link)
+        manager.start()
+        assert answers_until_reattached(link) == ([], 4)
+        assert manager.pool().device.marks.withheld() == [2, 5]
+        assert manager.pool().violations() == []
+
+    def test_a_condemned_prefix_is_computed_again_and_a_new_block_takes_its_key(
+        self, manager: Manager, link: Link
+    ) -> None:
+        answer(link, Step(1, allocates=[allocate(1, [1, 2, 3])]))
+        answer(link, Step(2, commits=[Commit(1, 0, [1, 2])], frees=[Free(1, FreeReason.FINISHED)]))
+        step = Step(3, condemns=[Condemn(0, [1], CondemnReason.ADOPTION)], allocates=[allocate(2, [1, 2, 3])])
+        [table] = answer(link, step).tables
+        assert (table.cached_tokens, 1 in table.block_ids) == (0, False)
+        answer(link, Step(4, commits=[Commit(2, 0, [1, 2])]))
+        [again] = answer(link, Step(5, allocates=[allocate(3, [1, 2, 3])])).tables
+        assert (again.cached_tokens, again.block_ids[0]) == (2, table.block_ids[0])
+
     def test_a_manager_whose_pool_differs_gets_the_engines_report(self, make_manager: Callable[[str], Manager]) -> None:
         manager = make_manager("over gRPC")
         link = manager.attach(BLOCK, BLOCKS)
@@ -224,6 +270,17 @@ steps = st.lists(
     st.builds(
         Step,
         step=st.just(0),
+        condemns=st.lists(
+            st.builds(
+                Condemn,
+                st.integers(0, 5),
+                st.lists(st.integers(0, BLOCKS + 1), max_size=2),
+                st.sampled_from(CondemnReason),
+                host=st.sampled_from([False, False, False, True]),
+                kind=st.sampled_from([0, 0, 0, 1]),
+            ),
+            max_size=1,
+        ),
         commits=st.lists(st.builds(Commit, ids, st.integers(0, 3), tokens), max_size=2),
         frees=st.lists(st.builds(Free, ids, st.sampled_from(FreeReason), ids), max_size=2),
         extends=st.lists(

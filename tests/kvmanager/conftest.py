@@ -7,7 +7,7 @@ from enum import Enum
 
 import pytest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
+from blocks import Allocate, Commit, Condemn, CondemnReason, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
 from kvmanager import Pool, PoolSpec
 
 
@@ -105,6 +105,9 @@ class Driver:
 
     def reset(self):
         return self.accept(pins=[Reset()])
+
+    def condemn(self, *blocks, sequence=0, host=False, reason=CondemnReason.HIT):
+        return self.accept(condemns=[Condemn(sequence, blocks, reason, host)])
 
     def table(self, sequence):
         return list(self.pool.sequences[sequence].table)

@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from blocks import (
     Allocate,
     Commit,
+    Condemn,
+    CondemnReason,
     Extend,
     Fork,
     Free,
@@ -29,7 +31,7 @@ from tests.kvmanager.random_runs import random_runs
 SIZE = 2
 PLANS = ["extend", "extend", "extend", "commit", "commit", "fork", "fork", "free", "pin", "swap out"]
 SWAPPED_PLANS = ["swap in", "swap in", "swap in", "free", "nothing"]
-LISTS = ("commits", "pins", "forks", "frees", "swap_outs", "swap_ins", "extends", "allocates")
+LISTS = ("condemns", "commits", "pins", "forks", "frees", "swap_outs", "swap_ins", "extends", "allocates")
 FOR_LACK_OF_SPACE = {
     (StepItem.PIN, StepRefusal.PIN_TOO_LARGE),
     (StepItem.SWAP_OUT, StepRefusal.OUT_OF_BLOCKS),
@@ -96,6 +98,7 @@ class Executed(RuleBasedStateMachine):
     def plan(self, draw, items):
         """Draw an action for each sequence; extends and swaps are one item per group."""
         children, ended, pinned, rooms, swaps = {}, [], {}, {}, set()
+        self.plan_condemns(draw, items)
         self.plan_pins(draw, items)
         for number, sequence in sorted(self.sequences.items()):
             what = draw(st.sampled_from(SWAPPED_PLANS if sequence.swapped else PLANS), "plan")
@@ -132,6 +135,14 @@ class Executed(RuleBasedStateMachine):
         items["extends"] = [Extend(group, draw(st.permutations(members))) for group, members in rooms.items()]
         self.plan_swaps(draw, items, swaps, {**self.sequences, **children}, ended)
         return children, ended, pinned
+
+    def plan_condemns(self, draw, items):
+        """Rarely condemn a block of either tier. Sequences that hold it go on reading it."""
+        if draw(st.integers(0, 31), "condemn") == 31:
+            host = len(self.host) > 1 and draw(st.booleans(), "host")
+            block = draw(st.integers(1, len(self.host if host else self.device) - 1), "block")
+            items["condemns"].append(Condemn(0, [block], CondemnReason.HIT, host))
+            event("condemn")
 
     def plan_pins(self, draw, items):
         """Sometimes unpin or reset, before the pins of the list."""

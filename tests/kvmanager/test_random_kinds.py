@@ -110,6 +110,7 @@ class KindsTwin:
         for kind in self.kinds:
             kind.answer = {name: [] for name in LISTS}
         for item_kind, verb, items in (
+            (StepItem.CONDEMN, self.condemn, step.condemns),
             (StepItem.COMMIT, self.commit, step.commits),
             (StepItem.TRIM, self.trim, step.trims),
             (StepItem.PIN, self.change_pins, step.pins),
@@ -186,6 +187,16 @@ class KindsTwin:
         for position, block in enumerate(blocks):
             if block not in blocks[position + 1 :] and block not in self.holders(kind, tier):
                 tier.put_back(block)
+
+    def condemn(self, item):
+        demand(0 <= item.kind < len(self.kinds))
+        kind = self.kinds[item.kind]
+        tier = kind.host if item.host else kind.device
+        demand(item.blocks and all(1 <= block <= tier.total for block in item.blocks))
+        for block in dict.fromkeys(item.blocks):
+            if block not in tier.blamed:
+                tier.blame(block)
+                self.note(f"condemned in {'a window kind' if kind.tokens else 'kind 0'}")
 
     def commit(self, item):
         sequence = self.get(item.sequence)
@@ -475,7 +486,7 @@ class RandomKinds(RandomSteps):
             for number, one in enumerate(kinds, 1)
         ]
         self.twin = KindsTwin([TwinKind(0, blocks, host_blocks), *own], retention)
-        self.keys, self.last_id = {}, 0
+        self.keys, self.last_id, self.damaged = {}, 0, False
         self.audit = self.slices = None
         self.short_slices = [
             mock.patch.object(module, "_SLICE", 2) for module in (audit, table_follower, tier, key_index)
@@ -492,6 +503,7 @@ class RandomKinds(RandomSteps):
         tier_ = state.host if host else state.device
         possible = [damage for damage, fits in DAMAGES.items() if fits(tier_, block)]
         data.draw(st.sampled_from(possible), "damage")(tier_, block)
+        self.damaged = True
         while not (found := self.next_slice()):
             pass
         assert {(one.kind, one.block, one.host) for one in found} == {(number, block, host)}
@@ -512,6 +524,14 @@ class RandomKinds(RandomSteps):
     def worthwhile(self, kind):
         kind = super().worthwhile(kind)
         return "trims" if kind == "lengths" else kind
+
+    def scarce(self):
+        return any(3 * len(kind.device.blamed) >= kind.device.total for kind in self.twin.kinds)
+
+    def draw_condemns(self, draw, rare):
+        number = draw(st.integers(-rare, len(self.twin.kinds) - 1 + rare), "kind")
+        kind = self.twin.kinds[number] if 0 <= number < len(self.twin.kinds) else self.twin.kinds[0]
+        return self.condemn_of(draw, rare, kind.device, kind.host, number)
 
     def draw_trims(self, draw, rare):
         number = self.some_sequence(draw, rare, lambda one: not one.swapped and one.room > one.position)
@@ -544,7 +564,7 @@ class RandomKinds(RandomSteps):
 
     def check_report(self):
         """A report is adopted as an equal pool, unless an index is damaged."""
-        if any(kind.device.blamed or kind.host.blamed for kind in self.twin.kinds):
+        if self.damaged:
             return
         report = report_of(self.pool)
         adopted = end_of(adopt(self.pool.spec, report))

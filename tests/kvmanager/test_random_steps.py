@@ -12,6 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from blocks import (
     Allocate,
     Commit,
+    Condemn,
+    CondemnReason,
     Extend,
     Fork,
     Free,
@@ -33,7 +35,7 @@ from tests.kvmanager.random_runs import random_runs
 SIZE, GROUPS = 2, 4
 KINDS = [
     *("allocates", "allocates", "allocates", "commits", "commits", "commits", "extends", "extends", "forks"),
-    *("frees", "swap_outs", "swap_ins", "swap_ins", "pins", "lengths"),
+    *("frees", "swap_outs", "swap_ins", "swap_ins", "pins", "lengths", "condemns"),
 ]
 ITEMS = [(kind, rare) for kind in KINDS for rare in [False] * 7 + [True]]
 UNKNOWN = 99
@@ -125,6 +127,7 @@ class Twin:
         lists = (*COPIES, "refusals", "sealed", "host_sealed", "tables", "evicted", "events")
         self.answer = {name: [] for name in lists} | {"granted": 0, "hit": 0, "asked": 0}
         for kind, verb, items in (
+            (StepItem.CONDEMN, self.condemn, step.condemns),
             (StepItem.COMMIT, self.commit, step.commits),
             (StepItem.PIN, self.change_pins, step.pins),
             (StepItem.FORK, self.fork, step.forks),
@@ -207,6 +210,16 @@ class Twin:
         for position, block in enumerate(blocks):
             if block not in blocks[position + 1 :] and block not in self.holders(tier):
                 tier.put_back(block)
+
+    def condemn(self, item):
+        demand(item.kind == 0)
+        tier = self.host if item.host else self.device
+        demand(item.blocks and all(1 <= block <= tier.total for block in item.blocks))
+        for block in dict.fromkeys(item.blocks):
+            if block not in tier.blamed:
+                state = "held" if block not in tier.order else "cached" if block in tier.contents else "free"
+                self.note(f"condemned: {state}, {'host' if item.host else 'device'}")
+                tier.blame(block)
 
     def commit(self, item):
         sequence = self.get(item.sequence)
@@ -432,6 +445,7 @@ class RandomSteps(RuleBasedStateMachine):
         self.keys = {}  # of contents, from the pool's answers
         self.mirror = {}  # tables and rooms, from answers alone
         self.last_id = 0
+        self.damaged = False
         self.audit = self.slices = None  # the running one
         self.short_slices = [
             mock.patch.object(module, "_SLICE", 2) for module in (audit, table_follower, tier, key_index)
@@ -464,6 +478,7 @@ class RandomSteps(RuleBasedStateMachine):
         possible = [damage for damage, fits in DAMAGES.items() if fits(tier, block)]
         damage = data.draw(st.sampled_from(possible), "damage")
         damage(tier, block)
+        self.damaged = True
         while not (found := self.next_slice()):
             pass
         assert {(violation.block, violation.host) for violation in found} == {(block, host)}
@@ -489,11 +504,17 @@ class RandomSteps(RuleBasedStateMachine):
 
     def worthwhile(self, kind):
         """Return this kind of item, or another one if it would always be refused."""
+        if kind == "condemns" and self.scarce():
+            kind = "lengths"
         if not self.twin.sequences or (kind == "allocates" and not self.idle):
             return "allocates" if self.idle else "extends"
         if kind == "swap_ins" and not any(sequence.swapped for sequence in self.twin.sequences.values()):
             return "swap_outs"
         return kind
+
+    def scarce(self):
+        """Whether so many blocks are blamed that few Steps would have blocks if more were."""
+        return 3 * len(self.twin.device.blamed) >= self.twin.device.total
 
     def some_sequence(self, draw, rare, wanted=lambda sequence: True):
         sequences = sorted(self.twin.sequences.items())
@@ -523,6 +544,23 @@ class RandomSteps(RuleBasedStateMachine):
             prompt,
             draw(st.sampled_from([len(prompt), len(prompt), *range(not rare, 6)]), "compute"),
             draw(st.sampled_from([-1, 0, 1, 3]), "spare") if rare else 0,
+        )
+
+    def draw_condemns(self, draw, rare):
+        """Condemn some blocks of a tier, some of them twice."""
+        kind = draw(st.sampled_from([-1, 0, 0, 1]), "kind") if rare else 0
+        return self.condemn_of(draw, rare, self.twin.device, self.twin.host, kind)
+
+    def condemn_of(self, draw, rare, device, host, kind):
+        sequence = self.some_sequence(draw, rare)
+        on_host = draw(st.booleans(), "host") if rare or host.total else False
+        blocks = st.integers(1 - rare, (host if on_host else device).total + rare)
+        return Condemn(
+            draw(st.sampled_from([0, sequence]), "found by"),
+            draw(st.lists(blocks, min_size=not rare, max_size=2), "blocks"),
+            draw(st.sampled_from(CondemnReason), "reason"),
+            on_host,
+            kind,
         )
 
     def draw_commits(self, draw, rare):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
+from blocks import Allocate, Commit, Condemn, CondemnReason, Extend, Fork, Free, FreeReason, Pin, Reset, Step, Unpin
 from kvmanager import InvalidReport, Pool, PoolReport, PoolSpec, adopt, report_of
 from kvmanager.effects import effect_of
 from tests.kvmanager.tiny_pools import end_of
@@ -55,9 +55,20 @@ def random_step(pool, draw, number):  # noqa: C901  (a case for each verb)
                 lengths.append((sequence.id, draw.randint(0, sequence.room_tokens)))
     if draw.random() < 0.1:
         items["pins"].append(Reset())
+    condemns = random_condemns(pool, draw) if draw.random() < 0.05 else []
     prompt = [draw.randint(0, 1) for _ in range(draw.randint(1, 7))]
     items["allocates"].append(Allocate(number * 10 + 9, number * 10 + 9, "request", b"salt", prompt, len(prompt)))
-    return Step(number, lengths=lengths, **items)
+    return Step(number, lengths=lengths, condemns=condemns, **items)
+
+
+def random_condemns(pool, draw):
+    """Return a condemn of one or two blocks, unless many blocks are withheld already."""
+    host = pool.host.total > 0 and draw.random() < 0.5
+    tier = pool.host if host else pool.device
+    if 6 * sum(map(tier.marks.is_withheld_or_marked, range(tier.total + 1))) >= tier.total:
+        return []
+    blocks = [draw.randint(1, tier.total) for _ in range(draw.randint(1, 2))]
+    return [Condemn(draw.choice([0, *pool.sequences]), blocks, draw.choice(list(CondemnReason)), host)]
 
 
 @pytest.mark.parametrize("seed", range(150))

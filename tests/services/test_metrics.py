@@ -113,6 +113,7 @@ SHOWN = {
         "quire_kv_refusals": ("reason",),
         "quire_kv_audits": (),
         "quire_kv_audit_violations": (),
+        "quire_kv_condemned_blocks": ("tier", "reason"),
         "quire_kv_attaches": (),
         "quire_kv_broken_streams": (),
         "quire_kv_expired_leases": (),

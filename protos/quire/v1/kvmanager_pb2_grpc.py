@@ -91,7 +91,7 @@ class KVManagerServicer:
         StepResult, in order. Half-closing the stream drops the pool.
 
         A message has at most 8 MiB. A Step has at most 32,768 items, 16,384 lengths, 2,097,152 tokens of prompts,
-        524,288 of commits, and 524,288 condemned blocks; ids and salts have at most 512 characters. A message beyond these limits is refused before any
+        524,288 of commits, and 131,072 condemned blocks; ids and salts have at most 512 characters. A message beyond these limits is refused before any
         part of it is applied. RESOURCE_EXHAUSTED: the message is too large, there are too many streams, or all pools
         together would have too many blocks. UNAVAILABLE: the engine sent no message during the handshake.
 

@@ -1,11 +1,26 @@
 import pytest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Pin, Reset, Unpin, block_key, root_key
+from blocks import (
+    Allocate,
+    Commit,
+    Condemn,
+    CondemnReason,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Pin,
+    Reset,
+    Unpin,
+    block_key,
+    root_key,
+)
 from kvmanager import Eviction
 from kvmanager.effects import (
     Allocated,
     Allocation,
     Committed,
+    Condemned,
     Extended,
     Forked,
     Freed,
@@ -32,6 +47,16 @@ def small(new_pool):
     pool = new_pool(8, 2, host_blocks=4)
     pool.allocate(1, FIVE, group=7)
     return pool
+
+
+def test_a_condemn_lists_the_blocks_that_were_not_condemned_before(small):
+    items = [Condemn(1, [2, 5], CondemnReason.SWAP_IN), Condemn(9, [5, 3], CondemnReason.HOST_HIT, host=False)]
+    assert effects(small.accept(condemns=items)) == typed(
+        Condemned(1, 7, [2, 5], CondemnReason.SWAP_IN, False, 0), Condemned(9, 0, [3], CondemnReason.HOST_HIT, False, 0)
+    )
+    host = Condemn(1, [2], CondemnReason.COPY, host=True)
+    assert effects(small.accept(condemns=[host])) == typed(Condemned(1, 7, [2], CondemnReason.COPY, True, 0))
+    assert effects(small.accept(condemns=items)) == []
 
 
 def test_a_commit_lists_its_blocks(small):
@@ -140,6 +165,7 @@ def test_every_allocate_lists_its_own_evictions(small):
 
 def test_a_refused_item_has_no_effect(small):
     applied = small.apply(
+        condemns=[Condemn(1, [], CondemnReason.HIT)],
         commits=[Commit(1, 1, [1, 2])],
         pins=[Pin("p", 1, 1), Unpin("p")],
         forks=[Fork(1, 1, 1)],
@@ -149,5 +175,5 @@ def test_a_refused_item_has_no_effect(small):
         extends=[Extend(7, [(1, 99)])],
         allocates=[Allocate(7, 2, "r", b"", [1], 1)],
     )
-    assert len(applied.result.refusals) == 9
+    assert len(applied.result.refusals) == 10
     assert applied.effects == []

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from blocks import (
     Allocate,
     Commit,
+    Condemn,
+    CondemnReason,
     Extend,
     Fork,
     Free,
@@ -146,9 +148,33 @@ def test_pins_unpins_resets_and_swaps_are_events():
     assert (reset.item, reset.ranges) == (StepItem.PIN, ())
 
 
+def test_condemns_are_events_with_their_reason_and_tier():
+    engine = Engine(host_blocks=4)
+    engine.allocate(1, prompt(0, 10))
+    items = [Condemn(1, [3, 2, 8], CondemnReason.SWAP_IN), Condemn(5, [1, 2], CondemnReason.COPY, host=True)]
+    engine.step(condemns=items)
+    engine.step(condemns=items)
+    found, of_host = verb_events(engine)[1:]
+    assert found == Event(
+        *(3, "engine", 2, StepItem.CONDEMN, 1, 1, "r1"),
+        ranges=((2, 3), (8, 8)),
+        condemn_reason=CondemnReason.SWAP_IN,
+    )
+    assert of_host == Event(
+        *(4, "engine", 2, StepItem.CONDEMN, 5),
+        ranges=((1, 2),),
+        condemn_reason=CondemnReason.COPY,
+        host=True,
+    )
+    for block, host, numbers in ((3, False, [2, 3]), (8, False, [3]), (2, True, [4]), (3, True, [])):
+        events = end_of(engine.ledger.block_events("engine", block, host=host, count=9))
+        assert [event.number for event in events] == numbers
+
+
 def test_a_refusal_is_an_event_with_its_request_and_reason(engine):
     engine.allocate(1, prompt(0, 10))
     engine.step(
+        condemns=[Condemn(1, [1, 9], CondemnReason.HIT), Condemn(0, [], CondemnReason.COPY)],
         commits=[Commit(1, 7, prompt(0, 4))],
         pins=[Pin("p", 1, 9), Unpin("q")],
         forks=[Fork(1, 1, 5)],
@@ -161,6 +187,8 @@ def test_a_refusal_is_an_event_with_its_request_and_reason(engine):
     )
     events = verb_events(engine)[1:]
     assert [(event.item, event.sequence, event.group, event.request_id, event.refusal) for event in events] == [
+        (StepItem.CONDEMN, 1, 1, "r1", StepRefusal.INVALID),
+        (StepItem.CONDEMN, 0, 0, "", StepRefusal.INVALID),
         (StepItem.COMMIT, 1, 1, "r1", StepRefusal.INVALID),
         (StepItem.PIN, 1, 1, "r1", StepRefusal.INVALID),
         (StepItem.PIN, 0, 0, "", StepRefusal.UNKNOWN),
@@ -173,7 +201,7 @@ def test_a_refusal_is_an_event_with_its_request_and_reason(engine):
         (StepItem.ALLOCATE, 2, 2, "r2", StepRefusal.OUT_OF_BLOCKS),
     ]
     assert all(event.detail and event.ranges == () for event in events)
-    assert (events[4].free_reason, events[4].preempted_for_group) == (FreeReason.PREEMPTED, 3)
+    assert (events[6].free_reason, events[6].preempted_for_group) == (FreeReason.PREEMPTED, 3)
     assert events[-1].waited_seconds == 2.5
 
 
@@ -208,7 +236,7 @@ def steps_of(engine, draw):
     for _ in range(draw(st.integers(0, 12))):
         live = list(engine.session.pool.sequences) or [1]
         pick = st.sampled_from(live)
-        match draw(st.sampled_from(["allocate", "allocate", "commit", "extend", "fork", "free", "pin"])):
+        match draw(st.sampled_from(["allocate", "allocate", "commit", "extend", "fork", "free", "pin", "condemn"])):
             case "allocate":
                 engine.allocate(draw(st.integers(1, 12)), draw(st.lists(TOKENS, min_size=1, max_size=20)))
             case "commit":
@@ -221,6 +249,9 @@ def steps_of(engine, draw):
                 engine.free(draw(pick), draw(st.integers(1, 30)))
             case "pin":
                 engine.step(pins=[Pin("p", draw(pick), 1), Unpin("p")])
+            case "condemn":
+                blocks = draw(st.lists(st.integers(1, 9), max_size=2))
+                engine.step(condemns=[Condemn(draw(pick), blocks, draw(st.sampled_from(CondemnReason)))])
 
 
 @given(st.data(), st.integers(1, 30), st.integers(500, 10_000))

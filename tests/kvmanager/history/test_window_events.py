@@ -1,6 +1,20 @@
 """What the ledger has of window kinds: trims, and the blocks of each kind, for people who look for a block."""
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Length, Step, StepItem, Trim, WindowKind
+from blocks import (
+    Allocate,
+    Commit,
+    Condemn,
+    CondemnReason,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Length,
+    Step,
+    StepItem,
+    Trim,
+    WindowKind,
+)
 from kvmanager import KVManager, PoolSpec
 from kvmanager.effects import Allocation
 from kvmanager.history.events import Entry
@@ -177,6 +191,37 @@ def test_withheld_blocks_of_a_window_kind_are_recorded_by_kind() -> None:
     assert {one.kind for one in violations} == {1}
     withheld = [event for event in events(manager) if event.change]
     assert [sentence(event) for event in withheld[1:]] == ["The audit withheld block 6 of kind window-5."]
+
+
+def test_condemned_blocks_are_recorded_by_kind_and_tier() -> None:
+    manager = KVManager(epoch=1)
+    window = WindowKind("window-5", tokens=5, device_blocks=6, host_blocks=4)
+    session = manager.attach(PoolSpec("engine", 1, "model", 4, 8, 8, windows=(window,)))
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "request", b"", PROMPT, 12)]))
+    condemns = [
+        Condemn(1, [2], CondemnReason.ADOPTION),
+        Condemn(1, [2, 3], CondemnReason.HIT, kind=1),
+        Condemn(1, [2], CondemnReason.HOST_HIT, host=True),
+        Condemn(1, [2], CondemnReason.COPY, host=True, kind=1),
+    ]
+    assert manager.apply(session, Step(2, condemns=condemns)).result.refusals == ()
+    for kind, host, reason in (
+        *((0, False, CondemnReason.ADOPTION), (1, False, CondemnReason.HIT)),
+        *((0, True, CondemnReason.HOST_HIT), (1, True, CondemnReason.COPY)),
+    ):
+        found = _drained(manager.ledger.block_events("engine", 2, host=host, count=9, kind=kind))
+        assert [event.condemn_reason for event in found if event.item is StepItem.CONDEMN] == [reason]
+        assert {event.kind for event in found} == {"window-5" if kind else ""}
+    text = explained(manager, "request")
+    for expected in (
+        "Block 2 was condemned in step 2: checksum differs after adoption.",
+        "2 blocks (2-3) of kind window-5 were condemned in step 2: checksum differs at a hit.",
+        "Block 2 of the host tier was condemned in step 2: checksum differs after a hit in the host tier.",
+        "Block 2 of kind window-5 of the host tier was condemned in step 2: a copy failed.",
+    ):
+        assert expected in text
+    # Condemned blocks are held as before.
+    assert text.endswith("It held at most 3 blocks of the layers that keep all tokens, 3 of kind window-5.")
 
 
 def _drained(work):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
+from blocks import Allocate, Commit, Condemn, CondemnReason, Extend, Fork, Free, FreeReason, Step
 from kvmanager import BlockLifetimes, Pool, PoolSpec
 from tests.kvmanager.test_report import random_step
 
@@ -74,7 +74,7 @@ class Twin:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_lifetimes_equal_those_of_a_reference_model(seed, monkeypatch):
-    draw, pool = random.Random(seed), pool_of(10, seed % 3 * 4)
+    draw, pool = random.Random(seed), pool_of(14, seed % 3 * 4)
     lives, twin = all_lives(), Twin(pool, monkeypatch)
     seen = Counter()
     for number in range(1, 800):
@@ -127,6 +127,25 @@ def test_a_block_copied_back_from_the_host_starts_a_lifetime():
     apply(pool, lives, 7.0, frees=[Free(2, FreeReason.FINISHED)])
     found_in_host = apply(pool, lives, 8.0, allocates=[prompt(3, [0, 1, 1])])
     assert found_in_host == ([2.0, 2.0], [2.0, 2.0], [])
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_lifetime_of_a_condemned_block_has_no_end(held):
+    pool, lives = pool_of(3), all_lives()
+    apply(pool, lives, 1.0, allocates=[prompt(1, [0, 1, 0, 1])])
+    free = [Free(1, FreeReason.FINISHED)]
+    apply(pool, lives, 2.0, commits=[Commit(1, 0, [0, 1, 0, 1])], frees=[] if held else free)
+    condemn = Condemn(1, [1], CondemnReason.HIT)
+    assert apply(pool, lives, 3.0, condemns=[condemn], frees=free if held else []) is None
+    assert apply(pool, lives, 10.0, allocates=[prompt(2, [1, 1, 1, 1])]) == ([9.0], [9.0], [])
+
+
+def test_a_condemned_host_block_ends_no_lifetime_of_the_device_block_with_its_number():
+    pool, lives = pool_of(2, 2), all_lives()
+    apply(pool, lives, 1.0, allocates=[prompt(1, [0, 1])])
+    apply(pool, lives, 2.0, condemns=[Condemn(0, [1], CondemnReason.COPY, host=True)])
+    apply(pool, lives, 3.0, frees=[Free(1, FreeReason.FINISHED)])
+    assert apply(pool, lives, 10.0, allocates=[prompt(2, [1, 1, 1, 1])]) == ([9.0], [9.0], [])
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

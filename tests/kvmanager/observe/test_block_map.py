@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from blocks import Allocate, Commit, Fork, Free, FreeReason, Pin, Reset, Step, Trim, WindowKind
+from blocks import Allocate, Commit, Condemn, CondemnReason, Fork, Free, FreeReason, Pin, Reset, Step, Trim, WindowKind
 from kvmanager import BlockState, Cell, KVManager, PoolSpec, entries_of
 from kvmanager.observe import block_map, table_follower
 from tests.kvmanager.test_report import random_step
@@ -169,6 +169,30 @@ def test_a_reset_updates_the_map():
     manager.apply(session, Step(3, pins=[Reset()]))
     end_of(drawn.updating())
     assert cells(drawn.device)[0].state is BlockState.FREE
+
+
+def test_a_map_shows_condemned_blocks_of_each_tier_and_kind():
+    manager = KVManager(epoch=1)
+    window = WindowKind("window", tokens=5, device_blocks=6, host_blocks=2)
+    session = manager.attach(PoolSpec("engine", 1, "model", 4, 8, 4, windows=(window,)))
+    manager.apply(session, Step(1, allocates=[Allocate(1, 1, "request", b"", [*range(12)], 12)]))
+    drawn = manager.open_map(session)
+    end_of(drawn.building())
+    condemns = [
+        Condemn(0, [1, 8], CondemnReason.HIT),
+        Condemn(0, [4], CondemnReason.HIT, host=True),
+        Condemn(0, [6], CondemnReason.HIT, kind=1),
+        Condemn(0, [2], CondemnReason.HIT, host=True, kind=1),
+    ]
+    manager.apply(session, Step(2, condemns=condemns))
+    changed = [[list(tier[::2]) for tier in kind] for kind in end_of(drawn.updating())]
+    assert changed == [[[8], [4]], [[6], [2]]], "held blocks look as before"
+    manager.apply(session, Step(3, frees=[Free(1, FreeReason.FINISHED)]))
+    end_of(drawn.updating())
+    for kind, state, device, host in zip(drawn.kinds, session.pool.state.kinds, ([1, 8], [6]), ([4], [2]), strict=True):
+        for numbers, tier, blocks in ((kind.device, state.device, device), (kind.host, state.host, host)):
+            shown = [block for block, cell in enumerate(cells(numbers), 1) if cell.state is BlockState.WITHHELD]
+            assert shown == blocks == tier.marks.withheld()
 
 
 def test_a_closed_map_receives_no_changes():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocks import Allocate, Extend, Fork, Free, FreeReason, Reset, StepItem
+from blocks import Allocate, Condemn, CondemnReason, Extend, Fork, Free, FreeReason, Reset, StepItem
 from kvmanager import Event, KVManager, Ledger, UnknownRequest
 from services.kvmanager.renderer import sentence, summary
 from tests.kvmanager.history.test_ledger import Engine, prompt
@@ -157,6 +157,46 @@ def test_a_refusal_counts_the_cached_prefix_apart_from_needed_and_available_bloc
         "Its allocation was refused as out_of_blocks in step 5: 2 blocks are needed, 1 is available beside 3 with its "
         "cached prefix. "
     )
+
+
+FAULTS = {
+    CondemnReason.ADOPTION: "checksum differs after adoption",
+    CondemnReason.SWAP_IN: "checksum differs after swap in",
+    CondemnReason.HOST_HIT: "checksum differs after a hit in the host tier",
+    CondemnReason.HIT: "checksum differs at a hit",
+    CondemnReason.COPY: "a copy failed",
+    CondemnReason.RECOMPUTATION: "contents differ from recomputation",
+}
+
+
+@pytest.mark.parametrize("reason", CondemnReason)
+def test_an_explanation_names_the_condemned_blocks_that_the_request_found_and_why(engine, reason):
+    engine.allocate(1, prompt(0, 12))
+    engine.step(condemns=[Condemn(1, [2, 3], reason)])
+    assert explained(engine, "r1").endswith(
+        f"2 blocks (2-3) were condemned in step 2: {FAULTS[reason]}. It holds 3 blocks now. It held at most 3 blocks."
+    )
+    (event,) = [one for one in engine.ledger.explain("r1").events if one.condemn_reason]
+    assert sentence(event) == f"2 blocks (2-3) were condemned, found by sequence 1 (r1): {FAULTS[reason]}."
+
+
+def test_blocks_that_no_live_sequence_found_are_in_no_explanation_but_in_the_events_of_the_block():
+    engine = Engine(host_blocks=4)
+    engine.cache(1, prompt(0, 12))
+    engine.step(condemns=[Condemn(0, [2], CondemnReason.COPY), Condemn(1, [1], CondemnReason.HOST_HIT, host=True)])
+    assert "condemned" not in explained(engine, "r1")
+    of_block = end_of(engine.ledger.block_events("engine", 2, host=False, count=1))
+    assert [sentence(event) for event in of_block] == ["Block 2 was condemned: a copy failed."]
+    of_block = end_of(engine.ledger.block_events("engine", 1, host=True, count=1))
+    assert [sentence(event) for event in of_block] == [
+        "Block 1 of the host tier was condemned, found by sequence 1: checksum differs after a hit in the host tier."
+    ]
+
+
+def test_a_refused_condemn_of_no_sequence_names_none(engine):
+    engine.step(condemns=[Condemn(0, [99], CondemnReason.COPY)])
+    (event,) = [one for one in engine.ledger.events(0, 9).events if one.item is StepItem.CONDEMN]
+    assert sentence(event) == ("The condemn was refused: blocks must be between 1 and 8, the device blocks, not 99.")
 
 
 def test_an_explanation_states_that_its_first_events_were_dropped():

@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Step
+from blocks import Allocate, Commit, Condemn, CondemnReason, Extend, Fork, Free, FreeReason, Step
 from kvmanager import KVManager, PoolSpec
 from services.kvmanager.metrics import KVManagerMetrics
 from tests.scrape import Scrape
@@ -55,6 +55,24 @@ def test_a_pool_with_a_host_tier_has_series_of_both_tiers_and_their_copies() -> 
     assert swapped.values("quire_kv_moved_blocks_total", "to") == {"host": 2, "device": 0}
     manager.apply(session, Step(3, swap_ins=[1]))
     assert shown(metrics).values("quire_kv_moved_blocks_total", "to") == {"host": 2, "device": 2}
+
+
+def test_condemned_blocks_are_counted_by_tier_and_reason() -> None:
+    manager, metrics = KVManager(epoch=1), KVManagerMetrics()
+    session = manager.attach(PoolSpec("one", 1, "fingerprint", 2, 4, host_blocks=3, model="model"))
+    metrics.on_attach(session)
+    condemns = [
+        Condemn(0, [1, 2], CondemnReason.ADOPTION),
+        Condemn(0, [2, 3], CondemnReason.HOST_HIT),
+        Condemn(0, [1], CondemnReason.COPY, host=True),
+    ]
+    manager.apply(session, Step(1, condemns=condemns))
+    name = "quire_kv_condemned_blocks_total"
+    others = {"swap_in": 0, "hit": 0, "recomputation": 0}
+    assert shown(metrics).values(name, "reason", tier="device") == others | {"adoption": 2, "host_hit": 1, "copy": 0}
+    assert shown(metrics).values(name, "reason", tier="host") == others | {"adoption": 0, "host_hit": 0, "copy": 1}
+    blocks = shown(metrics).values("quire_kv_blocks", "state", tier="device")
+    assert blocks == {"free": 1, "cached": 0, "held": 0, "withheld": 3}
 
 
 def test_a_disconnected_pool_is_shown_as_not_connected() -> None:

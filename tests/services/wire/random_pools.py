@@ -4,14 +4,31 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from blocks import Allocate, Commit, Extend, Fork, Free, FreeReason, Length, Pin, Reset, Step, Unpin
+from blocks import (
+    Allocate,
+    Commit,
+    Condemn,
+    CondemnReason,
+    Extend,
+    Fork,
+    Free,
+    FreeReason,
+    Length,
+    Pin,
+    Reset,
+    Step,
+    Unpin,
+)
 from kvmanager import Pool, PoolSpec, SequenceTable, adopt, report_of
 from quire.v1 import kvmanager_pb2 as pb
 from services.wire.attach import only_field
 from services.wire.report import ReportReader, pages_of
 from tests.services.wire.slicing import drain
 
-KINDS = ["allocates", "commits", "extends", "forks", "forks", "frees", "swap_outs", "swap_ins", "pins", "lengths"]
+KINDS = [
+    *("allocates", "allocates", "commits", "commits", "extends", "extends", "forks", "forks", "forks", "forks"),
+    *("frees", "frees", "swap_outs", "swap_outs", "swap_ins", "swap_ins", "pins", "pins", "lengths", "condemns"),
+]
 SIZES = [1, 2, 4]
 
 
@@ -101,6 +118,11 @@ class RandomPool:
         if one is None or not one.committed_blocks:
             return []
         return [Pin(self._draw.choice("abc"), one.id, self._draw.randint(1, one.committed_blocks))]
+
+    def _condemns(self) -> list[Condemn]:
+        one, host = self._sequence(), self.pool.host.total > 0 and self._draw.random() < 0.3
+        blocks = [self._draw.randint(1, (self.pool.host if host else self.pool.device).total)]
+        return [Condemn(one.id if one else 0, blocks, self._draw.choice(list(CondemnReason)), host)]
 
     def _lengths(self) -> list[Length]:
         one = self._sequence()

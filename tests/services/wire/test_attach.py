@@ -58,7 +58,7 @@ def test_an_unknown_field_of_a_registration_is_logged(caplog: pytest.LogCaptureF
 
 def test_a_manager_announces_the_fields_that_engines_may_send() -> None:
     registered = registered_message(1, 2, 3.0).registered
-    assert "step.allocates.prefix_of" in registered.features
+    assert {"step.allocates.prefix_of", "step.condemns"} <= set(registered.features)
     assert tuple(registered.features) == MANAGER_FEATURES
 
 

@@ -162,16 +162,16 @@ def test_a_malformed_condemn_is_refused_by_its_field(
         drain(read_step(request.SerializeToString()))
 
 
-def test_a_step_condemns_at_most_524_288_blocks() -> None:
+def test_a_step_condemns_at_most_131_072_blocks() -> None:
     most = limits.MAX_CONDEMNED_BLOCKS
-    assert most == 524_288
+    assert most == 131_072
     step = Step(1, condemns=[Condemn(0, range(1, most + 1), CondemnReason.ADOPTION)])
     data = step_message(step).SerializeToString()
     result, pauses = sliced(read_step(data))
     assert list(result.step.condemns[0].blocks) == list(range(1, most + 1))
     assert pauses > most // 8192
     more = Step(1, condemns=[*step.condemns, Condemn(0, [1], CondemnReason.COPY)])
-    with pytest.raises(InvalidField, match=r"^step\.condemns\.block_ids must have at most 524288 entries"):
+    with pytest.raises(InvalidField, match=r"^step\.condemns\.block_ids must have at most 131072 entries"):
         drain(read_step(step_message(more).SerializeToString()))
 
 
