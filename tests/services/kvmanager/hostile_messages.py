@@ -98,6 +98,10 @@ def shapes() -> Iterator[Hostile]:
         yield Hostile(
             f"{unit} of commits", (step(field(2, b"".join(field(n, bytes(size // 4)) for n in (1, 2, 3, 4)))),)
         )
+        columns = b"".join(field(n, bytes(size // 5)) for n in (1, 3, 4, 5)) + field(2, many(b"\1", size // 5))
+        yield Hostile(f"{unit} of condemns", (step(field(12, columns)),))
+        yield Hostile(f"{unit} of condemned blocks", (step(field(12, field(6, bytes(size)))),))
+        yield _steps(f"{unit} of condemned blocks, each a field", size, field(12, b"\x30\x00"))
         yield _steps(f"{unit} of commits, each a message", size, field(2, b""))
         yield _steps(f"{unit} of commits' tokens, each a field", size, field(2, b"\x20\x00"))
         yield Hostile(f"{unit} of extends", (step(field(8, b"".join(field(n, bytes(size // 3)) for n in (1, 3, 4)))),))

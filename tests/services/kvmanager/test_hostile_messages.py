@@ -18,6 +18,7 @@ SHAPES = [
     "4 MiB of frees",
     "1 MiB of one allocate's tokens, each a field",
     "1 MiB of a request id",
+    "1 MiB of condemned blocks",
     "1 MiB of unknown fields",
     "1 MiB of pins in a report",
     "1 MiB of release order in a report",

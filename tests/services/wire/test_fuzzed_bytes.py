@@ -132,6 +132,14 @@ BEFORE = [
 STEP = request(
     step=pb.Step(
         step=3,
+        condemns=pb.Condemns(
+            sequences=[1, 0],
+            reasons=[pb.CONDEMN_REASON_HIT, pb.CONDEMN_REASON_COPY],
+            tiers=[pb.TIER_DEVICE, pb.TIER_HOST],
+            kinds=[0, 0],
+            block_counts=[2, 1],
+            block_ids=[19, 20, 6],
+        ),
         commits=commits((2, 0, [2] * 4)),
         pins=[pb.PinChange(pin=pb.Pin(pin_id="pin", sequence=1, block_count=1)), pb.PinChange(reset=True)],
         forks=[pb.Fork(parent=1, child=4, length=7)],
