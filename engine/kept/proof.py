@@ -9,9 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
+
 from blocks import CondemnReason, Copy
 from engine.attention.backend import Direction
+from engine.attention.cache import CacheLayout
 from engine.errors import EngineBroken
+from engine.kept.closeness import is_close
 from engine.kept.seal_writer import SealWriter
 from engine.schedule.pool.condemnations import Arrival, WrongBlock
 from engine.schedule.step_plan import Copies
@@ -24,7 +28,10 @@ _NOBODY = (0, CondemnReason.HOST_HIT)
 
 
 class CopyingBackend(Protocol):
-    """Copies the blocks of one kind; on a CPU a copy is done when the call returns."""
+    """Has the blocks of one kind, and copies them; on a CPU a copy is done when the call returns."""
+
+    cache: torch.Tensor
+    layout: CacheLayout
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the device."""
@@ -50,14 +57,17 @@ class BlockProof:
         seals: SealWriter,
         share: float = 0.0,
         random: Callable[[], float] = lambda: 0.0,
+        recomputed_share: float = 0.0,
     ) -> None:
         """Take the backend of each kind. `share` of the blocks that never left are compared at hits.
 
-        `random` returns numbers from 0 to 1, which choose them.
+        `recomputed_share` of the hits are computed again. `random` returns numbers from 0 to 1, which choose both.
         """
         self.seals = seals
         self._backends = backends
         self._share = share
+        self._recomputed_share = recomputed_share
+        self._remembered: list[list[bytes]] = []
         self._random = random
         self._compared = Counter[CondemnReason]()
         self._wrong = Counter[CondemnReason]()
@@ -83,6 +93,29 @@ class BlockProof:
             unique.setdefault((one.kind, one.host, one.block), one)
         self._wrong.update(one.reason for one in unique.values())
         return list(unique.values())
+
+    def chooses_recomputation(self) -> bool:
+        """Return whether a hit is to be computed again."""
+        return self._recomputed_share > 0 and self._random() < self._recomputed_share
+
+    def remember(self, hit: Arrival) -> None:
+        """Remember which keys the blocks of a hit have."""
+        self._remembered = [[self.seals.key(kind, block) for block in table] for kind, table in enumerate(hit.tables)]
+
+    def differences(self, hit: Arrival, tables: Sequence[tuple[int, ...]]) -> list[WrongBlock]:
+        """Return the blocks of the remembered hit that still have its keys, and differ from recomputed ones."""
+        reason = CondemnReason.RECOMPUTATION
+        found = []
+        for kind, (table, keys) in enumerate(zip(hit.tables, self._remembered, strict=True)):
+            backend = self._backends[kind]
+            for block, key, own in zip(table, keys, tables[kind], strict=True):
+                if not (block and own and key) or self.seals.key(kind, block) != key:
+                    continue
+                self._compared[reason] += 1
+                if not is_close(backend.cache[block], backend.cache[own], backend.layout):
+                    found.append(WrongBlock(kind, False, block, reason, hit.sequence))
+        self._wrong[reason] += len(found)
+        return found
 
     def _make(self, kind: int, copies: Copies, found: list[WrongBlock]) -> Copies:
         """Make the copies of one kind. Return those that succeeded, and add the destinations of the others."""

@@ -109,6 +109,11 @@ class SealWriter:
         """Leave the destinations of copies to a tier that were not made without a seal."""
         self._kinds[kind].on_failed(copies, to_host=to_host)
 
+    def key(self, kind: int, block: int) -> bytes:
+        """Return the key of a sealed device block, empty if it is not sealed."""
+        sealing = self._memory.kinds[kind].device.sealing(block)
+        return sealing.key if sealing else b""
+
     def is_unproven(self, kind: int, block: int) -> bool:
         """Return whether a device block was adopted, and not compared with its checksum since."""
         return self._kinds[kind].is_unproven(block)

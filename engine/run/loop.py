@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from blocks import BlockManager, Reattached
 from engine.errors import EngineBroken
-from engine.kept.proof import BlockProof
 from engine.schedule.outputs import Output
+from engine.schedule.pool.condemnations import Proof
 from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.step_plan import Launched, Runner, Sampled, StepPlan
 
@@ -82,11 +82,11 @@ class Engine:
         runner: Runner,
         blocks: BlockManager,
         clock: Callable[[], float],
-        proof: BlockProof | None = None,
+        proof: Proof | None = None,
     ) -> None:
         """`clock` returns monotonic seconds. With `proof`, it makes the copies of answers before the next plan."""
-        assert proof is None or not scheduler.ahead, "a step in flight may read what a copy overwrites"
-        self._check = proof.check if proof else None
+        if proof is not None:
+            scheduler.prove_with(proof)
         self.scheduler = scheduler
         self.blocks = blocks
         self.last_failure: Exception | None = None
@@ -137,7 +137,7 @@ class Engine:
         answered = 0
         try:
             while (result := self.blocks.receive()) is not None:
-                self.scheduler.apply(result, self._check)
+                self.scheduler.apply(result)
                 answered += 1
         except Reattached as reattached:
             self.scheduler.rollback_step(reattached)

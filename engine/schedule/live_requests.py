@@ -25,8 +25,11 @@ class LiveRequests:
         self._endings = endings
 
     def drain(self) -> None:
-        """Refuse new requests and pins from now on."""
+        """Refuse new requests and pins from now on, and end what nobody waits for."""
         self.draining = True
+        for group in self._all():
+            if group.request.scratch:
+                self._endings.end(group, FinishReason.CANCELLED)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused and changes nothing if it is refused."""
@@ -55,6 +58,10 @@ class LiveRequests:
     def _add(self, request: Request) -> None:
         self._earliest_deadline = min(self._earliest_deadline, inf if request.deadline is None else request.deadline)
         self._queue.add_group(Group.of(request, self._queue.sequence_ids, self._queue.limits.priority_aging))
+
+    def add_scratch(self, request: Request) -> None:
+        """Queue a request of the engine's own, which fits into the pool."""
+        self._add(request)
 
     # Pins.
 
@@ -153,7 +160,7 @@ class LiveRequests:
     def _shortage(self, request: Request) -> str:
         """Return the blocks that a request can need and those that are left, of a kind that has too few."""
         # Prefixes that are being computed already count as pinned.
-        if request.prefill_only:
+        if request.prefill_only and not request.scratch:
             return self._pins.shortage(request)
         demand = self._view.capacity.shortage(request, request.stopping.max_tokens)
         return f"{demand.name}, but {demand.left}" if demand else ""

@@ -131,7 +131,8 @@ class Request:
     `samples` has the tokens already generated for each sample, as after a failover. `ended` has the indices of samples
     that have ended; nothing is generated for them. With `beam_search` the samples are its best answers.
 
-    `prefill_only` ends the request when K and V of its prompt are computed, without sampling.
+    `prefill_only` ends the request when K and V of its prompt are computed, without sampling. Blocks of a `scratch` one
+    get no keys.
 
     `logprobs` and `prompt_logprobs` are the number of most likely tokens returned for each generated or prompt token,
     besides the token itself; None returns no log-probabilities.
@@ -154,6 +155,7 @@ class Request:
     beam_search: BeamSearch | None = None
     constraint: Constraint | None = None
     prefill_only: bool = False
+    scratch: bool = False
     ended: frozenset[int] = frozenset()
     isolated: bool = False
 

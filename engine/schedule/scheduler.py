@@ -13,10 +13,11 @@ from engine.schedule.outputs import Output, Outputs, Started
 from engine.schedule.planning.step_planner import StepPlanner
 from engine.schedule.pool.admission import Admitted
 from engine.schedule.pool.block_planner import BlockPlanner
-from engine.schedule.pool.condemnations import Check, WrongBlock, arrivals_of
+from engine.schedule.pool.condemnations import Arrival, Proof, WrongBlock, arrivals_of
 from engine.schedule.pool.pins import Pins
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.preemption import PreemptionCosts
+from engine.schedule.pool.recomputations import Recomputations
 from engine.schedule.pool.releases import Releases
 from engine.schedule.publisher import Publisher
 from engine.schedule.request import Capacity, Failure, FinishReason
@@ -85,6 +86,8 @@ class Scheduler:
         self._publisher = Publisher(
             self._queue, self._releases, self._isolation, self._endings, self._outputs, self._speculator
         )
+        self._proof: Proof | None = None
+        self._recomputations: Recomputations | None = None
         self.requests.withhold(withheld[0], list(map(len, withheld[1:])))
 
     @property
@@ -151,27 +154,42 @@ class Scheduler:
         """Build the Step needed after `plan`; None if one is in flight or nothing is needed."""
         if not self.step_in_flight:
             for group in [one for one in self._queue.prefills if one.ready_to_fork]:
+                if group.request.scratch and self._recomputations is not None:
+                    self._condemn(self._recomputations.compare(group))
                 self._endings.end(group, FinishReason.STOP)
         return self._blocks.build_step(plan, self._steps.now)
 
-    def apply(self, result: StepResult, check: Check | None = None) -> None:
-        """Apply a result of the block manager.
+    def prove_with(self, proof: Proof) -> None:
+        """Let `proof` make the copies of results, which then are in no plan, and compare what groups are admitted with.
 
-        With `check`, it makes the copies of the result, which then are in no plan, and compares what groups were
-        admitted with. Groups that hold a wrong block wait again before anything is computed from it.
+        Groups that hold a wrong block wait again before anything is computed from it.
         """
+        assert not self.ahead, "a step in flight may read what a copy overwrites"
+        self._proof = proof
+        self._recomputations = Recomputations(self._queue, self._view, self.requests, proof)
+
+    def apply(self, result: StepResult) -> None:
+        """Apply a result of the block manager."""
         admitted = [one for one in self._blocks.apply(result) if self._admit(one)]
         in_windows = [len(one.withheld_blocks) for one in result.windows]
         if result.withheld_blocks or any(in_windows):
             self.requests.withhold(result.withheld_blocks, in_windows)
-        if check is not None:
+        if self._proof is not None:
             arrivals = [arrival for one in admitted for arrival in arrivals_of(*one, self._view.block_size)]
-            if wrong := check(self._blocks.take_copies(), arrivals):
-                self._condemn(wrong)
+            self._condemn(self._proof.check(self._blocks.take_copies(), arrivals))
+            for arrival in arrivals:
+                self._recompute(arrival)
         for one in admitted:
             self._start(one)
 
+    def _recompute(self, hit: Arrival) -> None:
+        sequence = self._queue.find(hit.sequence)
+        if self._recomputations is not None and sequence is not None and self._queue.runs(sequence.group):
+            self._recomputations.consider(sequence.group, hit, self._steps.now)
+
     def _condemn(self, wrong: Items[WrongBlock]) -> None:
+        if not wrong:
+            return
         self._blocks.condemn(wrong, self._steps.now)
         kinds = range(1 + len(self.capacity.windows))
         blocks = [{one.block for one in wrong if one.kind == kind and not one.host} for kind in kinds]

@@ -175,6 +175,18 @@ class EngineSettings:
             Requires("device", without=("cuda",), because="blocks of a GPU have no checksums"),
         ),
     )
+    recompute_hits: float = setting(
+        0.0,
+        "Share of the requests that hit cached blocks whose blocks are computed again when the engine has time, and "
+        "compared: finds blocks that were wrong before they had a checksum.",
+        least=0,
+        most=1,
+        requires=(
+            Requires("checksums", without=("off",), because="blocks are known by their seals"),
+            Requires("tensor_parallel", most=1, because="blocks of ranks have no checksums"),
+            Requires("device", without=("cuda",), because="blocks of a GPU have no checksums"),
+        ),
+    )
     keep_at_stop: bool = setting(
         False,
         "Keep the blocks also when the engine is stopped. Otherwise a planned end erases them.",

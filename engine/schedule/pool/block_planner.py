@@ -182,10 +182,10 @@ class BlockPlanner:
         size = self._view.block_size
         for group in self._queue.running:
             for member in group.members:
-                if member.table and not member.release_pending:
+                if member.table and not member.release_pending and not group.request.scratch:
                     self._commit_blocks(step, member, member.computed // size)
         for sequence in self._releases.pending:
-            if not sequence.swapped:
+            if not sequence.swapped and not sequence.request.scratch:
                 self._commit_blocks(step, sequence, sequence.computed // size)
 
     def _commit_blocks(self, step: StepBuilder, sequence: Sequence, done: int) -> None:

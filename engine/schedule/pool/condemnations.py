@@ -5,8 +5,8 @@ groups, and find the rest of their prefix in the cache. So no request fails for 
 costs one recomputation at most: it is never granted again.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from blocks import Condemn, CondemnReason, FreeReason
 from engine.schedule.pool.pool_view import PoolView
@@ -38,8 +38,20 @@ class Arrival(NamedTuple):
     swapped_in: bool
 
 
-Check = Callable[[Sequence[Copies], Sequence[Arrival]], Sequence[WrongBlock]]
-"""Makes the copies of results, and returns the wrong blocks among what arrived."""
+class Proof(Protocol):
+    """Compares blocks with what they must contain."""
+
+    def check(self, answers: Sequence[Copies], arrivals: Sequence[Arrival]) -> Sequence[WrongBlock]:
+        """Make the copies of results, and return the wrong blocks among what arrived with them."""
+
+    def chooses_recomputation(self) -> bool:
+        """Return whether a hit is to be computed again."""
+
+    def remember(self, hit: Arrival) -> None:
+        """Remember which contents the blocks of a hit have; only the latest hit is."""
+
+    def differences(self, hit: Arrival, tables: Sequence[tuple[int, ...]]) -> Sequence[WrongBlock]:
+        """Return the blocks of the remembered hit that still have these contents, and differ from recomputed ones."""
 
 
 class Condemnations:

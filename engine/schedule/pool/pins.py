@@ -161,6 +161,8 @@ class Pins:
 
     def on_request_end(self, group: Group) -> None:
         """The request of a prefix ended: it was computed, it failed, or it was cancelled."""
+        if group.request.scratch:
+            return
         name = group.request.request_id.removeprefix(_REQUEST_PREFIX)
         if group.finish is FinishReason.STOP:
             self._computed.append((self._declared[name], group))

@@ -164,7 +164,7 @@ def _proof(
     else:
         caches = [(backend.cache, backend.host_cache) for backend in chosen.of_kinds]
         seals = SealWriter(KeptMemory.private(caches), time.perf_counter)
-    return BlockProof(chosen.of_kinds, seals, settings.verify_blocks, random.random)
+    return BlockProof(chosen.of_kinds, seals, settings.verify_blocks, random.random, settings.recompute_hits)
 
 
 def _kept_place(settings: EngineSettings, device: torch.device) -> tuple[MemoryFile, ModelFiles] | None:

@@ -49,8 +49,19 @@ class SealedBlocks(FickleBlocks):
 class SealedEngine(ModelEngine):
     """An engine of a model on the CPU whose blocks have seals."""
 
-    def __init__(self, folder: Path, memory: KeptMemory | None = None, share: float = 0.0, **sizes: Any) -> None:
-        """Adopt what another engine of the same sizes left in `memory`. `share` of other hits are compared."""
+    def __init__(
+        self,
+        folder: Path,
+        memory: KeptMemory | None = None,
+        share: float = 0.0,
+        recomputed_share: float = 0.0,
+        **sizes: Any,
+    ) -> None:
+        """Adopt what another engine of the same sizes left in `memory`.
+
+        `share` of the other blocks that are hit are compared, and `recomputed_share` of the hits computed again.
+        """
+        self._recomputed_share = recomputed_share
         self.memory = memory
         self._share = share
         self.report = PoolReport()
@@ -69,7 +80,8 @@ class SealedEngine(ModelEngine):
         return SealedBlocks(capacity, observe, self.seals, self.report)
 
     def make_proof(self) -> BlockProof:
-        self.proof = BlockProof(backends_of(self.backend), self.seals, self._share, random.Random(0).random)
+        drawn = random.Random(0).random
+        self.proof = BlockProof(backends_of(self.backend), self.seals, self._share, drawn, self._recomputed_share)
         return self.proof
 
     def bytes_of(self, kind: int, *, host: bool = False) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Bits of blocks that are flipped where no step sees them: no token changes, and each block that is hit is condemned."""
+"""Bits of blocks that are flipped where no step reads them: no token changes, and what is hit is condemned."""
 
 import random
 from collections.abc import Callable, Sequence
