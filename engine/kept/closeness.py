@@ -1,6 +1,8 @@
 """Compares K and V of a block with recomputed ones, which differ by rounding if a step had other rows."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -12,6 +14,20 @@ _TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.2}
 # Of codes, whose places depend on the backend: how many of the bytes may differ by more than this.
 _CODES = 32
 _DIFFERENT_CODES = 0.05
+
+
+class CachingBackend(Protocol):
+    """The blocks of one kind."""
+
+    cache: torch.Tensor
+    layout: CacheLayout
+
+
+def close_blocks(backends: Sequence[CachingBackend]) -> Callable[[int, int, int], bool]:
+    """Return what compares two blocks of a kind, whose backends are given."""
+    return lambda kind, one, other: is_close(
+        backends[kind].cache[one], backends[kind].cache[other], backends[kind].layout
+    )
 
 
 def is_close(block: torch.Tensor, other: torch.Tensor, layout: CacheLayout) -> bool:

@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
-
 from blocks import CondemnReason, Copy
 from engine.attention.backend import Direction
-from engine.attention.cache import CacheLayout
 from engine.errors import EngineBroken
-from engine.kept.closeness import is_close
 from engine.kept.seal_writer import SealWriter
 from engine.schedule.pool.condemnations import Arrival, WrongBlock
 from engine.schedule.step_plan import Copies
+
+# Of a kind of blocks, whether two of them have the same contents.
+IsSame = Callable[[int, int, int], bool]
 
 _Launch = Callable[[Sequence[Copy]], object]
 _Owners = Mapping[tuple[int, int], tuple[int, CondemnReason]]
@@ -28,10 +27,7 @@ _NOBODY = (0, CondemnReason.HOST_HIT)
 
 
 class CopyingBackend(Protocol):
-    """Has the blocks of one kind, and copies them; on a CPU a copy is done when the call returns."""
-
-    cache: torch.Tensor
-    layout: CacheLayout
+    """Copies the blocks of one kind; on a CPU a copy is done when the call returns."""
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the device."""
@@ -58,11 +54,15 @@ class BlockProof:
         share: float = 0.0,
         random: Callable[[], float] = lambda: 0.0,
         recomputed_share: float = 0.0,
+        is_same: IsSame | None = None,
     ) -> None:
         """Take the backend of each kind. `share` of the blocks that never left are compared at hits.
 
-        `recomputed_share` of the hits are computed again. `random` returns numbers from 0 to 1, which choose both.
+        `recomputed_share` of the hits are computed again, and compared by `is_same`. `random` returns numbers from 0 to
+        1, which choose both.
         """
+        assert is_same or not recomputed_share
+        self._is_same = is_same
         self.seals = seals
         self._backends = backends
         self._share = share
@@ -107,12 +107,11 @@ class BlockProof:
         reason = CondemnReason.RECOMPUTATION
         found = []
         for kind, (table, keys) in enumerate(zip(hit.tables, self._remembered, strict=True)):
-            backend = self._backends[kind]
             for block, key, own in zip(table, keys, tables[kind], strict=True):
                 if not (block and own and key) or self.seals.key(kind, block) != key:
                     continue
                 self._compared[reason] += 1
-                if not is_close(backend.cache[block], backend.cache[own], backend.layout):
+                if self._is_same is None or not self._is_same(kind, block, own):
                     found.append(WrongBlock(kind, False, block, reason, hit.sequence))
         self._wrong[reason] += len(found)
         return found

@@ -90,7 +90,7 @@ class BlockPlanner:
     def condemn(self, wrong: Items[WrongBlock], now: float) -> None:
         """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed."""
         assert self._pending is None, "blocks are checked when an answer has come"
-        self._condemnations.add(wrong, now)
+        self._condemnations.condemn(wrong, now)
 
     # Results.
 

@@ -68,7 +68,7 @@ class Condemnations:
         """Whether the next Step condemns blocks."""
         return bool(self._pending)
 
-    def add(self, wrong: Sequence[WrongBlock], now: float) -> None:
+    def condemn(self, wrong: Sequence[WrongBlock], now: float) -> None:
         """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed.
 
         No Step may be in flight.

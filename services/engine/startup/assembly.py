@@ -18,6 +18,7 @@ from engine.attention.declared_geometry import latent_elements
 from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.kept.checksums import NAME
+from engine.kept.closeness import close_blocks
 from engine.kept.kept_memory import KeptMemory
 from engine.kept.proof import BlockProof
 from engine.kept.seal_writer import SealWriter
@@ -164,7 +165,8 @@ def _proof(
     else:
         caches = [(backend.cache, backend.host_cache) for backend in chosen.of_kinds]
         seals = SealWriter(KeptMemory.private(caches), time.perf_counter)
-    return BlockProof(chosen.of_kinds, seals, settings.verify_blocks, random.random, settings.recompute_hits)
+    shares = settings.verify_blocks, random.random, settings.recompute_hits
+    return BlockProof(chosen.of_kinds, seals, *shares, close_blocks(chosen.of_kinds))
 
 
 def _kept_place(settings: EngineSettings, device: torch.device) -> tuple[MemoryFile, ModelFiles] | None:

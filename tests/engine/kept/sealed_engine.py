@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from blocks import Reattached, StepResult
+from engine.kept.closeness import close_blocks
 from engine.kept.kept_memory import KeptMemory
 from engine.kept.proof import BlockProof
 from engine.kept.seal_writer import SealWriter
@@ -80,8 +81,9 @@ class SealedEngine(ModelEngine):
         return SealedBlocks(capacity, observe, self.seals, self.report)
 
     def make_proof(self) -> BlockProof:
-        drawn = random.Random(0).random
-        self.proof = BlockProof(backends_of(self.backend), self.seals, self._share, drawn, self._recomputed_share)
+        backends, drawn = backends_of(self.backend), random.Random(0).random
+        shares = self._share, drawn, self._recomputed_share
+        self.proof = BlockProof(backends, self.seals, *shares, close_blocks(backends))
         return self.proof
 
     def bytes_of(self, kind: int, *, host: bool = False) -> torch.Tensor:
