@@ -1,16 +1,16 @@
 """Lifetimes and prefix cache hits of a random sample of a pool's blocks.
 
 A lifetime begins when a device block is handed out and ends when it is handed out again: until then its contents are
-held or cached. A condemned block is not handed out again, so its lifetime has no end and is not observed. The three
-values are those of vLLM's KV cache residency metrics, so that pools can be compared.
+held or cached. The lifetime of a withheld block has no end and is not observed. The three values are those of vLLM's
+KV cache residency metrics, so that pools can be compared.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvmanager.applied import AppliedStep
-from kvmanager.effects import Allocated, Condemned, Extended, SwappedIn, condemned_in, effect_of
+from kvmanager.effects import Allocated, Extended, SwappedIn, effect_of
 
 
 class LifetimeSamples(NamedTuple):
@@ -48,7 +48,6 @@ class BlockLifetimes:
 
     def on_step(self, applied: AppliedStep, now: float) -> LifetimeSamples | None:
         """Receive a Step applied at time `now`, in seconds. Returns None if no block was handed out or hit."""
-        self._forget(condemned_in(applied.effects))
         if not applied.granted_blocks and not applied.hit_tokens:
             return None
         samples = LifetimeSamples([], [], [])
@@ -66,11 +65,6 @@ class BlockLifetimes:
                 case SwappedIn():
                     self._hand_out(self._take_copied(effect.blocks, copied), now, samples)
         return samples
-
-    def _forget(self, condemned: Iterable[Condemned]) -> None:
-        for one in condemned:
-            for block in () if one.host else one.blocks:
-                self._sampled.pop(block, None)
 
     @staticmethod
     def _take_copied(blocks: Sequence[int], copied: set[int]) -> list[int]:
