@@ -13,7 +13,7 @@ from engine.schedule.outputs import Output, Outputs, Started
 from engine.schedule.planning.step_planner import StepPlanner
 from engine.schedule.pool.admission import Admitted
 from engine.schedule.pool.block_planner import BlockPlanner
-from engine.schedule.pool.condemnations import Arrival, Proof, WrongBlock, arrivals_of
+from engine.schedule.pool.condemnations import AdmittedBlocks, Proof, WrongBlock, admitted_blocks
 from engine.schedule.pool.pins import Pins
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.preemption import PreemptionCosts
@@ -175,14 +175,14 @@ class Scheduler:
         if result.withheld_blocks or any(in_windows):
             self.requests.withhold(result.withheld_blocks, in_windows)
         if self._proof is not None:
-            arrivals = [arrival for one in admitted for arrival in arrivals_of(*one, self._view.block_size)]
+            arrivals = [arrival for one in admitted for arrival in admitted_blocks(*one, self._view.block_size)]
             self._condemn(self._proof.check(self._blocks.take_copies(), arrivals))
             for arrival in arrivals:
                 self._recompute(arrival)
         for one in admitted:
             self._start(one)
 
-    def _recompute(self, hit: Arrival) -> None:
+    def _recompute(self, hit: AdmittedBlocks) -> None:
         sequence = self._queue.find(hit.sequence)
         if self._recomputations is not None and sequence is not None and self._queue.runs(sequence.group):
             self._recomputations.consider(sequence.group, hit, self._steps.now)

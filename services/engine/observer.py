@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from engine.kept.proof import ProofCounts
+from engine.proof.block_proof import ProofCounts
 from engine.schedule.stats import SchedulerTotals
 
 

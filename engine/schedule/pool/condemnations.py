@@ -27,7 +27,7 @@ class WrongBlock(NamedTuple):
     sequence: int = 0
 
 
-class Arrival(NamedTuple):
+class AdmittedBlocks(NamedTuple):
     """What a sequence reads that it has not computed since it was admitted: tables of each kind, 0 without a block.
 
     They are the blocks that it hit, or all of a sequence that was swapped in.
@@ -41,16 +41,16 @@ class Arrival(NamedTuple):
 class Proof(Protocol):
     """Compares blocks with what they must contain."""
 
-    def check(self, answers: Sequence[Copies], arrivals: Sequence[Arrival]) -> Sequence[WrongBlock]:
+    def check(self, answers: Sequence[Copies], arrivals: Sequence[AdmittedBlocks]) -> Sequence[WrongBlock]:
         """Make the copies of results, and return the wrong blocks among what arrived with them."""
 
     def chooses_recomputation(self) -> bool:
         """Return whether a hit is to be computed again."""
 
-    def remember(self, hit: Arrival) -> None:
+    def remember(self, hit: AdmittedBlocks) -> None:
         """Remember which contents the blocks of a hit have; only the latest hit is."""
 
-    def differences(self, hit: Arrival, tables: Sequence[tuple[int, ...]]) -> Sequence[WrongBlock]:
+    def differences(self, hit: AdmittedBlocks, tables: Sequence[tuple[int, ...]]) -> Sequence[WrongBlock]:
         """Return the blocks of the remembered hit that still have these contents, and differ from recomputed ones."""
 
 
@@ -87,8 +87,9 @@ class Condemnations:
         step.condemns += [
             Condemn(sequence, blocks, reason, host, kind) for (sequence, reason, host, kind), blocks in items.items()
         ]
-        counts = [sum(one.kind == kind and not one.host for one in pending) for kind in self._kinds]
-        self._view.discount(counts[0], counts[1:])
+        self._view.available -= sum(not (one.kind or one.host) for one in pending)
+        for number, window in enumerate(self._view.windows, 1):
+            window.available -= sum(one.kind == number and not one.host for one in pending)
 
     @property
     def _kinds(self) -> range:
@@ -106,16 +107,18 @@ class Condemnations:
         self._queue.preempt(group)
 
 
-def arrivals_of(group: Group, cached_tokens: int | None, block_size: int) -> list[Arrival]:
+def admitted_blocks(group: Group, cached_tokens: int | None, block_size: int) -> list[AdmittedBlocks]:
     """Return what an admitted group reads: its first `cached_tokens` tokens, or all if it was swapped in (None)."""
     if cached_tokens == 0:
         return []
     if cached_tokens is None:
         return [
-            Arrival(member.id, (member.table, *member.window_tables), True) for member in group.members if member.table
+            AdmittedBlocks(member.id, (member.table, *member.window_tables), True)
+            for member in group.members
+            if member.table
         ]
     trunk, blocks = group.trunk, cached_tokens // block_size
-    return [Arrival(trunk.id, tuple([table[:blocks] for table in (trunk.table, *trunk.window_tables)]), False)]
+    return [AdmittedBlocks(trunk.id, tuple([table[:blocks] for table in (trunk.table, *trunk.window_tables)]), False)]
 
 
 def _holds(group: Group, blocks: Sequence[set[int]]) -> bool:

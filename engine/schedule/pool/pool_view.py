@@ -83,12 +83,6 @@ class PoolView:
         for block in blocks:
             self.claims.cached.forget_block(block)
 
-    def discount(self, blocks: int, in_windows: Iterable[int]) -> None:
-        """Count device blocks that the Step being built condemns as not available, those too that others hold."""
-        self.available -= blocks
-        for window, count in zip(self.windows, in_windows, strict=True):
-            window.available -= count
-
     def count_pinned(self, blocks: int, in_windows: Iterable[int]) -> None:
         """Set the numbers of device blocks that pins hold or will hold: of kind 0, and of each window kind."""
         self.capacity = replace(self.capacity, pinned_blocks=blocks, pinned_in_windows=tuple(in_windows))

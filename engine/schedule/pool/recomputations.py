@@ -7,7 +7,7 @@ it runs when nothing else waits, and is preempted first. There is one at a time.
 from collections.abc import Sequence
 
 from engine.schedule.live_requests import LiveRequests
-from engine.schedule.pool.condemnations import Arrival, Proof, WrongBlock
+from engine.schedule.pool.condemnations import AdmittedBlocks, Proof, WrongBlock
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
@@ -28,9 +28,9 @@ class Recomputations:
         self._requests = requests
         self._proof = proof
         self._started = 0
-        self._hit: Arrival | None = None  # what the recomputation is compared with
+        self._hit: AdmittedBlocks | None = None  # what the recomputation is compared with
 
-    def consider(self, group: Group, hit: Arrival, now: float) -> None:
+    def consider(self, group: Group, hit: AdmittedBlocks, now: float) -> None:
         """Compute the blocks that a group has hit again, if they are chosen and nothing else is computed again."""
         if hit.swapped_in or self._live or self._requests.draining or not self._proof.chooses_recomputation():
             return

@@ -18,9 +18,7 @@ from engine.attention.declared_geometry import latent_elements
 from engine.gpu.current_device import on_device
 from engine.gpu.device_watch import WatchedRunner, check_of
 from engine.kept.checksums import NAME
-from engine.kept.closeness import close_blocks
 from engine.kept.kept_memory import KeptMemory
-from engine.kept.proof import BlockProof
 from engine.kept.seal_writer import SealWriter
 from engine.kinds.kinds_backend import CachingBackend, KindsBackend
 from engine.model.decoder import Decoder
@@ -29,6 +27,8 @@ from engine.native.decoder import NativeDecoder
 from engine.native.formats.gguf_file import gguf_of
 from engine.native.formats.image_text import image_text_type
 from engine.native.kernels import Kernels, return_freed_memory
+from engine.proof.block_proof import BlockProof
+from engine.proof.closeness import close_blocks
 from engine.run.runner import ModelRunner
 from engine.run.samplers import sampler_for
 from engine.schedule.pool.preemption import PreemptionCosts

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from blocks import BlockManager
-from engine.kept.proof import BlockProof
 from engine.kept.seal_writer import SealWriter
+from engine.proof.block_proof import BlockProof
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from kvmanager import PoolReport, PoolSpec

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from blocks import Reattached, StepResult
-from engine.kept.closeness import close_blocks
 from engine.kept.kept_memory import KeptMemory
-from engine.kept.proof import BlockProof
 from engine.kept.seal_writer import SealWriter
 from engine.kept.seals import SealState
 from engine.kinds.kinds_backend import backends_of
+from engine.proof.block_proof import BlockProof
+from engine.proof.closeness import close_blocks
 from engine.schedule.request import Capacity
 from kvmanager import PoolReport
 from services.engine.kept.kept_report import kept_report

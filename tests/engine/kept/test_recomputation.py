@@ -9,7 +9,7 @@ import torch
 
 from blocks import CondemnReason
 from engine.attention.cache import CacheGeometry, CacheLayout
-from engine.kept.closeness import is_close
+from engine.proof.closeness import is_close
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.engine.kept.sealed_engine import SealedEightBitEngine, SealedEngine
 

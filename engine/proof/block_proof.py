@@ -13,7 +13,7 @@ from blocks import CondemnReason, Copy
 from engine.attention.backend import Direction
 from engine.errors import EngineBroken
 from engine.kept.seal_writer import SealWriter
-from engine.schedule.pool.condemnations import Arrival, WrongBlock
+from engine.schedule.pool.condemnations import AdmittedBlocks, WrongBlock
 from engine.schedule.step_plan import Copies
 
 # Of a kind of blocks, whether two of them have the same contents.
@@ -77,7 +77,7 @@ class BlockProof:
         """What was compared since the start."""
         return ProofCounts(dict(self._compared), dict(self._wrong), self.seals.checksum_seconds)
 
-    def check(self, answers: Sequence[Copies], arrivals: Sequence[Arrival]) -> list[WrongBlock]:
+    def check(self, answers: Sequence[Copies], arrivals: Sequence[AdmittedBlocks]) -> list[WrongBlock]:
         """Make the copies of answers, then compare what arrived with them. Return the wrong blocks, each once."""
         owners = _owners(arrivals) if answers else {}
         found: list[WrongBlock] = []
@@ -98,11 +98,11 @@ class BlockProof:
         """Return whether a hit is to be computed again."""
         return self._recomputed_share > 0 and self._random() < self._recomputed_share
 
-    def remember(self, hit: Arrival) -> None:
+    def remember(self, hit: AdmittedBlocks) -> None:
         """Remember which keys the blocks of a hit have."""
         self._remembered = [[self.seals.key(kind, block) for block in table] for kind, table in enumerate(hit.tables)]
 
-    def differences(self, hit: Arrival, tables: Sequence[tuple[int, ...]]) -> list[WrongBlock]:
+    def differences(self, hit: AdmittedBlocks, tables: Sequence[tuple[int, ...]]) -> list[WrongBlock]:
         """Return the blocks of the remembered hit that still have its keys, and differ from recomputed ones."""
         reason = CondemnReason.RECOMPUTATION
         found = []
@@ -138,7 +138,7 @@ class BlockProof:
             found.append(WrongBlock(kind, False, destination, reason, sequence))
             found.append(WrongBlock(kind, True, source, reason, sequence))
 
-    def _compare(self, arrival: Arrival, copied: Collection[tuple[int, int]]) -> Iterable[WrongBlock]:
+    def _compare(self, arrival: AdmittedBlocks, copied: Collection[tuple[int, int]]) -> Iterable[WrongBlock]:
         for kind, table in enumerate(arrival.tables):
             for block in table:
                 if not block or (kind, block) in copied:
@@ -151,7 +151,7 @@ class BlockProof:
                         yield WrongBlock(kind, False, block, reason, arrival.sequence)
 
 
-def _owners(arrivals: Sequence[Arrival]) -> _Owners:
+def _owners(arrivals: Sequence[AdmittedBlocks]) -> _Owners:
     """Return by kind and block in whose table a block arrived, and how."""
     return {
         (kind, block): (arrival.sequence, CondemnReason.SWAP_IN if arrival.swapped_in else CondemnReason.HOST_HIT)

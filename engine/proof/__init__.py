@@ -1,0 +1,1 @@
+"""Compares blocks with their checksums, and with recomputed ones, before a step reads them."""
