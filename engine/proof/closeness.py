@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
 from engine.attention.cache import CacheLayout, Part
+from engine.kinds.kinds_backend import CachingBackend
 
 # Largest difference over the largest element of K or V of a layer. Steps of other sizes add in another order, and
 # deeper layers read what the earlier ones have rounded; contents of other tokens differ by more than 1.
@@ -14,13 +14,6 @@ _TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.2}
 # Of codes, whose places depend on the backend: how many of the bytes may differ by more than this.
 _CODES = 32
 _DIFFERENT_CODES = 0.05
-
-
-class CachingBackend(Protocol):
-    """The blocks of one kind."""
-
-    cache: torch.Tensor
-    layout: CacheLayout
 
 
 def close_blocks(backends: Sequence[CachingBackend]) -> Callable[[int, int, int], bool]:

@@ -54,6 +54,10 @@ class Proof(Protocol):
         """Return the blocks of the remembered hit that still have these contents, and differ from recomputed ones."""
 
 
+# Of one Step. What is left is condemned by the next one.
+_MOST_BLOCKS = 8192
+
+
 class Condemnations:
     """The blocks that the next Step condemns."""
 
@@ -80,16 +84,17 @@ class Condemnations:
 
     def write(self, step: StepBuilder) -> None:
         """Add the pending condemnations to a Step."""
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending[:_MOST_BLOCKS], self._pending[_MOST_BLOCKS:]
         items: dict[tuple[int, CondemnReason, bool, int], list[int]] = {}
         for one in pending:
             items.setdefault((one.sequence, one.reason, one.host, one.kind), []).append(one.block)
         step.condemns += [
             Condemn(sequence, blocks, reason, host, kind) for (sequence, reason, host, kind), blocks in items.items()
         ]
-        self._view.available -= sum(not (one.kind or one.host) for one in pending)
-        for number, window in enumerate(self._view.windows, 1):
-            window.available -= sum(one.kind == number and not one.host for one in pending)
+        counts = [sum(one.kind == kind and not one.host for one in pending) for kind in self._kinds]
+        left = [self._view.available, *[window.available for window in self._view.windows]]
+        blocks, *in_windows = map(min, counts, left)
+        self._view.reserve(blocks, in_windows)
 
     @property
     def _kinds(self) -> range:
