@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from engine.attention.cache import CacheLayout, Part
-from engine.kinds.kinds_backend import CachingBackend
 
 # Largest difference over the largest element of K or V of a layer. Steps of other sizes add in another order, and
 # deeper layers read what the earlier ones have rounded; contents of other tokens differ by more than 1.
@@ -16,7 +16,14 @@ _CODES = 32
 _DIFFERENT_CODES = 0.05
 
 
-def close_blocks(backends: Sequence[CachingBackend]) -> Callable[[int, int, int], bool]:
+class ComparedBackend(Protocol):
+    """The blocks of one kind."""
+
+    cache: torch.Tensor
+    layout: CacheLayout
+
+
+def close_blocks(backends: Sequence[ComparedBackend]) -> Callable[[int, int, int], bool]:
     """Return what compares two blocks of a kind, whose backends are given."""
     return lambda kind, one, other: is_close(
         backends[kind].cache[one], backends[kind].cache[other], backends[kind].layout
