@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-DOCUMENTED = ("torch", "triton", "grpcio", "protobuf", "transformers", "numpy", "pytest")
+DOCUMENTED = ("torch", "triton", "grpcio", "protobuf", "transformers", "numpy", "xxhash", "pytest")
 
 
 def make_bare_environment(folder: Path, *more: str) -> Path:
