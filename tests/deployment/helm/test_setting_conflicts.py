@@ -91,3 +91,15 @@ def test_settings_of_window_kinds_are_refused_without_kinds(name: str, because: 
     message = refusal(values({name: 4096, "kinds": "off"}))
     assert f"engine.settings.kinds must not be off with engine.settings.{name} 4096" in message
     assert because in message
+
+
+@pytest.mark.parametrize(
+    ("name", "because"), [("verify_blocks", "nothing to compare"), ("recompute_hits", "known by their seals")]
+)
+def test_comparisons_of_blocks_are_refused_where_blocks_have_no_checksums(name: str, because: str) -> None:
+    without = refusal(values({name: 0.5, "checksums": "off"}))
+    assert f"engine.settings.checksums must not be off with engine.settings.{name} 0.5" in without
+    assert because in without
+    assert f"engine.settings.device must not be cuda with engine.settings.{name} 0.5" in refusal(
+        values({name: 0.5, "device": "cuda"})
+    )
