@@ -53,12 +53,22 @@ class SealChanges(NamedTuple):
     windows: "Sequence[SealChanges]" = ()
 
 
+class CopiedChecksums(NamedTuple):
+    """Checksums of the bytes of copies that were computed while they were copied, by destination in either tier."""
+
+    to_host: Mapping[int, int] = MappingProxyType({})
+    to_device: Mapping[int, int] = MappingProxyType({})
+
+
 class WrongCopy(NamedTuple):
     """A copy to the device whose bytes are not those that its source had, in a kind of blocks."""
 
     kind: int
     source: int
     destination: int
+
+
+_UNKNOWN = CopiedChecksums()
 
 
 class SealWriter:
@@ -75,11 +85,17 @@ class SealWriter:
         self._memory = memory
         self._generation = memory.counters.begin()
         self.lost = memory.take_over(self._generation)
+        self._has_checksums = clock is not None
         self._kinds = [_KindWriter(kind, memory.counters, clock) for kind in memory.kinds]
 
     @property
+    def has_checksums(self) -> bool:
+        """Whether seals have checksums."""
+        return self._has_checksums
+
+    @property
     def checksum_seconds(self) -> float:
-        """Time spent computing checksums."""
+        """Time spent computing checksums, without those that are computed by copies."""
         return sum(kind.checksum_seconds for kind in self._kinds)
 
     @property
@@ -94,15 +110,16 @@ class SealWriter:
         for kind, own in zip(self._kinds, (changes, *changes.windows), strict=True):
             kind.apply(own)
 
-    def on_copied(self, answers: Iterable[Copies]) -> list[WrongCopy]:
-        """Seal the destinations of copies that have been made, in the order in which they were.
+    def on_copied(self, copies: Copies, known: Sequence[CopiedChecksums] = ()) -> list[WrongCopy]:
+        """Seal the destinations of an answer's copies that have been made.
 
-        Returns those that differ from their sources' checksums, which are not sealed; none without checksums.
+        `known` are the checksums of each kind that need not be computed. Returns the copies that differ from their
+        sources' checksums, whose destinations are not sealed; none without checksums.
         """
         wrong = []
-        for copies in answers:
-            for number, (kind, own) in enumerate(zip(self._kinds, (copies, *copies.windows), strict=True)):
-                wrong += [WrongCopy(number, *copy) for copy in kind.on_copied(own)]
+        of_kinds = known or [_UNKNOWN] * len(self._kinds)
+        for number, (kind, own) in enumerate(zip(self._kinds, (copies, *copies.windows), strict=True)):
+            wrong += [WrongCopy(number, *copy) for copy in kind.on_copied(own, of_kinds[number])]
         return wrong
 
     def on_failed(self, kind: int, copies: Iterable[Copy], *, to_host: bool) -> None:
@@ -197,25 +214,27 @@ class _KindWriter:
             self._unproven.discard(block)
         return right
 
-    def on_copied(self, copies: Copies) -> list[Copy]:
+    def on_copied(self, copies: Copies, known: CopiedChecksums) -> list[Copy]:
         _settle(copies.device_to_host, self._pending_host, self._memory.host, self._pending_device)
         if self._host_checksums is not None:
             host = self._memory.host
             for copy in copies.device_to_host:
                 if host.sealing(copy.destination) is None:
-                    host.note(copy.destination, self._host_checksums.of(copy.destination))
-        wrong = [copy for copy in copies.host_to_device if not self._is_right(copy)]
+                    found = known.to_host.get(copy.destination) or self._host_checksums.of(copy.destination)
+                    host.note(copy.destination, found)
+        wrong = [copy for copy in copies.host_to_device if not self._is_right(copy, known.to_device)]
         for copy in wrong:
             self._pending_device.pop(copy.destination, None)
         _settle(copies.host_to_device, self._pending_device, self._memory.device, self._pending_host)
         return wrong
 
-    def _is_right(self, copy: Copy) -> bool:
+    def _is_right(self, copy: Copy, known: Mapping[int, int]) -> bool:
         """Return whether a copy to the device has the bytes that its source had when it was sealed or copied."""
         if self._checksums is None:
             return True
         expected = self._memory.host.checksum(copy.source)
-        return expected != NONE and self._checksums.of(copy.destination) == expected
+        found = known.get(copy.destination) or self._checksums.of(copy.destination)
+        return expected != NONE and found == expected
 
 
 def _carried(copies: Iterable[Copy], source: Seals, pending: Mapping[int, Sealing]) -> Iterable[tuple[int, Sealing]]:

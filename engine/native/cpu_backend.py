@@ -8,7 +8,7 @@ from blocks import Copy
 from engine.attention.backend import Direction, PagedBatch, Scoring
 from engine.attention.cache import CacheGeometry, CacheLayout, head_elements, make_host_cache
 from engine.errors import ModelUnsupported
-from engine.native.kernels import MAX_HEAD_SIZE, CacheView, Kernels, LayerCaches, layer_caches
+from engine.native.kernels import LEAST_CHECKED, MAX_HEAD_SIZE, CacheView, Kernels, LayerCaches, layer_caches
 
 
 class CpuBackend:
@@ -78,7 +78,17 @@ class CpuBackend:
 
     def swap(self, copies: Sequence[Copy], direction: Direction) -> None:
         """Copy each block as one range of bytes to the other tier, on all threads."""
+        self._kernels.copy_blocks(*self._tiers(direction), copies, self._threads)
+
+    def swap_checked(self, copies: Sequence[Copy], direction: Direction) -> list[int]:
+        """Copy as `swap` does, and return the checksums of the bytes, which are read once; none of small blocks."""
+        source, target = self._tiers(direction)
+        if source[0].nbytes < LEAST_CHECKED:
+            self.swap(copies, direction)
+            return []
+        return self._kernels.copy_checked(source, target, copies, self._threads)
+
+    def _tiers(self, direction: Direction) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.host_cache is not None, "swap requires a host tier"
-        to_host = direction is Direction.DEVICE_TO_HOST
-        source, target = (self.cache, self.host_cache) if to_host else (self.host_cache, self.cache)
-        self._kernels.copy_blocks(source, target, copies, self._threads)
+        tiers = self.cache, self.host_cache
+        return tiers if direction is Direction.DEVICE_TO_HOST else tiers[::-1]

@@ -22,6 +22,8 @@ MAX_HEAD_SIZE = 512
 PACKED_SIZE = 16
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CODED_TYPES = {torch.bfloat16: 3, torch.float32: 4}  # by what codes are multiplied as
+# Shorter rows have other formulas in XXH3.
+LEAST_CHECKED = 241
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 _POPULATED_BYTES = 64 << 20  # of one call
 
@@ -282,6 +284,24 @@ class Kernels:
             c_int64(source[0].nbytes),
             threads,
         )
+
+    def copy_checked(
+        self, source: torch.Tensor, target: torch.Tensor, copies: Sequence[Copy], threads: int
+    ) -> list[int]:
+        """Copy rows of more than LEAST_CHECKED bytes as `copy_blocks` does; return the checksum of each, XXH3."""
+        pairs = torch.tensor(copies, dtype=torch.int64)
+        checksums = np.empty(len(copies), dtype=np.uint64)
+        self._library.quire_copy_checked(
+            c_void_p(source.data_ptr()),
+            c_void_p(target.data_ptr()),
+            c_void_p(pairs.data_ptr()),
+            len(copies),
+            c_int64(source[0].nbytes),
+            c_void_p(checksums.ctypes.data),
+            threads,
+        )
+        found: list[int] = checksums.tolist()
+        return found
 
     def read(self, memory: torch.Tensor, threads: int) -> None:
         """Read a tensor of whole MiB at full memory bandwidth: an upper bound for any kernel."""

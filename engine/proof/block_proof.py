@@ -7,19 +7,21 @@ differs is condemned, and computed again.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol, Self
 
 from blocks import CondemnReason, Copy
 from engine.attention.backend import Direction
 from engine.errors import EngineBroken
-from engine.kept.seal_writer import SealWriter
+from engine.kept.seal_writer import CopiedChecksums, SealWriter
 from engine.schedule.pool.condemnations import AdmittedBlocks, WrongBlock
 from engine.schedule.step_plan import Copies
 
 # Of a kind of blocks, whether two of them have the same contents.
 IsSame = Callable[[int, int, int], bool]
 
-_Launch = Callable[[Sequence[Copy]], object]
+_Launch = Callable[[Sequence[Copy]], Sequence[int] | None]
 _Owners = Mapping[tuple[int, int], tuple[int, CondemnReason]]
 
 # A copy for a request that has ended meanwhile.
@@ -27,7 +29,10 @@ _NOBODY = (0, CondemnReason.HOST_HIT)
 
 
 class CopyingBackend(Protocol):
-    """Copies the blocks of one kind; on a CPU a copy is done when the call returns."""
+    """Copies the blocks of one kind; on a CPU a copy is done when the call returns.
+
+    A backend may have `swap_checked` too, which also returns the checksum of each copy, or none at all.
+    """
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the device."""
@@ -85,7 +90,9 @@ class BlockProof:
         for copies in answers:
             made = [self._make(kind, own, found) for kind, own in enumerate((copies, *copies.windows))]
             self._compare_copies(made, owners, found)
-            copied.update((kind, copy.destination) for kind, own in enumerate(made) for copy in own.host_to_device)
+            copied.update(
+                (kind, copy.destination) for kind, own in enumerate(made) for copy in own.copies.host_to_device
+            )
         for arrival in arrivals:
             found += self._compare(arrival, copied)
         unique: dict[tuple[int, bool, int], WrongBlock] = {}
@@ -116,24 +123,33 @@ class BlockProof:
         self._wrong[reason] += len(found)
         return found
 
-    def _make(self, kind: int, copies: Copies, found: list[WrongBlock]) -> Copies:
+    def _make(self, kind: int, copies: Copies, found: list[WrongBlock]) -> "_Made":
         """Make the copies of one kind. Return those that succeeded, and add the destinations of the others."""
-        backend = self._backends[kind]
-        to_host, lost = _made(copies.device_to_host, lambda some: backend.swap(some, Direction.DEVICE_TO_HOST))
-        to_device, missing = _made(copies.host_to_device, lambda some: backend.swap(some, Direction.HOST_TO_DEVICE))
-        within, failed = _made(copies.device_to_device, backend.copy_blocks)
-        self.seals.on_failed(kind, lost, to_host=True)
-        self.seals.on_failed(kind, missing, to_host=False)
-        found += [WrongBlock(kind, True, copy.destination, CondemnReason.COPY) for copy in lost]
-        found += [WrongBlock(kind, False, copy.destination, CondemnReason.COPY) for copy in (*missing, *failed)]
-        return Copies(to_host, to_device, within)
+        to_host = _Copying.of(copies.device_to_host, self._launch(kind, Direction.DEVICE_TO_HOST))
+        to_device = _Copying.of(copies.host_to_device, self._launch(kind, Direction.HOST_TO_DEVICE))
+        within = _Copying.of(copies.device_to_device, self._backends[kind].copy_blocks)
+        self.seals.on_failed(kind, to_host.failed, to_host=True)
+        self.seals.on_failed(kind, to_device.failed, to_host=False)
+        reason = CondemnReason.COPY
+        found += [WrongBlock(kind, True, copy.destination, reason) for copy in to_host.failed]
+        found += [WrongBlock(kind, False, copy.destination, reason) for copy in (*to_device.failed, *within.failed)]
+        done = Copies(tuple(to_host.made), tuple(to_device.made), tuple(within.made))
+        return _Made(done, CopiedChecksums(to_host.checksums, to_device.checksums))
 
-    def _compare_copies(self, made: Sequence[Copies], owners: _Owners, found: list[WrongBlock]) -> None:
+    def _launch(self, kind: int, direction: Direction) -> _Launch:
+        """Return what copies blocks of a kind in a direction, with their checksums if its backend computes them."""
+        backend = self._backends[kind]
+        checked = getattr(backend, "swap_checked", None) if self.seals.has_checksums else None
+        return partial(checked or backend.swap, direction=direction)
+
+    def _compare_copies(self, made: Sequence["_Made"], owners: _Owners, found: list[WrongBlock]) -> None:
         """Compare the destinations of copies to the device, of one answer, with what their sources had."""
         for kind, own in enumerate(made):
-            for copy in own.host_to_device:
+            for copy in own.copies.host_to_device:
                 self._compared[owners.get((kind, copy.destination), _NOBODY)[1]] += 1
-        for kind, source, destination in self.seals.on_copied([made[0]._replace(windows=tuple(made[1:]))]):
+        done, *windows = [one.copies for one in made]
+        wrong = self.seals.on_copied(done._replace(windows=tuple(windows)), [one.checksums for one in made])
+        for kind, source, destination in wrong:
             sequence, reason = owners.get((kind, destination), _NOBODY)
             found.append(WrongBlock(kind, False, destination, reason, sequence))
             found.append(WrongBlock(kind, True, source, reason, sequence))
@@ -161,28 +177,39 @@ def _owners(arrivals: Sequence[AdmittedBlocks]) -> _Owners:
     }
 
 
-def _made(copies: Sequence[Copy], launch: _Launch) -> tuple[tuple[Copy, ...], list[Copy]]:
-    """Make copies. If that fails, make them one by one; return those that succeeded, and the others."""
-    if not copies:
-        return (), []
-    try:
-        launch(copies)
-    except EngineBroken:
-        raise
-    except Exception:
-        return _made_alone(copies, launch)
-    return tuple(copies), []
+class _Made(NamedTuple):
+    """The copies of one kind that were made, and the checksums that they computed."""
+
+    copies: Copies
+    checksums: CopiedChecksums
 
 
-def _made_alone(copies: Sequence[Copy], launch: _Launch) -> tuple[tuple[Copy, ...], list[Copy]]:
-    made, failed = [], []
-    for copy in copies:
+@dataclass
+class _Copying:
+    """Copies of one list: those made, with their checksums if the backend computes them, and those that failed."""
+
+    made: list[Copy] = field(default_factory=list)
+    failed: list[Copy] = field(default_factory=list)
+    checksums: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, copies: Sequence[Copy], launch: _Launch) -> Self:
+        """Make copies; if that fails, one by one."""
+        copying = cls()
+        if copies and not copying._make(copies, launch):
+            for copy in copies:
+                if not copying._make([copy], launch):
+                    copying.failed.append(copy)
+        return copying
+
+    def _make(self, copies: Sequence[Copy], launch: _Launch) -> bool:
+        """Make copies; return whether they succeeded. Raises EngineBroken."""
         try:
-            launch([copy])
+            checksums = launch(copies)
         except EngineBroken:
             raise
         except Exception:
-            failed.append(copy)
-        else:
-            made.append(copy)
-    return tuple(made), failed
+            return False
+        self.made += copies
+        self.checksums.update(zip([copy.destination for copy in copies], checksums or (), strict=False))
+        return True

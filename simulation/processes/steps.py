@@ -141,8 +141,8 @@ class StepsProcess(AttachedProcess):
         asked = self._asked
         assert asked is not None, "only a Step in flight is answered"
         self._resets += _resets_of(asked)  # which come before allocates
-        copies = (Copies(result.device_to_host, result.host_to_device, result.copies),)
-        self._copies.make(copies)
+        copies = Copies(result.device_to_host, result.host_to_device, result.copies)
+        self._copies.make((copies,))
         if self.seals:
             self.seals.on_copied(copies)
         cached = {change.sequence: change.cached_tokens for change in result.tables}

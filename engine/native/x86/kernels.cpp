@@ -24,6 +24,7 @@
 #include "buffer.h"
 #include "cache.h"
 #include "ceiling.h"
+#include "checksum.h"
 #include "copies.h"
 #include "decoder.h"
 #include "numbers.h"
@@ -219,6 +220,20 @@ void quire_copy(const void* source, void* target, const int64_t* pairs, int32_t 
   const std::lock_guard<std::mutex> alone(s.mutex);
   prepare_team(threads);
   s.team->run([&](int) { s.team->each(items, copy); });
+}
+
+// Copies whole blocks in the same way, and writes the checksum of each block's bytes.
+void quire_copy_checked(const void* source, void* target, const int64_t* pairs, int32_t count, int64_t bytes,
+                        uint64_t* checksums, int32_t threads) {
+  const auto copy = [&](int item) {
+    checksums[item] = copy_checked(static_cast<char*>(target) + pairs[2 * item + 1] * bytes,
+                                   static_cast<const char*>(source) + pairs[2 * item] * bytes, bytes);
+  };
+  if (count == 1) return copy(0);
+  State& s = state();
+  const std::lock_guard<std::mutex> alone(s.mutex);
+  prepare_team(threads);
+  s.team->run([&](int) { s.team->each(count, copy); });
 }
 
 // Samples a token for each of `count` draws from rows of [rows][vocabulary] logits: `rows[i]` is the row of `draws[i]`.

@@ -147,8 +147,8 @@ class SealingRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """See Runner."""
         launched = self._runner.launch(plan)
-        if plan.copies:
-            self._seals.on_copied(plan.copies)
+        for copies in plan.copies:
+            self._seals.on_copied(copies)
         return launched
 
 

@@ -8,16 +8,19 @@ from typing import Any
 import torch
 
 from blocks import Reattached, StepResult
+from engine.attention.cache import CacheGeometry
 from engine.kept.kept_memory import KeptMemory
 from engine.kept.seal_writer import SealWriter
 from engine.kept.seals import SealState
-from engine.kinds.kinds_backend import backends_of
+from engine.kinds.kinds_backend import CachingBackend, backends_of
+from engine.native.cpu_backend import CpuBackend
 from engine.proof.block_proof import BlockProof
 from engine.proof.closeness import close_blocks
 from engine.schedule.request import Capacity
 from kvmanager import PoolReport
 from services.engine.kept.kept_report import kept_report
 from services.engine.replica import Replica
+from tests.engine import native_kernels
 from tests.engine_in_process import EightBitEngine, FickleBlocks, ModelEngine, Observer
 from tests.in_process import adopted
 
@@ -113,6 +116,22 @@ class SealedEngine(ModelEngine):
     def successor(self, **sizes: Any) -> "SealedEngine":
         """Return the engine that adopts the memory when this one has died."""
         return type(self)(self.folder, self.memory, **sizes)
+
+
+class WindowedEngine(SealedEngine):
+    """The same with blocks of several kinds."""
+
+    def __init__(self, folder: Path, memory: KeptMemory | None = None, **sizes: Any) -> None:
+        super().__init__(folder, memory, kinds=True, **sizes)
+
+
+class NativeEngine(SealedEngine):
+    """The same with the CPU's kernels, whose copies compute checksums."""
+
+    def make_backend(
+        self, geometry: CacheGeometry, block_size: int, device_blocks: int, host_blocks: int
+    ) -> CachingBackend:
+        return CpuBackend(native_kernels.kernels(), geometry, block_size, device_blocks, host_blocks=host_blocks)
 
 
 class SealedEightBitEngine(SealedEngine, EightBitEngine):

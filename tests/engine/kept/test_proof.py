@@ -15,28 +15,25 @@ from engine.kinds.kinds_backend import CachingBackend
 from engine.schedule.limits import Preemption
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.engine.kept.flips import between_lives, on_the_host
-from tests.engine.kept.sealed_engine import SealedEightBitEngine, SealedEngine
+from tests.engine.kept.sealed_engine import NativeEngine, SealedEightBitEngine, SealedEngine, WindowedEngine
 
 Tiny = Callable[[str], Path]
 Prompt = Callable[[int], list[int]]
 Way = tuple[type[SealedEngine], Path]
+WAYS: dict[str, type[SealedEngine]] = {
+    "float32": SealedEngine,
+    "int8": SealedEightBitEngine,
+    "windows": WindowedEngine,
+    "kernels": NativeEngine,
+}
 SMALL_POOL: dict[str, Any] = {"device_blocks": 24, "host_blocks": 64, "preemption": Preemption.SWAP}
 SIZES: dict[str, Any] = {"block_size": 4, "device_blocks": 64, "token_budget": 32}
 
 
-class Windowed(SealedEngine):
-    """An engine whose layers with windows keep what they see."""
-
-    def __init__(self, *args: Any, **sizes: Any) -> None:
-        super().__init__(*args, kinds=True, **sizes)
-
-
-@pytest.fixture(params=["float32", "int8", "windows"])
-def way(request: pytest.FixtureRequest, tiny_model: Tiny, checkpoint: Checkpoint) -> Way:
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Way:
     """An engine and its model."""
-    if request.param == "windows":
-        return Windowed, checkpoint(FAMILIES["gemma2"])
-    return SealedEngine if request.param == "float32" else SealedEightBitEngine, tiny_model("llama")
+    return WAYS[request.param], checkpoint(FAMILIES["gemma2" if request.param == "windows" else "llama"])
 
 
 def test_a_flipped_bit_of_an_adopted_block_is_found_at_its_first_hit(tiny_model: Tiny, random_prompt: Prompt) -> None:
