@@ -60,6 +60,7 @@ class Scheduler:
             raise ValueError(f"proposed_tokens must be 0 where steps are planned ahead, not {limits.proposed_tokens}")
         self.ahead = ahead
         self.limits = limits
+        self.pool = capacity  # with the withheld blocks
         self.costs = costs or PreemptionCosts()
         self._queue = RequestQueue(limits)
         self._view = PoolView(capacity)

@@ -132,17 +132,17 @@ class EngineService:
             await failed
 
     def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
-        capacity = parts.scheduler.capacity
+        pool = parts.scheduler.pool
         spec = PoolSpec(
             engine_id=engine_id,
             incarnation=self._incarnation,
             model_fingerprint=parts.loaded.fingerprint,
-            block_size=capacity.block_size,
-            device_blocks=capacity.device_blocks,
-            host_blocks=capacity.host_blocks,
+            block_size=pool.block_size,
+            device_blocks=pool.device_blocks,
+            host_blocks=pool.host_blocks,
             model=self._settings.served_name(),
-            windows=capacity.windows,
-            retention_tokens=self._settings.retention_tokens if capacity.windows else 0,
+            windows=pool.windows,
+            retention_tokens=self._settings.retention_tokens if pool.windows else 0,
         )
         reports = RequestReports(spec.model, engine_id, self._tracing)
         link = self._attach(spec, lambda: driver.wake(), reports.trace_parents, _sealed(parts))
