@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from blocks import KIND_0
 from engine.run.loop import Engine
 from kvmanager import PoolSpec
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
@@ -19,6 +20,7 @@ from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.driver import EngineDriver
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
+from services.engine.kept.logged_proof import LoggedProof
 from services.engine.kept.places import erase_left
 from services.engine.observer import EngineObserver, ModelFormats
 from services.engine.recording import RequestsRecorder
@@ -146,12 +148,14 @@ class EngineService:
         )
         reports = RequestReports(spec.model, engine_id, self._tracing)
         link = self._attach(spec, lambda: driver.wake(), reports.trace_parents, _sealed(parts))
-        engine = Engine(parts.scheduler, parts.runner, link, time.monotonic, parts.proof)
+        names = KIND_0, *(kind.name for kind in pool.windows)
+        proof = LoggedProof(parts.proof, names) if parts.proof else None
+        engine = Engine(parts.scheduler, parts.runner, link, time.monotonic, proof)
         patience = self._settings.seconds_without_kvmanager
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
-        ranks, formats, kept, proof = parts.ranks, _formats(parts.loaded), parts.kept, parts.proof
+        ranks, formats, kept, counting = parts.ranks, _formats(parts.loaded), parts.kept, parts.proof
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
@@ -161,7 +165,7 @@ class EngineService:
                 formats=formats,
                 recording_faults=parts.recording_faults,
                 kept=kept.stats() if kept else None,
-                proof=proof.counts if proof else None,
+                proof=counting.counts if counting else None,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
