@@ -54,7 +54,10 @@ class SealChanges(NamedTuple):
 
 
 class CopiedChecksums(NamedTuple):
-    """Checksums of the bytes of copies that were computed while they were copied, by destination in either tier."""
+    """Checksums of the bytes that copies have read, by destination in either tier.
+
+    Those to the host are needed where the source has no seal; others are computed if they are missing.
+    """
 
     to_host: Mapping[int, int] = MappingProxyType({})
     to_device: Mapping[int, int] = MappingProxyType({})
@@ -122,6 +125,10 @@ class SealWriter:
             wrong += [WrongCopy(number, *copy) for copy in kind.on_copied(own, of_kinds[number])]
         return wrong
 
+    def source_checksums(self, kind: int, copies: Iterable[Copy]) -> dict[int, int]:
+        """Return the checksums of sources without a seal of copies to the host, by destination. Call it before them."""
+        return self._kinds[kind].source_checksums(copies)
+
     def on_failed(self, kind: int, copies: Iterable[Copy], *, to_host: bool) -> None:
         """Leave the destinations of copies to a tier that were not made without a seal."""
         self._kinds[kind].on_failed(copies, to_host=to_host)
@@ -150,9 +157,7 @@ class _KindWriter:
     def __init__(self, memory: KindMemory, counters: Counters, clock: Callable[[], float] | None) -> None:
         self._memory = memory
         self._counters = counters
-        host = memory.cache[:0] if memory.host_cache is None else memory.host_cache
         self._checksums = Checksums(memory.cache, clock) if clock else None
-        self._host_checksums = Checksums(host, clock) if clock and len(host) else None
         self._unproven = set(memory.device.cached(counters.resets)) if clock else set[int]()
         self._pending_device: dict[int, Sealing] = {}
         self._pending_host: dict[int, Sealing] = {}
@@ -192,7 +197,13 @@ class _KindWriter:
 
     @property
     def checksum_seconds(self) -> float:
-        return sum(one.seconds for one in (self._checksums, self._host_checksums) if one)
+        return self._checksums.seconds if self._checksums else 0.0
+
+    def source_checksums(self, copies: Iterable[Copy]) -> dict[int, int]:
+        if self._checksums is None:
+            return {}
+        unsealed = [copy for copy in copies if copy.destination not in self._pending_host]
+        return {copy.destination: self._checksums.of(copy.source) for copy in unsealed}
 
     def on_failed(self, copies: Iterable[Copy], *, to_host: bool) -> None:
         seals, pending = self._memory.device, self._pending_device
@@ -216,12 +227,11 @@ class _KindWriter:
 
     def on_copied(self, copies: Copies, known: CopiedChecksums) -> list[Copy]:
         _settle(copies.device_to_host, self._pending_host, self._memory.host, self._pending_device)
-        if self._host_checksums is not None:
+        if self._checksums is not None:
             host = self._memory.host
             for copy in copies.device_to_host:
                 if host.sealing(copy.destination) is None:
-                    found = known.to_host.get(copy.destination) or self._host_checksums.of(copy.destination)
-                    host.note(copy.destination, found)
+                    host.note(copy.destination, known.to_host.get(copy.destination, NONE))
         wrong = [copy for copy in copies.host_to_device if not self._is_right(copy, known.to_device)]
         for copy in wrong:
             self._pending_device.pop(copy.destination, None)

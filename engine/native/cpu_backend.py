@@ -81,12 +81,13 @@ class CpuBackend:
         self._kernels.copy_blocks(*self._tiers(direction), copies, self._threads)
 
     def swap_checked(self, copies: Sequence[Copy], direction: Direction) -> list[int]:
-        """Copy as `swap` does, and return the checksums of the bytes, which are read once; none of small blocks."""
-        source, target = self._tiers(direction)
-        if source[0].nbytes < LEAST_CHECKED:
-            self.swap(copies, direction)
-            return []
-        return self._kernels.copy_checked(source, target, copies, self._threads)
+        """Copy as `swap` does, and return the checksums of the bytes, which are read once, if it `checks_copies`."""
+        return self._kernels.copy_checked(*self._tiers(direction), copies, self._threads)
+
+    @property
+    def checks_copies(self) -> bool:
+        """Whether blocks are large enough for `swap_checked`."""
+        return self.cache[0].nbytes >= LEAST_CHECKED
 
     def _tiers(self, direction: Direction) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.host_cache is not None, "swap requires a host tier"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from blocks import CondemnReason, Copy
 from engine.attention.backend import Direction
@@ -31,7 +31,7 @@ _NOBODY = (0, CondemnReason.HOST_HIT)
 class CopyingBackend(Protocol):
     """Copies the blocks of one kind; on a CPU a copy is done when the call returns.
 
-    A backend may have `swap_checked` too, which also returns the checksum of each copy, or none at all.
+    A backend that `checks_copies` has `swap_checked` too, which also returns the checksum of the bytes of each copy.
     """
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
@@ -125,6 +125,7 @@ class BlockProof:
 
     def _make(self, kind: int, copies: Copies, found: list[WrongBlock]) -> "_Made":
         """Make the copies of one kind. Return those that succeeded, and add the destinations of the others."""
+        computed = {} if self._checks(kind) else self.seals.source_checksums(kind, copies.device_to_host)
         to_host = _Copying.of(copies.device_to_host, self._launch(kind, Direction.DEVICE_TO_HOST))
         to_device = _Copying.of(copies.host_to_device, self._launch(kind, Direction.HOST_TO_DEVICE))
         within = _Copying.of(copies.device_to_device, self._backends[kind].copy_blocks)
@@ -134,13 +135,15 @@ class BlockProof:
         found += [WrongBlock(kind, True, copy.destination, reason) for copy in to_host.failed]
         found += [WrongBlock(kind, False, copy.destination, reason) for copy in (*to_device.failed, *within.failed)]
         done = Copies(tuple(to_host.made), tuple(to_device.made), tuple(within.made))
-        return _Made(done, CopiedChecksums(to_host.checksums, to_device.checksums))
+        return _Made(done, CopiedChecksums(computed | to_host.checksums, to_device.checksums))
 
     def _launch(self, kind: int, direction: Direction) -> _Launch:
         """Return what copies blocks of a kind in a direction, with their checksums if its backend computes them."""
-        backend = self._backends[kind]
-        checked = getattr(backend, "swap_checked", None) if self.seals.has_checksums else None
-        return partial(checked or backend.swap, direction=direction)
+        backend: Any = self._backends[kind]
+        return partial(backend.swap_checked if self._checks(kind) else backend.swap, direction=direction)
+
+    def _checks(self, kind: int) -> bool:
+        return self.seals.has_checksums and getattr(self._backends[kind], "checks_copies", False)
 
     def _compare_copies(self, made: Sequence["_Made"], owners: _Owners, found: list[WrongBlock]) -> None:
         """Compare the destinations of copies to the device, of one answer, with what their sources had."""
