@@ -24,6 +24,8 @@ class Campaign:
         self.done = 0
         self.events = 0
         self.kills = 0
+        self.flips = 0
+        self.condemned = 0
         self.violation: Violation | None = None  # of the latest scenario
 
     @property
@@ -41,13 +43,16 @@ class Campaign:
         self.violation = violation_of(simulation)
         self.events += simulation.universe.events
         self.kills += simulation.kills
+        self.flips += simulation.flips
+        self.condemned += simulation.condemned
 
     def summary(self) -> str:
         """Return what was simulated, and how fast."""
         minutes = (time.monotonic() - self._begun) / 60
         return (
             f"{self.done} scenarios, {self.events:,} events ({self.events / minutes:,.0f} a minute), "
-            f"{self.kills:,} kills ({self.kills / minutes:,.0f} a minute)"
+            f"{self.kills:,} kills ({self.kills / minutes:,.0f} a minute), "
+            f"{self.flips:,} flipped bits, {self.condemned:,} blocks condemned"
         )
 
 

@@ -1,5 +1,7 @@
 """Collects the circumstances in which a request fails."""
 
+from collections import Counter
+
 from blocks import blocks_for
 from simulation.invariants.failures import Circumstances
 from simulation.invariants.requests import Outcome
@@ -7,7 +9,6 @@ from simulation.processes.attached import EngineSize
 from simulation.processes.engine import EngineProcess, address_of
 from simulation.processes.gateway import GatewayProcess
 from simulation.processes.manager import ManagerProcess
-from simulation.runner import DigestRunner
 from simulation.scenario import PlannedRequest, Scenario
 from simulation.universe import Universe
 
@@ -20,21 +21,21 @@ class Witness:
     """Watches what may be a reason for a failure."""
 
     def __init__(self, universe: Universe, scenario: Scenario) -> None:
-        self.withheld = False
+        self.lost: Counter[str] = Counter()  # blocks of each engine id that audits have withheld, and seals may have
         self._universe = universe
         self._scenario = scenario
-        self._runners: list[DigestRunner] = []  # also of engines that have ended
+        self._engines: list[EngineProcess] = []  # also those that have ended
         latency = scenario.latency
         self._settled_seconds = _SETTLE_SECONDS + (_LATE_MESSAGES * latency.late if latency.late_share else 0.0)
 
-    def add(self, runner: DigestRunner) -> None:
-        """Watch the steps of an engine."""
-        self._runners.append(runner)
+    def add(self, engine: EngineProcess) -> None:
+        """Watch an engine."""
+        self._engines.append(engine)
 
     @property
     def failed_steps(self) -> int:
         """Number of steps that were made to fail."""
-        return sum(runner.failed_steps for runner in self._runners)
+        return sum(engine.runner.failed_steps for engine in self._engines)
 
     def circumstances(self, outcome: Outcome, gateway: GatewayProcess) -> Circumstances:
         """Return the circumstances of a request that fails now."""
@@ -42,17 +43,38 @@ class Witness:
         queues = [one.limits.max_waiting for one in scenario.engines]
         bounds = [*queues, *(one.requests for one in scenario.gateways)]
         engines = [one for one in self._universe.processes if isinstance(one, EngineProcess)]
+        lost = self._lost_blocks()
         return Circumstances(
             seconds=now - outcome.begun,
             received=any(outcome.tokens),
             failed_steps=self.failed_steps - outcome.failed_steps,
             lost_engines=gateway.lost_engines[request.name] - outcome.lost_engines,
             gateway_ends=gateway.ending,
-            withheld=self.withheld,
-            fits=all(self._surely_fits(request, size) for size in scenario.engines),
+            withheld=any(lost.values()),
+            fits=all(
+                self._surely_fits(request, size, lost[f"e{number}"]) for number, size in enumerate(scenario.engines)
+            ),
             has_bounds=min(bounds) < sum(max(one.samples, one.beams) for one in scenario.requests),
-            able=[one.name for one in engines if self._is_able(gateway, one) and self._surely_fits(request, one.size)],
+            able=[
+                one.name
+                for one in engines
+                if self._is_able(gateway, one) and self._surely_fits(request, one.size, lost[one.name])
+            ],
         )
+
+    def _lost_blocks(self) -> Counter[str]:
+        """Return how many device blocks one process of each engine id may have lost, at most."""
+        lost = Counter[str]()
+        for engine in self._engines:
+            condemned = sum(not host for _, host, _ in engine.proof.condemned) if engine.proof else 0
+            flipped = engine.shared.flipped_seals if engine.shared else 0
+            lost[engine.name] = max(lost[engine.name], self.lost[engine.name] + condemned + flipped)
+        return lost
+
+    @property
+    def condemned(self) -> int:
+        """Number of blocks that were found wrong."""
+        return sum(sum(one.proof.counts.wrong.values()) for one in self._engines if one.proof)
 
     def _is_able(self, gateway: GatewayProcess, engine: EngineProcess) -> bool:
         """Return whether a gateway reaches an engine without a bound that has been kept from nothing for a while."""
@@ -72,15 +94,14 @@ class Witness:
         others = [one for one in self._universe.processes if isinstance(one, EngineProcess) and one is not engine]
         return any(one.name == engine.name and not one.exit for one in others)
 
-    def _surely_fits(self, request: PlannedRequest, size: EngineSize) -> bool:
-        """Return whether an engine can serve a request, even if its sequences share nothing."""
-        if self.withheld:  # any pool may be smaller
-            return False
+    def _surely_fits(self, request: PlannedRequest, size: EngineSize, lost: int) -> bool:
+        """Return whether an engine that has lost blocks can serve a request, even if its sequences share nothing."""
         tokens = len(request.prompt) + request.max_tokens
         blocks = request.samples * (1 + blocks_for(tokens, size.block_size))
-        fits = tokens <= size.context_tokens and blocks <= size.device_blocks
+        fits = tokens <= size.context_tokens and blocks <= size.device_blocks - lost
         for kind in size.windows:
-            most = kind.most_blocks(size.limits.token_budget, size.block_size)
+            most = kind.most_blocks(max(size.limits.token_budget, size.block_size), size.block_size)
+            shared = request.samples > 1  # a sample that is behind holds what all share
             own = min(1 + blocks_for(tokens, size.block_size), most)
-            fits = fits and request.samples * own <= kind.device_blocks
+            fits = fits and (request.samples + shared) * own <= kind.device_blocks - lost
         return fits and request.samples <= size.limits.max_sequences

@@ -1,6 +1,6 @@
 """The memory of blocks without K and V: a digest for each token and all before it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Protocol
@@ -13,6 +13,53 @@ from engine.attention.cache import copy_blocks, swap_blocks
 from engine.schedule.request import Capacity
 
 NOTHING = -1
+_NO_SLOTS: frozenset[int] = frozenset()
+
+
+class FlippedSlots:
+    """The slots of one kind of blocks whose digests were flipped and not written since. A copy carries them along."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[bool, int], frozenset[int]] = {}  # by tier, True for the host tier, and block
+
+    def add(self, host: bool, block: int, slots: Collection[int]) -> None:
+        """Add slots of a block."""
+        self._set((host, block), self.of(host, block).union(slots))
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._slots)
+
+    def of(self, host: bool, block: int) -> frozenset[int]:
+        """Return the flipped slots of a block."""
+        return self._slots.get((host, block), _NO_SLOTS)
+
+    def flip(self, random: Random, contents: torch.Tensor, block: int, *, host: bool) -> None:
+        """Flip a bit of a block, unless it has a flipped one; `contents` are those of its tier."""
+        slot, bit = random.randrange(contents.shape[1]), random.randrange(64)
+        if not self.of(host, block):
+            contents[block, slot] = int(contents[block, slot]) ^ (-(1 << 63) if bit == 63 else 1 << bit)
+            self.add(host, block, (slot,))
+
+    def on_write(self, block: int, slot: int) -> None:
+        """Follow a digest that is written to the device."""
+        if self._slots:
+            self._set((False, block), self.of(False, block) - {slot})
+
+    def on_copy(self, copy: Copy, *, from_host: bool = False, to_host: bool = False) -> None:
+        """Follow a copy of a block."""
+        if self._slots:
+            self._set((to_host, copy.destination), self.of(from_host, copy.source))
+
+    def clear(self) -> None:
+        """Forget all: the memory is erased."""
+        self._slots.clear()
+
+    def _set(self, place: tuple[bool, int], slots: frozenset[int]) -> None:
+        self._slots.pop(place, None)
+        if slots:
+            self._slots[place] = slots
 
 
 class Outliving(Protocol):
@@ -25,6 +72,10 @@ class Outliving(Protocol):
     @property
     def host(self) -> torch.Tensor:
         """The digests of the host tier."""
+
+    @property
+    def flipped(self) -> FlippedSlots:
+        """The slots whose digests were flipped."""
 
     def stored(self, blocks: Sequence[int], *, host: bool) -> None:
         """Check blocks that were written to."""
@@ -50,8 +101,10 @@ class DigestMemory:
             self.windows.append(DigestMemory(alone, shared[number : number + 1]))
         self.device = torch.full((capacity.device_blocks + 1, capacity.block_size), NOTHING)
         self.host = torch.full((capacity.host_blocks + 1, capacity.block_size), NOTHING)
+        self.flipped = FlippedSlots()
         if self._shared is not None:
             self.device, self.host = self._shared.device, self._shared.host
+            self.flipped = self._shared.flipped
 
     @property
     def kinds(self) -> "list[DigestMemory]":
@@ -61,6 +114,7 @@ class DigestMemory:
     def write(self, block: int, offset: int, digest: int) -> None:
         """Write a slot of the device."""
         self.device[block, offset] = digest
+        self.flipped.on_write(block, offset)
         if self._shared is not None:
             self._shared.stored((block,), host=False)
 
@@ -68,6 +122,7 @@ class DigestMemory:
         """Copy blocks within the device."""
         for copy in self._random.sample(copies, len(copies)):
             copy_blocks(self.device, [copy])
+            self.flipped.on_copy(copy)
             if self._shared is not None:
                 self._shared.stored((copy.destination,), host=False)
 
@@ -76,6 +131,7 @@ class DigestMemory:
         to_host = direction is Direction.DEVICE_TO_HOST
         for copy in self._random.sample(copies, len(copies)):
             swap_blocks(self.device, self.host, [copy], to_host=to_host)
+            self.flipped.on_copy(copy, from_host=not to_host, to_host=to_host)
             if self._shared is not None:
                 self._shared.stored((copy.destination,), host=to_host)
 

@@ -54,6 +54,16 @@ class DigestRunner:
             for kind, one in enumerate(self.memory.kinds)
         ]
 
+    def flipped_read(self, plan: StepPlan) -> str:
+        """Return which flipped block a step has read, empty if none. Call it when the step has just been computed."""
+        for work in plan.work:
+            for memory, table in zip(self.memory.kinds, (work.block_table, *work.window_tables), strict=True):
+                for position in range(work.start):
+                    block, offset = divmod(position, self._block_size)
+                    if offset in memory.flipped.of(False, table[block]):
+                        return f"block {table[block]}"
+        return ""
+
     def launch(self, plan: StepPlan) -> Launched:
         """Compute the step at once; its result raises a failure, as on a device."""
         plan = replace(plan, work=tuple(map(self._with_tokens, plan.work)))

@@ -24,6 +24,8 @@ _LONGEST_PROMPT = 40
 _LONGEST_OUTPUT = 40
 # Of a fault, on average, behind a request's arrival: about as long as a request lives.
 _FAULT_DELAY_SECONDS = 0.02
+# Between requests of a burst, at most.
+_BURST_SECONDS = 0.004
 
 
 class PlannedRequest(NamedTuple):
@@ -50,9 +52,10 @@ class PlannedRequest(NamedTuple):
 class PlannedFault(NamedTuple):
     """A fault: its time and kind, the number of the process among those of its kind, and its duration in seconds.
 
-    Numbers are taken modulo the number of processes: of engines first, then of clients that send random Steps. Kinds
-    that happen at once have no duration; the wall clock steps by it. A process that is to `reconnect` loses its
-    connections, and the next one that it makes soon carries nothing.
+    An engine whose kept blocks are to be flipped is killed before. Numbers are taken modulo the number of processes: of
+    engines first, then of clients that send random Steps. Kinds that happen at once have no duration; the wall clock
+    steps by it. A process that is to `reconnect` loses its connections, and the next one that it makes soon carries
+    nothing.
     """
 
     at: float
@@ -83,7 +86,11 @@ FAULTS = (
     "withhold a block",
     "step the wall clock",
 )
-
+FLIPS = (
+    "flip what an engine kept",
+    "flip a host block of an engine",
+    "flip a cached block of an engine",
+)
 
 _KILLS = FAULTS[:3]
 _RECONNECTIONS = tuple(kind for kind in FAULTS if kind.startswith("reconnect"))
@@ -120,8 +127,10 @@ def drawn(seed: int) -> Scenario:
     """Draw a scenario."""
     random = Random(seed)
     gateways = tuple(_gateway(random) for _ in range(random.choice((1, 1, 2))))
-    engines = tuple(_size(random) for _ in range(random.choice((1, 1, 2, 2, 3))))
-    requests = tuple(_requests(random, engines, len(gateways)))
+    flip_count = random.choice((0, 0, 0, 5, 20, 60))
+    engines = tuple(_size(random, flips=flip_count > 0) for _ in range(random.choice((1, 1, 2, 2, 3))))
+    requests = tuple(_requests(random, engines, len(gateways), alike=flip_count > 0))
+    flips = _flips(random, [one.at for one in requests], flip_count)
     return Scenario(
         order=random.getrandbits(32),
         engines=engines,
@@ -132,7 +141,9 @@ def drawn(seed: int) -> Scenario:
             random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02, 0.2))
         ),
         requests=requests,
-        faults=tuple(_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60, 100)))),
+        faults=tuple(
+            sorted([*_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60, 100))), *flips])
+        ),
         store_kills=random.choice((0.0, 0.0, 0.001, 0.02)),
     )
 
@@ -142,11 +153,12 @@ def _gateway(random: Random) -> GatewayLimits:
 
 
 def _steps(random: Random) -> tuple[EngineSize, StepsPlan]:
-    size = replace(_size(random), windows=(), retention_tokens=0)
+    size = replace(_size(random, flips=False), windows=(), retention_tokens=0)
     return size, StepsPlan(random.getrandbits(32), random.randint(20, _MOST_STEPS))
 
 
-def _size(random: Random) -> EngineSize:
+def _size(random: Random, *, flips: bool) -> EngineSize:
+    """Draw the size of an engine; of one with flips, one that swaps and keeps its blocks more often."""
     block_size = random.choice(_BLOCK_SIZES)
     blocks = random.randint(2, 14)
     sequences = random.randint(1, 6)
@@ -154,7 +166,7 @@ def _size(random: Random) -> EngineSize:
         token_budget=max(sequences, random.choice((2, 8, 24))),
         max_sequences=sequences,
         max_waiting=random.choice((2, 1000, 1000)),
-        preemption=random.choice(tuple(Preemption)),
+        preemption=random.choice((*Preemption, *[Preemption.SWAP] * 3) if flips else tuple(Preemption)),
         admission_watermark=random.choice((0.0, 0.1, 0.5)),
         priority_aging=random.choice((0.0, 2.0)),
         proposed_tokens=random.choice((0, 0, 3)),
@@ -163,7 +175,7 @@ def _size(random: Random) -> EngineSize:
         max_num_partial_prefills=2,
         max_long_partial_prefills=random.choice((1, 2)),
     )
-    ahead = random.random() < 0.3
+    ahead = random.random() < (0.1 if flips else 0.3)
     windows = _windows(random, block_size, blocks)
     return EngineSize(
         block_size,
@@ -173,6 +185,9 @@ def _size(random: Random) -> EngineSize:
         ahead=ahead,
         step_seconds=random.choice((0.0, 0.0, 0.0, 0.005, 0.05)),
         keeps=not ahead and random.random() < 0.6,  # engines that run ahead are on GPUs
+        checksums=random.random() < 0.9,
+        compared_share=random.choice((0.0, 0.5, 1.0)),
+        recomputed_share=random.choice((0.0, 0.3)),
         windows=windows,
         retention_tokens=random.choice((0, 0, 2 * block_size)) if windows else 0,
     )
@@ -188,22 +203,26 @@ def _windows(random: Random, block_size: int, blocks: int) -> tuple[WindowKind, 
     return tuple(kinds)
 
 
-def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> list[PlannedRequest]:
-    """Draw requests, most of which fit into each engine's pool."""
+def _requests(random: Random, engines: Sequence[EngineSize], gateways: int, *, alike: bool) -> list[PlannedRequest]:
+    """Draw requests, most of which fit into each engine's pool. If `alike`, more begin alike, with more tokens."""
     rate = random.choice((1.0, 5.0, 20.0))
     shared = tuple(random.randint(1, len(LETTERS)) for _ in range(_LONGEST_PROMPT))
     salts = random.choice((SALTS[:1], SALTS))
     tokens = min(one.block_size * one.device_blocks for one in engines)
     most_samples = min(one.limits.max_sequences for one in engines)
-    most_tokens = random.choice((10, 10, 10, _LONGEST_OUTPUT))
+    most_tokens = random.choice((3, 10) if alike else (10, 10, 10, _LONGEST_OUTPUT))
+    burst = random.choice((1, 1, 6))
     made: list[PlannedRequest] = []
     at = 0.0
-    while (at := at + random.expovariate(rate)) < SECONDS and len(made) < _MOST_REQUESTS:
+    while len(made) < _MOST_REQUESTS:
+        at += random.random() * _BURST_SECONDS if len(made) % burst else random.expovariate(rate)
+        if at >= SECONDS:
+            break
         fits = random.random() < 0.95
         samples = random.choice((1, 1, 1, 2, 4))
         samples = min(samples, most_samples) if fits else samples
         room = max(2, tokens // samples) if fits else 30
-        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared, most_tokens)
+        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared, most_tokens, 1 if alike else 4)
         beams = samples if random.random() < 0.1 else 0
         made.append(
             PlannedRequest(
@@ -226,13 +245,13 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int) -> l
 
 
 def _max_tokens_and_prompt(
-    random: Random, room: int, shared: tuple[int, ...], most_tokens: int
+    random: Random, room: int, shared: tuple[int, ...], most_tokens: int, most_own: int
 ) -> tuple[int, tuple[int, ...]]:
     """Draw a request with room for `room` tokens: often one that fills it, and mostly one that begins as others do."""
     max_tokens = random.randint(1, min(most_tokens, room - 1))
     most = min(_LONGEST_PROMPT, room - max_tokens)
     length = most if random.random() < 0.3 else random.randint(1, most)
-    own = min(length, random.randint(1, 4))
+    own = min(length, random.randint(1, most_own))
     return max_tokens, (*shared[: length - own], *(random.randint(1, len(LETTERS)) for _ in range(own)))
 
 
@@ -244,6 +263,12 @@ def _faults(random: Random, arrivals: Sequence[float], count: int) -> list[Plann
         durations += (_LONG_SECONDS, _LONG_SECONDS)
         kinds += _RECONNECTIONS * 2
     return sorted(_planned_fault(random, arrivals, random.choice(kinds), durations) for _ in range(count))
+
+
+def _flips(random: Random, arrivals: Sequence[float], count: int) -> list[PlannedFault]:
+    return [
+        PlannedFault(_fault_time(random, arrivals), random.choice(FLIPS), random.randrange(6)) for _ in range(count)
+    ]
 
 
 def _planned_fault(random: Random, arrivals: Sequence[float], kind: str, durations: Sequence[float]) -> PlannedFault:

@@ -31,6 +31,8 @@ from simulation.universe import Universe
 _REST_SECONDS = 120.0
 # A gateway's or engine's own timeouts end a silent connection at the latest after this time.
 _SILENT_SECONDS = 15.0
+# Of the bits of a memory that an engine has kept, at once.
+_MOST_FLIPS = 8
 
 
 class Simulation:
@@ -41,6 +43,7 @@ class Simulation:
         self.universe = Universe(Random(scenario.order), folder, scenario.latency)
         self.universe.store_kills = scenario.store_kills
         self.kills = 0
+        self.flips = 0
         self._outcomes: list[Outcome] = []
         self._expected = ExpectedContents()
         self._witness = Witness(self.universe, scenario)
@@ -84,11 +87,16 @@ class Simulation:
             universe.run(universe.now + 1.0, self)
         self._check_end()
 
+    @property
+    def condemned(self) -> int:
+        """Number of blocks that engines have condemned."""
+        return self._witness.condemned
+
     # What happens from outside.
 
     def _start_engine(self, number: int) -> EngineProcess:
         engine = self.universe.start_engine(f"e{number}", self.scenario.engines[number], self._expected)
-        self._witness.add(engine.runner)
+        self._witness.add(engine)
         return engine
 
     def _start_steps(self, number: int) -> StepsProcess:
@@ -132,6 +140,8 @@ class Simulation:
         process, seconds = self._named(what, fault.number), abs(fault.seconds)
         if verb in ("kill", "end", "stop", "cut", "silence", "reconnect", "start"):
             self._disturb(verb, process, seconds)
+        elif verb == "flip":
+            self._flip(what, self._engines[fault.number % len(self._engines)])
         elif verb == "fail":
             self._fail_step(self._engines[fault.number % len(self._engines)])
         elif verb == "withhold":
@@ -192,6 +202,17 @@ class Simulation:
             number = int(process.name[1:])
             self._gateways[number] = self._start_gateway(number)
 
+    def _flip(self, what: str, engine: EngineProcess) -> None:
+        """Flip bits of blocks or seals, where no step reads them before they are compared."""
+        if what != "what an engine kept":
+            if words := engine.flip_block(self.universe.random, host="host" in what):
+                self.flips += 1
+                self.universe.note(engine.name, f"has a flipped bit in {words}")
+        elif engine.shared is not None and engine.size.compares:
+            engine.shared.flips_due = self.universe.random.randint(1, _MOST_FLIPS)
+            self.flips += engine.shared.flips_due
+            self._kill(engine)
+
     def _fail_step(self, engine: EngineProcess) -> None:
         self.universe.note(engine.name, "fails in its next step")
         engine.runner.fail_next = True
@@ -206,7 +227,7 @@ class Simulation:
             if sum(map(bool, tier.marks.by_block)) < tier.total // 2:
                 block = self.universe.random.randint(1, tier.total)
                 if not tier.marks.is_withheld_or_marked(block):
-                    self._witness.withheld = True
+                    self._witness.lost[pool.spec.engine_id] += 1
                     self.universe.note("kvmanager", f"withholds {name} {block} of {pool.spec.engine_id}")
                     pool.withhold(*(([], [block]) if of_host else ([block], [])))
 

@@ -87,7 +87,10 @@ class Universe:
     def start_engine(self, engine_id: str, size: EngineSize, expected: ExpectedContents) -> EngineProcess:
         """Start an engine in place of an earlier one; `expected` are the contents of kept blocks."""
         incarnation, shared = self._next_incarnation(engine_id), self._shared(engine_id, size, expected)
-        return self._add(EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder, shared))
+        engine = EngineProcess(self.network, self.clock, engine_id, incarnation, size, self._folder, shared)
+        if engine.flipped:
+            self.note(engine_id, f"finds flipped bits in {engine.flipped}")
+        return self._add(engine)
 
     def start_steps(self, engine_id: str, size: EngineSize, plan: StepsPlan) -> StepsProcess:
         """Start a client of the manager that sends random Steps, in place of an earlier one."""

@@ -22,6 +22,7 @@ SIZE = EngineSize(
     host_blocks=1,
     limits=Limits(token_budget=8, max_sequences=2, preemption=Preemption.RECOMPUTE),
     context_tokens=8,
+    checksums=False,
 )
 
 

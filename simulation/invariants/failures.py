@@ -79,6 +79,8 @@ def _unavailable_fault(reason: str, known: Circumstances) -> str | None:
     if _DRAINING in reason:
         return None if known.gateway_ends and not known.received else "although its gateway does not end"
     if _WITHHELD in reason:
+        if known.fits:
+            return "although it fits beside the withheld blocks"
         return None if known.withheld else "although no block was withheld"
     if any(one in reason for one in _LOST) and _WAITED not in reason:
         return "without waiting for another engine"

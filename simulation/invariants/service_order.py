@@ -1,22 +1,24 @@
 """What must be true of the order in which an engine serves its requests."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
+from simulation.invariants.watched_proof import WatchedProof
 
 
 class ServiceOrder:
     """Reports turns of an engine that do not keep the order of its requests, to a list.
 
-    * A preempted request is later in the order than all that keep their blocks.
+    * A preempted request is later in the order than all that keep their blocks, unless it held one that was condemned.
     * A request that asks for its first blocks, or for its swapped ones, is earlier than all that wait on, except those
       that wait for another one's prefix or isolation. A short prompt may be later than long ones.
     """
 
-    def __init__(self, scheduler: Scheduler, faults: list[str]) -> None:
+    def __init__(self, scheduler: Scheduler, faults: list[str], proof: WatchedProof | None = None) -> None:
+        self._proof = proof
         self._scheduler = scheduler
         self._queue: RequestQueue = scheduler._queue  # which the scheduler shows nobody
         self._faults = faults
@@ -25,7 +27,13 @@ class ServiceOrder:
     def kept(self) -> Iterator[None]:
         """Check a turn, which is made in the context."""
         running, admitting = list(self._queue.running), set(self._queue.admitting)
+        tables = {group: [(one.table, *one.window_tables) for one in group.members] for group in running}
+        if self._proof is not None:
+            self._proof.found.clear()
         yield
+        condemned = {(one.kind, one.block) for one in self._proof.found if not one.host} if self._proof else ()
+        if condemned:
+            running = [group for group in running if not _held(tables[group], condemned)]
         self._faults += self._preemption_faults(running)
         self._faults += self._admission_faults(admitting)
 
@@ -63,6 +71,10 @@ class ServiceOrder:
         if aging:
             return 0, request.arrival + request.priority * aging, group.id
         return request.priority, request.arrival, group.id
+
+
+def _held(tables: Iterable[tuple[tuple[int, ...], ...]], condemned: Collection[tuple[int, int]]) -> bool:
+    return any((kind, block) in condemned for own in tables for kind, table in enumerate(own) for block in table)
 
 
 def _name(group: Group) -> str:

@@ -6,8 +6,11 @@ import re
 _DETAIL = re.compile(r"\b[a-z]?\d[\d.,]*")
 
 
-class Violation(Exception):
-    """Something that must be true is not; the message says what."""
+class Violation(BaseException):
+    """Something that must be true is not; the message says what.
+
+    It is no Exception, so that no handler of the product takes it for a failure of its own.
+    """
 
     @property
     def kind(self) -> str:

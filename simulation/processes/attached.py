@@ -35,8 +35,21 @@ class EngineSize:
     ahead: bool = False
     step_seconds: float = 0.0
     keeps: bool = False  # its blocks outlive its process
+    checksums: bool = True  # unless it plans ahead
+    compared_share: float = 0.0  # of the blocks that are hit and never left
+    recomputed_share: float = 0.0  # of the hits
     windows: tuple[WindowKind, ...] = ()
     retention_tokens: int = 0
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether its scheduler plans ahead: proposals continue the tokens of the step before."""
+        return self.ahead and not self.limits.proposed_tokens
+
+    @property
+    def compares(self) -> bool:
+        """Whether its blocks are compared with their checksums."""
+        return self.checksums and not self.plans_ahead
 
     def capacity(self) -> Capacity:
         """Return it as the scheduler's capacity."""
@@ -69,18 +82,19 @@ class AttachedProcess(Process):
         incarnation: Incarnation,
         size: EngineSize,
         shared: SharedMemory | None = None,
+        *,
+        compares: bool = False,
     ) -> None:
+        """With `compares`, the blocks of shared memory have checksums."""
         super().__init__(engine_id, clock)
         self.shared = shared
         self.seals: SealWriter | None = None
         self._sealed: SealedBlocks | None = None
         self._kept: PoolReport | None = None
+        self.flipped = ""  # what was flipped before it started
         if shared is not None:
-            before, shared.owner = shared.owner, self
-            shared.check_all()
-            if before is not None and before.all_written:
-                shared.check_complete(before.pool)
-            self.seals = SealWriter(shared.kept)
+            self.flipped = shared.give_to(self)
+            self.seals = SealWriter(shared.kept, clock if compares else None)
             self._kept = kept_report(shared.kept)
             self._sealed = SealedBlocks(self.seals, self._kept)
             shared.adopted += len(self._kept.device.keyed)

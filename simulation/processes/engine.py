@@ -5,10 +5,15 @@ import threading
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from random import Random
 
+from engine.kept.kept_memory import KeptMemory
+from engine.kept.seal_writer import SealWriter
 from engine.run.loop import Engine
 from engine.schedule.scheduler import Scheduler
+from kvmanager import PoolState
 from quire.v1 import engine_pb2, engine_pb2_grpc
+from services.engine.block_client import SealedBlocks
 from services.engine.driver import EngineDriver, Pause
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import SealingRunner
@@ -21,6 +26,8 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime.tracing.spans import Tracing
 from services.wire.features import FEATURES
 from simulation.invariants.service_order import ServiceOrder
+from simulation.invariants.violation import Violation
+from simulation.invariants.watched_proof import WatchedProof
 from simulation.network.connections import Network
 from simulation.network.server import SimulatedServer
 from simulation.processes.attached import FINGERPRINT, MODEL, VOCABULARY, AttachedProcess, EngineSize, Incarnation
@@ -47,7 +54,7 @@ class EngineProcess(AttachedProcess):
         shared: SharedMemory | None = None,
     ) -> None:
         """Start an engine, whose tokenizer is in `folder`, on the memory that its predecessor left."""
-        super().__init__(network, clock, engine_id, incarnation, size, shared)
+        super().__init__(network, clock, engine_id, incarnation, size, shared, compares=size.compares)
         self.pause: Pause | None = None  # of the thread, which sleeps
         self._until: float | None = None
         self._computes_until = -math.inf
@@ -57,10 +64,12 @@ class EngineProcess(AttachedProcess):
         self.scheduler = Scheduler(
             size.capacity(),
             size.limits,
-            ahead=size.ahead and not size.limits.proposed_tokens,
+            ahead=size.plans_ahead,
             withheld=self._kept.withheld if self._kept else ((),),
         )
-        self._order = ServiceOrder(self.scheduler, self.loop.failures)
+        self.proof = self._make_proof()
+        self._order = ServiceOrder(self.scheduler, self.loop.failures, self.proof)
+        self._checked_plans = 0
         self.loop.run(partial(self._open, folder))
 
     @property
@@ -98,11 +107,56 @@ class EngineProcess(AttachedProcess):
         steps = self.driver.steps
         with self._order.kept():
             self.pause = self.driver.turn()
+        self._check_reads()
         if self.size.step_seconds and self.driver.steps > steps:
             self._computes_until = self._clock() + self.size.step_seconds
         if self.pause is not None:
             seconds = self.pause.seconds
             self._until = None if seconds is None else self._clock() + seconds
+
+    def flip_block(self, random: Random, *, host: bool) -> str:
+        """Flip a bit of a block that the next copy or hit of it must find; return which, empty if there is none.
+
+        That is a host block that a sequence holds or a key finds, or a sealed device block without a holder if all of
+        these are compared when they are hit.
+        """
+        if not self.size.compares or self.seals is None or (not host and self._may_miss_hits):
+            return ""
+        found = [
+            (number, block)
+            for number, state in enumerate(self.pool.state.kinds)
+            for block in range(1, (state.host if host else state.device).total + 1)
+            if (_is_used_on_host(state, block) if host else self._is_cached(number, state, block))
+        ]
+        if not found:
+            return ""
+        number, block = random.choice(found)
+        one = self.memory.kinds[number]
+        one.flipped.flip(random, one.host if host else one.device, block, host=host)
+        return f"{'host ' if host else ''}block {block} of kind {number}"
+
+    @property
+    def _may_miss_hits(self) -> bool:
+        """Whether a hit may not be compared, or a seal may not be written yet."""
+        return self.size.compared_share < 1 or self.link.has_answers
+
+    def _is_cached(self, kind: int, state: PoolState, block: int) -> bool:
+        assert self.seals is not None, "its blocks have seals"
+        key = state.device.key(block)
+        return key is not None and not state.device.ref_count(block) and self.seals.key(kind, block) == key
+
+    def _check_reads(self) -> None:
+        """Check the steps of a turn: none reads a flipped block, or uses a condemned one. Raises Violation."""
+        plans = self.runner.plans[self._checked_plans :]
+        self._checked_plans = len(self.runner.plans)
+        if self.proof is None or not (self.proof.condemned or any(one.flipped.any for one in self.memory.kinds)):
+            return
+        for plan in plans:
+            if block := self.runner.flipped_read(plan):
+                raise Violation(f"{self.name} computes from {block}, which was flipped")
+            for work in plan.work:
+                if faults := self.proof.faults_of((work.block_table, *work.window_tables)):
+                    raise Violation(f"{self.name}: {faults[0]}")
 
     def end(self, grace_seconds: float) -> None:
         """End the process as SIGTERM does, after its requests or this time."""
@@ -114,11 +168,25 @@ class EngineProcess(AttachedProcess):
         await finish(self.driver, self._servicer, self.link, grace_seconds)
         self.exit = "it was ended"
 
+    def _make_proof(self) -> WatchedProof | None:
+        """Make what compares its blocks, as engines on a CPU do that have checksums or keep their blocks."""
+        if self.size.plans_ahead or not (self.size.checksums or self.seals):
+            return None
+        if self.seals is None:
+            host = [one.host if len(one.host) > 1 else None for one in self.memory.kinds]
+            memory = KeptMemory.private(zip([one.device for one in self.memory.kinds], host, strict=True))
+            self.seals = SealWriter(memory, self._clock)
+            self._sealed = SealedBlocks(self.seals)
+        withheld = self._kept.withheld if self._kept else ()
+        condemned = {(kind, False, block) for kind, blocks in enumerate(withheld) for block in blocks}
+        shares = self.size.compared_share, self.size.recomputed_share
+        return WatchedProof(self.memory, self.seals, shares, condemned)
+
     def _open(self, folder: Path) -> None:
         reports = RequestReports(MODEL, self.name, Tracing())
         self._attach(lambda: self.driver.wake(), reports.trace_parents)
-        runner = SealingRunner(self.runner, self.seals) if self.seals else self.runner
-        engine = Engine(self.scheduler, runner, self.link, self._clock)
+        runner = self.runner if self.seals is None or self.proof else SealingRunner(self.runner, self.seals)
+        engine = Engine(self.scheduler, runner, self.link, self._clock, self.proof)
         recorder = RequestsRecorder("")
         recorder.begin(self.scheduler, self.name)
         self.driver = EngineDriver(
@@ -152,6 +220,10 @@ class EngineProcess(AttachedProcess):
         server = SimulatedServer(self.loop)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[arg-type]
         self._network.listen(address_of(self.name), server)
+
+
+def _is_used_on_host(state: PoolState, block: int) -> bool:
+    return state.host.ref_count(block) > 0 or state.host.key(block) is not None
 
 
 def address_of(engine_id: str) -> str:
