@@ -147,7 +147,8 @@ def over_grpc(parts: EngineParts, link_type: type[BlockClient], work: Work = SHO
     service = RunningService("kvmanager", "--listen", "127.0.0.1:0", "--lease-seconds", "0")
     loop, news = LoopThread(), threading.Event()
     capacity = parts.scheduler.capacity
-    spec = PoolSpec("engine", 1, parts.loaded.fingerprint, capacity.block_size, capacity.device_blocks)
+    sizes = capacity.block_size, capacity.device_blocks, capacity.host_blocks
+    spec = PoolSpec("engine", 1, parts.loaded.fingerprint, *sizes, windows=capacity.windows)
     sealed = SealedBlocks(parts.proof.seals) if parts.proof else None
     link, task = loop.run(_begin(link_type, service.address, spec, news.set, sealed))
     try:

@@ -69,7 +69,7 @@ class BlockProof:
         assert is_same or not recomputed_share
         self._is_same = is_same
         self.seals = seals
-        self._backends = backends
+        self.backends = backends
         self._share = share
         self._recomputed_share = recomputed_share
         self._remembered: list[list[bytes]] = []
@@ -128,7 +128,7 @@ class BlockProof:
         computed = {} if self._checks(kind) else self.seals.source_checksums(kind, copies.device_to_host)
         to_host = _Copying.of(copies.device_to_host, self._launch(kind, Direction.DEVICE_TO_HOST))
         to_device = _Copying.of(copies.host_to_device, self._launch(kind, Direction.HOST_TO_DEVICE))
-        within = _Copying.of(copies.device_to_device, self._backends[kind].copy_blocks)
+        within = _Copying.of(copies.device_to_device, self.backends[kind].copy_blocks)
         self.seals.on_failed(kind, to_host.failed, to_host=True)
         self.seals.on_failed(kind, to_device.failed, to_host=False)
         reason = CondemnReason.COPY
@@ -139,11 +139,11 @@ class BlockProof:
 
     def _launch(self, kind: int, direction: Direction) -> _Launch:
         """Return what copies blocks of a kind in a direction, with their checksums if its backend computes them."""
-        backend: Any = self._backends[kind]
+        backend: Any = self.backends[kind]
         return partial(backend.swap_checked if self._checks(kind) else backend.swap, direction=direction)
 
     def _checks(self, kind: int) -> bool:
-        return self.seals.has_checksums and getattr(self._backends[kind], "checks_copies", False)
+        return self.seals.has_checksums and getattr(self.backends[kind], "checks_copies", False)
 
     def _compare_copies(self, made: Sequence["_Made"], owners: _Owners, found: list[WrongBlock]) -> None:
         """Compare the destinations of copies to the device, of one answer, with what their sources had."""
