@@ -4,15 +4,29 @@ None reaches a token: all answers are those of the same model without flips. Eac
 condemned.
 """
 
+import gc
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from mmap import mmap
+from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
+import torch
 
+from engine.kept.kept_memory import HEADER_BYTES, KeptMemory, read_header
 from tests.acceptance.conftest import Record
 from tests.engine.conftest import checkpoint  # noqa: F401 - a fixture
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.engine.kept.flips import between_lives, on_the_host
 from tests.engine.kept.sealed_engine import NativeEngine, SealedEightBitEngine, SealedEngine, WindowedEngine
+from tests.faults import wait_until
+from tests.load import prompt_request
+from tests.running_quire import START_SECONDS, start_quire
+from tests.scrape import Scrape
 
 
 class Way(NamedTuple):
@@ -50,3 +64,73 @@ def test_no_flipped_bit_reaches_a_token(checkpoint: Checkpoint, name: str, recor
     assert kept.count + on_host.count + seals.count >= 0.9 * (way.blocks + way.host_blocks + way.seals)
     assert kept.found > way.blocks / 20
     assert on_host.found > way.host_blocks / 20
+
+
+# A served engine: its memory is a file, in which a bit of each sealed block is flipped while no process has it.
+
+PROMPT_TOKENS = 200
+TOKENS = 12
+HIT_BLOCKS = (PROMPT_TOKENS - 1) // 16
+
+
+def test_a_served_engine_computes_what_was_flipped_again(tiny_model: Callable[[str], Path], record: Record) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="quire-test-", dir="/dev/shm"))
+    memory = folder / "kept"
+    size = (
+        "--device-blocks",
+        "64",
+        "--host-blocks",
+        "8",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+        "--checksums",
+        "auto",
+    )
+    options = ("--model", str(tiny_model("llama")), "--keep-blocks", str(memory), *size, "--max-restarts", "9")
+    quire = start_quire(*options)
+    try:
+        draw = random.Random(5)
+        request = prompt_request("", TOKENS)
+        request.prompt.token_ids.ids.extend(draw.randrange(5, 300) for _ in range(PROMPT_TOKENS))
+        expected = quire.generate(request).token_ids
+        assert quire.generate(request).token_ids == expected
+        wait_until(
+            lambda: Scrape.of(quire.metrics_urls["engine"]).value("quire_kept_blocks", tier="device") > 10,
+            "blocks are sealed",
+        )
+        seen = len(quire.output.lines)
+        engine = psutil.Process(quire.children()["engine"])
+        engine.suspend()
+        flipped = flip_blocks(memory, draw)
+        engine.kill()
+        quire.output.wait_for("engine is ready", START_SECONDS, seen)
+        quire.output.wait_for("serves tiny-llama", START_SECONDS, seen)
+        shown = quire.output.wait_for("engine shows its metrics at ", START_SECONDS, seen)
+        quire.metrics_urls["engine"] = shown.split(" at ")[1]
+        assert quire.generate(request).token_ids == expected
+        metrics = Scrape.of(quire.metrics_urls["engine"])
+        found = metrics.values("quire_kv_wrong_blocks_total", "reason")
+        withheld = quire.settled_pool().device.withheld
+        record(flipped=flipped, found=found, withheld=withheld)
+        assert found["adoption"] == withheld == HIT_BLOCKS <= flipped
+        assert quire.generate(request).token_ids == expected, "what was computed again is right"
+    finally:
+        quire.close()
+        shutil.rmtree(folder)
+
+
+def flip_blocks(path: Path, draw: random.Random) -> int:
+    """Flip a bit of each sealed device block of a kept memory; return how many there are."""
+    with path.open("r+b") as file, mmap(file.fileno(), 0) as pages:
+        identity = read_header(pages[:HEADER_BYTES])
+        assert identity is not None
+        kind = KeptMemory.mapped(memoryview(pages), identity).kinds[0]
+        rows = kind.cache.view(torch.uint8)
+        sealed = [block for block in range(1, len(kind.device) + 1) if kind.device.sealing(block)]
+        for block in sealed:
+            rows[block, draw.randrange(rows.shape[1])] ^= 1 << draw.randrange(8)
+        del kind, rows
+        gc.collect()  # nothing may refer to the pages when they are unmapped
+    return len(sealed)
