@@ -283,6 +283,8 @@ def _state_change(change: StateChange) -> str:
         waited = f", {counted(event.step - swapped_since, 'step')} after that" if swapped_since is not None else ""
         return f"It was swapped in from host memory in step {event.step}{waited}."
     if event.free_reason is None or event.free_reason is FreeReason.PREEMPTED:
+        if not event.preempted_for_group:
+            return f"It was preempted in step {event.step}, because it held condemned blocks."
         other = f"request {preempted_for}" if preempted_for else f"group {event.preempted_for_group}"
         return f"It was preempted in step {event.step} for {other}."
     return f"{_ENDS_OF_REQUESTS[event.free_reason]} in step {event.step}."

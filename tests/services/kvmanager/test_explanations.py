@@ -242,3 +242,11 @@ def test_an_event_names_at_most_four_ranges_of_blocks(others, named):
     ranges = tuple((first, first) for first in range(1, 2 * (4 + others), 2))
     event = Event(1, "engine", item=StepItem.EXTEND, sequence=1, ranges=ranges)
     assert sentence(event) == f"Sequence 1 was granted {4 + others} blocks (1, 3, 5, 7{named})."
+
+
+def test_the_explanation_of_a_request_that_held_a_condemned_block_says_why_it_was_preempted(engine):
+    engine.allocate(1, prompt(0, 12))
+    engine.step(condemns=[Condemn(1, [2], CondemnReason.ADOPTION)], frees=[Free(1, FreeReason.PREEMPTED)])
+    engine.allocate(1, prompt(0, 12))
+    assert "Block 2 was condemned in step 2: checksum differs after adoption." in explained(engine, "r1")
+    assert "It was preempted in step 2, because it held condemned blocks." in explained(engine, "r1")
