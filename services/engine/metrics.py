@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from blocks import CondemnReason
 from engine.schedule.speculation.speculator import EXCLUSIONS
 from services.engine.observer import EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
@@ -18,13 +19,22 @@ _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
 # All phases except the forward pass take microseconds.
 _PHASE_SECONDS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, *_STEP_SECONDS)
 _ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+REASONS = {reason.name.lower(): reason for reason in CondemnReason}
 PHASES = ("plan", "wait", "forward", "sample", "publish")
+
+# A copy that fails leaves nothing to compare.
+_UNCOMPARED = "copy"
 
 _Values = dict[tuple[str, ...], float]
 
 
 def _by_tier(blocks: Mapping[str, int]) -> _Values:
     return {(tier,): count for tier, count in blocks.items()}
+
+
+def _by_reason(blocks: Mapping[CondemnReason, int], without: str = "") -> _Values:
+    """Return a value for each reason, because `increase` misses the first value of a series."""
+    return {(name,): blocks.get(reason, 0) for name, reason in REASONS.items() if name != without}
 
 
 # Name, help text, labels other than model_name and engine, and the values by those labels.
@@ -65,6 +75,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         "1 if the engine erased the memory of an earlier process at its start, because of this difference.",
         ("difference",),
         lambda stats: {(stats.kept.refused,): 1} if stats.kept and stats.kept.refused else {},
+    ),
+    (
+        "quire_kept_seals_broken",
+        "Seals that differed from their own checksums at the engine's last start, whose blocks are lost.",
+        (),
+        lambda stats: {(): stats.kept.broken} if stats.kept else {},
     ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),
@@ -205,6 +221,25 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         "Computed tokens that preemptions moved to host memory instead of recomputing them.",
         (),
         lambda stats: {(): stats.totals.swapped_tokens},
+    ),
+    (
+        "quire_kv_compared_blocks",
+        "Blocks compared with their checksums, or with recomputed ones, by reason: adoption, swap_in, host_hit, hit,"
+        " recomputation.",
+        ("reason",),
+        lambda stats: _by_reason(stats.proof.compared, without=_UNCOMPARED) if stats.proof else {},
+    ),
+    (
+        "quire_kv_wrong_blocks",
+        "Blocks that differed, by the same reasons, and by copy those whose copy failed.",
+        ("reason",),
+        lambda stats: _by_reason(stats.proof.wrong) if stats.proof else {},
+    ),
+    (
+        "quire_kv_checksum_seconds",
+        "Seconds that the engine's thread spent on checksums of blocks, without those that copies compute.",
+        (),
+        lambda stats: {(): stats.proof.seconds} if stats.proof else {},
     ),
     (
         "quire_rank_wait_seconds",
