@@ -31,7 +31,7 @@ KEYS = {"a" * 32: 'tenant = "acme"', "b" * 32: 'tenant = "zeta"\nmax_concurrent_
 
 
 class AlertStack:
-    def __init__(self, folder: Path, model: str) -> None:
+    def __init__(self, folder: Path, model: str, kept_blocks: Path | None = None) -> None:
         keys = write_keys(folder / "keys.toml", KEYS)
         self.ports = {name: _free_port() for name in ("kvmanager", "engine", "gateway")}
         self.to_manager = Forwarder(folder / "kvmanager.sock")
@@ -42,6 +42,7 @@ class AlertStack:
                 *("--listen", f"unix:{folder}/engine.sock", "--engine-id", "one", "--model", model),
                 *("--kvmanager", self.to_manager.address, "--heartbeat-seconds", "0.2", "--threads", "1"),
                 *("--device-blocks", str(POOL_BLOCKS), "--max-sequences", str(SEQUENCES), "--preemption", "recompute"),
+                *("--keep-blocks", str(kept_blocks or "off"), "--verify-blocks", "1"),
             ),
             "gateway": (
                 *("--listen", f"unix:{folder}/gateway.sock", "--engines", self.to_engine.address),

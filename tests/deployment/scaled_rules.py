@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?P<before>\[|\bfor: )(?P<count>\d+)(?P<unit>[smhd])(?=\]|$)", re.MULTILINE)
+_DURATION = re.compile(r"(?P<before>\[|\bfor: |\boffset )(?P<count>\d+)(?P<unit>[smhd])(?=[\])]|$)", re.MULTILINE)
 _WITHOUT_STEP = re.compile(r"(?P<before>quire_seconds_without_step > )(?P<count>\d+)")
 
 

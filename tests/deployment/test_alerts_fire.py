@@ -24,6 +24,7 @@ from tests.deployment.prometheus import ALERTS, RunningPrometheus
 from tests.deployment.scaled_rules import scaled
 from tests.deployment.test_alerts import alerts as all_alerts
 from tests.engine.kept.test_kept_memory import IDENTITY
+from tests.faulty_memory import FaultyMemory
 from tests.load import prompt_request
 from tests.running_quire import CALL_SECONDS, RunningService
 from tests.services.kvmanager.attach_stream import Stream
@@ -92,8 +93,16 @@ def fired() -> dict[str, Fired]:
 
 
 @pytest.fixture(scope="module")
-def stack(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[AlertStack]:
-    one = AlertStack(tmp_path_factory.mktemp("stack"), str(tiny_model("llama")))
+def kept_blocks() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder) / "kept"
+
+
+@pytest.fixture(scope="module")
+def stack(
+    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, kept_blocks: Path
+) -> Iterator[AlertStack]:
+    one = AlertStack(tmp_path_factory.mktemp("stack"), str(tiny_model("llama")), kept_blocks)
     yield one
     one.close()
 
@@ -293,6 +302,18 @@ def test_alerts_of_broken_links(watch: Watch, stack: AlertStack) -> None:
     )
 
 
+def test_alerts_of_flipped_bits(watch: Watch, stack: AlertStack, kept_blocks: Path) -> None:
+    """The last one: wrong blocks stay withheld in the memory."""
+    memory = FaultyMemory(kept_blocks)
+    _ask_again(stack)
+    memory.flip_blocks()
+    watch.see(
+        "a bit of each cached block flips, and a prompt hits them", ("QuireBlockContentsWrong",), _asked_again(stack)
+    )
+    memory.flip_seals()
+    watch.see("a bit of each seal flips, and the engine is killed", ("QuireKeptSealsBroken",), _killed_once(stack))
+
+
 def test_every_alert_has_fired_and_is_in_the_report(misconfigured: Callable[[], None], fired: dict[str, Fired]) -> None:
     misconfigured()
     assert fired.keys() == all_alerts().keys()
@@ -322,6 +343,24 @@ def _killed(stack: AlertStack, name: str) -> Iterator[None]:
 def _restart(stack: AlertStack, name: str) -> None:
     with _killed(stack, name):
         pass
+
+
+@contextmanager
+def _killed_once(stack: AlertStack) -> Iterator[None]:
+    _restart(stack, "engine")
+    yield
+
+
+def _ask_again(stack: AlertStack) -> None:
+    """Request the same as before."""
+    call = stack.acme.gateway.Generate(prompt_request("the same words as ever, " * 4, 20), timeout=CALL_SECONDS)
+    read(call, threading.Event())
+
+
+@contextmanager
+def _asked_again(stack: AlertStack) -> Iterator[None]:
+    _ask_again(stack)
+    yield
 
 
 def _request_as_zeta(stack: AlertStack, ended: threading.Event) -> None:
