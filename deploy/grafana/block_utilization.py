@@ -276,6 +276,15 @@ _BOOKS = (
         ),
     ),
     Panel(
+        "Compared blocks",
+        "Blocks compared with their checksums per second, by reason, and those that were wrong since the engine's "
+        "start. Wrong ones are withdrawn and computed again.",
+        (
+            Query(rate("quire_kv_compared_blocks_total", "engine, reason"), "{{engine}} {{reason}} a second"),
+            Query(f"sum by ({BY_RELEASE}, engine) (quire_kv_wrong_blocks_total{{{OF_ENGINE}}})", "{{engine}} wrong"),
+        ),
+    ),
+    Panel(
         "Streams of engines",
         "1 while the engine's stream is connected, 0 while the lease of a broken one runs; attached: number of "
         "attachments.",
