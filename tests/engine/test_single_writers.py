@@ -37,6 +37,8 @@ OWNERS = {
     "CachedPrefixes": "engine/schedule/pool/cached_prefixes.py",
     "PrefillOrder": "engine/schedule/planning/prefill_order.py",
     "Releases": "engine/schedule/pool/releases.py",
+    "Condemnations": "engine/schedule/pool/condemnations.py",
+    "Recomputations": "engine/schedule/pool/recomputations.py",
     "BlockPlanner": "engine/schedule/pool/block_planner.py",
     "Admissions": "engine/schedule/pool/admission.py",
     "Extensions": "engine/schedule/pool/extensions.py",
