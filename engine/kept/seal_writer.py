@@ -8,7 +8,7 @@ block. A copy between the tiers takes the checksum of its source along; a source
 of a sequence that is swapped out, gets one from the copy.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -226,7 +226,9 @@ class _KindWriter:
         return right
 
     def on_copied(self, copies: Copies, known: CopiedChecksums) -> list[Copy]:
-        _settle(copies.device_to_host, self._pending_host, self._memory.host, self._pending_device)
+        # Sources that copies to the device of this answer write to are pending for those, which come later.
+        refilled = {copy.destination for copy in copies.host_to_device}
+        _settle(copies.device_to_host, self._pending_host, self._memory.host, self._pending_device.keys() - refilled)
         if self._checksums is not None:
             host = self._memory.host
             for copy in copies.device_to_host:
@@ -254,9 +256,7 @@ def _carried(copies: Iterable[Copy], source: Seals, pending: Mapping[int, Sealin
             yield copy.destination, sealing
 
 
-def _settle(
-    copies: Iterable[Copy], pending: dict[int, Sealing], target: Seals, of_sources: Mapping[int, Sealing]
-) -> None:
+def _settle(copies: Iterable[Copy], pending: dict[int, Sealing], target: Seals, of_sources: Collection[int]) -> None:
     for copy in copies:
         # A source that is pending still was never written to by its own copy.
         if copy.source not in of_sources and (sealing := pending.pop(copy.destination, None)):
