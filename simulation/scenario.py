@@ -100,6 +100,19 @@ _DURATIONS = (0.02, 0.5, 4.0, 12.0)
 _LONG_SECONDS = 90.0
 
 
+class _Lengths(NamedTuple):
+    """Most tokens of a request: of its prompt, of the end of it that is its own, and of its output."""
+
+    prompt: int
+    own: int
+    output: int
+
+
+_LENGTHS = (*[_Lengths(_LONGEST_PROMPT, 4, 10)] * 3, _Lengths(_LONGEST_PROMPT, 4, _LONGEST_OUTPUT))
+# Of prompts that begin alike, which hit blocks, and of requests that are preempted because they grow.
+_FLIPPED_LENGTHS = (_Lengths(_LONGEST_PROMPT, 1, 3), _Lengths(_LONGEST_PROMPT, 1, 10), _Lengths(3, 2, _LONGEST_OUTPUT))
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What happens from outside, in the order of time, and the sizes. `order` seeds the order of events."""
@@ -129,7 +142,9 @@ def drawn(seed: int) -> Scenario:
     gateways = tuple(_gateway(random) for _ in range(random.choice((1, 1, 2))))
     flip_count = random.choice((0, 0, 0, 5, 20, 60))
     engines = tuple(_size(random, flips=flip_count > 0) for _ in range(random.choice((1, 1, 2, 2, 3))))
-    requests = tuple(_requests(random, engines, len(gateways), alike=flip_count > 0))
+    lengths = random.choice(_FLIPPED_LENGTHS if flip_count else _LENGTHS)
+    requests = tuple(_requests(random, engines, len(gateways), lengths))
+    fault_count = random.choice((0, 0, 5, 20) if flip_count else (0, 5, 20, 60, 100))
     flips = _flips(random, [one.at for one in requests], flip_count)
     return Scenario(
         order=random.getrandbits(32),
@@ -141,9 +156,7 @@ def drawn(seed: int) -> Scenario:
             random.choice((0.0002, 0.002, 0.02)), random.choice((0.05, 0.5, 3.0)), random.choice((0.0, 0.02, 0.2))
         ),
         requests=requests,
-        faults=tuple(
-            sorted([*_faults(random, [one.at for one in requests], random.choice((0, 5, 20, 60, 100))), *flips])
-        ),
+        faults=tuple(sorted([*_faults(random, [one.at for one in requests], fault_count), *flips])),
         store_kills=random.choice((0.0, 0.0, 0.001, 0.02)),
     )
 
@@ -158,16 +171,16 @@ def _steps(random: Random) -> tuple[EngineSize, StepsPlan]:
 
 
 def _size(random: Random, *, flips: bool) -> EngineSize:
-    """Draw the size of an engine; of one with flips, one that swaps and keeps its blocks more often."""
+    """Draw the size of an engine; if `flips` are drawn too, one whose blocks leave steps more often."""
     block_size = random.choice(_BLOCK_SIZES)
     blocks = random.randint(2, 14)
-    sequences = random.randint(1, 6)
+    sequences = random.randint(3 if flips else 1, 6)
     limits = Limits(
         token_budget=max(sequences, random.choice((2, 8, 24))),
         max_sequences=sequences,
         max_waiting=random.choice((2, 1000, 1000)),
         preemption=random.choice((*Preemption, *[Preemption.SWAP] * 3) if flips else tuple(Preemption)),
-        admission_watermark=random.choice((0.0, 0.1, 0.5)),
+        admission_watermark=0.0 if flips else random.choice((0.0, 0.1, 0.5)),
         priority_aging=random.choice((0.0, 2.0)),
         proposed_tokens=random.choice((0, 0, 3)),
         admission_budget=random.choice((0, 0, 4)),
@@ -180,10 +193,10 @@ def _size(random: Random, *, flips: bool) -> EngineSize:
     return EngineSize(
         block_size,
         blocks,
-        random.randint(0, blocks),
+        blocks if flips else random.randint(0, blocks),
         limits,
         ahead=ahead,
-        step_seconds=random.choice((0.0, 0.0, 0.0, 0.005, 0.05)),
+        step_seconds=random.choice((0.0, 0.005, 0.05) if flips else (0.0, 0.0, 0.0, 0.005, 0.05)),
         keeps=not ahead and random.random() < 0.6,  # engines that run ahead are on GPUs
         checksums=random.random() < 0.9,
         compared_share=random.choice((0.0, 0.5, 1.0)),
@@ -203,14 +216,13 @@ def _windows(random: Random, block_size: int, blocks: int) -> tuple[WindowKind, 
     return tuple(kinds)
 
 
-def _requests(random: Random, engines: Sequence[EngineSize], gateways: int, *, alike: bool) -> list[PlannedRequest]:
-    """Draw requests, most of which fit into each engine's pool. If `alike`, more begin alike, with more tokens."""
+def _requests(random: Random, engines: Sequence[EngineSize], gateways: int, lengths: _Lengths) -> list[PlannedRequest]:
+    """Draw requests, most of which fit into each engine's pool."""
     rate = random.choice((1.0, 5.0, 20.0))
     shared = tuple(random.randint(1, len(LETTERS)) for _ in range(_LONGEST_PROMPT))
     salts = random.choice((SALTS[:1], SALTS))
     tokens = min(one.block_size * one.device_blocks for one in engines)
     most_samples = min(one.limits.max_sequences for one in engines)
-    most_tokens = random.choice((3, 10) if alike else (10, 10, 10, _LONGEST_OUTPUT))
     burst = random.choice((1, 1, 6))
     made: list[PlannedRequest] = []
     at = 0.0
@@ -222,7 +234,7 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int, *, a
         samples = random.choice((1, 1, 1, 2, 4))
         samples = min(samples, most_samples) if fits else samples
         room = max(2, tokens // samples) if fits else 30
-        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared, most_tokens, 1 if alike else 4)
+        max_tokens, prompt = _max_tokens_and_prompt(random, room, shared, lengths)
         beams = samples if random.random() < 0.1 else 0
         made.append(
             PlannedRequest(
@@ -245,13 +257,13 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int, *, a
 
 
 def _max_tokens_and_prompt(
-    random: Random, room: int, shared: tuple[int, ...], most_tokens: int, most_own: int
+    random: Random, room: int, shared: tuple[int, ...], lengths: _Lengths
 ) -> tuple[int, tuple[int, ...]]:
     """Draw a request with room for `room` tokens: often one that fills it, and mostly one that begins as others do."""
-    max_tokens = random.randint(1, min(most_tokens, room - 1))
-    most = min(_LONGEST_PROMPT, room - max_tokens)
+    max_tokens = random.randint(1, min(lengths.output, room - 1))
+    most = min(lengths.prompt, room - max_tokens)
     length = most if random.random() < 0.3 else random.randint(1, most)
-    own = min(length, random.randint(1, most_own))
+    own = min(length, random.randint(1, lengths.own))
     return max_tokens, (*shared[: length - own], *(random.randint(1, len(LETTERS)) for _ in range(own)))
 
 

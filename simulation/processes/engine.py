@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -124,16 +124,21 @@ class EngineProcess(AttachedProcess):
             return ""
         found = [
             (number, block)
-            for number, state in enumerate(self.pool.state.kinds)
+            for number, state in enumerate(self._kinds)
             for block in range(1, (state.host if host else state.device).total + 1)
             if (_is_used_on_host(state, block) if host else self._is_cached(number, state, block))
         ]
+        held = [(number, block) for number, block in found if host and self._kinds[number].host.ref_count(block)]
         if not found:
             return ""
-        number, block = random.choice(found)
+        number, block = random.choice(held or found)
         one = self.memory.kinds[number]
         one.flipped.flip(random, one.host if host else one.device, block, host=host)
         return f"{'host ' if host else ''}block {block} of kind {number}"
+
+    @property
+    def _kinds(self) -> Sequence[PoolState]:
+        return self.pool.state.kinds
 
     @property
     def _may_miss_hits(self) -> bool:

@@ -200,13 +200,17 @@ class SharedKind:
                 self.check(block, host=host)
 
     def check_complete(self, state: PoolState) -> None:
-        """Check that a process finds all blocks that the replica of its predecessor had. Raises Violation."""
-        for tier, seals in ((state.device, self._kept.device), (state.host, self._kept.host)):
+        """Check that a process finds all blocks that the replica of its predecessor had. Raises Violation.
+
+        Copies of flipped blocks are not sealed, until the manager has withheld them.
+        """
+        for host, tier, seals in ((False, state.device, self._kept.device), (True, state.host, self._kept.host)):
             withheld = [block for block in range(1, tier.total + 1) if tier.marks.is_withheld_or_marked(block)]
             if withheld != seals.withheld():
                 raise Violation(f"the withheld blocks {withheld} are kept as {seals.withheld()}")
             for key, block in tier.keys.entries():
-                if (sealing := seals.sealing(block)) is None or sealing.key != key:
+                is_kept = (sealing := seals.sealing(block)) is not None and sealing.key == key
+                if not (is_kept or self.flipped.of(host, block)):
                     raise Violation(f"block {block} has a key, but is not kept")
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from blocks import (
     Allocate,
     Commit,
+    Condemn,
+    CondemnReason,
     Extend,
     Fork,
     Free,
@@ -40,6 +42,8 @@ from simulation.processes.kept import SharedMemory
 _SALTS = (b"", b"salt")
 _MOST_RESETS = 2
 _MOST_PINS = 2
+_CONDEMN_SHARE = 0.03  # of the Steps
+_MOST_CONDEMNED = 3  # at once
 _MOST_SEQUENCES = 30
 _LETTERS = 3  # different tokens, so that prompts share prefixes
 _LONGEST_PROMPT = 9
@@ -205,6 +209,8 @@ class StepsProcess(AttachedProcess):
                 swapped = self._pool.sequences[next(iter(members))].swapped
                 (items.swap_ins if swapped else items.swap_outs).append(group)
         self._change_pins(items)
+        if random.random() < _CONDEMN_SHARE:
+            self._condemn(items)
         if random.random() < 0.5:
             self._allocate(items)
         return items
@@ -245,6 +251,17 @@ class StepsProcess(AttachedProcess):
             items.pins.append(Pin(f"p{self._new_id()}", sequence.id, random.randint(1, sequence.committed_blocks)))
         elif self._resets < _MOST_RESETS and random.random() < 0.01:
             items.pins.append(Reset())
+
+    def _condemn(self, items: StepBuilder) -> None:
+        """Condemn a few blocks of a tier, of which at least half stay; their contents are right."""
+        random, host = self._random, self._random.random() < 0.3
+        tier = self._pool.state.host if host else self._pool.state.device
+        lost = sum(map(tier.marks.is_withheld_or_marked, range(1, tier.total + 1)))
+        most = min(_MOST_CONDEMNED, tier.total // 2 - lost)
+        if most > 0:
+            blocks = [random.randint(1, tier.total) for _ in range(random.randint(1, most))]
+            finder = random.choice((0, *self._pool.sequences))
+            items.condemns.append(Condemn(finder, blocks, random.choice(tuple(CondemnReason)), host))
 
     def _allocate(self, items: StepBuilder) -> None:
         random, number = self._random, self._new_id()

@@ -18,24 +18,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from tests.simulation.edit import Edit
+from tests.simulation.planted_faults_of_checksums import OF_CHECKSUMS
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("blocks", "kvmanager", "engine", "services", "simulation", "protos")
 _GRACE_SECONDS = 120.0
-
-
-class Edit(NamedTuple):
-    """Replaces a text that occurs once in a file."""
-
-    path: str
-    old: str
-    new: str
-
-    def apply(self, root: Path) -> None:
-        """Change the file below `root`."""
-        file = root / self.path
-        source = file.read_text()
-        assert source.count(self.old) == 1, f"{self.path} has no single {self.old!r}"
-        file.write_text(source.replace(self.old, self.new))
 
 
 PLANTED: dict[str, tuple[Edit, ...]] = {
@@ -294,6 +282,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "the first request is preempted first": (
         Edit("engine/schedule/pool/preemption.py", "victim = queue.running[-1]", "victim = queue.running[0]"),
     ),
+    **OF_CHECKSUMS,
 }
 
 
