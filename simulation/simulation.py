@@ -44,6 +44,7 @@ class Simulation:
         self.universe.store_kills = scenario.store_kills
         self.kills = 0
         self.flips = 0
+        self._flips_swapped: set[EngineProcess] = set()  # whose next swapped sequence gets a flipped bit
         self._outcomes: list[Outcome] = []
         self._expected = ExpectedContents()
         self._witness = Witness(self.universe, scenario)
@@ -204,14 +205,27 @@ class Simulation:
 
     def _flip(self, what: str, engine: EngineProcess) -> None:
         """Flip bits of blocks or seals, where no step reads them before they are compared."""
-        if what != "what an engine kept":
-            if words := engine.flip_block(self.universe.random, host="host" in what):
-                self.flips += 1
-                self.universe.note(engine.name, f"has a flipped bit in {words}")
+        random = self.universe.random
+        if what == "a cached block of an engine":
+            self._note_flip(engine, engine.flip_cached_block(random))
+        elif what == "a host block of an engine":
+            self._note_flip(engine, engine.flip_host_block(random, held=False))
+            self._flips_swapped.add(engine)
         elif engine.shared is not None and engine.size.compares:
-            engine.shared.flips_due = self.universe.random.randint(1, _MOST_FLIPS)
+            engine.shared.flips_due = random.randint(1, _MOST_FLIPS)
             self.flips += engine.shared.flips_due
             self._kill(engine)
+
+    def _flip_swapped(self, engine: EngineProcess) -> None:
+        """Flip a bit of a host block that a sequence holds, as soon as there is one."""
+        if words := engine.flip_host_block(self.universe.random, held=True):
+            self._note_flip(engine, words)
+            self._flips_swapped.remove(engine)
+
+    def _note_flip(self, engine: EngineProcess, words: str) -> None:
+        if words:
+            self.flips += 1
+            self.universe.note(engine.name, f"has a flipped bit in {words}")
 
     def _fail_step(self, engine: EngineProcess) -> None:
         self.universe.note(engine.name, "fails in its next step")
@@ -252,6 +266,8 @@ class Simulation:
             raise Violation(f"{process.name} logs an error: {self._errors.found[0]}")
         if isinstance(process, ManagerProcess):
             self._check_pools(process)
+        if isinstance(process, EngineProcess) and process in self._flips_swapped:
+            self._flip_swapped(process)
         if process.exit:
             self._on_exit(process)
 

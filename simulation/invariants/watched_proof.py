@@ -20,7 +20,8 @@ class WatchedProof(BlockProof):
     """Raises Violation where the proof is wrong.
 
     * A block that is found wrong was flipped, or is a copy of such a block.
-    * A block that arrives is found wrong if it was flipped.
+    * A block that is hit is found wrong if it was flipped. One that is swapped in may have flipped slots behind its
+      sequence's tokens, which were there when its checksum was computed; steps must not read them.
 
     `condemned` are all blocks that were withheld at the start or found wrong, `found` those of the engine's turn.
     """
@@ -49,7 +50,7 @@ class WatchedProof(BlockProof):
         found = super().check(answers, arrivals)
         self._add(found)
         for arrival in arrivals:
-            for kind, table in enumerate(arrival.tables):
+            for kind, table in enumerate(() if arrival.swapped_in else arrival.tables):
                 for block in table:
                     if self._is_flipped((kind, False, block)) and (kind, False, block) not in self.condemned:
                         raise Violation(f"sequence {arrival.sequence} reads block {block}, which was flipped")

@@ -114,24 +114,33 @@ class EngineProcess(AttachedProcess):
             seconds = self.pause.seconds
             self._until = None if seconds is None else self._clock() + seconds
 
-    def flip_block(self, random: Random, *, host: bool) -> str:
-        """Flip a bit of a block that the next copy or hit of it must find; return which, empty if there is none.
+    def flip_cached_block(self, random: Random) -> str:
+        """Flip a bit of a sealed device block without a holder, if all of these are compared when they are hit.
 
-        That is a host block that a sequence holds or a key finds, or a sealed device block without a holder if all of
-        these are compared when they are hit.
+        Returns which, empty if there is none.
         """
-        if not self.size.compares or self.seals is None or (not host and self._may_miss_hits):
+        if self.size.compared_share < 1 or self.link.has_answers:  # a seal may not be written yet
+            return ""
+        blocks = enumerate(range(1, kind.device.total + 1) for kind in self._kinds)
+        found = [(kind, block) for kind, own in blocks for block in own if self._is_cached(kind, block)]
+        return self._flip_one(random, found, host=False)
+
+    def flip_host_block(self, random: Random, *, held: bool) -> str:
+        """Flip a bit of a host block that a sequence holds, or one that a key finds; return which, empty if none."""
+        if self.link.has_answers:  # a copy may not be made yet
             return ""
         found = [
             (number, block)
-            for number, state in enumerate(self._kinds)
-            for block in range(1, (state.host if host else state.device).total + 1)
-            if (_is_used_on_host(state, block) if host else self._is_cached(number, state, block))
+            for number, kind in enumerate(self._kinds)
+            for block in range(1, kind.host.total + 1)
+            if (kind.host.ref_count(block) if held else kind.host.key(block) is not None)
         ]
-        held = [(number, block) for number, block in found if host and self._kinds[number].host.ref_count(block)]
-        if not found:
+        return self._flip_one(random, found, host=True)
+
+    def _flip_one(self, random: Random, found: Sequence[tuple[int, int]], *, host: bool) -> str:
+        if not self.size.compares or not found:
             return ""
-        number, block = random.choice(held or found)
+        number, block = random.choice(found)
         one = self.memory.kinds[number]
         one.flipped.flip(random, one.host if host else one.device, block, host=host)
         return f"{'host ' if host else ''}block {block} of kind {number}"
@@ -140,15 +149,11 @@ class EngineProcess(AttachedProcess):
     def _kinds(self) -> Sequence[PoolState]:
         return self.pool.state.kinds
 
-    @property
-    def _may_miss_hits(self) -> bool:
-        """Whether a hit may not be compared, or a seal may not be written yet."""
-        return self.size.compared_share < 1 or self.link.has_answers
-
-    def _is_cached(self, kind: int, state: PoolState, block: int) -> bool:
-        assert self.seals is not None, "its blocks have seals"
-        key = state.device.key(block)
-        return key is not None and not state.device.ref_count(block) and self.seals.key(kind, block) == key
+    def _is_cached(self, kind: int, block: int) -> bool:
+        device = self._kinds[kind].device
+        key = device.key(block)
+        sealed = self.seals is not None and self.seals.key(kind, block) == key
+        return key is not None and sealed and not device.ref_count(block)
 
     def _check_reads(self) -> None:
         """Check the steps of a turn: none reads a flipped block, or uses a condemned one. Raises Violation."""
@@ -225,10 +230,6 @@ class EngineProcess(AttachedProcess):
         server = SimulatedServer(self.loop)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[arg-type]
         self._network.listen(address_of(self.name), server)
-
-
-def _is_used_on_host(state: PoolState, block: int) -> bool:
-    return state.host.ref_count(block) > 0 or state.host.key(block) is not None
 
 
 def address_of(engine_id: str) -> str:
