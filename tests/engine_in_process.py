@@ -11,12 +11,12 @@ import kvmanager
 from blocks import Reattached, Step, StepResult
 from engine.attention import AttentionBackend, TorchBackend
 from engine.attention.cache import CacheGeometry
-from engine.kept.proof import BlockProof
 from engine.kinds.kinds_backend import CachingBackend, KindsBackend
 from engine.kinds.layer_kinds import layer_kinds
 from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
+from engine.proof.block_proof import BlockProof
 from engine.run.loop import Engine, Turn
 from engine.run.runner import ModelRunner
 from engine.run.samplers import Sampler, TorchSampler

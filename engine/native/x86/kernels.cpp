@@ -24,7 +24,6 @@
 #include "buffer.h"
 #include "cache.h"
 #include "ceiling.h"
-#include "checksum.h"
 #include "copies.h"
 #include "decoder.h"
 #include "numbers.h"
