@@ -43,7 +43,7 @@ class Campaign:
         self.violation = violation_of(simulation)
         self.events += simulation.universe.events
         self.kills += simulation.kills
-        self.flips += simulation.flips
+        self.flips += simulation.flips.count
         self.condemned += simulation.condemned
 
     def summary(self) -> str:

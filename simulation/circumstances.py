@@ -1,6 +1,7 @@
-"""Collects the circumstances in which a request fails."""
+"""Flips bits of blocks, and collects the circumstances in which a request fails."""
 
 from collections import Counter
+from random import Random
 
 from blocks import blocks_for
 from simulation.invariants.failures import Circumstances
@@ -11,6 +12,9 @@ from simulation.processes.gateway import GatewayProcess
 from simulation.processes.manager import ManagerProcess
 from simulation.scenario import PlannedRequest, Scenario
 from simulation.universe import Universe
+
+# Bits of the memory of one dead engine.
+_MOST_FLIPS = 8
 
 # An engine is attached, and a gateway has a link to it, after this time without a disturbance, beside late messages.
 _SETTLE_SECONDS = 5.0
@@ -105,3 +109,37 @@ class Witness:
             own = min(1 + blocks_for(tokens, size.block_size), most)
             fits = fits and (request.samples + shared) * own <= kind.device_blocks - lost
         return fits and request.samples <= size.limits.max_sequences
+
+
+class BitFlips:
+    """The flips of a scenario. `count` is their number."""
+
+    def __init__(self, universe: Universe) -> None:
+        self.count = 0
+        self._universe = universe
+        self._random: Random = universe.random
+        self._awaited: set[EngineProcess] = set()  # whose next swapped sequence gets a flipped bit
+
+    def flip(self, what: str, engine: EngineProcess) -> bool:
+        """Flip bits of an engine; return whether it is to be killed, because its memory has them when it is dead."""
+        if what == "a cached block of an engine":
+            self._note(engine, engine.flip_cached_block(self._random))
+        elif what == "a host block of an engine":
+            self._note(engine, engine.flip_host_block(self._random, held=False))
+            self._awaited.add(engine)
+        elif engine.shared is not None and engine.size.compares:
+            engine.shared.flips_due = self._random.randint(1, _MOST_FLIPS)
+            self.count += engine.shared.flips_due
+            return True
+        return False
+
+    def after_event(self, engine: EngineProcess) -> None:
+        """Flip a bit of a host block that a sequence holds, as soon as there is one."""
+        if engine in self._awaited and (words := engine.flip_host_block(self._random, held=True)):
+            self._note(engine, words)
+            self._awaited.remove(engine)
+
+    def _note(self, engine: EngineProcess, words: str) -> None:
+        if words:
+            self.count += 1
+            self._universe.note(engine.name, f"has a flipped bit in {words}")

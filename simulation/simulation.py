@@ -9,7 +9,7 @@ from blocks import root_key
 from kvmanager import Session
 from quire.v1 import gateway_pb2
 from services.runtime.errors import ServiceError
-from simulation.circumstances import Witness
+from simulation.circumstances import BitFlips, Witness
 from simulation.invariants.bounds import Bounds
 from simulation.invariants.engines import sleep_faults
 from simulation.invariants.errors_logged import ErrorsLogged
@@ -32,7 +32,6 @@ _REST_SECONDS = 120.0
 # A gateway's or engine's own timeouts end a silent connection at the latest after this time.
 _SILENT_SECONDS = 15.0
 # Of the bits of a memory that an engine has kept, at once.
-_MOST_FLIPS = 8
 
 
 class Simulation:
@@ -43,8 +42,7 @@ class Simulation:
         self.universe = Universe(Random(scenario.order), folder, scenario.latency)
         self.universe.store_kills = scenario.store_kills
         self.kills = 0
-        self.flips = 0
-        self._flips_swapped: set[EngineProcess] = set()  # whose next swapped sequence gets a flipped bit
+        self.flips = BitFlips(self.universe)
         self._outcomes: list[Outcome] = []
         self._expected = ExpectedContents()
         self._witness = Witness(self.universe, scenario)
@@ -142,9 +140,13 @@ class Simulation:
         if verb in ("kill", "end", "stop", "cut", "silence", "reconnect", "start"):
             self._disturb(verb, process, seconds)
         elif verb == "flip":
-            self._flip(what, self._engines[fault.number % len(self._engines)])
+            engine = self._engines[fault.number % len(self._engines)]
+            if self.flips.flip(what, engine):
+                self._kill(engine)
         elif verb == "fail":
-            self._fail_step(self._engines[fault.number % len(self._engines)])
+            engine = self._engines[fault.number % len(self._engines)]
+            self.universe.note(engine.name, "fails in its next step")
+            engine.runner.fail_next = True
         elif verb == "withhold":
             self._withhold(fault.number)
         else:
@@ -203,34 +205,6 @@ class Simulation:
             number = int(process.name[1:])
             self._gateways[number] = self._start_gateway(number)
 
-    def _flip(self, what: str, engine: EngineProcess) -> None:
-        """Flip bits of blocks or seals, where no step reads them before they are compared."""
-        random = self.universe.random
-        if what == "a cached block of an engine":
-            self._note_flip(engine, engine.flip_cached_block(random))
-        elif what == "a host block of an engine":
-            self._note_flip(engine, engine.flip_host_block(random, held=False))
-            self._flips_swapped.add(engine)
-        elif engine.shared is not None and engine.size.compares:
-            engine.shared.flips_due = random.randint(1, _MOST_FLIPS)
-            self.flips += engine.shared.flips_due
-            self._kill(engine)
-
-    def _flip_swapped(self, engine: EngineProcess) -> None:
-        """Flip a bit of a host block that a sequence holds, as soon as there is one."""
-        if words := engine.flip_host_block(self.universe.random, held=True):
-            self._note_flip(engine, words)
-            self._flips_swapped.remove(engine)
-
-    def _note_flip(self, engine: EngineProcess, words: str) -> None:
-        if words:
-            self.flips += 1
-            self.universe.note(engine.name, f"has a flipped bit in {words}")
-
-    def _fail_step(self, engine: EngineProcess) -> None:
-        self.universe.note(engine.name, "fails in its next step")
-        engine.runner.fail_next = True
-
     def _withhold(self, number: int) -> None:
         """Withhold a block, as an audit does that finds its records wrong."""
         sessions = [one for one in self._manager.manager.sessions() if not one.stepping]
@@ -266,8 +240,8 @@ class Simulation:
             raise Violation(f"{process.name} logs an error: {self._errors.found[0]}")
         if isinstance(process, ManagerProcess):
             self._check_pools(process)
-        if isinstance(process, EngineProcess) and process in self._flips_swapped:
-            self._flip_swapped(process)
+        if isinstance(process, EngineProcess):
+            self.flips.after_event(process)
         if process.exit:
             self._on_exit(process)
 

@@ -210,7 +210,7 @@ class StepsProcess(AttachedProcess):
                 (items.swap_ins if swapped else items.swap_outs).append(group)
         self._change_pins(items)
         if random.random() < _CONDEMN_SHARE:
-            self._condemn(items)
+            items.condemns += _random_condemns(random, self._pool)
         if random.random() < 0.5:
             self._allocate(items)
         return items
@@ -252,17 +252,6 @@ class StepsProcess(AttachedProcess):
         elif self._resets < _MOST_RESETS and random.random() < 0.01:
             items.pins.append(Reset())
 
-    def _condemn(self, items: StepBuilder) -> None:
-        """Condemn a few blocks of a tier, of which at least half stay; their contents are right."""
-        random, host = self._random, self._random.random() < 0.3
-        tier = self._pool.state.host if host else self._pool.state.device
-        lost = sum(map(tier.marks.is_withheld_or_marked, range(1, tier.total + 1)))
-        most = min(_MOST_CONDEMNED, tier.total // 2 - lost)
-        if most > 0:
-            blocks = [random.randint(1, tier.total) for _ in range(random.randint(1, most))]
-            finder = random.choice((0, *self._pool.sequences))
-            items.condemns.append(Condemn(finder, blocks, random.choice(tuple(CondemnReason)), host))
-
     def _allocate(self, items: StepBuilder) -> None:
         random, number = self._random, self._new_id()
         prompt = [self._token() for _ in range(random.randint(1, _LONGEST_PROMPT))]
@@ -275,6 +264,19 @@ class StepsProcess(AttachedProcess):
     def _new_id(self) -> int:
         self._last_id += 1
         return self._last_id
+
+
+def _random_condemns(random: Random, pool: Pool) -> list[Condemn]:
+    """Condemn a few blocks of a tier, of which at least half stay; their contents are right."""
+    host = random.random() < 0.3
+    tier = pool.state.host if host else pool.state.device
+    lost = sum(map(tier.marks.is_withheld_or_marked, range(1, tier.total + 1)))
+    most = min(_MOST_CONDEMNED, tier.total // 2 - lost)
+    if most <= 0:
+        return []
+    blocks = [random.randint(1, tier.total) for _ in range(random.randint(1, most))]
+    finder = random.choice((0, *pool.sequences))
+    return [Condemn(finder, blocks, random.choice(tuple(CondemnReason)), host)]
 
 
 def _resets_of(step: Step) -> int:

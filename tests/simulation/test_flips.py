@@ -24,7 +24,7 @@ def test_flipped_bits_are_found_and_their_blocks_condemned(folder: Path) -> None
     for scenario in islice(with_flips, SCENARIOS):
         simulation = Simulation(scenario, folder)
         assert violation_of(simulation) is None
-        flips += simulation.flips
+        flips += simulation.flips.count
         condemned += simulation.condemned
     assert flips > condemned > 0
 
