@@ -189,12 +189,9 @@ class Scheduler:
             self._recomputations.consider(sequence.group, hit, self._steps.now)
 
     def _condemn(self, wrong: Items[WrongBlock]) -> None:
-        if not wrong:
-            return
-        self._blocks.condemn(wrong, self._steps.now)
-        kinds = range(1 + len(self.capacity.windows))
-        blocks = [{one.block for one in wrong if one.kind == kind and not one.host} for kind in kinds]
-        self.requests.condemn(blocks, self._steps.now)
+        if wrong:
+            now = self._steps.now
+            self.requests.condemn(self._blocks.condemn(wrong, now), now)
 
     def rollback_step(self, reattached: Reattached) -> None:
         """Roll back the Step in flight, which will not be answered.

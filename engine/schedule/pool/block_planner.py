@@ -4,7 +4,7 @@ At most one Step is in flight, so the count of available blocks is exact when th
 detected in advance, and the victim's free is in the same Step as the extension it makes room for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from collections.abc import Sequence as Items
 from math import inf
 
@@ -87,10 +87,13 @@ class BlockPlanner:
         copies, self._copies = tuple(self._copies), []
         return copies
 
-    def condemn(self, wrong: Items[WrongBlock], now: float) -> None:
-        """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed."""
+    def condemn(self, wrong: Items[WrongBlock], now: float) -> Items[Set[int]]:
+        """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed.
+
+        Returns the device blocks of each kind that were not condemned before.
+        """
         assert self._pending is None, "blocks are checked when an answer has come"
-        self._condemnations.condemn(wrong, now)
+        return self._condemnations.condemn(wrong, now)
 
     # Results.
 

@@ -66,21 +66,26 @@ class Condemnations:
         self._view = view
         self._releases = releases
         self._pending: list[WrongBlock] = []
+        self._device: list[set[int]] = [set() for _ in self._kinds]
 
     @property
     def any_pending(self) -> bool:
         """Whether the next Step condemns blocks."""
         return bool(self._pending)
 
-    def condemn(self, wrong: Sequence[WrongBlock], now: float) -> None:
+    def condemn(self, wrong: Sequence[WrongBlock], now: float) -> list[set[int]]:
         """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed.
 
-        No Step may be in flight.
+        Returns the device blocks of each kind that were not condemned before. No Step may be in flight.
         """
         self._pending += wrong
         blocks = [{one.block for one in wrong if one.kind == kind and not one.host} for kind in self._kinds]
+        new = [own - before for own, before in zip(blocks, self._device, strict=True)]
+        for own, before in zip(new, self._device, strict=True):
+            before |= own
         for group in [group for group in self._queue.running if _holds(group, blocks)]:
             self._restart(group, now)
+        return new
 
     def write(self, step: StepBuilder) -> None:
         """Add the pending condemnations to a Step."""

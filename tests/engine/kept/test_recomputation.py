@@ -10,6 +10,7 @@ import torch
 from blocks import CondemnReason
 from engine.attention.cache import CacheGeometry, CacheLayout
 from engine.proof.closeness import is_close
+from engine.schedule.pool.condemnations import WrongBlock
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.engine.kept.sealed_engine import SealedEightBitEngine, SealedEngine
 
@@ -95,3 +96,16 @@ def test_contents_that_are_no_numbers_are_not_close() -> None:
         block[5] = wrong
         assert not is_close(block, right, layout)
     assert is_close(right * 1.001, right, layout)
+
+
+def test_a_block_that_is_found_twice_is_missing_once(tiny_model: Tiny, random_prompt: Prompt) -> None:
+    engine = SealedEngine(tiny_model("llama"), **SIZES)
+    engine.generate([random_prompt(30)], 8)
+    wrong = [WrongBlock(0, False, 3, reason) for reason in (CondemnReason.HIT, CondemnReason.RECOMPUTATION)]
+    before = engine.scheduler.capacity.device_blocks
+    for one in wrong:
+        engine.scheduler._condemn([one])
+    assert engine.scheduler.capacity.device_blocks == before - 1
+    engine.submit(random_prompt(30), 2)
+    engine.run()
+    assert engine.blocks.pool.device.counts.withheld == 1
