@@ -11,8 +11,12 @@ from blocks import CondemnReason, Copy
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
 from engine.attention.cache import CacheGeometry
+from engine.kept.kept_memory import KeptMemory
+from engine.kept.seal_writer import SealWriter
 from engine.kinds.kinds_backend import CachingBackend
+from engine.proof.block_proof import BlockProof
 from engine.schedule.limits import Preemption
+from engine.schedule.step_plan import Copies
 from tests.engine.families import FAMILIES, Checkpoint
 from tests.engine.kept.flips import between_lives, on_the_host
 from tests.engine.kept.sealed_engine import NativeEngine, SealedEightBitEngine, SealedEngine, WindowedEngine
@@ -166,3 +170,12 @@ def test_a_block_that_was_found_wrong_is_withheld_in_the_next_life_too(tiny_mode
     assert third.report.device.withheld == [wrong]
     third.generate([prompt], 4)
     assert third.blocks.pool.device.marks.is_withheld_or_marked(wrong)
+
+
+def test_nothing_is_counted_as_compared_without_checksums(tiny_model: Tiny, random_prompt: Prompt) -> None:
+    engine = SealedEngine(tiny_model("llama"), **SIZES | SMALL_POOL)
+    seals = SealWriter(KeptMemory.private([(one.cache, one.host_cache) for one in engine.proof.backends]))
+    proof = BlockProof(engine.proof.backends, seals)
+    copies = Copies(device_to_host=(Copy(1, 2),)), Copies(host_to_device=(Copy(2, 3),))
+    assert not proof.check(copies, [])
+    assert not any(proof.counts.compared.values())
