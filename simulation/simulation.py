@@ -110,9 +110,9 @@ class Simulation:
         begun = max(self.universe.now, gateway.continues_at)
         outcome = Outcome(request, begun, gateway.stopped_seconds, self._witness.failed_steps)
         self._outcomes.append(outcome)
-        root = root_key(FINGERPRINT, request.salt.encode())
+        root_of = partial(root_key, FINGERPRINT, request.salt.encode())
         for text in computed_texts(request):
-            self._expected.add(root, [*request.prompt, *text])
+            self._expected.add_requested(root_of, [*request.prompt, *text])
         self.universe.note(gateway.name, f"receives {request.name}: {len(request.prompt)} tokens")
         gateway.start(self._client(gateway, outcome))
 

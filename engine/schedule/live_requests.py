@@ -141,10 +141,14 @@ class LiveRequests:
             else:
                 self._endings.fail(group, Failure.DEADLINE, "deadline exceeded while running")
 
-    def condemn(self, blocks: Items[Set[int]], now: float) -> None:
-        """Remove device blocks of each kind whose contents are wrong, as `withhold` does; pin prefixes of them anew."""
+    def condemn(self, blocks: Items[Set[int]], now: float, *, reset: bool) -> None:
+        """Remove device blocks of each kind from the capacity, because their contents are wrong.
+
+        Pinned prefixes that hold one are computed again; all of them after a `reset`, which clears the prefix cache.
+        Requests that no longer fit fail.
+        """
         self.withhold(blocks[0], list(map(len, blocks[1:])))
-        self._compute_again(self._pins.recompute(blocks), now)
+        self._compute_again(self._pins.reset() if reset else self._pins.recompute(blocks), now)
 
     def withhold(self, blocks: Collection[int], in_windows: Items[int] = ()) -> None:
         """Remove blocks that an audit withheld from the capacity; fail requests that no longer fit.

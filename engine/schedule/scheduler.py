@@ -13,7 +13,13 @@ from engine.schedule.outputs import Output, Outputs, Started
 from engine.schedule.planning.step_planner import StepPlanner
 from engine.schedule.pool.admission import Admitted
 from engine.schedule.pool.block_planner import BlockPlanner
-from engine.schedule.pool.condemnations import AdmittedBlocks, Proof, WrongBlock, admitted_blocks
+from engine.schedule.pool.condemnations import (
+    AdmittedBlocks,
+    Proof,
+    WrongBlock,
+    admitted_blocks,
+    may_have_been_read,
+)
 from engine.schedule.pool.pins import Pins
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.preemption import PreemptionCosts
@@ -191,7 +197,7 @@ class Scheduler:
     def _condemn(self, wrong: Items[WrongBlock]) -> None:
         if wrong:
             now = self._steps.now
-            self.requests.condemn(self._blocks.condemn(wrong, now), now)
+            self.requests.condemn(self._blocks.condemn(wrong, now), now, reset=any(map(may_have_been_read, wrong)))
 
     def rollback_step(self, reattached: Reattached) -> None:
         """Roll back the Step in flight, which will not be answered.

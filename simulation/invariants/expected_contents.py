@@ -1,6 +1,6 @@
 """What cached blocks must contain: the digests of their keys' tokens, from the requests alone."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from kvmanager.tier.tier import Tier
 from simulation.digest_memory import DigestMemory, FlippedSlots, chain
 
 Digests = tuple[int, ...]
+RootOf = Callable[[int], bytes]
 
 
 class ExpectedContents:
@@ -21,12 +22,27 @@ class ExpectedContents:
     def __init__(self) -> None:
         self._by_key: dict[int, dict[bytes, Digests]] = {}  # by block size
         self._texts: list[tuple[bytes, Sequence[int]]] = []
+        self._requested: list[tuple[RootOf, Sequence[int]]] = []
+        self._resets = 0
 
     def add(self, root: bytes, text: Sequence[int]) -> None:
         """Add a text that an engine may compute behind a root."""
         self._texts.append((root, text))
         for block_size, by_key in self._by_key.items():
             by_key.update(_blocks_of(root, text, block_size))
+
+    def add_requested(self, root_of: "RootOf", text: Sequence[int]) -> None:
+        """Add a text that an engine may compute after any number of resets. `root_of` returns the root of a number."""
+        self._requested.append((root_of, text))
+        for resets in range(self._resets + 1):
+            self.add(root_of(resets), text)
+
+    def follow(self, resets: int) -> None:
+        """Add the texts of requests behind the roots of this number of resets, and of all lower ones."""
+        while self._resets < resets:
+            self._resets += 1
+            for root_of, text in self._requested:
+                self.add(root_of(self._resets), text)
 
     def of_key(self, block_size: int, key: bytes) -> Digests | None:
         """Return the digests of a key, None if no known text has it."""
@@ -37,6 +53,7 @@ class ExpectedContents:
 
         Flipped slots are left out.
         """
+        self.follow(pool.state.resets)
         found = []
         for state, one in zip(pool.state.kinds, memory.kinds, strict=True):
             kind = f"{state.kind_name} " if state.kind_name else ""

@@ -182,6 +182,7 @@ class SharedKind:
     def _contents(self, sealing: Sealing, block: int, *, host: bool) -> tuple[Digests, Digests | None]:
         """Return the digests of a block, and those of its key."""
         held, shared = (self.host if host else self.device)[block], self._shared
+        shared.expected.follow(shared.kept.counters.resets)
         return tuple(held.tolist()), shared.expected.of_key(shared.block_size, sealing.key)
 
     def check(self, block: int, *, host: bool) -> None:

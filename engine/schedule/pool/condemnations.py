@@ -1,8 +1,10 @@
 """Withdraws blocks whose contents were found wrong, and computes again what would be read from them.
 
 The next Step condemns the blocks, first of all its items, and frees the groups that hold one. They wait like preempted
-groups, and find the rest of their prefix in the cache. So no request fails for a wrong block, and each wrong block
-costs one recomputation at most: it is never granted again.
+groups. So no request fails for a wrong block, and a wrong block is never granted again.
+
+Blocks that were computed from a wrong one have right checksums of wrong contents, and nothing records which they are.
+So a block that may have been read while it was wrong clears the whole prefix cache.
 """
 
 from collections.abc import Sequence
@@ -25,6 +27,15 @@ class WrongBlock(NamedTuple):
     block: int
     reason: CondemnReason
     sequence: int = 0
+
+
+# A copy is compared before anything reads its destination.
+_UNREAD = frozenset({CondemnReason.SWAP_IN, CondemnReason.HOST_HIT, CondemnReason.COPY})
+
+
+def may_have_been_read(wrong: WrongBlock) -> bool:
+    """Return whether other blocks may have been computed from a wrong block."""
+    return wrong.reason not in _UNREAD
 
 
 class AdmittedBlocks(NamedTuple):
