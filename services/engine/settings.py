@@ -31,6 +31,12 @@ CPU_CACHE_MIB = 1024
 # Values of keep_blocks that name no file or folder.
 KEPT_WORDS = AUTO, MEMORY, OFF = "auto", "memory", "off"
 GPU_MEMORY_UTILIZATION = 0.9
+# Of settings that compare blocks.
+_COMPARES_BLOCKS = (
+    Requires("checksums", without=("off",), because="there is nothing to compare"),
+    Requires("tensor_parallel", most=1, because="blocks of ranks have no checksums"),
+    Requires("device", without=("cuda",), because="blocks of a GPU have no checksums"),
+)
 
 
 @dataclass(frozen=True)
@@ -169,11 +175,7 @@ class EngineSettings:
         "checksums. Others always are: after an engine's restart, and from the host tier.",
         least=0,
         most=1,
-        requires=(
-            Requires("checksums", without=("off",), because="there is nothing to compare"),
-            Requires("tensor_parallel", most=1, because="blocks of ranks have no checksums"),
-            Requires("device", without=("cuda",), because="blocks of a GPU have no checksums"),
-        ),
+        requires=_COMPARES_BLOCKS,
     )
     recompute_hits: float = setting(
         0.0,
@@ -181,11 +183,7 @@ class EngineSettings:
         "compared: finds blocks that were wrong before they had a checksum.",
         least=0,
         most=1,
-        requires=(
-            Requires("checksums", without=("off",), because="blocks are known by their seals"),
-            Requires("tensor_parallel", most=1, because="blocks of ranks have no checksums"),
-            Requires("device", without=("cuda",), because="blocks of a GPU have no checksums"),
-        ),
+        requires=_COMPARES_BLOCKS,
     )
     keep_at_stop: bool = setting(
         False,

@@ -94,7 +94,7 @@ def test_settings_of_window_kinds_are_refused_without_kinds(name: str, because: 
 
 
 @pytest.mark.parametrize(
-    ("name", "because"), [("verify_blocks", "nothing to compare"), ("recompute_hits", "known by their seals")]
+    ("name", "because"), [("verify_blocks", "nothing to compare"), ("recompute_hits", "nothing to compare")]
 )
 def test_comparisons_of_blocks_are_refused_where_blocks_have_no_checksums(name: str, because: str) -> None:
     without = refusal(values({name: 0.5, "checksums": "off"}))
