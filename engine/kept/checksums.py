@@ -20,7 +20,7 @@ NONE = 0
 class Checksums:
     """Computes checksums of the blocks of one tier, in host memory.
 
-    `seconds` is the time spent, and `count` the number of blocks.
+    `seconds` is the time spent.
     """
 
     def __init__(self, blocks: torch.Tensor, clock: Callable[[], float] = lambda: 0.0) -> None:
@@ -30,14 +30,12 @@ class Checksums:
         self._bytes: npt.NDArray[np.uint8] = flat.reshape(len(blocks), size)
         self._clock = clock
         self.seconds = 0.0
-        self.count = 0
 
     def of(self, block: int) -> int:
         """Return the checksum of a block's bytes, never NONE."""
         begun = self._clock()
         found = xxh3_64_intdigest(self._bytes[block]) or 1
         self.seconds += self._clock() - begun
-        self.count += 1
         return found
 
 

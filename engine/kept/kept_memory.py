@@ -41,7 +41,7 @@ class KeptIdentity:
     """What must be equal for a process to use the blocks that another one left.
 
     `fingerprint` is a digest of every byte of the weights and of the code that computed K and V; `dtype` is the
-    cache's. `kinds` are the kinds of blocks, kind 0 first. `checksum` is what computes the blocks' checksums, empty if
+    cache's. `kinds` are the kinds of blocks, kind 0 first. `checksums` is what computes the blocks' checksums, empty if
     they have none.
     """
 
@@ -51,7 +51,7 @@ class KeptIdentity:
     kinds: tuple[KeptKind, ...]
     backend: str
     fingerprint: str
-    checksum: str = NAME
+    checksums: str = NAME
     format: int = FORMAT
 
     def difference(self, other: Self) -> str:

@@ -50,7 +50,7 @@ class SealState(IntEnum):
     SEALED = 1
     """It has K and V of its key's tokens."""
     WITHHELD = 2
-    """An audit took it out of circulation."""
+    """An audit or the engine took it out of circulation."""
 
 
 class Sealing(NamedTuple):

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from blocks import WindowKind, counted
 from engine.attention.cache import SCALE_BYTES, LayerShape
+from engine.kept.seals import SEAL
 from engine.kinds.layer_kinds import LayerKind, layer_kinds, one_kind
 from engine.model.memory_plan import MemoryPlan
 from engine.model.model_shape import ModelShape
@@ -191,7 +192,13 @@ def _kept(plan: MemoryPlan, ranks: int) -> list[Row]:
     if not kept:
         return []
     tmpfs = f"a tmpfs needs size={kept >> 20}m"
-    return [("if blocks are kept", _size(kept), f"in place of the cache, with 64 bytes for each block; {tmpfs}")]
+    return [
+        (
+            "if blocks are kept",
+            _size(kept),
+            f"in place of the cache, with {SEAL.itemsize} bytes for each block; {tmpfs}",
+        )
+    ]
 
 
 def _engine_options(plan: MemoryPlan) -> str:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 
-from blocks import counted
 from engine.attention.cache import CacheLayout
 from engine.kept.checksums import NAME
 from engine.kept.kept_memory import KeptIdentity, KeptKind, KeptMemory
@@ -115,7 +114,7 @@ def keep(
     if different != "":
         file.make(identity)
     memory = file.map(identity)
-    seals = SealWriter(memory, clock if identity.checksum else None)
+    seals = SealWriter(memory, clock if identity.checksums else None)
     _opened.clear()
     report = kept_report(memory)
     for backend, kind in zip(backends, memory.kinds, strict=True):
@@ -123,7 +122,7 @@ def keep(
     if different == "":
         log.info("%d device blocks and %d host blocks have outlived their engine", *_keyed(report))
         if broken:
-            log.error("%s differ from their checksums: the blocks are lost", counted(broken, "seal"))
+            log.error("broken seals, whose blocks are computed again: %d", broken)
     return Keeping(file, memory, report, seals, different or "", 0 if different else broken)
 
 
@@ -174,7 +173,7 @@ def identity_of(
         backend=computed_by,
         dtype=dtype_name(loaded.cache_dtype),
         block_size=capacity.block_size,
-        checksum=checksum,
+        checksums=checksum,
         kinds=tuple(starmap(_kept_kind, zip(_sizes_of(capacity), backends, strict=True))),
     )
 

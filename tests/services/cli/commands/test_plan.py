@@ -115,7 +115,7 @@ def test_kept_blocks_of_a_real_engine_take_the_planned_memory(tiny_model: Tiny, 
     assert planned["kept_bytes"] == facts.st_size == facts.st_blocks * 512
     shown = " ".join(run(*options).stdout.split())
     assert f"; a tmpfs needs size={facts.st_size >> 20}m" in shown
-    assert "MiB in place of the cache, with 64 bytes for each block" in shown
+    assert "MiB in place of the cache, with 72 bytes for each block" in shown
 
 
 def test_nothing_is_planned_to_be_kept_on_gpus_and_by_ranks(tiny_model: Tiny) -> None:
