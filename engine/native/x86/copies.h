@@ -33,7 +33,6 @@ namespace xxh3 {
 constexpr int kStripe = 64;
 constexpr int kSecret = 192;
 constexpr int kStripes = (kSecret - kStripe) / 8;  // of a round, after which the sums are scrambled
-constexpr int64_t kRound = kStripes * kStripe;
 constexpr uint64_t kPrime32[] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D};
 constexpr uint64_t kPrime64[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
                                  0x27D4EB2F165667C5};

@@ -116,17 +116,12 @@ def assemble(settings: EngineSettings) -> EngineParts:
         capacity = replace(capacity, device_blocks=len(chosen.backend.cache) - 1)
     if kernels and settings.kernels_folder and loaded.model and _is_from_files(chosen.decoder):
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
-    costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))
+    costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))  # before blocks that must not be overwritten
     computed_by, checksum = _computed_by(chosen, kernels), _checksum(settings, device)
     kept_blocks = _kept(kept_place, loaded, capacity, chosen, computed_by, checksum) if kept_place else None
-    scheduler = Scheduler(
-        capacity,
-        settings.limits(),
-        costs,
-        ahead=chosen.ahead,
-        counts_tokens=sampler.counts_tokens,
-        withheld=kept_blocks.report.withheld if kept_blocks else ((),),
-    )
+    withheld = kept_blocks.report.withheld if kept_blocks else ((),)
+    order = {"ahead": chosen.ahead, "counts_tokens": sampler.counts_tokens}
+    scheduler = Scheduler(capacity, settings.limits(), costs, withheld=withheld, **order)
     runner = ModelRunner(
         loaded,
         chosen.backend,
