@@ -179,7 +179,7 @@ class KeptMemory:
         return chain.from_iterable(kind.tiers for kind in self.kinds)
 
     def repair(self) -> int:
-        """Open the seals that no process wrote like that; return how many."""
+        """Open broken seals; return how many there were."""
         return sum(len(seals.repair(self.counters.stamp)) for seals in self._all_seals())
 
     @property

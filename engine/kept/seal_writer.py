@@ -5,7 +5,7 @@ block can be written to, and set when the last byte was. One thread calls it: th
 
 A seal has the checksum of its block's bytes, computed when the seal is set, before anything else can write to the
 block. A copy between the tiers takes the checksum of its source along; a source without a seal, such as the last block
-of a sequence that is swapped out, gets one from the copy.
+of a sequence that is swapped out, gets one when it is copied.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -64,7 +64,7 @@ class CopiedChecksums(NamedTuple):
 
 
 class WrongCopy(NamedTuple):
-    """A copy to the device whose bytes are not those that its source had, in a kind of blocks."""
+    """A copy to the device whose bytes differ from the checksum of its source, in a kind of blocks."""
 
     kind: int
     source: int
@@ -126,11 +126,11 @@ class SealWriter:
         return wrong
 
     def source_checksums(self, kind: int, copies: Iterable[Copy]) -> dict[int, int]:
-        """Return the checksums of sources without a seal of copies to the host, by destination. Call it before them."""
+        """Return checksums of the unsealed sources of copies to the host, by destination. Call it before the copies."""
         return self._kinds[kind].source_checksums(copies)
 
     def on_failed(self, kind: int, copies: Iterable[Copy], *, to_host: bool) -> None:
-        """Leave the destinations of copies to a tier that were not made without a seal."""
+        """Record copies to a tier that failed: their destinations stay unsealed."""
         self._kinds[kind].on_failed(copies, to_host=to_host)
 
     def key(self, kind: int, block: int) -> bytes:

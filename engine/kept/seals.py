@@ -122,10 +122,10 @@ class Seals:
         return checksum_of(_SAID.pack(key, depth, resets, generation, checksum, block), self.layout)
 
     def repair(self, latest: int) -> list[int]:
-        """Open the seals that are not as a process of this layout wrote them; return their blocks.
+        """Open seals with an unknown state or a wrong checksum of their own; return their blocks.
 
-        States and stamps are not in a seal's checksum: that of the bytes finds a block that is not what its state says,
-        and a stamp is but an order. One beyond `latest` becomes the oldest.
+        A seal's checksum does not cover state and stamp. The checksum of the bytes finds a wrong state, and a stamp only
+        orders evictions: one beyond `latest` becomes the oldest.
         """
         self._stamp[(self._stamp > max(latest, len(self))) & (self._stamp != HELD)] = 0
         broken = np.flatnonzero(self._state > max(SealState)).tolist()

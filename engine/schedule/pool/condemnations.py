@@ -39,7 +39,7 @@ def may_have_been_read(wrong: WrongBlock) -> bool:
 
 
 class AdmittedBlocks(NamedTuple):
-    """What a sequence reads that it has not computed since it was admitted: tables of each kind, 0 without a block.
+    """Blocks that a sequence was admitted with and reads next: tables of each kind, 0 without a block.
 
     They are the blocks that it hit, or all of a sequence that was swapped in.
     """
@@ -59,10 +59,10 @@ class Proof(Protocol):
         """Return whether a hit is to be computed again."""
 
     def remember(self, hit: AdmittedBlocks) -> None:
-        """Remember which contents the blocks of a hit have; only the latest hit is."""
+        """Remember the contents of a hit's blocks, in place of an earlier hit's."""
 
     def differences(self, hit: AdmittedBlocks, tables: Sequence[tuple[int, ...]]) -> Sequence[WrongBlock]:
-        """Return the blocks of the remembered hit that still have these contents, and differ from recomputed ones."""
+        """Return blocks of the remembered hit that have not changed since, and differ from recomputed ones."""
 
 
 # Of one Step. What is left is condemned by the next one.

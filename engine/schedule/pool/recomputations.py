@@ -1,4 +1,4 @@
-"""Computes the blocks of some hits again, to compare K and V: checksums cannot find a block that was sealed wrong.
+"""Computes the blocks of some hits again and compares K and V: a checksum cannot find a block that was sealed wrong.
 
 A recomputation is a request of its own that shares no block and gives none a key. It is the last in the order, so that
 it runs when nothing else waits, and is preempted first. There is one at a time.
