@@ -124,8 +124,8 @@ class Seals:
     def repair(self, latest: int) -> list[int]:
         """Open seals with an unknown state or a wrong checksum of their own; return their blocks.
 
-        A seal's checksum does not cover state and stamp. The checksum of the bytes finds a wrong state, and a stamp only
-        orders evictions: one beyond `latest` becomes the oldest.
+        A seal's checksum does not cover state and stamp. The checksum of the bytes finds a wrong state, and a stamp
+        only orders evictions: one beyond `latest` becomes the oldest.
         """
         self._stamp[(self._stamp > max(latest, len(self))) & (self._stamp != HELD)] = 0
         broken = np.flatnonzero(self._state > max(SealState)).tolist()
