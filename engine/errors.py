@@ -6,7 +6,7 @@ EngineError
 │   ├── InvalidRequest       a field is out of range, or the request can never fit
 │   ├── UnsupportedField     a field that this engine does not support
 │   ├── QueueFull            too many requests wait
-│   ├── EngineUnavailable    draining, or disconnected from its block manager for too long
+│   ├── EngineUnavailable    draining, disconnected for too long, or without room beside withheld blocks
 │   └── SubmissionFailed     parsing the submission raised an unexpected error
 ├── PinRefused               a prefix is not pinned; `field` names the offending field
 │   ├── InvalidPin           a field is out of range
@@ -61,7 +61,7 @@ class QueueFull(RequestRefused):
 
 
 class EngineUnavailable(RequestRefused):
-    """The engine accepts no requests now."""
+    """The engine accepts no requests now, or withheld blocks leave this one no room."""
 
 
 class SubmissionFailed(RequestRefused):

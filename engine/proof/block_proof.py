@@ -73,6 +73,7 @@ class BlockProof:
         self._share = share
         self._recomputed_share = recomputed_share
         self._remembered: list[list[bytes]] = []
+        self.copy_failure: Exception | None = None  # of the last copy that failed
         self._random = random
         self._compared = Counter[CondemnReason]()
         self._wrong = Counter[CondemnReason]()
@@ -129,6 +130,7 @@ class BlockProof:
         to_host = _Copying.of(copies.device_to_host, self._launch(kind, Direction.DEVICE_TO_HOST))
         to_device = _Copying.of(copies.host_to_device, self._launch(kind, Direction.HOST_TO_DEVICE))
         within = _Copying.of(copies.device_to_device, self.backends[kind].copy_blocks)
+        self.copy_failure = to_host.failure or to_device.failure or within.failure or self.copy_failure
         self.seals.on_failed(kind, to_host.failed, to_host=True)
         self.seals.on_failed(kind, to_device.failed, to_host=False)
         reason = CondemnReason.COPY
@@ -194,6 +196,7 @@ class _Copying:
     made: list[Copy] = field(default_factory=list)
     failed: list[Copy] = field(default_factory=list)
     checksums: dict[int, int] = field(default_factory=dict)
+    failure: Exception | None = None
 
     @classmethod
     def of(cls, copies: Sequence[Copy], launch: _Launch) -> Self:
@@ -211,7 +214,8 @@ class _Copying:
             checksums = launch(copies)
         except EngineBroken:
             raise
-        except Exception:
+        except Exception as failure:
+            self.failure = failure
             return False
         self.made += copies
         self.checksums.update(zip([copy.destination for copy in copies], checksums or (), strict=False))

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Set
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from math import inf
 
 from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, PinUnavailable, QueueFull, RequestExists
@@ -44,7 +45,7 @@ class LiveRequests:
             raise InvalidRequest(
                 f"{field} must be between 1 and {most} (max_sequences), not {request.sequences}", field
             )
-        self._view.capacity.check(request)
+        self._check(request)
         waiting = len(self._queue.waiting) + len(self._queue.admitting)
         if waiting >= limits.max_waiting:
             raise QueueFull(f"the queue is full: {waiting} requests wait, the limit is {limits.max_waiting}")
@@ -54,6 +55,14 @@ class LiveRequests:
             raise InvalidRequest(
                 f"the generated tokens violate the constraint: {failed}", "samples.generated_token_ids"
             ) from failed
+
+    def _check(self, request: Request) -> None:
+        try:
+            self._view.capacity.check(request)
+        except InvalidRequest as invalid:
+            whole = self._view.whole
+            replace(self._view.capacity, device_blocks=whole.device_blocks, windows=whole.windows).check(request)
+            raise EngineUnavailable(f"{invalid}; others are withheld", invalid.field) from invalid
 
     def _add(self, request: Request) -> None:
         self._earliest_deadline = min(self._earliest_deadline, inf if request.deadline is None else request.deadline)
@@ -147,15 +156,12 @@ class LiveRequests:
         Pinned prefixes that hold one are computed again; all of them after a `reset`, which clears the prefix cache.
         Requests that no longer fit fail.
         """
-        self.withhold(blocks[0], list(map(len, blocks[1:])))
+        self.withhold(blocks)
         self._compute_again(self._pins.reset() if reset else self._pins.recompute(blocks), now)
 
-    def withhold(self, blocks: Collection[int], in_windows: Items[int] = ()) -> None:
-        """Remove blocks that an audit withheld from the capacity; fail requests that no longer fit.
-
-        `in_windows` are the numbers of withheld blocks of each window kind.
-        """
-        self._view.withhold(blocks, in_windows)
+    def withhold(self, blocks: Items[Collection[int]]) -> None:
+        """Remove withheld device blocks of each kind from the capacity; fail requests that no longer fit."""
+        self._view.withhold(blocks)
         for group in self._all():
             if shortage := self._shortage(group.request):
                 detail = f"the request can need {shortage} are left: others are withheld or pinned"

@@ -95,7 +95,7 @@ class Scheduler:
         )
         self._proof: Proof | None = None
         self._recomputations: Recomputations | None = None
-        self.requests.withhold(withheld[0], list(map(len, withheld[1:])))
+        self.requests.withhold(withheld)
 
     @property
     def capacity(self) -> Capacity:
@@ -178,9 +178,9 @@ class Scheduler:
     def apply(self, result: StepResult) -> None:
         """Apply a result of the block manager."""
         admitted = [one for one in self._blocks.apply(result) if self._admit(one)]
-        in_windows = [len(one.withheld_blocks) for one in result.windows]
-        if result.withheld_blocks or any(in_windows):
-            self.requests.withhold(result.withheld_blocks, in_windows)
+        withheld = [result.withheld_blocks, *[one.withheld_blocks for one in result.windows]]
+        if any(withheld):
+            self.requests.withhold(withheld)
         if self._proof is not None:
             arrivals = [arrival for one in admitted for arrival in admitted_blocks(*one, self._view.block_size)]
             self._condemn(self._proof.check(self._blocks.take_copies(), arrivals))

@@ -162,7 +162,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Va
     ),
     (
         "quire_kv_condemned_blocks",
-        "Blocks of all kinds that the engine withdrew because their contents are wrong, by tier and reason.",
+        "Blocks of all kinds that the engine condemned because their contents are wrong, by tier and reason.",
         ("tier", "reason"),
         lambda session, _: {
             (name, reason.name.lower()): session.totals.condemned_blocks[host, reason]

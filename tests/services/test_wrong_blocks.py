@@ -49,7 +49,7 @@ def test_blocks_with_a_flipped_bit_are_computed_again_counted_and_logged(served:
     again = served.generate(request())
     assert again.token_ids == first.token_ids
     line = served.output.wait_for("whose contents are wrong", CALL_SECONDS, seen)
-    assert "withdrew 12 blocks of kind all from the device, whose contents are wrong (hit): " in line
+    assert "condemned 12 blocks of kind all from the device, whose contents are wrong (hit): " in line
     after = scrape(served)
     assert after.values("quire_kv_wrong_blocks_total", "reason") == {**dict.fromkeys(REASONS, 0), "hit": 12}
     compared = [now.value("quire_kv_compared_blocks_total", reason="hit") for now in (before, after)]

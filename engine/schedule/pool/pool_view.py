@@ -22,6 +22,8 @@ class PoolView:
     def __init__(self, capacity: Capacity) -> None:
         """Start with an empty pool."""
         self.capacity = capacity
+        self.whole = capacity  # with the withheld blocks
+        self._withheld: list[set[int]] = [set() for _ in (0, *capacity.windows)]
         self.block_size = capacity.block_size
         self.claims = PrefixClaims(capacity.block_size, caching=capacity.caches_prefixes)
         self.available = capacity.device_blocks
@@ -71,16 +73,15 @@ class PoolView:
         copies = [self._host_copies.get(block, (0, 0)) for block in blocks]
         return sum(not (self._host_holders[host] > 0 and self._host_generations[host] == age) for host, age in copies)
 
-    def withhold(self, blocks: Collection[int], in_windows: Items[int] = ()) -> None:
-        """Remove device blocks that an audit withheld from the capacity and from the prefix cache.
-
-        `in_windows` are the numbers of those of each window kind, none without such kinds.
-        """
-        pairs = zip(self.capacity.windows, in_windows, strict=False)
-        kinds = [replace(kind, device_blocks=kind.device_blocks - count) for kind, count in pairs]
-        left = self.capacity.device_blocks - len(blocks)
-        self.capacity = replace(self.capacity, device_blocks=left, windows=tuple(kinds) or self.capacity.windows)
-        for block in blocks:
+    def withhold(self, blocks: Items[Collection[int]]) -> None:
+        """Remove device blocks of each kind from the capacity and from the prefix cache. Each block counts once."""
+        for before, own in zip(self._withheld, blocks, strict=False):
+            before.update(own)
+        kinds = zip(self.whole.windows, self._withheld[1:], strict=True)
+        windows = tuple([replace(kind, device_blocks=kind.device_blocks - len(own)) for kind, own in kinds])
+        left = self.whole.device_blocks - len(self._withheld[0])
+        self.capacity = replace(self.capacity, device_blocks=left, windows=windows)
+        for block in blocks[0]:
             self.claims.cached.forget_block(block)
 
     def count_pinned(self, blocks: int, in_windows: Iterable[int]) -> None:

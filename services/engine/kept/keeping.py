@@ -121,6 +121,8 @@ def keep(
         backend.use(kind.cache, kind.host_cache)
     if different == "":
         log.info("%d device blocks and %d host blocks have outlived their engine", *_keyed(report))
+        if any(withheld := _withheld(report)):
+            log.warning("%d device blocks and %d host blocks stay withheld", *withheld)
         if broken:
             log.error("broken seals, whose blocks are computed again: %d", broken)
     return Keeping(file, memory, report, seals, different or "", 0 if different else broken)
@@ -130,6 +132,12 @@ def _keyed(report: PoolReport) -> tuple[int, int]:
     """Return the numbers of cached blocks of both tiers, in all kinds."""
     kinds = (report, *report.windows)
     return sum(len(kind.device.keyed) for kind in kinds), sum(len(kind.host.keyed) for kind in kinds)
+
+
+def _withheld(report: PoolReport) -> tuple[int, int]:
+    """Return the numbers of withheld blocks of both tiers, in all kinds."""
+    kinds = (report, *report.windows)
+    return sum(len(kind.device.withheld) for kind in kinds), sum(len(kind.host.withheld) for kind in kinds)
 
 
 def _by_tier(counts: tuple[int, int]) -> dict[str, int]:

@@ -50,8 +50,9 @@ class LoggedProof:
             self._left -= 1
             tier = "host" if host else "device"
             which = self._kinds[kind], tier, reason.name.lower(), _listed(blocks)
-            sentence = "withdrew %s of kind %s from the %s, whose contents are wrong (%s): %s"
-            log.error(sentence, counted(len(blocks), "block"), *which)
+            sentence = "condemned %s of kind %s from the %s, whose contents are wrong (%s): %s"
+            failure = self._proof.copy_failure if reason is CondemnReason.COPY else None
+            log.error(sentence, counted(len(blocks), "block"), *which, exc_info=failure)
             if not self._left:
                 log.error("further wrong blocks are counted, and not logged")
         return wrong

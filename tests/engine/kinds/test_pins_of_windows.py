@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.errors import InvalidRequest, PinTooLarge
+from engine.errors import EngineUnavailable, InvalidRequest, PinTooLarge
 from engine.schedule.pool.pins import PinnedPrefix
 from engine.schedule.request import BeamSearch, Failure
 from tests.engine.families import CONTEXT, FAMILIES, Checkpoint
@@ -89,7 +89,7 @@ def test_a_live_request_that_no_longer_fits_beside_pins_fails_by_the_kind(
     name = engine.submit(random_prompt(40), 20)
     engine.turn_times(2)
     [pinned] = engine.scheduler.capacity.pinned_in_windows
-    engine.scheduler.requests.withhold((), (window.device_blocks - pinned - 2,))
+    engine.scheduler.requests.withhold([(), range(1, window.device_blocks - pinned - 1)])
     engine.turn()
     assert engine.finished[name].failure is Failure.BLOCK_MANAGER
     assert f"of kind {window.name}, but 2 are left: others are withheld or pinned" in engine.finished[name].detail
@@ -108,6 +108,8 @@ def test_samples_share_what_their_windows_see_of_the_prompt(
     engine.submit(prompt, 4, request_id="fits", **samples)
     engine.run()
     assert engine.finished["fits"].failure is None
-    engine.scheduler.requests.withhold((), (window.device_blocks - 6,))
-    with pytest.raises(InvalidRequest, match=f"for each of 5 {'beams' if beams else 'samples'} take .* {window.name}"):
+    engine.scheduler.requests.withhold([(), range(1, window.device_blocks - 5)])
+    with pytest.raises(
+        EngineUnavailable, match=f"for each of 5 {'beams' if beams else 'samples'} take .* {window.name}"
+    ):
         engine.submit(prompt, 4, **samples)

@@ -8,7 +8,7 @@ import pytest
 
 import kvmanager
 from blocks import Step, blocks_for
-from engine.errors import InvalidRequest
+from engine.errors import EngineUnavailable
 from engine.schedule.limits import Preemption
 from engine.schedule.request import Sampling
 from tests.engine.families import CONTEXT, FAMILIES, FURTHER, WINDOW, Checkpoint, Family
@@ -104,9 +104,9 @@ def test_a_sequence_holds_its_window_and_what_a_step_computes(
 
 def test_a_request_whose_windows_do_not_fit_is_refused_by_the_kind(folder: Path, random_prompt: Prompt) -> None:
     engine = ModelEngine(folder, block_size=BLOCK_SIZE, kinds=True, token_budget=64, device_blocks=64)
-    engine.scheduler.requests.withhold((), (60,))
+    engine.scheduler.requests.withhold([(), range(1, 61)])
     [window] = engine.scheduler.capacity.windows
-    with pytest.raises(InvalidRequest, match=f"blocks of kind {window.name}; the pool has {window.device_blocks}"):
+    with pytest.raises(EngineUnavailable, match=f"blocks of kind {window.name}; the pool has {window.device_blocks}"):
         engine.submit(random_prompt(40), MAX_TOKENS)
 
 
@@ -114,6 +114,6 @@ def test_a_live_request_whose_windows_no_longer_fit_fails_by_the_kind(folder: Pa
     engine = ModelEngine(folder, block_size=BLOCK_SIZE, kinds=True, token_budget=64, device_blocks=64)
     name = engine.submit(random_prompt(40), MAX_TOKENS)
     engine.turn_times(2)
-    engine.scheduler.requests.withhold((), (60,))
+    engine.scheduler.requests.withhold([(), range(1, 61)])
     engine.turn()
     assert "of kind window-7, but 4 are left" in engine.finished[name].detail

@@ -650,8 +650,10 @@ def test_every_end_frees_its_blocks_with_its_reason(rig: Rig) -> None:
 
 def test_blocks_that_an_earlier_process_left_withheld_are_no_capacity() -> None:
     scheduler = Scheduler(Capacity(100, VOCABULARY, 4, 4), Limits(), withheld=[[2]])
-    with pytest.raises(InvalidRequest, match="take 4 blocks; the pool has 3"):
+    with pytest.raises(EngineUnavailable, match="take 4 blocks; the pool has 3; others are withheld"):
         scheduler.requests.submit(Request("large", (1,) * 13, Sampling(), Stopping(3)))
+    with pytest.raises(InvalidRequest, match="take 5 blocks; the pool has 4"):
+        scheduler.requests.submit(Request("too large", (1,) * 17, Sampling(), Stopping(3)))
     scheduler.requests.submit(Request("small", (1,) * 9, Sampling(), Stopping(3)))
 
 
@@ -659,8 +661,14 @@ def test_blocks_of_a_window_kind_that_were_left_withheld_are_no_capacity_either(
     capacity = Capacity(100, VOCABULARY, 4, 20, windows=(WindowKind("window-8", 8, 4),), step_tokens=4)
     large = Request("large", (1,) * 13, Sampling(), Stopping(3))
     Scheduler(capacity, Limits()).requests.submit(large)
-    with pytest.raises(InvalidRequest, match="take 4 blocks of kind window-8; the pool has 3"):
+    with pytest.raises(EngineUnavailable, match="take 4 blocks of kind window-8; the pool has 3; others are withheld"):
         Scheduler(capacity, Limits(), withheld=[[], [2]]).requests.submit(large)
+
+
+def test_a_block_that_is_withheld_twice_counts_once() -> None:
+    scheduler = Scheduler(Capacity(100, VOCABULARY, 4, 4), Limits(), withheld=[[2]])
+    scheduler.requests.withhold([[2]])
+    assert scheduler.capacity.device_blocks == 3
 
 
 def test_a_request_is_served_after_one_that_a_withheld_block_left_no_room_for() -> None:

@@ -15,6 +15,7 @@ class FixedProof:
 
     def __init__(self, *wrong: WrongBlock) -> None:
         self._wrong = list(wrong)
+        self.copy_failure = RuntimeError("the device is full")
 
     def check(self, *_: Any) -> list[WrongBlock]:
         return self._wrong
@@ -34,9 +35,9 @@ def test_a_line_names_reason_kind_tier_and_blocks(caplog: pytest.LogCaptureFixtu
     wrong = [WrongBlock(0, False, block, CondemnReason.ADOPTION) for block in range(3, 23)]
     other = WrongBlock(1, True, 7, CondemnReason.SWAP_IN)
     assert lines_of(caplog, *wrong, other) == [
-        "withdrew 20 blocks of kind all from the device, whose contents are wrong (adoption): "
+        "condemned 20 blocks of kind all from the device, whose contents are wrong (adoption): "
         "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18 and 4 more",
-        "withdrew 1 block of kind window-64 from the host, whose contents are wrong (swap_in): 7",
+        "condemned 1 block of kind window-64 from the host, whose contents are wrong (swap_in): 7",
     ]
 
 
@@ -45,8 +46,13 @@ def test_what_differs_from_a_recomputation_is_logged_too(caplog: pytest.LogCaptu
     hit: Any = None
     LoggedProof(proof, ("all",)).differences(hit, [])
     assert [record.getMessage() for record in caplog.records] == [
-        "withdrew 1 block of kind all from the device, whose contents are wrong (recomputation): 3"
+        "condemned 1 block of kind all from the device, whose contents are wrong (recomputation): 3"
     ]
+
+
+def test_why_a_copy_failed_is_logged_with_its_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    lines_of(caplog, WrongBlock(0, True, 3, CondemnReason.COPY), WrongBlock(0, True, 4, CondemnReason.HIT))
+    assert caplog.text.count("RuntimeError: the device is full") == 1
 
 
 def test_failing_memory_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
