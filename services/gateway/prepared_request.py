@@ -41,7 +41,10 @@ class AdmittedRequest:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """The first submission of a checked request and the state of its generation. `arrival` is in seconds."""
+    """The first submission of a checked request and the state of its generation. `arrival` is in seconds.
+
+    `in_thought`: the prompt of a chat has begun a thought.
+    """
 
     model: ServedModel
     request: gateway_pb2.GenerateRequest
@@ -51,6 +54,7 @@ class PreparedRequest:
     deadline: Deadline
     progress: RequestProgress
     span: Span = NO_SPAN
+    in_thought: bool = False
 
     def token_upper_bound(self) -> int:
         """Return an upper bound of its tokens, prompt and samples together."""
@@ -101,7 +105,9 @@ class Preparation:
         _set_times(submission, admitted.deadline, info.arrival)
         progress = RequestProgress(len(token_ids))
         defaults, deadline = admitted.model_defaults, admitted.deadline
-        return PreparedRequest(model, request, defaults, submission, info.arrival, deadline, progress, info.span)
+        in_thought = given.prompt.HasField("chat") and model.tokenizer.opens_thought(token_ids)
+        arrival, span = info.arrival, info.span
+        return PreparedRequest(model, request, defaults, submission, arrival, deadline, progress, span, in_thought)
 
     async def prompt_ids(self, given: gateway_pb2.GenerateRequest, model: ServedModel, caller: Caller) -> list[int]:
         """Return the token ids of a request's prompt, truncated as it says. Raises InvalidField and Overloaded."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.gateway.dialects.selection import AUTO, CALL_PARSERS, REASONING_PARSERS
 from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.routing import RoutingPolicy
 from services.runtime import exposure
@@ -82,6 +83,18 @@ class GatewaySettings:
     )
     link_timeout_seconds: float = setting(
         10.0, "Timeout in seconds without a message from an engine; then its link is closed.", least=0.1
+    )
+    tool_call_parser: str = setting(
+        AUTO,
+        "How the models write calls of tools, in Quire's name or vLLM's. auto: as their chat templates do; none: calls"
+        " are text.",
+        choices=CALL_PARSERS,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        "How the models mark thoughts, in Quire's name or vLLM's. auto: as their chat templates do; none: thoughts are"
+        " text.",
+        choices=REASONING_PARSERS,
     )
     pinned_prompts: str = setting(
         "", "File of prompts to pin at each engine that connects, in JSON Lines. Empty: none."

@@ -5,6 +5,7 @@ against. Formats are tried in this order to find that of a template.
 """
 
 from services.gateway.dialects.dialect import CallFormat, Channels, Dialect, ThoughtFormat
+from services.gateway.dialects.forms import EitherForm
 from services.gateway.dialects.json_calls import JsonCalls
 from services.gateway.dialects.named_calls import NamedCalls
 from services.gateway.dialects.parameter_calls import ParameterCalls
@@ -12,6 +13,7 @@ from services.gateway.dialects.python_calls import PythonCalls
 from services.gateway.dialects.quoted_calls import QuotedCalls
 
 _OBJECTS = JsonCalls()
+_NAMED = NamedCalls("", "[ARGS]", "", id_mark="[CALL_ID]", optional=True)
 _LIST = ("[", "]")
 
 HARMONY_CHANNELS = Channels(
@@ -29,7 +31,17 @@ THOUGHT_FORMATS = (
         "<think>",
         "</think>",
         (
-            *("deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41", "qwen3", "glm45", "glm47", "kimi_k2", "mimo"),
+            *(
+                "deepseek_r1",
+                "deepseek_v3",
+                "deepseek_v4",
+                "deepseek_v41",
+                "qwen3",
+                "glm45",
+                "glm47",
+                "kimi_k2",
+                "mimo",
+            ),
             *("minimax_m2", "nemotron_v3", "olmo3", "step3", "step3p5", "holo2", "poolside_v1", "ling3", "minicpmv"),
         ),
         frames=("<response>", "</response>", "<answer>", "</answer>"),
@@ -70,7 +82,11 @@ CALL_FORMATS = (
     CallFormat(
         "qwen3-coder",
         ParameterCalls(
-            name=("<function=", ">"), key=("<parameter=", ">"), value=("", "</parameter>"), end="</function>", in_lines=True
+            name=("<function=", ">"),
+            key=("<parameter=", ">"),
+            value=("", "</parameter>"),
+            end="</function>",
+            in_lines=True,
         ),
         "<tool_call>",
         "</tool_call>",
@@ -80,7 +96,12 @@ CALL_FORMATS = (
     CallFormat(
         "glm",
         ParameterCalls(
-            name=("", ""), key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>"), end="", indent="", last=""
+            name=("", ""),
+            key=("<arg_key>", "</arg_key>"),
+            value=("<arg_value>", "</arg_value>"),
+            end="",
+            indent="",
+            last="",
         ),
         "<tool_call>",
         "</tool_call>",
@@ -123,9 +144,7 @@ CALL_FORMATS = (
     CallFormat("deepseek-v4", *_dsml("tool_calls"), ("deepseek_v4", "deepseek_v41"), repeats=True, inner=("\n", "\n")),
     CallFormat(
         "deepseek-v3",
-        NamedCalls(
-            f"{_DEEPSEEK_BEFORE}function{_DEEPSEEK_SEPARATOR}", "\n```json\n", f"\n```{_DEEPSEEK_AFTER}"
-        ),
+        NamedCalls(f"{_DEEPSEEK_BEFORE}function{_DEEPSEEK_SEPARATOR}", "\n```json\n", f"\n```{_DEEPSEEK_AFTER}"),
         *_DEEPSEEK_SECTION,
         ("deepseek_v3",),
         repeats=True,
@@ -141,7 +160,11 @@ CALL_FORMATS = (
     CallFormat(
         "kimi-k2",
         NamedCalls(
-            "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", prefix="functions.", numbers=True
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            prefix="functions.",
+            numbers=True,
         ),
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
@@ -149,8 +172,15 @@ CALL_FORMATS = (
         repeats=True,
         separator="",
     ),
-    CallFormat("mistral", NamedCalls("", "[ARGS]", "", id_mark="[CALL_ID]", optional=True), "[TOOL_CALLS]", separator=""),
-    CallFormat("mistral-list", _OBJECTS, "[TOOL_CALLS]", "", (), True, ",;[]", ", ", _LIST),
+    CallFormat(
+        "mistral",
+        EitherForm((_NAMED, _OBJECTS)),
+        "[TOOL_CALLS]",
+        repeats=True,
+        separators=",;[]",
+        separator="[TOOL_CALLS]",
+    ),
+    CallFormat("mistral-list", EitherForm((_OBJECTS, _NAMED)), "[TOOL_CALLS]", "", (), True, ",;[]", ", ", _LIST),
     CallFormat("functionary", NamedCalls("", ">", "</function>"), "<function=", "", separator=""),
     CallFormat("gemma4", QuotedCalls("call:", '<|"|>'), "<|tool_call>", "<tool_call|>", separator=""),
     CallFormat(
@@ -203,6 +233,12 @@ CALL_FORMATS = (
         prefixes=("<|python_start|>", "<|python_tag|>"),
     ),
 )
+
+DEFAULT_CALLS = next(one for one in CALL_FORMATS if one.name == "hermes")
+"""Calls of models whose templates render no tools; Quire describes the tools, and this form, in a message."""
+
+PLAIN_JSON = CallFormat("json", _OBJECTS, "", "", (), True, ",;[]", ", ", _LIST)
+"""Calls of an output that is held to a JSON schema."""
 
 HARMONY = Dialect(
     ThoughtFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", ("openai_gptoss",)),

@@ -86,6 +86,14 @@ class Dialect:
     channels: Channels | None = None
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts that structure an output."""
+        thought, calls = self.thought, self.calls
+        of_thought = (thought.start, thought.end, *thought.frames) if thought else ()
+        of_calls = (*calls.openings, calls.closing, *calls.prefixes, calls.form.written("f", "{}")) if calls else ()
+        return tuple(filter(None, (*of_thought, *of_calls)))
+
+    @property
     def name(self) -> str:
         """The names of its parts, such as `think+hermes`; `plain` without any."""
         names = dict.fromkeys(part.name for part in (self.thought, self.calls) if part is not None)

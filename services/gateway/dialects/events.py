@@ -46,7 +46,7 @@ def merged(events: list[Event]) -> list[Event]:
     for event in events:
         last = found[-1] if found else None
         if isinstance(event, Reasoning | Text | Arguments) and type(event) is type(last):
-            found[-1] = type(event)(last.text + event.text)  # type: ignore[union-attr]
+            found[-1] = type(event)(last.text + event.text)
         else:
             found.append(event)
     return found

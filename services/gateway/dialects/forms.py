@@ -50,3 +50,28 @@ class CallForm(Protocol):
 
     def written(self, name: str, arguments: str, call_id: str = "") -> str:
         """Return a call as a model writes it. `arguments` is the text of a JSON object."""
+
+
+@dataclass(frozen=True)
+class EitherForm:
+    """One of several forms. The first is the one to write."""
+
+    forms: tuple[CallForm, ...]
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """See CallForm."""
+        return self.forms[0].marks
+
+    def read(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        start = target.scan.at
+        for form in self.forms:
+            if (yield from form.read(target)):
+                return True
+            target.scan.at = start
+        return False
+
+    def written(self, name: str, arguments: str, call_id: str = "") -> str:
+        """See CallForm."""
+        return self.forms[0].written(name, arguments, call_id)

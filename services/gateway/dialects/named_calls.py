@@ -26,7 +26,7 @@ class NamedCalls:
     @property
     def marks(self) -> tuple[str, ...]:
         """See CallForm."""
-        return (self.before, self.between.strip())
+        return (self.between.strip(),)
 
     def read(self, target: CallTarget) -> Reading[bool]:
         """See CallForm."""
@@ -69,5 +69,3 @@ class NamedCalls:
             scan.at -= len(stop.marker)
             return "".join(found)
         return ""
-
-

@@ -5,7 +5,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+_TYPES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+}
 _MAX_REFERENCES = 16
 _UNIONS = ("anyOf", "oneOf", "allOf")
 

@@ -176,5 +176,3 @@ class _WithoutLines:
         self._held = whole[len(text) :]
         if text:
             self._emit(text)
-
-

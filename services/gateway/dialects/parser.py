@@ -1,14 +1,26 @@
 """The parser of all dialects: the text of one sample, in any pieces, becomes events."""
 
+from collections import Counter
+from enum import Enum
+
 from services.gateway.dialects.channels import ChannelReader
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
-from services.gateway.dialects.events import CallStart, Event, Reasoning, Text
+from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 from services.gateway.dialects.forms import CallTarget
+from services.gateway.dialects.json_text import loaded
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.scanner import Markers, Reading, Scanner
 
 _NO_TOOLS = OfferedTools({})
 _BLANKS = " \t\r\n"
+
+
+class ParseFailure(Enum):
+    """What an output has instead of a call. The values are labels of metrics."""
+
+    NO_CALL = "no-call"  # an opening mark, and no call of an offered tool behind it
+    ARGUMENTS = "arguments"  # a call whose arguments are no JSON object
+    CUT = "cut"  # a call that the end of the output cuts
 
 
 class DialectParser:
@@ -18,12 +30,23 @@ class DialectParser:
     mark and what follows are text. Whitespace next to thoughts and calls is no text.
     """
 
-    def __init__(self, dialect: Dialect, tools: OfferedTools = _NO_TOOLS, *, in_thought: bool = False) -> None:
-        """`in_thought`: the prompt has begun a thought."""
+    def __init__(
+        self,
+        dialect: Dialect,
+        tools: OfferedTools = _NO_TOOLS,
+        *,
+        in_thought: bool = False,
+        drops_text: bool = False,
+    ) -> None:
+        """`in_thought`: the prompt has begun a thought. `drops_text`: the output is held to calls.
+
+        Such an output has text only where its end cuts a call before its arguments.
+        """
+        self._drops_text = drops_text
         self._scan = Scanner()
         self._events: list[Event] = []
-        self.failures = 0
-        """Number of openings that no call followed."""
+        self.failures: Counter[ParseFailure] = Counter()
+        self._arguments: list[str] = []
         self.calls = 0
         """Number of calls that have begun."""
         self._dialect = dialect
@@ -33,6 +56,16 @@ class DialectParser:
         else:
             self._reading = self._read(in_thought=in_thought and dialect.thought is not None)
         self._advance()
+
+    @property
+    def dialect_name(self) -> str:
+        """The name of the dialect."""
+        return self._dialect.name
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the output may have thoughts."""
+        return self._dialect.thought is not None
 
     def push(self, text: str) -> list[Event]:
         """Add generated text; return the events that are certain."""
@@ -56,8 +89,17 @@ class DialectParser:
         return events
 
     def _emit(self, event: Event) -> None:
-        self.calls += isinstance(event, CallStart)
+        if self._drops_text and isinstance(event, Text):
+            return
         self._events.append(event)
+        match event:
+            case CallStart():
+                self.calls += 1
+                self._arguments.clear()
+            case Arguments(text):
+                self._arguments.append(text)
+            case CallEnd() if not isinstance(loaded("".join(self._arguments)), dict):
+                self.failures[ParseFailure.CUT if self._scan.ended else ParseFailure.ARGUMENTS] += 1
 
     def _text(self, text: str) -> None:
         self._emit(Text(text))
@@ -100,7 +142,7 @@ class DialectParser:
             elif calls and (yield from self._section(calls)):
                 yield from self._scan.skip()
             else:
-                self.failures += 1
+                self.failures[ParseFailure.NO_CALL] += 1
                 self._text(found.before + found.marker)
 
     def _thought(self, thought: ThoughtFormat) -> Reading[None]:

@@ -19,9 +19,9 @@ _ARGUMENTS = {"word": "page", "count": 3}
 _PROPERTIES = {"word": {"type": "string"}, "count": {"type": "integer"}}
 _PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": ["word"]}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Looks up.", "parameters": _PARAMETERS}}
-_CALL = {"type": "function", "id": _ID, "function": {"name": _NAME, "arguments": _ARGUMENTS}}
-_USER = {"role": "user", "content": "Hello."}
-_RESULT = {"role": "tool", "tool_call_id": _ID, "name": _NAME, "content": "A leaf."}
+_CALL: dict[str, Any] = {"type": "function", "id": _ID, "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+_USER: dict[str, Any] = {"role": "user", "content": "Hello."}
+_RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": _ID, "name": _NAME, "content": "A leaf."}
 _TOOLS = OfferedTools({_NAME: _PARAMETERS})
 _MARK = 40  # characters
 _CONTENTS = ("", None, "I look it up.")
@@ -40,7 +40,7 @@ def _calls(render: Render, source: str) -> CallFormat | None:
     """Return the format in which the template writes a call."""
     before = render([_USER], [_TOOL], True)
     for content in _CONTENTS:
-        calling = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
+        calling: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
         for conversation in ([_USER, calling, _RESULT], [_USER, calling]):
             turn = _turn(before, render(conversation, [_TOOL], False), "A leaf.")
             for calls in CALL_FORMATS if turn else ():

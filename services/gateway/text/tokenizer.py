@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import tokenizers
 
+from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
 from services.gateway.text.literal_text import LiteralText
@@ -22,6 +23,7 @@ from services.models.token_bytes import BYTE_CHARACTERS, TokenBytes, token_bytes
 # The character for a space in SentencePiece vocabularies.
 _SPACE_MARK = "\u2581"
 
+_MARK_TOKENS = 32
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -51,12 +53,14 @@ class Tokenizer:
     Owns `backend` and turns off its truncation and padding, which are settings of training.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate, selection: DialectSelection = UNSELECTED
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._chat_template = chat_template
-        self._chat = ChatRenderer(chat_template)
+        self._chat = ChatRenderer(chat_template, selection)
         self._literal = LiteralText(backend, self._names_of_template)
         self._special_ids = _special_ids(backend)
         self._bytes = _byte_tokens(backend)
@@ -66,7 +70,7 @@ class Tokenizer:
         self._texts = {skip: _TokenTexts(self, skip) for skip in (False, True)}
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
+    def load(cls, folder: Path, selection: DialectSelection = UNSELECTED) -> "Tokenizer":
         """Read the tokenizer of a Hugging Face model folder. Raises TokenizerLoadError."""
         try:
             loaded = load_tokenizer(folder)
@@ -74,8 +78,9 @@ class Tokenizer:
             raise TokenizerLoadError(str(error)) from error
         default, tools = loaded.templates
         template = ChatTemplate(default and default.text, loaded.named, tools and tools.text)
-        made = cls(loaded.backend, template)
+        made = cls(loaded.backend, template, selection)
         made.chat.features.find()
+        _ = made.dialect_has_special_tokens  # found now, so that no request waits for it
         return made
 
     @property
@@ -156,9 +161,25 @@ class Tokenizer:
         """Return True if the id is a special token, such as the end of a turn."""
         return token_id in self._special_ids
 
-    def is_special_token(self, text: str) -> bool:
-        """Return True if the text is the name of a special token."""
-        return self._backend.token_to_id(text) in self._special_ids
+    @cached_property
+    def dialect_has_special_tokens(self) -> bool:
+        """Whether special tokens mark the thoughts or calls of the model."""
+        parts = self.encode_parts(self._chat.dialect.marks)
+        return any(token_id in self._special_ids for ids in parts for token_id in ids)
+
+    @cached_property
+    def thought_mark_ids(self) -> tuple[int, int] | None:
+        """The tokens that begin and end a thought; None if a mark is not one token."""
+        thought = self._chat.dialect.thought
+        parts = self.encode_parts((thought.start, thought.end)) if thought else []
+        return (parts[0][0], parts[1][0]) if parts and all(len(one) == 1 for one in parts) else None
+
+    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the mark that begins a thought."""
+        thought = self._chat.dialect.thought
+        if thought is None:
+            return False
+        return self.decode(prompt_ids[-_MARK_TOKENS:], skip_special_tokens=False).rstrip().endswith(thought.start)
 
     def exists(self, token_id: int) -> bool:
         """Return True if the id is a token. Models with a padded vocabulary can generate other ids."""
