@@ -5,7 +5,10 @@ import re
 from services.gateway.dialects.dialect import Channels
 from services.gateway.dialects.events import Reasoning, Text
 from services.gateway.dialects.forms import CallTarget
+from services.gateway.dialects.json_text import stream_object
 from services.gateway.dialects.scanner import Markers, Reading
+
+_TO = "to="
 
 
 class ChannelReader:
@@ -21,8 +24,7 @@ class ChannelReader:
 
     def read(self) -> Reading[None]:
         """Read the whole output."""
-        found = yield from self._scan.until(self._between, lambda part: self._target.emit(Text(part)))
-        marker = found.marker
+        marker = yield from self._first()
         while marker:
             if marker in self._channels.ends:
                 marker = (yield from self._scan.until(self._between, lambda _: None)).marker
@@ -31,6 +33,14 @@ class ChannelReader:
             if header is None:
                 return
             marker = yield from self._message(header)
+
+    def _first(self) -> Reading[str]:
+        """Read what stands in front of the first mark, which may be the rest of a header; return the mark behind it."""
+        yield from self._scan.skip()
+        if not (yield from self._scan.expect(_TO)):
+            return (yield from self._scan.until(self._between, lambda part: self._target.emit(Text(part)))).marker
+        header = yield from self._header(f" {_TO}")
+        return "" if header is None else (yield from self._message(header))
 
     def _header(self, marker: str) -> Reading[str | None]:
         """Return the header that a mark begins, None if it does not end."""
@@ -50,16 +60,11 @@ class ChannelReader:
         return (yield from self._scan.until(self._between, lambda part: self._target.emit(kind(part)))).marker
 
     def _call(self, name: str) -> Reading[str]:
-        begun: list[bool] = []
-
-        def add(part: str) -> None:
-            begun.append(True)
-            self._target.arguments(part)
-
         self._target.start(name)
-        yield from self._scan.skip()
-        found = yield from self._scan.until(self._between, add)
-        if not begun:
+        if (yield from self._scan.skip()) == "{":
+            yield from stream_object(self._scan, self._target.arguments, self._channels.ends[0])
+        else:
             self._target.arguments("{}")
+        found = yield from self._scan.until(self._between, lambda _: None)
         self._target.end()
         return found.marker

@@ -5,7 +5,6 @@ against. Formats are tried in this order to find that of a template.
 """
 
 from services.gateway.dialects.dialect import CallFormat, Channels, Dialect, ThoughtFormat
-from services.gateway.dialects.forms import EitherForm
 from services.gateway.dialects.json_calls import JsonCalls
 from services.gateway.dialects.named_calls import NamedCalls
 from services.gateway.dialects.parameter_calls import ParameterCalls
@@ -118,6 +117,7 @@ CALL_FORMATS = (
         separators=",;[]",
         inner=("\n", "\n"),
     ),
+    CallFormat("phi4-tags", _OBJECTS, "<|tool_call|>", "<|/tool_call|>", (), True, ",[]", ", ", _LIST),
     CallFormat("granite", _OBJECTS, "<|tool_call|>", "", (), True, ",[]", ", ", _LIST, ("<tool_call>",)),
     CallFormat(
         "seed",
@@ -174,20 +174,29 @@ CALL_FORMATS = (
     ),
     CallFormat(
         "mistral",
-        EitherForm((_NAMED, _OBJECTS)),
+        _NAMED,
         "[TOOL_CALLS]",
         repeats=True,
         separators=",;[]",
         separator="[TOOL_CALLS]",
+        more_forms=(_OBJECTS,),
     ),
-    CallFormat("mistral-list", EitherForm((_OBJECTS, _NAMED)), "[TOOL_CALLS]", "", (), True, ",;[]", ", ", _LIST),
+    CallFormat(
+        "mistral-list",
+        _OBJECTS,
+        "[TOOL_CALLS]",
+        repeats=True,
+        separators=",;[]",
+        separator=", ",
+        inner=_LIST,
+        more_forms=(_NAMED,),
+    ),
     CallFormat("functionary", NamedCalls("", ">", "</function>"), "<function=", "", separator=""),
     CallFormat("gemma4", QuotedCalls("call:", '<|"|>'), "<|tool_call>", "<tool_call|>", separator=""),
     CallFormat(
         "functiongemma", QuotedCalls("call:", "<escape>"), "<start_function_call>", "<end_function_call>", separator=""
     ),
     CallFormat("phi4", _OBJECTS, "functools", "", ("phi4_mini_json",), True, ",[]", ", ", _LIST),
-    CallFormat("phi4-tags", _OBJECTS, "<|tool_call|>", "<|/tool_call|>", (), True, ",[]", ", ", _LIST),
     CallFormat("nemotron", _OBJECTS, "<TOOLCALL>", "</TOOLCALL>", (), True, ",[]", ", ", _LIST),
     CallFormat(
         "cohere",

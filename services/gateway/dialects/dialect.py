@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallForm
+from services.gateway.dialects.forms import CallForm, CallTarget, WrittenCall
+from services.gateway.dialects.scanner import Reading
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class CallFormat:
 
     Without an opening, an answer consists of calls or of text, but may begin with one of `prefixes`. Without a closing
     mark, a section ends with its last call. One section has several calls if it `repeats`, with `separators` and
-    whitespace between them, and `separator` where Quire writes them. `more_openings` are read like the opening, and
+    whitespace between them, and `separator` where Quire writes them. `more_openings` and `more_forms` are read, too, and
     never written. `inner` is written within both marks, around the calls of a section.
     """
 
@@ -41,12 +42,22 @@ class CallFormat:
     separator: str = "\n"
     inner: tuple[str, str] = ("", "")
     more_openings: tuple[str, ...] = ()
+    more_forms: tuple[CallForm, ...] = ()
     prefixes: tuple[str, ...] = ()
 
     @property
     def openings(self) -> tuple[str, ...]:
         """All opening marks."""
         return (self.opening, *self.more_openings) if self.opening else ()
+
+    def read(self, target: CallTarget) -> Reading[bool]:
+        """Read one call in any of the forms. Return False, and read nothing, if there is none."""
+        start = target.scan.at
+        for form in (self.form, *self.more_forms):
+            if (yield from form.read(target)):
+                return True
+            target.scan.at = start
+        return False
 
     def section(self, calls: list[str]) -> str:
         """Return written calls with the marks around them."""
@@ -90,7 +101,11 @@ class Dialect:
         """The texts that structure an output."""
         thought, calls = self.thought, self.calls
         of_thought = (thought.start, thought.end, *thought.frames) if thought else ()
-        of_calls = (*calls.openings, calls.closing, *calls.prefixes, calls.form.written("f", "{}")) if calls else ()
+        of_calls = (
+            (*calls.openings, calls.closing, *calls.prefixes, calls.form.written(WrittenCall("f", "{}")))
+            if calls
+            else ()
+        )
         return tuple(filter(None, (*of_thought, *of_calls)))
 
     @property

@@ -2,11 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.scanner import Reading, Scanner
+
+
+class WrittenCall(NamedTuple):
+    """A call to write. `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
 
 
 @dataclass
@@ -48,30 +56,5 @@ class CallForm(Protocol):
     def read(self, target: CallTarget) -> Reading[bool]:
         """Read one call. Return False, without events, if what follows is none of an offered tool."""
 
-    def written(self, name: str, arguments: str, call_id: str = "") -> str:
-        """Return a call as a model writes it. `arguments` is the text of a JSON object."""
-
-
-@dataclass(frozen=True)
-class EitherForm:
-    """One of several forms. The first is the one to write."""
-
-    forms: tuple[CallForm, ...]
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """See CallForm."""
-        return self.forms[0].marks
-
-    def read(self, target: CallTarget) -> Reading[bool]:
-        """See CallForm."""
-        start = target.scan.at
-        for form in self.forms:
-            if (yield from form.read(target)):
-                return True
-            target.scan.at = start
-        return False
-
-    def written(self, name: str, arguments: str, call_id: str = "") -> str:
-        """See CallForm."""
-        return self.forms[0].written(name, arguments, call_id)
+    def written(self, call: WrittenCall) -> str:
+        """Return a call as a model writes it."""

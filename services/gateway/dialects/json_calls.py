@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallTarget
+from services.gateway.dialects.forms import CallTarget, WrittenCall
 from services.gateway.dialects.json_text import loaded, read_value, stream_object
 from services.gateway.dialects.scanner import Reading
 
@@ -24,7 +24,7 @@ class JsonCalls:
     @property
     def marks(self) -> tuple[str, ...]:
         """See CallForm."""
-        return ()
+        return (f'"{self.argument_keys[0]}',)
 
     def read(self, target: CallTarget) -> Reading[bool]:
         """See CallForm."""
@@ -32,9 +32,10 @@ class JsonCalls:
             return False
         return (yield from _Object(self, target).read())
 
-    def written(self, name: str, arguments: str, call_id: str = "") -> str:
+    def written(self, call: WrittenCall) -> str:
         """See CallForm."""
-        return f'{{"{self.name_key}": {json.dumps(name, ensure_ascii=False)}, "{self.argument_keys[0]}": {arguments}}}'
+        name = json.dumps(call.name, ensure_ascii=False)
+        return f'{{"{self.name_key}": {name}, "{self.argument_keys[0]}": {call.arguments}}}'
 
 
 class _Object:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallTarget
+from services.gateway.dialects.forms import CallTarget, WrittenCall
 from services.gateway.dialects.json_text import stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -51,11 +51,11 @@ class NamedCalls:
         target.end()
         return True
 
-    def written(self, name: str, arguments: str, call_id: str = "") -> str:
+    def written(self, call: WrittenCall) -> str:
         """See CallForm."""
-        written = call_id if self.numbers and call_id else self.prefix + name
-        marked = f"{self.id_mark}{call_id}" if self.id_mark and call_id else ""
-        return f"{self.before}{written}{marked}{self.between}{arguments}{self.after}"
+        name = call.id if self.numbers and call.id else self.prefix + call.name
+        marked = f"{self.id_mark}{call.id}" if self.id_mark and call.id else ""
+        return f"{self.before}{name}{marked}{self.between}{call.arguments}{self.after}"
 
     def _id(self, target: CallTarget, name: str, prefixed: bool) -> Reading[str]:
         scan = target.scan

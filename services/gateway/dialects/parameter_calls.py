@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallTarget
+from services.gateway.dialects.forms import CallTarget, WrittenCall
 from services.gateway.dialects.offered_tools import json_of
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -52,11 +52,11 @@ class ParameterCalls:
         target.end()
         return True
 
-    def written(self, name: str, arguments: str, call_id: str = "") -> str:
+    def written(self, call: WrittenCall) -> str:
         """See CallForm."""
         around = "\n" if self.in_lines else ""
-        parts = [f"{self.name[0]}{name}{self.name[1]}"]
-        for key, value in json.loads(arguments).items():
+        parts = [f"{self.name[0]}{call.name}{self.name[1]}"]
+        for key, value in json.loads(call.arguments).items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             says = f'{"true" if isinstance(value, str) else "false"}">' if self.says_type else ""
             parts.append(f"{self.indent}{self.key[0]}{key}{self.key[1]}{says}{self.value[0]}{around}{text}{around}")

@@ -178,7 +178,7 @@ class DialectParser:
         while calls.repeats or not read:
             start = scan.at
             yield from scan.skip(calls.separators + _BLANKS)
-            if not (yield from calls.form.read(target)):
+            if not (yield from calls.read(target)):
                 scan.at = start
                 break
             read += 1

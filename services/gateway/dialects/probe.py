@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.gateway.dialects.declarations import CALL_FORMATS, HARMONY, HARMONY_CHANNELS, THOUGHT_FORMATS
@@ -33,11 +34,11 @@ def dialect_of(render: Render, source: str) -> Dialect:
     """Return the dialect of the template with this source. What it does not show is None."""
     if all(mark in source for mark in HARMONY_CHANNELS.marks):
         return HARMONY
-    return Dialect(_thought(render, source), _calls(render, source))
+    return Dialect(_thought(render, source), written_calls(render) or _described_calls(source))
 
 
-def _calls(render: Render, source: str) -> CallFormat | None:
-    """Return the format in which the template writes a call."""
+def written_calls(render: Render) -> CallFormat | None:
+    """Return the format in which the template writes a call, None if it writes none in a known one."""
     before = render([_USER], [_TOOL], True)
     for content in _CONTENTS:
         calling: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
@@ -46,12 +47,17 @@ def _calls(render: Render, source: str) -> CallFormat | None:
             for calls in CALL_FORMATS if turn else ():
                 if _reads(calls, turn):
                     return calls
-    return next((calls for calls in CALL_FORMATS if _has_marks(source, calls)), None)
+    return None
 
 
-def _has_marks(source: str, calls: CallFormat) -> bool:
-    """Return whether a template that writes no calls has the marks of a format: it describes them, or reads results."""
-    return bool(calls.opening) and all(mark in source for mark in (calls.opening, calls.closing, *calls.form.marks))
+def _described_calls(source: str) -> CallFormat | None:
+    """Return the format whose marks are in a template that writes no calls: it describes them, or refuses the probe."""
+    return next((calls for calls in CALL_FORMATS if calls.opening and all(mark in source for mark in _marks(calls))), None)
+
+
+def _marks(calls: CallFormat) -> tuple[str, ...]:
+    is_shared = sum((one.opening, one.closing) == (calls.opening, calls.closing) for one in CALL_FORMATS) > 1
+    return (calls.opening, calls.closing, *(calls.form.marks if is_shared else ()))
 
 
 def _turn(before: str, rendered: str, result: str) -> str:
@@ -69,7 +75,7 @@ def _is_in_mark(text: str) -> bool:
 
 def _reads(calls: CallFormat, turn: str) -> bool:
     """Return whether the turn has the probe's call in this format, and without an opening mark nothing before it."""
-    parser = DialectParser(Dialect(None, calls), _TOOLS)
+    parser = DialectParser(Dialect(None, replace(calls, more_forms=(), more_openings=())), _TOOLS)
     events: list[Event] = merged(parser.push(turn) + parser.finish())
     named = [event.name for event in events if isinstance(event, CallStart)]
     given = [loaded(event.text) for event in events if isinstance(event, Arguments)]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms import CallTarget
+from services.gateway.dialects.forms import CallTarget, WrittenCall
 from services.gateway.dialects.scanner import Reading, Scanner
 
 _STRUCTURE = re.compile(r"""\\.|["'()\[\]{}]""", re.DOTALL)
@@ -34,9 +34,9 @@ class PythonCalls:
         target.whole(name, json.dumps(arguments, ensure_ascii=False))
         return True
 
-    def written(self, name: str, arguments: str, call_id: str = "") -> str:
+    def written(self, call: WrittenCall) -> str:
         """See CallForm."""
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in json.loads(arguments).items())})"
+        return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in json.loads(call.arguments).items())})"
 
 
 def _up_to_parenthesis(scan: Scanner) -> Reading[str | None]:

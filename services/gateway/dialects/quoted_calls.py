@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms import CallTarget
+from services.gateway.dialects.forms import CallTarget, WrittenCall
 from services.gateway.dialects.json_text import loaded
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -40,9 +40,9 @@ class QuotedCalls:
         target.whole(name, json.dumps(arguments, ensure_ascii=False))
         return True
 
-    def written(self, name: str, arguments: str, call_id: str = "") -> str:
+    def written(self, call: WrittenCall) -> str:
         """See CallForm."""
-        return f"{self.before}{name}{self._value(json.loads(arguments))}"
+        return f"{self.before}{call.name}{self._value(json.loads(call.arguments))}"
 
     def _value(self, value: Any) -> str:
         if isinstance(value, dict):

@@ -14,7 +14,7 @@ Delta = dict[str, Any]
 
 
 class DialectDeltas:
-    """The deltas of one sample. Without `parallel`, calls after the first are dropped; without `reasoning`, thoughts."""
+    """The deltas of one sample. Drops calls after the first without `parallel`, and thoughts without `reasoning`."""
 
     def __init__(
         self,
