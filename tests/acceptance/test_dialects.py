@@ -32,7 +32,6 @@ PUBLISHED = {
     "MiniMax-M2": "think+minimax-m2",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "think+qwen3-coder",
-    "NVIDIA-Nemotron-Nano-v2": "think+nemotron",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
     "Qwen-QwQ-32B": "think+hermes",
@@ -58,6 +57,7 @@ PUBLISHED = {
 }
 # Templates that show their form of calls, or of thoughts, without writing it.
 DESCRIBED = {
+    "NVIDIA-Nemotron-Nano-v2": "think+nemotron",  # it begins thoughts that it does not end
     "Kimi-K2-Thinking": "think+kimi-k2",
     "ibm-granite-granite-3.3-2B-Instruct": "think+granite",
     "microsoft-Phi-3.5-mini-instruct": "hermes",
@@ -167,9 +167,7 @@ def test_what_is_read_of_a_turn_is_rendered_as_the_same_turn(name: str, template
 def message(
     thought: str, answer: str, calls: list[tuple[str, dict[str, Any]]], name: str, ids: list[str] | None = None
 ) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "assistant"}
-    if answer or not calls or "R1" not in name:
-        made["content"] = answer
+    made: dict[str, Any] = {"role": "assistant", "content": answer or (None if calls and "R1" in name else "")}
     if thought:
         made["reasoning"] = thought
     if calls:

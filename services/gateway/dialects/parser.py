@@ -155,6 +155,7 @@ class DialectParser:
                 yield from self._scan.skip("\n")
                 return
             if found.marker == thought.start:
+                yield from self._scan.skip("\n")
                 continue
             if calls and (yield from self._section(calls)):
                 yield from self._scan.skip()
@@ -195,6 +196,6 @@ class DialectParser:
         yield from self._scan.skip()
         if calls.closing:
             yield from self._scan.skip(calls.separators + _BLANKS)
-        if not (yield from self._scan.expect(calls.closing or calls.inner[1].strip())):
+        if not (yield from self._scan.expect(calls.closing or "]" * ("]" in calls.separators))):
             self._scan.at = start
         self._scan.pinned = False

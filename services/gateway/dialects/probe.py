@@ -57,7 +57,7 @@ def _described_calls(source: str) -> CallFormat | None:
 
 def _marks(calls: CallFormat) -> tuple[str, ...]:
     is_shared = sum((one.opening, one.closing) == (calls.opening, calls.closing) for one in CALL_FORMATS) > 1
-    return (calls.opening, calls.closing, *(calls.form.marks if is_shared else ()))
+    return (calls.opening, calls.closing, *(calls.form.marks if is_shared and calls.closing else ()))
 
 
 def _turn(before: str, rendered: str, result: str) -> str:
