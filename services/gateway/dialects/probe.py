@@ -52,7 +52,9 @@ def written_calls(render: Render) -> CallFormat | None:
 
 def _described_calls(source: str) -> CallFormat | None:
     """Return the format whose marks are in a template that writes no calls: it describes them, or refuses the probe."""
-    return next((calls for calls in CALL_FORMATS if calls.opening and all(mark in source for mark in _marks(calls))), None)
+    return next(
+        (calls for calls in CALL_FORMATS if calls.opening and all(mark in source for mark in _marks(calls))), None
+    )
 
 
 def _marks(calls: CallFormat) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class ChatCompletionCall(GenerationCall):
         deltas = self.new_deltas(collected.started)
         read = [*deltas.push(output.text, output.token_ids), *deltas.finish()] if deltas else [{"content": output.text}]
         message = message_of(read)
-        self.suffix.reasoning = (self.suffix.reasoning or 0) + (deltas.reasoning_tokens if deltas else 0)
+        self.suffix.add_reasoning(deltas.reasoning_tokens if deltas else 0)
         scores = None
         if self.body.logprobs:
             scores = logprobs.for_chat(self.tokenizer(collected.started.model), output.token_ids, output.logprobs)
@@ -104,7 +104,7 @@ class _ChatChunkWriter(ChunkWriter):
     def __init__(self, chat: ChatCompletionCall) -> None:
         super().__init__(chat, _CHUNK, "delta", b'},"logprobs":null,"finish_reason":null}]')
         self._chat = chat
-        self._suffix.reasoning = 0
+        self._suffix.add_reasoning(0)
         self._deltas: list[DialectDeltas] = []
 
     def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
@@ -132,7 +132,7 @@ class _ChatChunkWriter(ChunkWriter):
         if self._deltas:
             deltas, before = self._deltas[sample], self._deltas[sample].reasoning_tokens
             chunks = b"".join([self._chunk(sample, delta) for delta in deltas.finish()])
-            self._count(deltas.reasoning_tokens - before)
+            self._suffix.add_reasoning(deltas.reasoning_tokens - before)
             called = deltas.calls > 0
         return chunks + self._last_chunk(
             sample, b"{}", generation_output.finish_fields(end, self._chat.body, tool_called=called)
@@ -143,11 +143,8 @@ class _ChatChunkWriter(ChunkWriter):
         deltas = self._deltas[delta.sample]
         before = deltas.reasoning_tokens
         read = deltas.push(delta.text, delta.token_ids)
-        self._count(deltas.reasoning_tokens - before)
+        self._suffix.add_reasoning(deltas.reasoning_tokens - before)
         return read
-
-    def _count(self, reasoning: int) -> None:
-        self._suffix.reasoning = (self._suffix.reasoning or 0) + reasoning
 
     def _delta_chunks(self, delta: gateway_pb2.Delta, deltas: list[dict[str, Any]]) -> bytes:
         """Encode a delta with tool calls, log-probabilities or token ids. The first chunk has all of the latter two."""

@@ -120,6 +120,12 @@ class ChunkSuffix:
         self._write(self._usage)
         return True
 
+    def add_reasoning(self, count: int) -> None:
+        """Add tokens of thoughts."""
+        self.reasoning = (self.reasoning or 0) + count
+        if count and self._usage is not None:
+            self._write(self._usage)
+
     def _write(self, counted: gateway_pb2.Usage) -> None:
         self.value = b',"usage":%b}\n\n' % to_json(usage([counted], self.reasoning)).encode()
 
