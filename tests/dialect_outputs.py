@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from services.gateway.dialects.declarations import CALL_FORMATS, HARMONY, THOUGHT_FORMATS
 from services.gateway.dialects.dialect import CallFormat, Dialect
 from services.gateway.dialects.events import Arguments, CallStart, Event, Reasoning, Text, merged
-from services.gateway.dialects.forms import WrittenCall
+from services.gateway.dialects.forms.call_form import WrittenCall
+from services.gateway.dialects.forms.parameter_calls import ParameterCalls
+from services.gateway.dialects.forms.quoted_calls import QuotedCalls
 from services.gateway.dialects.offered_tools import OfferedTools
-from services.gateway.dialects.parameter_calls import ParameterCalls
 from services.gateway.dialects.parser import DialectParser
-from services.gateway.dialects.quoted_calls import QuotedCalls
 
 DIALECTS = [
     *(Dialect(THOUGHT_FORMATS[at % len(THOUGHT_FORMATS)], calls) for at, calls in enumerate(CALL_FORMATS)),
@@ -116,7 +116,7 @@ def random_output(draw: Random, dialect: Dialect, most_calls: int = 3) -> Output
     calls = [_random_call(draw, form) for _ in range(draw.choice([0, *range(1, most_calls + 1)]))]
     thought = "I think: 1 < 2." if dialect.thought and draw.random() < 0.6 else ""
     answer = "Let me see,\nthen." if not calls or (form.opening and draw.random() < 0.6) else ""
-    writes = dialect.channels and _on_channels or _between_marks
+    writes = _on_channels if dialect.channels else _between_marks
     return Output(writes(dialect, thought, answer, calls), thought, answer, calls)
 
 

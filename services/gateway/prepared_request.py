@@ -105,7 +105,7 @@ class Preparation:
         _set_times(submission, admitted.deadline, info.arrival)
         progress = RequestProgress(len(token_ids))
         defaults, deadline = admitted.model_defaults, admitted.deadline
-        in_thought = given.prompt.HasField("chat") and model.tokenizer.opens_thought(token_ids)
+        in_thought = given.prompt.HasField("chat") and model.tokenizer.dialect_tokens.open_thought(token_ids)
         arrival, span = info.arrival, info.span
         return PreparedRequest(model, request, defaults, submission, arrival, deadline, progress, span, in_thought)
 

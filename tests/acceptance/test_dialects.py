@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from os.path import commonprefix
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -126,7 +125,7 @@ class Conversations:
         opened, asked = (made.render(Conversation([USER], self._tools, {}, open_turn=one)) for one in (True, False))
         thinking = self._rendered({"role": "assistant", "content": "Hello.", "reasoning": "I think."})
         marks = (thought.start, thought.end) if thought else ("\0", "\0")
-        self._asked = PART_OF_MARK.sub("", commonprefix([asked, marked, thinking])).removesuffix(marks[0])
+        self._asked = PART_OF_MARK.sub("", _common_beginning(asked, marked, thinking)).removesuffix(marks[0])
         self._header = opened.removeprefix(self._asked).partition(marks[0])[0].partition(marks[1])[0]
 
     def _rendered(self, message: Mapping[str, Any]) -> str:
@@ -138,6 +137,12 @@ class Conversations:
         assert text.startswith(self._asked)
         turn = text.removeprefix(self._asked).removeprefix(self._header)
         return END.sub("", turn.removesuffix(self._end))
+
+
+def _common_beginning(*texts: str) -> str:
+    shortest = min(texts, key=len)
+    ends = (at for at in range(len(shortest), -1, -1) if all(text.startswith(shortest[:at]) for text in texts))
+    return shortest[: next(ends)]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

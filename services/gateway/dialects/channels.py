@@ -4,8 +4,8 @@ import re
 
 from services.gateway.dialects.dialect import Channels
 from services.gateway.dialects.events import Reasoning, Text
-from services.gateway.dialects.forms import CallTarget
-from services.gateway.dialects.json_text import stream_object
+from services.gateway.dialects.forms.call_form import CallTarget
+from services.gateway.dialects.forms.json_text import stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
 _TO = "to="

@@ -5,11 +5,11 @@ against. Formats are tried in this order to find that of a template.
 """
 
 from services.gateway.dialects.dialect import CallFormat, Channels, Dialect, ThoughtFormat
-from services.gateway.dialects.json_calls import JsonCalls
-from services.gateway.dialects.named_calls import NamedCalls
-from services.gateway.dialects.parameter_calls import ParameterCalls
-from services.gateway.dialects.python_calls import PythonCalls
-from services.gateway.dialects.quoted_calls import QuotedCalls
+from services.gateway.dialects.forms.json_calls import JsonCalls
+from services.gateway.dialects.forms.named_calls import NamedCalls
+from services.gateway.dialects.forms.parameter_calls import ParameterCalls
+from services.gateway.dialects.forms.python_calls import PythonCalls
+from services.gateway.dialects.forms.quoted_calls import QuotedCalls
 
 _OBJECTS = JsonCalls()
 _NAMED = NamedCalls("", "[ARGS]", "", id_mark="[CALL_ID]", optional=True)
@@ -60,10 +60,10 @@ THOUGHT_FORMATS = (
     ThoughtFormat("granite", "Here is my thought process:", "Here is my response:"),
 )
 
-_DEEPSEEK_BEFORE, _DEEPSEEK_AFTER = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
-_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
-_DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # noqa: RUF001
-_DSML = "｜DSML｜"  # noqa: RUF001
+_DEEPSEEK_BEFORE, _DEEPSEEK_AFTER = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+_DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_DSML = "｜DSML｜"
 
 
 def _dsml(section: str) -> tuple[ParameterCalls, str, str]:

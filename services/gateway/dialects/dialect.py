@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallForm, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import CallForm, CallTarget, WrittenCall
 from services.gateway.dialects.scanner import Reading
 
 
@@ -28,7 +28,7 @@ class CallFormat:
 
     Without an opening, an answer consists of calls or of text, but may begin with one of `prefixes`. Without a closing
     mark, a section ends with its last call. One section has several calls if it `repeats`, with `separators` and
-    whitespace between them, and `separator` where Quire writes them. `more_openings` and `more_forms` are read, too, and
+    whitespace between them, and `separator` where Quire writes them. `more_openings` and `more_forms` are read and
     never written. `inner` is written within both marks, around the calls of a section.
     """
 

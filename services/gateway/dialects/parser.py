@@ -6,8 +6,8 @@ from enum import Enum
 from services.gateway.dialects.channels import ChannelReader
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
-from services.gateway.dialects.forms import CallTarget
-from services.gateway.dialects.json_text import loaded
+from services.gateway.dialects.forms.call_form import CallTarget
+from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.scanner import Markers, Reading, Scanner
 

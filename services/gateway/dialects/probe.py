@@ -8,7 +8,7 @@ from typing import Any
 from services.gateway.dialects.declarations import CALL_FORMATS, HARMONY, HARMONY_CHANNELS, THOUGHT_FORMATS
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
 from services.gateway.dialects.events import Arguments, CallStart, Event, Text, merged
-from services.gateway.dialects.json_text import loaded
+from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
 

@@ -16,6 +16,7 @@ import tokenizers
 from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
+from services.gateway.text.dialect_tokens import DialectTokens
 from services.gateway.text.literal_text import LiteralText
 from services.models.files.tokenizer_loading import InvalidTokenizer, load_tokenizer
 from services.models.token_bytes import BYTE_CHARACTERS, TokenBytes, token_bytes
@@ -23,7 +24,6 @@ from services.models.token_bytes import BYTE_CHARACTERS, TokenBytes, token_bytes
 # The character for a space in SentencePiece vocabularies.
 _SPACE_MARK = "\u2581"
 
-_MARK_TOKENS = 32
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -80,7 +80,7 @@ class Tokenizer:
         template = ChatTemplate(default and default.text, loaded.named, tools and tools.text)
         made = cls(loaded.backend, template, selection)
         made.chat.features.find()
-        _ = made.dialect_has_special_tokens  # found now, so that no request waits for it
+        _ = made.dialect_tokens.are_special  # found now, so that no request waits for it
         return made
 
     @property
@@ -122,6 +122,11 @@ class Tokenizer:
         """The renderer of conversations."""
         return self._chat
 
+    @cached_property
+    def dialect_tokens(self) -> DialectTokens:
+        """The tokens that mark thoughts and calls."""
+        return DialectTokens(self, self._chat.dialect)
+
     def encode_chat(self, conversation: Conversation, most: int | None = None) -> list[int]:
         """Render and encode a conversation. Special tokens in its texts are text.
 
@@ -160,26 +165,6 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Return True if the id is a special token, such as the end of a turn."""
         return token_id in self._special_ids
-
-    @cached_property
-    def dialect_has_special_tokens(self) -> bool:
-        """Whether special tokens mark the thoughts or calls of the model."""
-        parts = self.encode_parts(self._chat.dialect.marks)
-        return any(token_id in self._special_ids for ids in parts for token_id in ids)
-
-    @cached_property
-    def thought_mark_ids(self) -> tuple[int, int] | None:
-        """The tokens that begin and end a thought; None if a mark is not one token."""
-        thought = self._chat.dialect.thought
-        parts = self.encode_parts((thought.start, thought.end)) if thought else []
-        return (parts[0][0], parts[1][0]) if parts and all(len(one) == 1 for one in parts) else None
-
-    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the mark that begins a thought."""
-        thought = self._chat.dialect.thought
-        if thought is None:
-            return False
-        return self.decode(prompt_ids[-_MARK_TOKENS:], skip_special_tokens=False).rstrip().endswith(thought.start)
 
     def exists(self, token_id: int) -> bool:
         """Return True if the id is a token. Models with a padded vocabulary can generate other ids."""

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from services.gateway.dialects.dialect import CallFormat
-from services.gateway.dialects.forms import WrittenCall
+from services.gateway.dialects.forms.call_form import WrittenCall
 from services.gateway.text.chat_template import Conversation
 
 _OTHER_INSTRUCTIONS = """\

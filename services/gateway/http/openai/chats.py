@@ -43,7 +43,7 @@ class ChatCompletionCall(GenerationCall):
             prompt_ids = await self.handler.prompt_ids(self._request, self.origin.caller)
             self._request.ClearField("truncate_prompt_tokens")
             self._request.prompt.token_ids.ids[:] = prompt_ids
-            in_thought = self.tokenizer(self._request.model).opens_thought(prompt_ids)
+            in_thought = self.tokenizer(self._request.model).dialect_tokens.open_thought(prompt_ids)
         collected = await generation_output.collect(self.generate(self._request))
         collected.started.in_thought |= in_thought
         model = collected.started.model

@@ -34,7 +34,7 @@ class DialectUse:
             request.constraint.CopyFrom(self._constraint(request))
             for name in ("stop_strings", "stop_token_ids", "include_stop"):
                 request.stopping.ClearField(name)
-        elif self._tokenizer.dialect_has_special_tokens and (self._dialect.thought or self._tools.names):
+        elif self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
         self._constrained = request.HasField("constraint")
 

@@ -13,7 +13,7 @@ class ThoughtTokens:
 
     def __init__(self, tokenizer: Tokenizer, *, in_thought: bool) -> None:
         self._tokenizer = tokenizer
-        self._marks = tokenizer.thought_mark_ids
+        self._marks = tokenizer.dialect_tokens.around_thought
         self._in_thought = in_thought
         self._texts: list[str] = []
         self._count = 0

@@ -45,6 +45,7 @@ A, B = call("a", '{"x":1}'), call("b", "{}")
 CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b", "arguments": {}}'
 CALLED_B = f"<tool_call>{CALL_B}</tool_call>"
 MARK = '{"x":"\\"</tool_call>\\\\"}'
+NO_ARGUMENTS = ("", ',"arguments":""', ',"arguments":null')
 CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 
 
@@ -61,9 +62,10 @@ CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function
         ("hermes", '<tool_call>{"name":"a","id":"7","arguments":{"x":1},"index":0}</tool_call>', A),
         ("hermes", f"<tool_call>[{CALL_A},{CALL_B}]</tool_call>", [*A, *B]),
         ("hermes", "<tool_call>what?</tool_call> no", [Text("<tool_call>what?</tool_call> no")]),
-        ("hermes", f'<tool_call>{{"name":"a","arguments":{MARK}}}</tool_call>{CALL_B}', [*call("a", MARK), Text(CALL_B)]),
+        ("hermes", f'<tool_call>{{"name":"a","arguments":{MARK}}}</tool_call>{CALL_B}',
+         [*call("a", MARK), Text(CALL_B)]),
         ("hermes", f'<tool_call>"\n</tool_call> {CALLED_B}', [Text('<tool_call>"\n</tool_call>'), *B]),
-        *(("hermes", f'<tool_call>{{"name":"b"{rest}}}</tool_call>', B) for rest in ("", ',"arguments":""', ',"arguments":null')),
+        *(("hermes", f'<tool_call>{{"name":"b"{rest}}}</tool_call>', B) for rest in NO_ARGUMENTS),
         ("mistral", f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", [Text("So [TOOL"), *A, *B]),
         ("mistral", '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [*A, *B]),
         ("mistral", '[TOOL_CALLS]a[CALL_ID]Xy3[ARGS]{"x":1}', call("a", '{"x":1}', "Xy3")),
@@ -79,8 +81,8 @@ CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function
         ("qwen3-coder", "<tool_call>\n<function=z>\n</function>", [Text("<tool_call>\n<function=z>\n</function>")]),
         ("glm", "<tool_call>b\n</tool_call>", B),
         ("glm", "<tool_call>a<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>", call("a", '{"x": 1}')),
-        ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.b:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
-         "<|tool_calls_section_end|>", call("b", "{}", "functions.b:3")),
+        ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.b:3<|tool_call_argument_begin|>{}"
+         "<|tool_call_end|><|tool_calls_section_end|>", call("b", "{}", "functions.b:3")),
         ("pythonic", "[a(x=-1), b()]", [*call("a", '{"x": -1}'), *B]),
         ("pythonic", "[a(x=print(1))]", [Text("[a(x=print(1))]")]),
         ("pythonic", "[a(x={'y': [true, None]})]", call("a", '{"x": {"y": [true, null]}}')),
@@ -206,7 +208,8 @@ def test_thoughts_are_separated_from_the_answer(text: str, in_thought: bool, exp
         (' to=functions.a<|channel|>commentary json<|message|>{"x":1}<|call|>', A),
         ('<|channel|>analysis to=functions.a code<|message|>{"x":1}', A),
         ("<|channel|>commentary to=functions.b<|message|><|call|>", B),
-        ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.z<|message|>{}",
+        ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+         "<|channel|>commentary to=functions.z<|message|>{}",
          [Text("I look."), Text("{}")]),
         ("no channel", [Text("no channel")]),
     ],
@@ -216,7 +219,8 @@ def test_messages_on_channels_are_thoughts_text_and_calls(text: str, expected: l
 
 
 LIST = '[{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}, {"name":"b","arguments":{}}]'
-TAGGED = '<tool_call>\n{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}\n</tool_call>\n<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
+TAGGED = '<tool_call>\n{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}\n</tool_call>\n'
+TAGGED += '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
 
 
 @pytest.mark.parametrize(("calls", "text"), [(DEFAULT_CALLS, TAGGED), (PLAIN_JSON, LIST)])

@@ -28,8 +28,8 @@ CALLS = {
     "llama3": '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}',
     "deepseek-v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ c.function.name }}<｜tool▁sep｜>"
     "{{ c.function.arguments | tojson }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ c.function.name }}:0<|tool_call_argument_begin|>"
-    "{{ c.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>",
+    "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ c.function.name }}:0"
+    "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>",
     "pythonic": "[{{ c.function.name }}(" + ARGUMENTS + "{{ key }}={{ value | tojson }}{{ ', ' if not loop.last }}"
     "{% endfor %})]",
 }

@@ -3,8 +3,8 @@
 import json
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallTarget, WrittenCall
-from services.gateway.dialects.json_text import loaded, read_value, stream_object
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.json_text import loaded, read_value, stream_object
 from services.gateway.dialects.scanner import Reading
 
 _EMPTY = ("", "null", '""')

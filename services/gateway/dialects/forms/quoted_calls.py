@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms import CallTarget, WrittenCall
-from services.gateway.dialects.json_text import loaded
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.scanner import Markers, Reading
 
 _MAX_DEPTH = 64

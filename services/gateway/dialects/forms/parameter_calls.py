@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
 from services.gateway.dialects.offered_tools import json_of
 from services.gateway.dialects.scanner import Markers, Reading
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms import CallTarget, WrittenCall
-from services.gateway.dialects.json_text import stream_object
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.json_text import stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
 from services.gateway.dialects.scanner import Reading, Scanner
 
 _STRUCTURE = re.compile(r"""\\.|["'()\[\]{}]""", re.DOTALL)
