@@ -2,20 +2,30 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from services.gateway.dialects.dialect import Dialect
 
-if TYPE_CHECKING:
-    from services.gateway.text.tokenizer import Tokenizer
-
 _MARK_TOKENS = 32
+
+
+class MarkTokenizer(Protocol):
+    """What is needed of the model's tokenizer."""
+
+    def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """See Tokenizer."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See Tokenizer."""
+
+    def is_special(self, token_id: int) -> bool:
+        """See Tokenizer."""
 
 
 class DialectTokens:
     """The marks of one model's dialect as tokens."""
 
-    def __init__(self, tokenizer: "Tokenizer", dialect: Dialect) -> None:
+    def __init__(self, tokenizer: MarkTokenizer, dialect: Dialect) -> None:
         self._tokenizer = tokenizer
         self._dialect = dialect
 
