@@ -343,7 +343,7 @@ Global___OutputConstraint: _TypeAlias = OutputConstraint  # noqa: Y015
 
 @_typing.final
 class ToolCallGrammar(_message.Message):
-    """Calls of tools, with a new line between them. Each is, in three lines:
+    """Calls of tools. Without texts of their own they have a new line between them, and each is, in three lines:
     `<tool_call>`, `{"name": NAME, "arguments": ARGUMENTS}`, `</tool_call>`.
     """
 
@@ -351,7 +351,19 @@ class ToolCallGrammar(_message.Message):
 
     TOOLS_FIELD_NUMBER: _builtins.int
     MAX_CALLS_FIELD_NUMBER: _builtins.int
+    SECTION_BEGIN_FIELD_NUMBER: _builtins.int
+    SECTION_END_FIELD_NUMBER: _builtins.int
+    SEPARATOR_FIELD_NUMBER: _builtins.int
+    AFTER_NUMBER_FIELD_NUMBER: _builtins.int
     max_calls: _builtins.int
+    section_begin: _builtins.str
+    """For tools with texts of their own: what stands in front of all calls, behind them, and between two of them. Names of
+    special tokens in these texts, and in those of tools, are these tokens.
+    """
+    section_end: _builtins.str
+    separator: _builtins.str
+    after_number: _builtins.str
+    """Between the begin of a call and its arguments: a number, and this text behind it. Empty: neither."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]: ...
     def __init__(
@@ -359,10 +371,14 @@ class ToolCallGrammar(_message.Message):
         *,
         tools: _abc.Iterable[Global___CallableTool] | None = ...,
         max_calls: _builtins.int | None = ...,
+        section_begin: _builtins.str = ...,
+        section_end: _builtins.str = ...,
+        separator: _builtins.str = ...,
+        after_number: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_calls: _TypeAlias = _typing.Literal["max_calls"]  # noqa: Y015
     _WhichOneofArgType__max_calls: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls"]  # noqa: Y015
@@ -378,18 +394,25 @@ class CallableTool(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     parameters: _builtins.str
     """JSON schema of its arguments, as text; see OutputConstraint.json_schema. Empty: INVALID_ARGUMENT."""
+    begin: _builtins.str
+    """What stands in front of the arguments of a call, its name included, and behind them. Empty: as ToolCallGrammar says."""
+    end: _builtins.str
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        begin: _builtins.str = ...,
+        end: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ from services.engine.guided.faults import sentence
 from services.engine.guided.grammar_sources import GrammarSource, GrammarSpec, InvalidGrammar
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.text_tokenizer import text_tokenizer
+from services.engine.guided.tool_calls import END_OF_SEQUENCE
 from services.models.files.tokenizer_loading import load_tokenizer
 
 _LIMITS = LLParserLimits(
@@ -55,7 +56,7 @@ class Vocabulary:
         if not all(map(self.tokens.is_special_token, copy.hidden)):
             raise ValueError("the tokenizer's special tokens cannot be told from text")
         self.eos_token_ids = frozenset(ends)
-        self.tags = _shown_names(backend, copy.hidden - self.eos_token_ids)
+        self.tags = _hidden_names(backend, copy.hidden, self.eos_token_ids)
         self.whitespace = bounds.whitespace
         self.numbers = NumberBounds(self.tokens, bounds)
         self.keys = DistinctKeys(self.tokens)
@@ -190,7 +191,7 @@ class _State:
             raise ConstraintFailed(sentence(self._matcher.get_error()))
 
 
-def _shown_names(backend: tokenizers.Tokenizer, hidden: Set[int]) -> dict[str, int]:
-    """Return the hidden tokens that are shown in an output: the tags with which some models write calls of tools."""
+def _hidden_names(backend: tokenizers.Tokenizer, hidden: Set[int], ends: Set[int]) -> dict[str, int]:
+    """Return the hidden tokens by their names: some models write calls of tools with them."""
     added = backend.get_added_tokens_decoder()
-    return {token.content: at for at, token in added.items() if at in hidden and not token.special}
+    return {token.content: END_OF_SEQUENCE if at in ends else at for at, token in added.items() if at in hidden}

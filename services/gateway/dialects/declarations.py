@@ -114,11 +114,12 @@ CALL_FORMATS = (
         "</tool_call>",
         ("hermes", "qwen3_json", "granite4"),
         repeats=True,
+        alone=True,
         separators=",;[]",
         inner=("\n", "\n"),
     ),
     CallFormat("phi4-tags", _OBJECTS, "<|tool_call|>", "<|/tool_call|>", (), True, ",[]", ", ", _LIST),
-    CallFormat("granite", _OBJECTS, "<|tool_call|>", "", (), True, ",[]", ", ", _LIST, ("<tool_call>",)),
+    CallFormat("granite", _OBJECTS, "<|tool_call|>", "", (), True, ",[]", ", ", _LIST, more_openings=("<tool_call>",)),
     CallFormat(
         "seed",
         ParameterCalls(

@@ -29,7 +29,8 @@ class CallFormat:
     Without an opening, an answer consists of calls or of text, but may begin with one of `prefixes`. Without a closing
     mark, a section ends with its last call. One section has several calls if it `repeats`, with `separators` and
     whitespace between them, and `separator` where Quire writes them. `more_openings` and `more_forms` are read and
-    never written. `inner` is written within both marks, around the calls of a section.
+    never written. Calls that are written `alone` have a section each. `inner` is written within both marks, around the
+    calls of a section.
     """
 
     name: str
@@ -44,6 +45,7 @@ class CallFormat:
     more_openings: tuple[str, ...] = ()
     more_forms: tuple[CallForm, ...] = ()
     prefixes: tuple[str, ...] = ()
+    alone: bool = False
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ class CallFormat:
     def section(self, calls: list[str]) -> str:
         """Return written calls with the marks around them."""
         before, after = self.inner
-        if self.repeats:
+        if self.repeats and not self.alone:
             return f"{self.opening}{before}{self.separator.join(calls)}{after}{self.closing}"
         return self.separator.join(f"{self.opening}{before}{call}{after}{self.closing}" for call in calls)
 

@@ -17,6 +17,17 @@ class WrittenCall(NamedTuple):
     id: str = ""
 
 
+class Around(NamedTuple):
+    """What stands in front of the arguments of a call, its name included, and behind them.
+
+    With `after_number`, a number and that text stand behind `begin`.
+    """
+
+    begin: str
+    end: str
+    after_number: str = ""
+
+
 @dataclass
 class CallTarget:
     """Where a form reads a call from, and where its events go to. `closing` ends the section of the call."""
@@ -58,3 +69,6 @@ class CallForm(Protocol):
 
     def written(self, call: WrittenCall) -> str:
         """Return a call as a model writes it."""
+
+    def around(self, name: str) -> "Around | None":
+        """Return what a model writes around the arguments; None if these are no JSON."""

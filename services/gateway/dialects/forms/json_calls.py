@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import loaded, read_value, stream_object
 from services.gateway.dialects.scanner import Reading
 
@@ -32,10 +32,15 @@ class JsonCalls:
             return False
         return (yield from _Object(self, target).read())
 
+    def around(self, name: str) -> Around | None:
+        """See CallForm."""
+        begin = f'{{"{self.name_key}": {json.dumps(name, ensure_ascii=False)}, "{self.argument_keys[0]}": '
+        return Around(begin, "}")
+
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""
-        name = json.dumps(call.name, ensure_ascii=False)
-        return f'{{"{self.name_key}": {name}, "{self.argument_keys[0]}": {call.arguments}}}'
+        begin, end, _ = self.around(call.name) or ("", "", "")
+        return f"{begin}{call.arguments}{end}"
 
 
 class _Object:

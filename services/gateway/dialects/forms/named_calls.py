@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -50,6 +50,13 @@ class NamedCalls:
         yield from scan.expect(self.after.strip())
         target.end()
         return True
+
+    def around(self, name: str) -> Around | None:
+        """See CallForm."""
+        begin = self.before + self.prefix + name
+        return (
+            Around(f"{begin}:", self.after, self.between) if self.numbers else Around(begin + self.between, self.after)
+        )
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

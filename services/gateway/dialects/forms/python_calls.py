@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
 from services.gateway.dialects.scanner import Reading, Scanner
 
 _STRUCTURE = re.compile(r"""\\.|["'()\[\]{}]""", re.DOTALL)
@@ -33,6 +33,11 @@ class PythonCalls:
             return False
         target.whole(name, json.dumps(arguments, ensure_ascii=False))
         return True
+
+    def around(self, name: str) -> Around | None:
+        """See CallForm."""
+        del name
+        return None
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -39,6 +39,11 @@ class QuotedCalls:
             return False
         target.whole(name, json.dumps(arguments, ensure_ascii=False))
         return True
+
+    def around(self, name: str) -> Around | None:
+        """See CallForm."""
+        del name
+        return None
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

@@ -1,8 +1,8 @@
 """How a chat thinks and calls tools: the constraint of its output, and the parser of thoughts and calls."""
 
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.gateway.dialects.declarations import DEFAULT_CALLS, PLAIN_JSON
-from services.gateway.dialects.dialect import Dialect
+from services.gateway.dialects.declarations import PLAIN_JSON
+from services.gateway.dialects.dialect import CallFormat, Dialect
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
 from services.gateway.http.openai import requests
@@ -34,7 +34,7 @@ class DialectUse:
             request.constraint.CopyFrom(self._constraint(request))
             for name in ("stop_strings", "stop_token_ids", "include_stop"):
                 request.stopping.ClearField(name)
-        elif self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
+        if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
         self._constrained = request.HasField("constraint")
 
@@ -44,8 +44,7 @@ class DialectUse:
         `in_thought`: the prompt has begun a thought. A constrained output has none.
         """
         if self.required:
-            calls = DEFAULT_CALLS if self._writes_default else PLAIN_JSON
-            return DialectParser(Dialect(calls=calls), self._tools, drops_text=True)
+            return DialectParser(Dialect(calls=self._required_calls), self._tools, drops_text=True)
         dialect = self._dialect
         if self._constrained:
             dialect, in_thought = Dialect(calls=dialect.calls), False
@@ -54,12 +53,16 @@ class DialectUse:
         return DialectParser(dialect, self._tools, in_thought=in_thought)
 
     @property
-    def _writes_default(self) -> bool:
-        return self._dialect.calls is DEFAULT_CALLS
+    def _required_calls(self) -> CallFormat:
+        """The form of required calls: that of the model, if the arguments in it are JSON."""
+        calls = self._dialect.calls
+        return calls if calls and calls.form.around("") else PLAIN_JSON
 
     def _constraint(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint:
         tools = [tool for tool in request.prompt.chat.tools if self._named in (None, tool.name)]
         parallel = self._parallel and self._named is None
-        if self._writes_default:
-            return decoding_pb2.OutputConstraint(tool_calls=call_grammar(tools, parallel=parallel))
+        calls = self._required_calls
+        grammar = None if calls is PLAIN_JSON else call_grammar(tools, calls, parallel=parallel)
+        if grammar is not None:
+            return decoding_pb2.OutputConstraint(tool_calls=grammar)
         return decoding_pb2.OutputConstraint(json_schema=calls_schema(tools, parallel=parallel))

@@ -55,20 +55,31 @@ def test_a_model_without_a_format_is_held_to_calls_between_tags(
     assert parser.push('<tool_call>\n{"name": "add", "arguments": {') == [CallStart("add"), Arguments("{")]
 
 
-def test_a_model_with_another_format_is_held_to_json() -> None:
-    one, request = use(MARKED, tool_choice=NAMED)
+def test_a_model_with_another_form_is_held_to_it() -> None:
+    one, request = use(MARKED, "[TOOL_CALLS]", tool_choice=NAMED)
+    grammar = request.constraint.tool_calls
+    [tool] = grammar.tools
+    assert (grammar.section_begin, tool.begin, tool.end) == ("[TOOL_CALLS]", "add[ARGS]", "")
+    assert json.loads(tool.parameters) == SUM | {"additionalProperties": False}
+    assert request.output.special_tokens
+    parser = one.parser(in_thought=False)
+    assert parser
+    assert parser.push('[TOOL_CALLS]add[ARGS]{"a"') == [CallStart("add"), Arguments('{"a"')]
+    one, request = use(MARKED, tool_choice="required")
+    assert len(request.constraint.tool_calls.tools) == 2
+    assert request.constraint.tool_calls.separator == "[TOOL_CALLS]"
+
+
+def test_a_form_whose_arguments_are_no_json_is_replaced_by_json() -> None:
+    one, request = use(
+        "{{ tools }}<tool_call><arg_key></arg_key><arg_value></arg_value></tool_call>" + PLAIN, tool_choice=NAMED
+    )
     schema = json.loads(request.constraint.json_schema)
     assert schema["properties"]["name"] == {"const": "add"}
-    assert schema["$defs"]["0"] == SUM | {"additionalProperties": False}
     parser = one.parser(in_thought=False)
     assert parser
     call = [CallStart("add"), Arguments('{"a": 1}'), CallEnd()]
     assert parser.push('{"name": "add", "arguments": {"a": 1}}') == call
-    one, request = use(MARKED, tool_choice="required")
-    assert json.loads(request.constraint.json_schema)["type"] == "array"
-    parser = one.parser(in_thought=False)
-    assert parser
-    assert parser.push('[{"name": "add", "arguments": {"a": 1}}]') == call
 
 
 @pytest.mark.parametrize(
