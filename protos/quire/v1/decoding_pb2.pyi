@@ -342,6 +342,40 @@ class OutputConstraint(_message.Message):
 Global___OutputConstraint: _TypeAlias = OutputConstraint  # noqa: Y015
 
 @_typing.final
+class Thought(_message.Message):
+    """A thought in front of the answer, to which the constraint of a request does not apply. Its marks may be names of special
+    tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    begin: _builtins.str
+    """Mark that begins it, where the output begins. Empty: the prompt has begun it."""
+    end: _builtins.str
+    """Mark that ends it. New lines may follow, then the answer. Empty: INVALID_ARGUMENT."""
+    max_tokens: _builtins.int
+    """After so many tokens it is ended by its mark."""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.str = ...,
+        end: _builtins.str = ...,
+        max_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "begin", b"begin", "end", b"end", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___Thought: _TypeAlias = Thought  # noqa: Y015
+
+@_typing.final
 class ToolCallGrammar(_message.Message):
     """Calls of tools. Without texts of their own they have a new line between them, and each is, in three lines:
     `<tool_call>`, `{"name": NAME, "arguments": ARGUMENTS}`, `</tool_call>`.

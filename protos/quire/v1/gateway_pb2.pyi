@@ -345,6 +345,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    THOUGHT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Empty: the gateway makes one."""
     model: _builtins.str
@@ -388,6 +389,12 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def thought(self) -> _decoding_pb2.Thought:
+        """A thought in front of the answer, behind which the constraint begins. Marks that are left out are the model's; a model
+        without thoughts: INVALID_ARGUMENT. Absent: a constraint begins with the first token.
+        """
+
     def __init__(
         self,
         *,
@@ -404,10 +411,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
+        thought: _decoding_pb2.Thought | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "thought", b"thought", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "thought", b"thought", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015

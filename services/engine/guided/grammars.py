@@ -55,6 +55,7 @@ class Vocabulary:
         self.tokens = LLTokenizer(copy.source, n_vocab=max(size, own_size), eos_token=endings)
         if not all(map(self.tokens.is_special_token, copy.hidden)):
             raise ValueError("the tokenizer's special tokens cannot be told from text")
+        self.size = size
         self.eos_token_ids = frozenset(ends)
         self.tags = _hidden_names(backend, copy.hidden, self.eos_token_ids)
         self.whitespace = bounds.whitespace

@@ -73,8 +73,8 @@ def tool_call_grammar(
     """Return the grammar of tool calls, in Lark syntax.
 
     `schemas` are those of the tools as llguidance gets them, with `options` for it. `tags` are the names of tokens that
-    the model has for marks: a model trained on these does not spell them out. An end-of-sequence token is no part of the
-    grammar: it may follow where the output is complete.
+    the model has for marks: a model trained on these does not spell them out. An end-of-sequence token is no part of
+    the grammar: it may follow where the output is complete.
     """
     section, texts = tools.section, _Texts(tags)
     more = f" ({texts.of(section.separator)} call){{0,{tools.max_calls - 1}}}" if tools.max_calls > 1 else ""

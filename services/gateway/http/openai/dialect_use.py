@@ -2,7 +2,7 @@
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.dialects.declarations import PLAIN_JSON
-from services.gateway.dialects.dialect import CallFormat, Dialect
+from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
 from services.gateway.http.openai import requests
@@ -37,20 +37,28 @@ class DialectUse:
         if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
         self._constrained = request.HasField("constraint")
+        if self._constrained and self._thought_before_answer:
+            request.thought.SetInParent()  # with the marks of the model
 
     def parser(self, *, in_thought: bool) -> DialectParser | None:
         """Return a new parser for one sample, None if the output is text.
 
-        `in_thought`: the prompt has begun a thought. A constrained output has none.
+        `in_thought`: the prompt has begun a thought.
         """
+        dialect, thought = self._dialect, self._thought_before_answer
         if self.required:
-            return DialectParser(Dialect(calls=self._required_calls), self._tools, drops_text=True)
-        dialect = self._dialect
+            held = Dialect(thought, self._required_calls)
+            return DialectParser(held, self._tools, in_thought=in_thought, drops_text=True)
         if self._constrained:
-            dialect, in_thought = Dialect(calls=dialect.calls), False
+            dialect = Dialect(thought, dialect.calls)
         if not dialect.thought and not (dialect.calls and self._tools.names):
             return None
         return DialectParser(dialect, self._tools, in_thought=in_thought)
+
+    @property
+    def _thought_before_answer(self) -> ThoughtFormat | None:
+        """The form of thoughts in front of a constrained output; None on channels, whose answers have headers."""
+        return None if self._dialect.channels else self._dialect.thought
 
     @property
     def _required_calls(self) -> CallFormat:

@@ -87,6 +87,9 @@ class ScriptedHandler:
         failures = {kind.value: count for kind, count in parser.failures.items()}
         self.parsed.append((parser.dialect_name, parser.calls, failures))
 
+    def check(self, request: gateway_pb2.GenerateRequest) -> None:
+        pass
+
     def tokenizer(self, model: str) -> Tokenizer:
         return self.own_tokenizer
 

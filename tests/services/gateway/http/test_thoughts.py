@@ -110,10 +110,23 @@ def test_an_output_without_a_thought_is_text_and_has_no_tokens_of_thoughts(serve
     assert reasoning_tokens(usage) == 0
 
 
-def test_a_constrained_output_is_text(server: ScriptedServer) -> None:
-    play(server, "<think>x</think>", in_thought=True)
-    choice, _ = answer(server, guided_choice=["<think>x</think>"])
-    assert choice["message"]["content"] == "<think>x</think>"
+def test_a_constrained_output_follows_a_thought(server: ScriptedServer) -> None:
+    play(server, "I see.</think>", "\n\nyes", in_thought=True)
+    choice, _ = answer(server, guided_choice=["yes"])
+    assert (choice["message"]["content"], choice["message"]["reasoning"]) == ("yes", "I see.")
+    assert server.handler.requests[-1].HasField("thought")
+    play(server, "I see.</think>" + CALL, in_thought=True)
+    choice, _ = answer(server, tools=TOOLS, tool_choice="required")
+    assert choice["message"]["reasoning"] == "I see."
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"
+
+
+def test_a_budget_of_tokens_is_that_of_the_thought(server: ScriptedServer) -> None:
+    play(server, "Yes.")
+    answer(server, thinking_token_budget=7)
+    assert server.handler.requests[-1].thought.max_tokens == 7
+    answer(server)
+    assert not server.handler.requests[-1].HasField("thought")
 
 
 @pytest.mark.parametrize(
