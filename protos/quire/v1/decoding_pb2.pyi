@@ -389,6 +389,7 @@ class ToolCallGrammar(_message.Message):
     SECTION_END_FIELD_NUMBER: _builtins.int
     SEPARATOR_FIELD_NUMBER: _builtins.int
     AFTER_NUMBER_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     max_calls: _builtins.int
     section_begin: _builtins.str
     """For tools with texts of their own: what stands in front of all calls, behind them, and between two of them. Names of
@@ -398,6 +399,8 @@ class ToolCallGrammar(_message.Message):
     separator: _builtins.str
     after_number: _builtins.str
     """Between the begin of a call and its arguments: a number, and this text behind it. Empty: neither."""
+    answer: _builtins.str
+    """JSON schema of an answer without calls, as text. Empty: the output has calls."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]: ...
     def __init__(
@@ -409,10 +412,11 @@ class ToolCallGrammar(_message.Message):
         section_end: _builtins.str = ...,
         separator: _builtins.str = ...,
         after_number: _builtins.str = ...,
+        answer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "answer", b"answer", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_calls: _TypeAlias = _typing.Literal["max_calls"]  # noqa: Y015
     _WhichOneofArgType__max_calls: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls"]  # noqa: Y015

@@ -128,7 +128,9 @@ class GrammarSource:
                 raise InvalidTool(f"{self._place(at)}{error}") from error
 
     def _place(self, at: int) -> str:
-        return f"tools[{at}].parameters: " if self._tools else ""
+        if self._tools is None:
+            return ""
+        return f"tools[{at}].parameters: " if at < len(self._tools.names) else "answer: "
 
 
 def with_ascii_classes(pattern: str) -> str:

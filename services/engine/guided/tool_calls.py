@@ -34,13 +34,14 @@ class CallTexts(NamedTuple):
 
 
 class CallableTools(NamedTuple):
-    """How many calls there may be; names, schemas and texts around the arguments of tools; texts around calls."""
+    """How many calls there may be, and what they are. `schemas` are those of the tools, and of an answer instead."""
 
     max_calls: int
     names: list[str]
     schemas: list[str]
     around: list[tuple[str, str]]
     section: CallTexts
+    answer: str  # schema of an output without calls, empty if there must be calls
 
 
 def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
@@ -48,7 +49,7 @@ def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
     tools = [[tool.name, tool.parameters, _around(tool)] for tool in calls.tools]
     own = CallTexts(calls.section_begin, calls.section_end, calls.separator, calls.after_number)
     section = own if any(tool.begin for tool in calls.tools) else CallTexts()
-    return json.dumps([calls.max_calls if calls.HasField("max_calls") else 1, tools, section])
+    return json.dumps([calls.max_calls if calls.HasField("max_calls") else 1, tools, section, calls.answer])
 
 
 def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
@@ -60,11 +61,12 @@ def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
 
 def tools_of(source: str) -> CallableTools:
     """Read the text of `source_of`. Raises InvalidTool."""
-    most, tools, section = json.loads(source)
+    most, tools, section, answer = json.loads(source)
     if not tools or not 1 <= most <= _MAX_CALLS:
         raise InvalidTool(f"it must have at least one tool, and max_calls between 1 and {_MAX_CALLS}, not {most}")
     names, schemas, around = (list(part) for part in zip(*tools, strict=True))
-    return CallableTools(most, names, schemas, [(begin, end) for begin, end in around], CallTexts(*section))
+    schemas += [answer] if answer else []
+    return CallableTools(most, names, schemas, [(begin, end) for begin, end in around], CallTexts(*section), answer)
 
 
 def tool_call_grammar(
@@ -79,14 +81,17 @@ def tool_call_grammar(
     section, texts = tools.section, _Texts(tags)
     more = f" ({texts.of(section.separator)} call){{0,{tools.max_calls - 1}}}" if tools.max_calls > 1 else ""
     start = f"{texts.of(section.begin)} call{more} {texts.of(section.end)}"
-    lines = [f"start: {start}", "call: " + " | ".join(f"call_{at}" for at in range(len(schemas)))]
+    each = " | ".join(f"call_{at}" for at in range(len(tools.names)))
+    lines = [f"start: {start}{' | answer' if tools.answer else ''}", f"call: {each}"]
     number = f" NUMBER {texts.of(section.after_number)}" if section.after_number else ""
-    for at, ((begin, end), schema) in enumerate(zip(tools.around, schemas, strict=True)):
+    for at, ((begin, end), schema) in enumerate(zip(tools.around, schemas, strict=False)):
         whole = {"type": "object"} | schema | {"x-guidance": options}
         lines += [
             f"call_{at}: {texts.of(begin)}{number} arguments_{at} {texts.of(end)}",
             f"arguments_{at}: %json {json.dumps(whole)}",
         ]
+    if tools.answer:  # in the place of the lines of one more tool
+        lines += ["answer: json", f"json: %json {json.dumps(schemas[-1] | {'x-guidance': options})}"]
     return "\n".join([*lines, "NUMBER: /[0-9]{1,3}/"] if number else lines)
 
 

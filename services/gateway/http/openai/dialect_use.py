@@ -9,6 +9,8 @@ from services.gateway.http.openai import requests
 from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tool_choice import call_grammar, calls_schema
 
+_ANY_OBJECT = '{"type": "object"}'
+
 
 class DialectUse:
     """The tools and thoughts of one chat, in the dialect of its model."""
@@ -23,6 +25,7 @@ class DialectUse:
         self._tokenizer = tokenizer
         self._dialect = tokenizer.chat.dialect
         self._constrained = False
+        self._has_format = bool(offered) and body.response_format is not None and body.response_format.type != "text"
 
     def prepare(self, request: gateway_pb2.GenerateRequest) -> None:
         """Constrain the output to calls if one is required; else keep the texts that mark thoughts and calls.
@@ -34,6 +37,8 @@ class DialectUse:
             request.constraint.CopyFrom(self._constraint(request))
             for name in ("stop_strings", "stop_token_ids", "include_stop"):
                 request.stopping.ClearField(name)
+        elif self._has_format and (grammar := self._call_or_answer(request)):
+            request.constraint.tool_calls.CopyFrom(grammar)
         if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
         self._constrained = request.HasField("constraint")
@@ -65,6 +70,14 @@ class DialectUse:
         """The form of required calls: that of the model, if the arguments in it are JSON."""
         calls = self._dialect.calls
         return calls if calls and calls.form.around("") else PLAIN_JSON
+
+    def _call_or_answer(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.ToolCallGrammar | None:
+        """Return the grammar of calls, or of an answer in the format; None if the model's calls have no grammar."""
+        calls = self._dialect.calls
+        grammar = call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel) if calls else None
+        if grammar is not None:
+            grammar.answer = request.constraint.json_schema or _ANY_OBJECT
+        return grammar
 
     def _constraint(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint:
         tools = [tool for tool in request.prompt.chat.tools if self._named in (None, tool.name)]

@@ -103,6 +103,36 @@ def test_calls_have_the_texts_of_the_grammar(tiny: Vocabulary, text: str, matche
     assert matches(tiny, compiled, text) == matched
 
 
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [
+        (call("add", '{"a": 1}'), True),
+        ('{"b": true}', True),
+        ('{"b": 1}', False),
+        ("", False),
+        (call("add", "{}"), False),
+    ],
+)
+def test_an_answer_may_take_the_place_of_calls(tiny: Vocabulary, text: str, matched: bool) -> None:
+    answer = {
+        "type": "object",
+        "properties": {"b": {"type": "boolean"}},
+        "required": ["b"],
+        "additionalProperties": False,
+    }
+    calls = decoding_pb2.ToolCallGrammar(answer=json.dumps(answer))
+    calls.tools.add(name="add", parameters=json.dumps(DIGIT))
+    compiled = CompiledGrammar(tiny, GrammarSpec("tool_calls", source_of(calls)))
+    assert matches(tiny, compiled, text) == matched
+
+
+def test_a_fault_of_the_answer_is_named(tiny: Vocabulary) -> None:
+    calls = decoding_pb2.ToolCallGrammar(answer='{"properties": {"a": {"format": "x"}}}')
+    calls.tools.add(name="add", parameters=json.dumps(DIGIT))
+    with pytest.raises(InvalidGrammar, match=r'^answer: #/properties/a/format: the format "x" is not supported$'):
+        CompiledGrammar(tiny, GrammarSpec("tool_calls", source_of(calls)))
+
+
 def test_texts_that_name_tokens_are_these_tokens() -> None:
     calls = decoding_pb2.ToolCallGrammar(section_begin="<|a|>x<|b|>", section_end="<|end|>")
     calls.tools.add(name="f", parameters="{}", begin="f<|b|>", end=".")

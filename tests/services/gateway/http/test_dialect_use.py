@@ -86,7 +86,7 @@ def test_a_form_whose_arguments_are_no_json_is_replaced_by_json() -> None:
     ("choice", "message", "path", "named"),
     [
         ("required", "constraint.json_schema: #/$defs/1/type: x", "tools[1].function.parameters", ": #/type: x"),
-        (NAMED, "constraint.json_schema: #/$defs/0/type: x", "tools[1].function.parameters", ": #/$defs/0/type: x"),
+        (NAMED, "constraint.json_schema: #/$defs/0/type: x", "tools[1].function.parameters", ": #/type: x"),
         (NAMED, 'constraint.tool_calls: the parameters of "add": x', "tools[1].function.parameters", ": x"),
         (NAMED, "constraint.tool_calls.tools[0].name is y", "tools[1].function.name", " is y"),
         (NAMED, "constraint.tool_calls: all of it", "tools", ": all of it"),
@@ -115,3 +115,37 @@ def test_without_tools_the_output_is_text(fields: dict[str, Any]) -> None:
     one, request = use(PLAIN, **fields)
     assert not request.HasField("constraint")
     assert one.parser(in_thought=False) is None
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
+
+
+def chat_request(**fields: Any) -> tuple[DialectUse, gateway_pb2.GenerateRequest]:
+    """Return the use and the request of a whole body, for a model without a form of its own."""
+    body = ChatCompletionRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
+    )
+    [request] = chat_call(body, None).generations
+    one = DialectUse(body, Tokenizer(byte_level(), ChatTemplate(PLAIN, {})))
+    one.prepare(request)
+    return one, request
+
+
+def test_a_format_beside_tools_is_that_of_an_answer_without_calls() -> None:
+    _, request = chat_request(response_format=FORMAT)
+    grammar = request.constraint.tool_calls
+    assert json.loads(grammar.answer) == FORMAT["json_schema"]["schema"]
+    assert [tool.name for tool in grammar.tools] == ["sum", "add"]
+    _, request = chat_request(response_format={"type": "json_object"})
+    assert json.loads(request.constraint.tool_calls.answer) == {"type": "object"}
+
+
+def test_a_required_call_beside_a_format_is_a_call() -> None:
+    _, request = chat_request(response_format=FORMAT, tool_choice="required")
+    assert len(request.constraint.tool_calls.tools) == 2
+    assert not request.constraint.tool_calls.answer
+
+
+def test_without_tools_to_call_the_format_is_that_of_the_output() -> None:
+    _, request = chat_request(response_format=FORMAT, tool_choice="none")
+    assert request.constraint.WhichOneof("kind") == "json_schema"

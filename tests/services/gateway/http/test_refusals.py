@@ -86,7 +86,7 @@ UNKNOWN_TYPE = tool(name="y", parameters={"type": "object", "properties": {"a": 
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool(name="x")], "tool_choice": tool(name="other")}, "tool_choice"),
         (
-            {"tools": [tool(name="x")], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tools": [tool(name="x")], "tool_choice": "required", "guided_regex": "x"},
             "tool_choice",
         ),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
