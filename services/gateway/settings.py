@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.selection import AUTO, CALL_PARSERS, REASONING_PARSERS
+from services.gateway.dialects.selection import AUTO, check_call_parser, check_reasoning_parser
 from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.routing import RoutingPolicy
 from services.runtime import exposure
@@ -86,15 +86,15 @@ class GatewaySettings:
     )
     tool_call_parser: str = setting(
         AUTO,
-        "How the models write calls of tools, in Quire's name or vLLM's. auto: as their chat templates do; none: calls"
-        " are text.",
-        choices=CALL_PARSERS,
+        "How the models write calls of tools, by Quire's name or vLLM's (docs/dialects.md). auto: as their chat"
+        " templates do; none: calls are text.",
+        form=check_call_parser,
     )
     reasoning_parser: str = setting(
         AUTO,
-        "How the models mark thoughts, in Quire's name or vLLM's. auto: as their chat templates do; none: thoughts are"
-        " text.",
-        choices=REASONING_PARSERS,
+        "How the models mark thoughts, by Quire's name or vLLM's (docs/dialects.md). auto: as their chat templates do;"
+        " none: thoughts are text.",
+        form=check_reasoning_parser,
     )
     pinned_prompts: str = setting(
         "", "File of prompts to pin at each engine that connects, in JSON Lines. Empty: none."

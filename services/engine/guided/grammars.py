@@ -15,7 +15,7 @@ from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
 from services.engine.guided.distinct_keys import DistinctKeys, KeyStart, KeyTracker
 from services.engine.guided.faults import sentence
-from services.engine.guided.grammar_sources import GrammarSource, GrammarSpec, InvalidGrammar
+from services.engine.guided.grammar_sources import GrammarSource, GrammarSpec, InvalidGrammar, TokenNames
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.text_tokenizer import text_tokenizer
 from services.engine.guided.tool_calls import END_OF_SEQUENCE
@@ -57,7 +57,8 @@ class Vocabulary:
             raise ValueError("the tokenizer's special tokens cannot be told from text")
         self.size = size
         self.eos_token_ids = frozenset(ends)
-        self.tags = _hidden_names(backend, copy.hidden, self.eos_token_ids)
+        self.tags = _shown_names(backend, copy.hidden - self.eos_token_ids)
+        self.marks = _hidden_names(backend, copy.hidden, self.eos_token_ids)
         self.whitespace = bounds.whitespace
         self.numbers = NumberBounds(self.tokens, bounds)
         self.keys = DistinctKeys(self.tokens)
@@ -83,7 +84,8 @@ class CompiledGrammar:
     def __init__(self, vocabulary: Vocabulary, spec: GrammarSpec) -> None:
         """Compile a grammar. Raises InvalidGrammar."""
         self._vocabulary = vocabulary
-        source = GrammarSource(spec, vocabulary.whitespace, vocabulary.tags, vocabulary.fault_of)
+        token_names = TokenNames(vocabulary.tags, vocabulary.marks)
+        source = GrammarSource(spec, vocabulary.whitespace, token_names, vocabulary.fault_of)
         source.omit_faults()
         self.omitted = source.omitted
         for keys, path in source.counted:
@@ -190,6 +192,12 @@ class _State:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise ConstraintFailed(sentence(self._matcher.get_error()))
+
+
+def _shown_names(backend: tokenizers.Tokenizer, hidden: Set[int]) -> dict[str, int]:
+    """Return the hidden tokens that are shown in an output: the tags with which some models write calls of tools."""
+    added = backend.get_added_tokens_decoder()
+    return {token.content: at for at, token in added.items() if at in hidden and not token.special}
 
 
 def _hidden_names(backend: tokenizers.Tokenizer, hidden: Set[int], ends: Set[int]) -> dict[str, int]:

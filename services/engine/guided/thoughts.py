@@ -41,7 +41,7 @@ class ThoughtTokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokens = vocabulary.tokens
-        self._names = vocabulary.tags
+        self._names = vocabulary.marks
         self._size = vocabulary.size
         self.ends = vocabulary.eos_token_ids
         self.crossing = lru_cache(maxsize=256)(self._crossing)

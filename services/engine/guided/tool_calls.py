@@ -42,14 +42,16 @@ class CallableTools(NamedTuple):
     around: list[tuple[str, str]]
     section: CallTexts
     answer: str  # schema of an output without calls, empty if there must be calls
+    has_texts: bool  # of the request
 
 
 def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
     """Return a text that determines the grammar, for `tools_of`."""
     tools = [[tool.name, tool.parameters, _around(tool)] for tool in calls.tools]
     own = CallTexts(calls.section_begin, calls.section_end, calls.separator, calls.after_number)
-    section = own if any(tool.begin for tool in calls.tools) else CallTexts()
-    return json.dumps([calls.max_calls if calls.HasField("max_calls") else 1, tools, section, calls.answer])
+    has_texts = any(tool.begin for tool in calls.tools)
+    most = calls.max_calls if calls.HasField("max_calls") else 1
+    return json.dumps([most, tools, own if has_texts else CallTexts(), calls.answer, has_texts])
 
 
 def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
@@ -61,12 +63,13 @@ def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
 
 def tools_of(source: str) -> CallableTools:
     """Read the text of `source_of`. Raises InvalidTool."""
-    most, tools, section, answer = json.loads(source)
+    most, tools, section, answer, has_texts = json.loads(source)
     if not tools or not 1 <= most <= _MAX_CALLS:
         raise InvalidTool(f"it must have at least one tool, and max_calls between 1 and {_MAX_CALLS}, not {most}")
     names, schemas, around = (list(part) for part in zip(*tools, strict=True))
     schemas += [answer] if answer else []
-    return CallableTools(most, names, schemas, [(begin, end) for begin, end in around], CallTexts(*section), answer)
+    pairs = [(begin, end) for begin, end in around]
+    return CallableTools(most, names, schemas, pairs, CallTexts(*section), answer, has_texts)
 
 
 def tool_call_grammar(
@@ -84,10 +87,10 @@ def tool_call_grammar(
     each = " | ".join(f"call_{at}" for at in range(len(tools.names)))
     lines = [f"start: {start}{' | answer' if tools.answer else ''}", f"call: {each}"]
     number = f" NUMBER {texts.of(section.after_number)}" if section.after_number else ""
-    for at, ((begin, end), schema) in enumerate(zip(tools.around, schemas, strict=False)):
+    for at, (name, (begin, end), schema) in enumerate(zip(tools.names, tools.around, schemas, strict=False)):
         whole = {"type": "object"} | schema | {"x-guidance": options}
         lines += [
-            f"call_{at}: {texts.of(begin)}{number} arguments_{at} {texts.of(end)}",
+            f"call_{at}: {texts.around(name, begin)}{number} arguments_{at} {texts.of(end)}",
             f"arguments_{at}: %json {json.dumps(whole)}",
         ]
     if tools.answer:  # in the place of the lines of one more tool
@@ -107,6 +110,14 @@ class _Texts:
         """Return a text as a sequence of literals and tokens; empty for an empty one."""
         parts = filter(None, self._any.split(text)) if self._tags else filter(None, [text])
         return " ".join(map(self._part, parts))
+
+    def around(self, name: str, text: str) -> str:
+        """Return a text with the name of a tool in it, which is no token whatever it is."""
+        for written in (json.dumps(name, ensure_ascii=False)[1:-1], name):
+            before, found, after = text.rpartition(written)
+            if found:
+                return " ".join(filter(None, [self.of(before), _literal(written), self.of(after)]))
+        return self.of(text)
 
     def _part(self, part: str) -> str:
         if part not in self._tags:

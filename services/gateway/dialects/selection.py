@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from services.gateway.dialects.declarations import CALL_FORMATS, HARMONY, THOUGHT_FORMATS
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
+from services.runtime.settings import InvalidSetting
 
 AUTO, NONE = "auto", "none"
 _HARMONY_CALLS, _HARMONY_THOUGHT = HARMONY.calls, HARMONY.thought
@@ -22,6 +23,21 @@ CALL_PARSERS = (AUTO, NONE, *sorted(_CALLS))
 """The names of call formats, with vLLM's names of its tool call parsers."""
 REASONING_PARSERS = (AUTO, NONE, *sorted(_THOUGHTS))
 """The names of thought formats, with vLLM's names of its reasoning parsers."""
+
+
+def check_call_parser(option: str, name: str) -> None:
+    """Raise InvalidSetting, naming the option, unless it is the name of a call format."""
+    _check(option, name, CALL_PARSERS)
+
+
+def check_reasoning_parser(option: str, name: str) -> None:
+    """Raise InvalidSetting, naming the option, unless it is the name of a thought format."""
+    _check(option, name, REASONING_PARSERS)
+
+
+def _check(option: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise InvalidSetting(f"{option} must be one of {', '.join(known)}, not {name!r}")
 
 
 @dataclass(frozen=True)
