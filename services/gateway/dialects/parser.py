@@ -175,15 +175,15 @@ class DialectParser:
     def _section(self, calls: CallFormat) -> Reading[bool]:
         """Read the calls after an opening mark. Without any, go back to it and return False."""
         scan, target = self._scan, self._target(calls.closing)
-        begin, self._scan.pinned, read = scan.at, True, 0
+        begin, read = scan.at, 0
         while calls.repeats or not read:
-            start = scan.at
+            start, scan.pinned = scan.at, True
             yield from scan.skip(calls.separators + _BLANKS)
             if not (yield from calls.read(target)):
                 scan.at = start
                 break
             read += 1
-        self._scan.pinned = False
+        scan.pinned = False
         if not read:
             scan.at = begin
         else:

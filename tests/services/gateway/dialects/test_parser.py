@@ -71,6 +71,7 @@ CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function
         ("mistral", '[TOOL_CALLS]a[CALL_ID]Xy3[ARGS]{"x":1}', call("a", '{"x":1}', "Xy3")),
         ("mistral", '[TOOL_CALLS]a{"x":"[TOOL_CALLS]"}[TOOL_CALLS]b{}', [*call("a", '{"x":"[TOOL_CALLS]"}'), *B]),
         ("mistral", "[TOOL_CALLS]oops", [Text("[TOOL_CALLS]oops")]),
+        ("mistral", '[TOOL_CALLS]a{"x":1}b[CALL_ID]so it goes', [*A, Text("b[CALL_ID]so it goes")]),
         ("mistral", '[TOOL_CALLS]a{"x":1}[TOOL_CALLS]z{}', [*A, Text("[TOOL_CALLS]z{}")]),
         ("llama3", f'{CALL_A.replace("arguments", "parameters")}; {CALL_B}', [*A, *B]),
         ("llama3", '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x":1}}', A),
