@@ -36,7 +36,7 @@ class RequestParser:
             return
         if submission.request_id in self._compiling:
             self._refuse(arrival, RequestExists(f"request_id {submission.request_id!r} is live", "request_id"))
-        elif submission.HasField("constraint"):
+        elif submission.HasField("constraint") or submission.HasField("thought"):
             self._compiling[submission.request_id] = arrival, asyncio.create_task(self._compile(arrival))
         else:
             self._driver.submit(self._link, arrival)
@@ -63,7 +63,7 @@ class RequestParser:
         limit = seconds_of(submission.timeout) if submission.HasField("timeout") else None
         try:
             async with asyncio.timeout(limit):
-                constraint = await self._constraints.compiled(submission.constraint)
+                constraint = await self._constraints.of_request(submission)
         except TimeoutError:
             del self._compiling[submission.request_id]
             self._end_early(arrival, FinishReason.FAILED)

@@ -134,6 +134,7 @@ class Generation:
             prompt_token_ids=request.submission.prompt_token_ids if request.request.output.prompt_token_ids else (),
             model_defaults=request.model_defaults,
             warnings=started.warnings,
+            in_thought=request.in_thought,
         )
         return Response(started=message)
 

@@ -18,6 +18,7 @@ from services.gateway.observe.observer import RequestInfo, RequestProgress
 from services.gateway.request_checks import check_fits, check_truncation, check_vocabulary
 from services.gateway.text.bad_words import sequences_of as sequences_of_words
 from services.gateway.tokenization import PromptTokenizer
+from services.runtime.errors import InvalidField
 from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
 
@@ -41,7 +42,10 @@ class AdmittedRequest:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """The first submission of a checked request and the state of its generation. `arrival` is in seconds."""
+    """The first submission of a checked request and the state of its generation. `arrival` is in seconds.
+
+    `in_thought`: the prompt of a chat has begun a thought.
+    """
 
     model: ServedModel
     request: gateway_pb2.GenerateRequest
@@ -51,6 +55,7 @@ class PreparedRequest:
     deadline: Deadline
     progress: RequestProgress
     span: Span = NO_SPAN
+    in_thought: bool = False
 
     def token_upper_bound(self) -> int:
         """Return an upper bound of its tokens, prompt and samples together."""
@@ -98,10 +103,14 @@ class Preparation:
         if words := request.logit_rules.bad_words:
             sequences = await asyncio.to_thread(sequences_of_words, words, model.tokenizer)
             submission.bad_words.extend(engine_pb2.TokenSequence(token_ids=one) for one in sequences)
+        in_thought = given.prompt.HasField("chat") and model.tokenizer.dialect_tokens.open_thought(token_ids)
+        if request.HasField("thought"):
+            submission.thought.CopyFrom(_thought(request.thought, model, in_thought=in_thought))
         _set_times(submission, admitted.deadline, info.arrival)
         progress = RequestProgress(len(token_ids))
         defaults, deadline = admitted.model_defaults, admitted.deadline
-        return PreparedRequest(model, request, defaults, submission, info.arrival, deadline, progress, info.span)
+        arrival, span = info.arrival, info.span
+        return PreparedRequest(model, request, defaults, submission, arrival, deadline, progress, span, in_thought)
 
     async def prompt_ids(self, given: gateway_pb2.GenerateRequest, model: ServedModel, caller: Caller) -> list[int]:
         """Return the token ids of a request's prompt, truncated as it says. Raises InvalidField and Overloaded."""
@@ -117,6 +126,19 @@ async def _before(deadline: Deadline, tokenizing: Awaitable[list[int]]) -> list[
             return await tokenizing
     except TimeoutError:
         raise deadline_error(started=False) from None
+
+
+def _thought(given: decoding_pb2.Thought, model: ServedModel, *, in_thought: bool) -> decoding_pb2.Thought:
+    """Return a thought with the marks of the model, if it has none of its own. Raises InvalidField."""
+    thought, marks = decoding_pb2.Thought(), model.tokenizer.chat.dialect.thought
+    thought.CopyFrom(given)
+    if not given.end:
+        if marks is None:
+            raise InvalidField("thought requires a model that marks its thoughts, or thought.end", "thought")
+        thought.begin, thought.end = marks.start, marks.end
+    if in_thought:
+        thought.ClearField("begin")
+    return thought
 
 
 def submission_of(admitted: AdmittedRequest, token_ids: list[int]) -> engine_pb2.Submission:

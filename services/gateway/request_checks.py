@@ -38,6 +38,7 @@ def checked(request: gateway_pb2.GenerateRequest) -> gateway_pb2.GenerateRequest
         cache=request.cache,
         priority=request.priority,
         timeout=request.timeout if request.HasField("timeout") else None,
+        thought=request.thought if request.HasField("thought") else None,
     )
     if request.HasField("beam_search"):
         made.sampling.temperature = 0.0

@@ -14,6 +14,7 @@ from services.gateway.access.tenants import Tenants
 from services.gateway.access.token_bound import Sequences, sequences_of, token_upper_bound
 from services.gateway.attempts import FailoverLimits, RequestAttempts
 from services.gateway.deadlines import Deadline
+from services.gateway.dialects.parser import DialectParser
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.generation import Generation
@@ -75,6 +76,12 @@ class RequestHandler:
         self._last_rejected_at = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def on_parsed(self, model_name: str, parser: DialectParser) -> None:
+        """Count the calls of a sample, and what is none, for the metrics."""
+        failures = {kind.value: count for kind, count in parser.failures.items()}
+        if parser.calls or failures:
+            self._observer.on_parsed(model_name, parser.dialect_name, parser.calls, failures)
 
     async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin = DEFAULT_ORIGIN) -> Responses:
         """Yield the responses. Raises a ServiceError.
@@ -263,6 +270,7 @@ class RequestHandler:
 
 def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
     engine, engines = model.description(), [link.description() for link in model.ready_links().values()]
+    dialect = model.tokenizer.chat.dialect
     return gateway_pb2.GetModelResponse(
         model=model.name,
         context_tokens=engine.context_tokens,
@@ -276,4 +284,6 @@ def _describe(model: ServedModel) -> gateway_pb2.GetModelResponse:
         weights=sorted({one.weights for one in engines} - {""}),
         kv_dtypes=sorted({one.kv_dtype for one in engines} - {""}),
         generation_defaults=model.defaults,
+        call_format=dialect.calls.name if dialect.calls else "",
+        thought_format=dialect.thought.name if dialect.thought else "",
     )

@@ -17,6 +17,7 @@ from services.gateway.access.slow_clients import SlowClients
 from services.gateway.access.tenants import Tenants
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
 from services.gateway.attempts import FailoverLimits
+from services.gateway.dialects.selection import DialectSelection
 from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.engine_link import Connect, EngineLink, LinkOptions
@@ -84,7 +85,8 @@ class GatewayService:
             observer=self._observer,
             connect=connect,
         )
-        self._fleet = Fleet(ServiceAddresses.of(settings.engines), settings.discovery_seconds, links)
+        selection = DialectSelection(settings.tool_call_parser, settings.reasoning_parser)
+        self._fleet = Fleet(ServiceAddresses.of(settings.engines), settings.discovery_seconds, links, selection)
         router = Router(RoutingPolicy(settings.routing), settings.routing_slack_tokens)
         dispatcher = Dispatcher(self._fleet, router, self._lookup, self._observer, clock)
         failover = FailoverLimits(settings.failovers, settings.failover_seconds)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.gateway.dialects.selection import AUTO, check_call_parser, check_reasoning_parser
 from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.routing import RoutingPolicy
 from services.runtime import exposure
@@ -82,6 +83,18 @@ class GatewaySettings:
     )
     link_timeout_seconds: float = setting(
         10.0, "Timeout in seconds without a message from an engine; then its link is closed.", least=0.1
+    )
+    tool_call_parser: str = setting(
+        AUTO,
+        "How the models write calls of tools, by Quire's name or vLLM's (docs/dialects.md). auto: as their chat"
+        " templates do; none: calls are text.",
+        form=check_call_parser,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        "How the models mark thoughts, by Quire's name or vLLM's (docs/dialects.md). auto: as their chat templates do;"
+        " none: thoughts are text.",
+        form=check_reasoning_parser,
     )
     pinned_prompts: str = setting(
         "", "File of prompts to pin at each engine that connects, in JSON Lines. Empty: none."

@@ -155,6 +155,7 @@ def test_get_model_describes_the_model_by_its_name_or_none(tiny_quire: RunningQu
         weights=["float32"],
         kv_dtypes=["float32"],
         generation_defaults=decoding_pb2.GenerationDefaults(),
+        call_format="hermes",
     )
 
 

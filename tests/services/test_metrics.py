@@ -45,6 +45,8 @@ SHOWN = {
         "quire_admission_rejections": ("reason",),
         "quire_deadline_exceeded": ("phase",),
         "quire_slow_clients": (),
+        "quire_tool_calls": ("dialect",),
+        "quire_tool_call_parse_failures": ("dialect", "kind"),
         "quire_invalid_requests": ("field",),
         "quire_http_requests": ("route", "method", "status"),
         "quire_tenant_requests": ("tenant",),

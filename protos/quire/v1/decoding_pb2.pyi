@@ -342,8 +342,42 @@ class OutputConstraint(_message.Message):
 Global___OutputConstraint: _TypeAlias = OutputConstraint  # noqa: Y015
 
 @_typing.final
+class Thought(_message.Message):
+    """A thought in front of the answer, to which the constraint of a request does not apply. Its marks may be names of special
+    tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    begin: _builtins.str
+    """Mark that begins it, where the output begins. Empty: the prompt has begun it."""
+    end: _builtins.str
+    """Mark that ends it. New lines may follow, then the answer. Empty: INVALID_ARGUMENT."""
+    max_tokens: _builtins.int
+    """After so many tokens it is ended by its mark."""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.str = ...,
+        end: _builtins.str = ...,
+        max_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "begin", b"begin", "end", b"end", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___Thought: _TypeAlias = Thought  # noqa: Y015
+
+@_typing.final
 class ToolCallGrammar(_message.Message):
-    """Calls of tools, with a new line between them. Each is, in three lines:
+    """Calls of tools. Without texts of their own they have a new line between them, and each is, in three lines:
     `<tool_call>`, `{"name": NAME, "arguments": ARGUMENTS}`, `</tool_call>`.
     """
 
@@ -351,7 +385,22 @@ class ToolCallGrammar(_message.Message):
 
     TOOLS_FIELD_NUMBER: _builtins.int
     MAX_CALLS_FIELD_NUMBER: _builtins.int
+    SECTION_BEGIN_FIELD_NUMBER: _builtins.int
+    SECTION_END_FIELD_NUMBER: _builtins.int
+    SEPARATOR_FIELD_NUMBER: _builtins.int
+    AFTER_NUMBER_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     max_calls: _builtins.int
+    section_begin: _builtins.str
+    """For tools with texts of their own: what stands in front of all calls, behind them, and between two of them. Names of
+    special tokens in these texts, and in those of tools, are these tokens.
+    """
+    section_end: _builtins.str
+    separator: _builtins.str
+    after_number: _builtins.str
+    """Between the begin of a call and its arguments: a number, and this text behind it. Empty: neither."""
+    answer: _builtins.str
+    """JSON schema of an answer without calls, as text. Empty: the output has calls."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]: ...
     def __init__(
@@ -359,10 +408,15 @@ class ToolCallGrammar(_message.Message):
         *,
         tools: _abc.Iterable[Global___CallableTool] | None = ...,
         max_calls: _builtins.int | None = ...,
+        section_begin: _builtins.str = ...,
+        section_end: _builtins.str = ...,
+        separator: _builtins.str = ...,
+        after_number: _builtins.str = ...,
+        answer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "answer", b"answer", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_calls: _TypeAlias = _typing.Literal["max_calls"]  # noqa: Y015
     _WhichOneofArgType__max_calls: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls"]  # noqa: Y015
@@ -378,18 +432,25 @@ class CallableTool(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     parameters: _builtins.str
     """JSON schema of its arguments, as text; see OutputConstraint.json_schema. Empty: INVALID_ARGUMENT."""
+    begin: _builtins.str
+    """What stands in front of the arguments of a call, its name included, and behind them. Empty: as ToolCallGrammar says."""
+    end: _builtins.str
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        begin: _builtins.str = ...,
+        end: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,6 +194,7 @@ class Submission(_message.Message):
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     ISOLATED_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
+    THOUGHT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the engine's live requests. Gateways build it from a tenant's name and a client's id."""
     attempt: _builtins.int
@@ -258,6 +259,10 @@ class Submission(_message.Message):
         the others. At most 512 sequences of 1 to 32 tokens.
         """
 
+    @_builtins.property
+    def thought(self) -> _decoding_pb2.Thought:
+        """A thought in front of the answer: the constraint begins behind it, and its tokens are limited."""
+
     def __init__(
         self,
         *,
@@ -279,10 +284,11 @@ class Submission(_message.Message):
         trace_parent: _builtins.str = ...,
         isolated: _builtins.bool = ...,
         bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
+        thought: _decoding_pb2.Thought | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "beam_search", b"beam_search", "constraint", b"constraint", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stopping", b"stopping", "thought", b"thought", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "bad_words", b"bad_words", "beam_search", b"beam_search", "constraint", b"constraint", "isolated", b"isolated", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age", b"age", "attempt", b"attempt", "bad_words", b"bad_words", "beam_search", b"beam_search", "constraint", b"constraint", "isolated", b"isolated", "logit_rules", b"logit_rules", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stopping", b"stopping", "thought", b"thought", "timeout", b"timeout", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

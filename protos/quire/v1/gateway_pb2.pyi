@@ -61,6 +61,7 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     NO_CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """`system`, `user`, `assistant`, `tool`, or another role of the model's chat template, of at most 64 characters. A role
     that the template does not render: INVALID_ARGUMENT. `developer` is `system` for a template that does not name it.
@@ -75,6 +76,8 @@ class ChatMessage(_message.Message):
     """The message has no content, which some templates distinguish from an empty text. Only for a message with
     `tool_calls`, beside no `content`.
     """
+    reasoning: _builtins.str
+    """What the assistant thought before its content, for a template that renders thoughts. Only for the role `assistant`."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """Tool calls of the assistant in this turn."""
@@ -88,10 +91,11 @@ class ChatMessage(_message.Message):
         tool_call_id: _builtins.str = ...,
         name: _builtins.str = ...,
         no_content: _builtins.bool = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "no_content", b"no_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "no_content", b"no_content", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,6 +345,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    THOUGHT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Empty: the gateway makes one."""
     model: _builtins.str
@@ -384,6 +389,12 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def thought(self) -> _decoding_pb2.Thought:
+        """A thought in front of the answer, behind which the constraint begins. Marks that are left out are the model's; a model
+        without thoughts: INVALID_ARGUMENT. Absent: a constraint begins with the first token.
+        """
+
     def __init__(
         self,
         *,
@@ -400,10 +411,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
+        thought: _decoding_pb2.Thought | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "thought", b"thought", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beam_search", b"beam_search", "cache", b"cache", "constraint", b"constraint", "logit_rules", b"logit_rules", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "thought", b"thought", "timeout", b"timeout", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -475,6 +487,7 @@ class Started(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MODEL_DEFAULTS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    IN_THOUGHT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request."""
     model: _builtins.str
@@ -485,6 +498,8 @@ class Started(_message.Message):
     """Leading prompt tokens found in the prefix cache."""
     max_tokens: _builtins.int
     """Effective max_tokens."""
+    in_thought: _builtins.bool
+    """The prompt has begun a thought, so that the text begins within it."""
     @_builtins.property
     def sampling(self) -> _decoding_pb2.Sampling:
         """Effective sampling parameters, seed included."""
@@ -515,10 +530,11 @@ class Started(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         model_defaults: _decoding_pb2.GenerationDefaults | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        in_thought: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model_defaults", b"model_defaults", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_defaults", b"model_defaults", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "in_thought", b"in_thought", "max_tokens", b"max_tokens", "model", b"model", "model_defaults", b"model_defaults", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1065,6 +1081,8 @@ class GetModelResponse(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     KV_DTYPES_FIELD_NUMBER: _builtins.int
     GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
+    CALL_FORMAT_FIELD_NUMBER: _builtins.int
+    THOUGHT_FORMAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Its name."""
     context_tokens: _builtins.int
@@ -1079,6 +1097,10 @@ class GetModelResponse(_message.Message):
     """Type of the model: of the weights that are not quantized, and of the KV cache unless `kv_dtypes` has another one."""
     engines: _builtins.int
     """Number of engines that serve it now."""
+    call_format: _builtins.str
+    """How it writes calls of tools, such as `hermes`; empty if that is not known. docs/dialects.md lists the names."""
+    thought_format: _builtins.str
+    """How it marks thoughts, such as `think`; empty if it has none."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Devices of these engines, each once: classes of CPUs, such as `avx512-bf16`, or names of GPUs."""
@@ -1109,10 +1131,12 @@ class GetModelResponse(_message.Message):
         weights: _abc.Iterable[_builtins.str] | None = ...,
         kv_dtypes: _abc.Iterable[_builtins.str] | None = ...,
         generation_defaults: _decoding_pb2.GenerationDefaults | None = ...,
+        call_format: _builtins.str = ...,
+        thought_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "devices", b"devices", "dtype", b"dtype", "engines", b"engines", "generation_defaults", b"generation_defaults", "kv_dtypes", b"kv_dtypes", "model", b"model", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "call_format", b"call_format", "context_tokens", b"context_tokens", "device_blocks", b"device_blocks", "devices", b"devices", "dtype", b"dtype", "engines", b"engines", "generation_defaults", b"generation_defaults", "kv_dtypes", b"kv_dtypes", "model", b"model", "thought_format", b"thought_format", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

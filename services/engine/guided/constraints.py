@@ -5,19 +5,21 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from engine.constraint import Constraint
 from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
 from engine.native.kernels import return_freed_memory
-from quire.v1 import decoding_pb2
+from quire.v1 import decoding_pb2, engine_pb2
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
 from services.engine.guided.tool_calls import source_of
 
 if TYPE_CHECKING:  # llguidance is needed only for requests with a constraint
     from services.engine.guided.compile_sandbox import CompileSandbox
     from services.engine.guided.grammars import Vocabulary
+    from services.engine.guided.thoughts import ThoughtTokens
 
 # A compiled constraint takes some 100 kB; the sandbox passes at most 96 MiB.
 _MAX_CACHED = 32
@@ -55,11 +57,20 @@ class Constraints:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints")
         self._cache: OrderedDict[_Key, _Compilation] = OrderedDict()
         self._compilers: tuple[Vocabulary, CompileSandbox] | None = None
+        self._tokens_of_thoughts: ThoughtTokens | None = None
         self._unsupported_reason = ""
 
     async def load(self) -> None:
         """Read the tokenizer. If that fails, log the reason; constraints are refused then."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
+
+    async def of_request(self, submission: engine_pb2.Submission) -> CompiledConstraint:
+        """Return the constraint of a request, which begins behind its thought. Raises RequestRefused."""
+        answer = await self.compiled(submission.constraint) if submission.HasField("constraint") else None
+        if answer is not None and not submission.HasField("thought"):
+            return answer
+        behind = partial(self._behind_thought, submission.thought, answer)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, behind)
 
     async def compiled(self, constraint: decoding_pb2.OutputConstraint) -> CompiledConstraint:
         """Return a constraint, compiling it if necessary. Raises RequestRefused.
@@ -122,16 +133,30 @@ class Constraints:
             self._unsupported_reason = f"{type(error).__name__}: {error}"
             log.warning("requests with a constraint are refused: %s", self._unsupported_reason)
 
-    def _compile(self, key: _Key) -> CompiledConstraint | str:
-        """Return a constraint, or the fault of its grammar. Raises RequestRefused for other failures."""
+    def _behind_thought(self, thought: decoding_pb2.Thought, answer: CompiledConstraint | None) -> CompiledConstraint:
+        """Return a constraint that begins behind a thought. Raises RequestRefused."""
+        vocabulary, _ = self._supported
+        from services.engine.guided.thoughts import ThoughtConstraint, ThoughtTokens
+
+        if self._tokens_of_thoughts is None:
+            self._tokens_of_thoughts = ThoughtTokens(vocabulary)
+        return ThoughtConstraint(self._tokens_of_thoughts, thought, answer)
+
+    @property
+    def _supported(self) -> "tuple[Vocabulary, CompileSandbox]":
+        """What compiles. Raises UnsupportedField."""
         if self._compilers is None:
             raise UnsupportedField(
                 f"constraint is not supported with the model's tokenizer ({self._unsupported_reason})", "constraint"
             )
+        return self._compilers
+
+    def _compile(self, key: _Key) -> CompiledConstraint | str:
+        """Return a constraint, or the fault of its grammar. Raises RequestRefused for other failures."""
+        vocabulary, sandbox = self._supported
         from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
         from services.engine.guided.grammars import CompiledGrammar
 
-        vocabulary, sandbox = self._compilers
         spec = GrammarSpec(*key)
         try:
             return sandbox.fault(spec) or CompiledGrammar(vocabulary, spec)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from services.engine.guided.schema_nodes import (
+from services.engine.guided.schemas.schema_nodes import (
     Case,
     SchemaNode,
     case_of,

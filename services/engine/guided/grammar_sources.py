@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from llguidance import LLMatcher
 
 from services.engine.guided.faults import is_unsupported, locate, sentence
-from services.engine.guided.prepared_schema import PreparedSchema, prepare_schema
-from services.engine.guided.rewritten_keywords import with_exclusive_cases
-from services.engine.guided.schema_nodes import InvalidSchema, SchemaNode
+from services.engine.guided.schemas.prepared_schema import PreparedSchema, prepare_schema
+from services.engine.guided.schemas.rewritten_keywords import with_exclusive_cases
+from services.engine.guided.schemas.schema_nodes import InvalidSchema, SchemaNode
 from services.engine.guided.tool_calls import CallableTools, InvalidTool, split_fault, tool_call_grammar, tools_of
 
 if TYPE_CHECKING:
@@ -32,18 +32,23 @@ class GrammarSpec(NamedTuple):
     text: str = ""
 
 
+class TokenNames(NamedTuple):
+    """Tokens by their names: those that outputs show, and all that no text has. See `tool_calls`."""
+
+    shown: Mapping[str, int]
+    hidden: Mapping[str, int]
+
+
 class GrammarSource:
     """The text of one grammar for llguidance, which gets shorter while cases of its schemas are left out.
 
     `fault_of` compiles a grammar, and returns llguidance's message if it has a fault.
     """
 
-    def __init__(
-        self, spec: GrammarSpec, whitespace: str, tags: Mapping[str, int], fault_of: Callable[[str], str]
-    ) -> None:
+    def __init__(self, spec: GrammarSpec, whitespace: str, names: TokenNames, fault_of: Callable[[str], str]) -> None:
         """Read the source. Raises InvalidGrammar."""
         self._spec = spec
-        self._tags = tags
+        self._token_names = names
         self._fault_of = fault_of
         # Without `u`, a character has one spelling: llguidance would take `\\u0061` for another key than `a`.
         self._options: JsonCompileOptions = {
@@ -109,7 +114,9 @@ class GrammarSource:
         if self._tools is None:
             return self._json(schemas[0] if schemas else _ANY_OBJECT)
         schemas = list(map(with_exclusive_cases, schemas))
-        return LLMatcher.grammar_from_lark(tool_call_grammar(self._tools, schemas, self._options, self._tags))
+        # Who gives texts of their own shows the tokens in them.
+        names = self._token_names.hidden if self._tools.has_texts else self._token_names.shown
+        return LLMatcher.grammar_from_lark(tool_call_grammar(self._tools, schemas, self._options, names))
 
     def _json(self, schema: SchemaNode) -> str:
         text = json.dumps(with_exclusive_cases(schema), allow_nan=False)
@@ -128,7 +135,9 @@ class GrammarSource:
                 raise InvalidTool(f"{self._place(at)}{error}") from error
 
     def _place(self, at: int) -> str:
-        return f"tools[{at}].parameters: " if self._tools else ""
+        if self._tools is None:
+            return ""
+        return f"tools[{at}].parameters: " if at < len(self._tools.names) else "answer: "
 
 
 def with_ascii_classes(pattern: str) -> str:

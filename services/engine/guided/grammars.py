@@ -15,9 +15,10 @@ from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
 from services.engine.guided.distinct_keys import DistinctKeys, KeyStart, KeyTracker
 from services.engine.guided.faults import sentence
-from services.engine.guided.grammar_sources import GrammarSource, GrammarSpec, InvalidGrammar
+from services.engine.guided.grammar_sources import GrammarSource, GrammarSpec, InvalidGrammar, TokenNames
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds, JsonPosition, NumberBounds
 from services.engine.guided.text_tokenizer import text_tokenizer
+from services.engine.guided.tool_calls import END_OF_SEQUENCE
 from services.models.files.tokenizer_loading import load_tokenizer
 
 _LIMITS = LLParserLimits(
@@ -54,8 +55,10 @@ class Vocabulary:
         self.tokens = LLTokenizer(copy.source, n_vocab=max(size, own_size), eos_token=endings)
         if not all(map(self.tokens.is_special_token, copy.hidden)):
             raise ValueError("the tokenizer's special tokens cannot be told from text")
+        self.size = size
         self.eos_token_ids = frozenset(ends)
         self.tags = _shown_names(backend, copy.hidden - self.eos_token_ids)
+        self.marks = _hidden_names(backend, copy.hidden, self.eos_token_ids)
         self.whitespace = bounds.whitespace
         self.numbers = NumberBounds(self.tokens, bounds)
         self.keys = DistinctKeys(self.tokens)
@@ -81,7 +84,8 @@ class CompiledGrammar:
     def __init__(self, vocabulary: Vocabulary, spec: GrammarSpec) -> None:
         """Compile a grammar. Raises InvalidGrammar."""
         self._vocabulary = vocabulary
-        source = GrammarSource(spec, vocabulary.whitespace, vocabulary.tags, vocabulary.fault_of)
+        token_names = TokenNames(vocabulary.tags, vocabulary.marks)
+        source = GrammarSource(spec, vocabulary.whitespace, token_names, vocabulary.fault_of)
         source.omit_faults()
         self.omitted = source.omitted
         for keys, path in source.counted:
@@ -194,3 +198,9 @@ def _shown_names(backend: tokenizers.Tokenizer, hidden: Set[int]) -> dict[str, i
     """Return the hidden tokens that are shown in an output: the tags with which some models write calls of tools."""
     added = backend.get_added_tokens_decoder()
     return {token.content: at for at, token in added.items() if at in hidden and not token.special}
+
+
+def _hidden_names(backend: tokenizers.Tokenizer, hidden: Set[int], ends: Set[int]) -> dict[str, int]:
+    """Return the hidden tokens by their names: some models write calls of tools with them."""
+    added = backend.get_added_tokens_decoder()
+    return {token.content: END_OF_SEQUENCE if at in ends else at for at, token in added.items() if at in hidden}

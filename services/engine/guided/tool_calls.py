@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from quire.v1 import decoding_pb2
 
+END_OF_SEQUENCE = -1
+"""The id that `tags` have for every end-of-sequence token."""
+
 _MAX_CALLS = 16
 _START, _END = "<tool_call>", "</tool_call>"
 _HEADER_LINES, _LINES_OF_TOOL = 2, 2
@@ -21,26 +24,52 @@ class InvalidTool(ValueError):
     """A tool is refused; the message names it."""
 
 
-def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
-    """Return a text that determines the grammar, for `tools_of`."""
-    tools = [[tool.name, tool.parameters] for tool in calls.tools]
-    return json.dumps([calls.max_calls if calls.HasField("max_calls") else 1, tools])
+class CallTexts(NamedTuple):
+    """The texts around calls: see ToolCallGrammar."""
+
+    begin: str = ""
+    end: str = ""
+    separator: str = "\n"
+    after_number: str = ""
 
 
 class CallableTools(NamedTuple):
-    """How many calls there may be, the tools' names, and the texts of their schemas."""
+    """How many calls there may be, and what they are. `schemas` are those of the tools, and of an answer instead."""
 
     max_calls: int
     names: list[str]
     schemas: list[str]
+    around: list[tuple[str, str]]
+    section: CallTexts
+    answer: str  # schema of an output without calls, empty if there must be calls
+    has_texts: bool  # of the request
+
+
+def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
+    """Return a text that determines the grammar, for `tools_of`."""
+    tools = [[tool.name, tool.parameters, _around(tool)] for tool in calls.tools]
+    own = CallTexts(calls.section_begin, calls.section_end, calls.separator, calls.after_number)
+    has_texts = any(tool.begin for tool in calls.tools)
+    most = calls.max_calls if calls.HasField("max_calls") else 1
+    return json.dumps([most, tools, own if has_texts else CallTexts(), calls.answer, has_texts])
+
+
+def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
+    if tool.begin:
+        return tool.begin, tool.end
+    name = json.dumps(tool.name, ensure_ascii=False)
+    return f'{_START}\n{{"name": {name}, "arguments": ', f"}}\n{_END}"
 
 
 def tools_of(source: str) -> CallableTools:
     """Read the text of `source_of`. Raises InvalidTool."""
-    most, tools = json.loads(source)
+    most, tools, section, answer, has_texts = json.loads(source)
     if not tools or not 1 <= most <= _MAX_CALLS:
         raise InvalidTool(f"it must have at least one tool, and max_calls between 1 and {_MAX_CALLS}, not {most}")
-    return CallableTools(most, *([list(part) for part in zip(*tools, strict=True)]))
+    names, schemas, around = (list(part) for part in zip(*tools, strict=True))
+    schemas += [answer] if answer else []
+    pairs = [(begin, end) for begin, end in around]
+    return CallableTools(most, names, schemas, pairs, CallTexts(*section), answer, has_texts)
 
 
 def tool_call_grammar(
@@ -49,19 +78,51 @@ def tool_call_grammar(
     """Return the grammar of tool calls, in Lark syntax.
 
     `schemas` are those of the tools as llguidance gets them, with `options` for it. `tags` are the names of tokens that
-    the model has for tags: a model trained on these does not spell them out.
+    the model has for marks: a model trained on these does not spell them out. An end-of-sequence token is no part of
+    the grammar: it may follow where the output is complete.
     """
-    more = f' ("\\n" call){{0,{tools.max_calls - 1}}}' if tools.max_calls > 1 else ""
-    start, end = (f"<[{tags[tag]}]>" if tag in tags else _literal(tag) for tag in (_START, _END))
-    lines = [f"start: call{more}", "call: " + " | ".join(f"call_{at}" for at in range(len(schemas)))]
-    for at, (name, schema) in enumerate(zip(tools.names, schemas, strict=True)):
-        opening = _literal(f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
+    section, texts = tools.section, _Texts(tags)
+    more = f" ({texts.of(section.separator)} call){{0,{tools.max_calls - 1}}}" if tools.max_calls > 1 else ""
+    start = f"{texts.of(section.begin)} call{more} {texts.of(section.end)}"
+    each = " | ".join(f"call_{at}" for at in range(len(tools.names)))
+    lines = [f"start: {start}{' | answer' if tools.answer else ''}", f"call: {each}"]
+    number = f" NUMBER {texts.of(section.after_number)}" if section.after_number else ""
+    for at, (name, (begin, end), schema) in enumerate(zip(tools.names, tools.around, schemas, strict=False)):
         whole = {"type": "object"} | schema | {"x-guidance": options}
         lines += [
-            f'call_{at}: {start} {opening} arguments_{at} "}}\\n" {end}',
+            f"call_{at}: {texts.around(name, begin)}{number} arguments_{at} {texts.of(end)}",
             f"arguments_{at}: %json {json.dumps(whole)}",
         ]
-    return "\n".join(lines)
+    if tools.answer:  # in the place of the lines of one more tool
+        lines += ["answer: json", f"json: %json {json.dumps(schemas[-1] | {'x-guidance': options})}"]
+    return "\n".join([*lines, "NUMBER: /[0-9]{1,3}/"] if number else lines)
+
+
+class _Texts:
+    """Writes texts for a grammar, with tokens where they have the names of tokens."""
+
+    def __init__(self, tags: Mapping[str, int]) -> None:
+        self._tags = tags
+        names = sorted(tags, key=len, reverse=True)
+        self._any = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
+
+    def of(self, text: str) -> str:
+        """Return a text as a sequence of literals and tokens; empty for an empty one."""
+        parts = filter(None, self._any.split(text)) if self._tags else filter(None, [text])
+        return " ".join(map(self._part, parts))
+
+    def around(self, name: str, text: str) -> str:
+        """Return a text with the name of a tool in it, which is no token whatever it is."""
+        for written in (json.dumps(name, ensure_ascii=False)[1:-1], name):
+            before, found, after = text.rpartition(written)
+            if found:
+                return " ".join(filter(None, [self.of(before), _literal(written), self.of(after)]))
+        return self.of(text)
+
+    def _part(self, part: str) -> str:
+        if part not in self._tags:
+            return _literal(part)
+        return f"<[{self._tags[part]}]>" if self._tags[part] != END_OF_SEQUENCE else '""'
 
 
 def split_fault(message: str) -> tuple[int | None, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.v1 import decoding_pb2
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
+from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
 from services.gateway.fleet.retention import MAX_RETAINED_MODELS, Retention
@@ -96,12 +97,18 @@ class ServedModel:
 class Fleet:
     """Keeps a link to each discovered engine and the models they serve. Ready while an engine accepts requests."""
 
-    def __init__(self, engines: ServiceAddresses, discovery_seconds: float, options: LinkOptions) -> None:
+    def __init__(
+        self,
+        engines: ServiceAddresses,
+        discovery_seconds: float,
+        options: LinkOptions,
+        selection: DialectSelection = UNSELECTED,
+    ) -> None:
         """`run` resolves DNS names again every `discovery_seconds`."""
         self._addresses = engines
         self._discovery_seconds = discovery_seconds
         self._options = options
-        self._tokenizers = TokenizerStore()
+        self._tokenizers = TokenizerStore(selection)
         self._links: dict[str, EngineLink] = {}
         self._models: dict[str, ServedModel] = {}
         self._retention = Retention[str](max_absent=MAX_RETAINED_MODELS)

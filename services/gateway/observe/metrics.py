@@ -86,6 +86,17 @@ _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Requests refused for a field, by its path in gRPC; other: a field without rules.",
         ("model_name", "field"),
     ),
+    "calls": (
+        "quire_tool_calls",
+        "Calls of tools in answers over HTTP, by the dialect of the model.",
+        ("model_name", "dialect"),
+    ),
+    "parse_failures": (
+        "quire_tool_call_parse_failures",
+        "What answers over HTTP have instead of calls, by kind: no-call (the mark of a call, and none behind it),"
+        " arguments (no JSON object), cut (by the end of the answer).",
+        ("model_name", "dialect", "kind"),
+    ),
     "slow_clients": (
         "quire_slow_clients",
         "Streams cancelled because their clients did not read them.",
@@ -192,6 +203,13 @@ class GatewayMetrics(GatewayObserver):
     def on_given_up(self, model_name: str) -> None:
         """Count the request."""
         self.count("given_up", model_name)
+
+    def on_parsed(self, model_name: str, dialect: str, calls: int, failures: Mapping[str, int]) -> None:
+        """Count calls and failures."""
+        self._models.add(model_name)
+        self._of_models["calls"].labels(model_name, dialect).inc(calls)
+        for kind, count in failures.items():
+            self._of_models["parse_failures"].labels(model_name, dialect, kind).inc(count)
 
     def on_http_request(self, route: str, method: str, status: int) -> None:
         """Count the answer."""

@@ -121,5 +121,8 @@ class GatewayObserver(FleetObserver):
     def on_tenants(self, stats: Callable[[], list[TenantStats]], rejections: Mapping[str, int]) -> None:
         """The sources of tenants' metrics; `rejections` counts requests rejected at a tenant's limit, by tenant."""
 
+    def on_parsed(self, model_name: str, dialect: str, calls: int, failures: Mapping[str, int]) -> None:
+        """The output of a sample was parsed; `failures` counts what is no call, or no whole one, by kind."""
+
     def on_http_request(self, route: str, method: str, status: int) -> None:
         """An HTTP request was answered; 499: its client disconnected before."""

@@ -1,14 +1,20 @@
 """Renders clients' conversations with a chat template, and adapts them to what the template renders."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+from services.gateway.dialects.declarations import DEFAULT_CALLS
+from services.gateway.dialects.dialect import CallFormat, Dialect
+from services.gateway.dialects.probe import THOUGHT_KEYS, dialect_of, written_calls
+from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimit, Conversation
 from services.gateway.text.template_features import TemplateFeatures
-from services.gateway.text.tool_calls import ToolFormat
-from services.gateway.text.tool_prompt import has_tools, with_tool_prompt
+from services.gateway.text.tool_prompt import has_tools, with_description, with_tool_prompt
 
 # Marks the end of the message to continue. The space shows whether the template strips messages.
+UNKNOWN = Dialect()
 _END = "\ufdd0end\ufdd0"
 _END_AND_SPACE = f"{_END} "
 
@@ -20,14 +26,24 @@ class ChatRenderer:
     One that renders texts only in parts gets parts.
     """
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, selection: DialectSelection = UNSELECTED) -> None:
         self._template = template
+        self._selection = selection
         self.features = TemplateFeatures(template)
 
-    @property
-    def tool_format(self) -> ToolFormat:
-        """The format in which the model writes tool calls."""
-        return ToolFormat.of(self._template.tool_source or "") if self.features.renders_tools else ToolFormat.TAGGED
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The dialect of the model: selected, or that of its template. Calls are None for a form that is not known."""
+        selection = self._selection
+        found = UNKNOWN if selection.is_whole else dialect_of(self.features.attempted, self._template.tool_source or "")
+        if not found.channels and not self.features.renders_tools:
+            found = replace(found, calls=self._written_calls or DEFAULT_CALLS)  # the description of tools teaches them
+        return selection.applied_to(found)
+
+    @cached_property
+    def _written_calls(self) -> CallFormat | None:
+        """The known format in which the template writes calls, though it may not describe tools."""
+        return written_calls(self.features.attempted)
 
     def knows(self, role: str) -> bool:
         """Return True if the role is a usual one, or one that the template names."""
@@ -59,11 +75,21 @@ class ChatRenderer:
         return before if after.startswith(" ") else before.rstrip()
 
     def _adapted(self, conversation: Conversation) -> Conversation:
-        messages = [{**message, "role": self._role(message["role"])} for message in conversation.messages]
+        messages = [self._named(message) for message in conversation.messages]
         adapted = conversation._replace(messages=messages)
         if self.features.renders_tools or not has_tools(conversation):
             return adapted
-        return with_tool_prompt(adapted, system_role=self.features.renders_role("system"))
+        system_role = self.features.renders_role("system")
+        if self._written_calls is not None:
+            return with_description(adapted, self._written_calls, system_role=system_role)
+        return with_tool_prompt(adapted, system_role=system_role)
+
+    def _named(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message with the role, and the names of its thought, that the template has."""
+        named = {**message, "role": self._role(message["role"])}
+        if thought := named.pop("reasoning", None):
+            named |= dict.fromkeys(filter(self._template.names_member, THOUGHT_KEYS), thought)
+        return named
 
     def _role(self, given: str) -> str:
         return "system" if given == "developer" and not self._template.names(given) else given
@@ -75,7 +101,7 @@ class ChatRenderer:
         """
         for at, message in enumerate(conversation.messages):
             role = self._role(message["role"])
-            if role == "tool" and not self.features.renders_tools:
+            if role == "tool" and not self.features.renders_tools and self._written_calls is None:
                 continue  # rendered as a turn of the user
             trial = self.features.role(role)
             if trial.dropped or reason in trial.reasons:

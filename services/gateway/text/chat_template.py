@@ -1,5 +1,6 @@
 """Renders conversations as prompts with the Jinja chat template of a model, in a process with limits."""
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -72,6 +73,11 @@ class ChatTemplate:
         """Return True if the template has the word as a string, such as a role that it compares with."""
         texts = (self._source or "", self._tool_source or "")
         return any(quoted in text for text in texts for quoted in (f"'{word}'", f'"{word}"'))
+
+    def names_member(self, name: str) -> bool:
+        """Return True if the template reads members or variables of this name."""
+        pattern = re.compile(rf"\b{re.escape(name)}\b")
+        return any(pattern.search(text) for text in (self._source or "", self._tool_source or ""))
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt for a conversation; ignores `continue_final`. Raises ChatTemplateError."""

@@ -91,6 +91,11 @@ def _message(message: gateway_pb2.ChatMessage, path: str) -> dict[str, Any]:
         rendered["tool_call_id"] = message.tool_call_id
     if message.name:
         rendered["name"] = message.name
+    if message.reasoning:
+        if message.role != "assistant":
+            fault = f"requires the role 'assistant', not {shown(message.role)}"
+            raise InvalidField(f"{path}.reasoning {fault}", f"{path}.reasoning")
+        rendered["reasoning"] = message.reasoning
     return rendered
 
 

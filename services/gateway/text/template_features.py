@@ -1,6 +1,6 @@
 """What a chat template renders, found by rendering short conversations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -58,6 +58,13 @@ class TemplateFeatures:
     def renders_tools(self) -> bool:
         """Whether descriptions of tools are part of a prompt."""
         return any(_NAME in self._rendered([*before, _USER], [_TOOL]) for before in ([], [_SYSTEM]))
+
+    def attempted(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], open_turn: bool
+    ) -> str:
+        """Return a conversation as a prompt, empty if the template refuses it."""
+        given = Conversation(messages, tools or self._least_tools, open_turn=open_turn)
+        return self._attempted(_in_parts(given) if self.takes_parts else given)
 
     def renders_role(self, role: str) -> bool:
         """Return True if a prompt contains messages of this role, in some place of a conversation."""

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import tokenizers
 
+from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
+from services.gateway.text.dialect_tokens import DialectTokens
 from services.gateway.text.literal_text import LiteralText
 from services.models.files.tokenizer_loading import InvalidTokenizer, load_tokenizer
 from services.models.token_bytes import BYTE_CHARACTERS, TokenBytes, token_bytes
@@ -51,12 +53,14 @@ class Tokenizer:
     Owns `backend` and turns off its truncation and padding, which are settings of training.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate, selection: DialectSelection = UNSELECTED
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._chat_template = chat_template
-        self._chat = ChatRenderer(chat_template)
+        self._chat = ChatRenderer(chat_template, selection)
         self._literal = LiteralText(backend, self._names_of_template)
         self._special_ids = _special_ids(backend)
         self._bytes = _byte_tokens(backend)
@@ -66,7 +70,7 @@ class Tokenizer:
         self._texts = {skip: _TokenTexts(self, skip) for skip in (False, True)}
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
+    def load(cls, folder: Path, selection: DialectSelection = UNSELECTED) -> "Tokenizer":
         """Read the tokenizer of a Hugging Face model folder. Raises TokenizerLoadError."""
         try:
             loaded = load_tokenizer(folder)
@@ -74,8 +78,9 @@ class Tokenizer:
             raise TokenizerLoadError(str(error)) from error
         default, tools = loaded.templates
         template = ChatTemplate(default and default.text, loaded.named, tools and tools.text)
-        made = cls(loaded.backend, template)
+        made = cls(loaded.backend, template, selection)
         made.chat.features.find()
+        _ = made.dialect_tokens.are_special  # found now, so that no request waits for it
         return made
 
     @property
@@ -117,6 +122,11 @@ class Tokenizer:
         """The renderer of conversations."""
         return self._chat
 
+    @cached_property
+    def dialect_tokens(self) -> DialectTokens:
+        """The tokens that mark thoughts and calls."""
+        return DialectTokens(self, self._chat.dialect)
+
     def encode_chat(self, conversation: Conversation, most: int | None = None) -> list[int]:
         """Render and encode a conversation. Special tokens in its texts are text.
 
@@ -155,10 +165,6 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Return True if the id is a special token, such as the end of a turn."""
         return token_id in self._special_ids
-
-    def is_special_token(self, text: str) -> bool:
-        """Return True if the text is the name of a special token."""
-        return self._backend.token_to_id(text) in self._special_ids
 
     def exists(self, token_id: int) -> bool:
         """Return True if the id is a token. Models with a padded vocabulary can generate other ids."""

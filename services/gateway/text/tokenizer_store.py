@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import re
 import tempfile
 from collections.abc import AsyncIterable, Container
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
+from services.gateway.dialects.dialect import Dialect
+from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.text.tokenizer import Tokenizer, TokenizerLoadError
 from services.models.files.chat_templates import restore_folders
 from services.runtime.errors import Unavailable
@@ -18,29 +21,38 @@ _MAX_BYTES = 256 * 1024 * 1024
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 
 
+log = logging.getLogger("quire.gateway")
+
+
 class TokenizerStore:
     """Tokenizers by the digest of their files, each fetched once until it is pruned."""
 
-    def __init__(self) -> None:
+    def __init__(self, selection: DialectSelection = UNSELECTED) -> None:
+        self._selection = selection
         self._loading: dict[bytes, asyncio.Task[Tokenizer]] = {}
 
     async def tokenizer(self, digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
         """Return the tokenizer with this digest, fetched from the engine if needed. Raises Unavailable."""
         if (task := self._loading.get(digest)) is None or (task.done() and task.exception() is not None):
-            task = self._loading[digest] = asyncio.create_task(_fetch(digest, stub))
+            task = self._loading[digest] = asyncio.create_task(self._fetched(digest, stub))
         return await asyncio.shield(task)
+
+    async def _fetched(self, digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
+        tokenizer = await _fetch(digest, stub, self._selection)
+        _log_dialect(tokenizer.chat.dialect)
+        return tokenizer
 
     def prune(self, in_use: Container[bytes]) -> None:
         """Drop the tokenizers whose digest is not in use. A running fetch is kept, because an engine is joining."""
         self._loading = {key: task for key, task in self._loading.items() if key in in_use or not task.done()}
 
 
-async def _fetch(digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
+async def _fetch(digest: bytes, stub: "pb_grpc.EngineAsyncStub", selection: DialectSelection) -> Tokenizer:
     pieces = stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=_FETCH_SECONDS)
     with tempfile.TemporaryDirectory(prefix="quire-tokenizer-") as folder:
         await _write(pieces, Path(folder))
         try:
-            return await asyncio.to_thread(_load, digest, Path(folder))
+            return await asyncio.to_thread(_load, digest, Path(folder), selection)
         except TokenizerLoadError as error:
             raise Unavailable(f"the engine's tokenizer cannot be read: {error}") from error
 
@@ -57,11 +69,16 @@ async def _write(pieces: AsyncIterable[pb.GetTokenizerResponse], folder: Path) -
             file.write(piece.content)
 
 
-def _load(digest: bytes, folder: Path) -> Tokenizer:
+def _load(digest: bytes, folder: Path, selection: DialectSelection) -> Tokenizer:
     if _digest(folder) != digest:
         raise TokenizerLoadError("the digest of its files does not match")
     restore_folders(folder)
-    return Tokenizer.load(folder)
+    return Tokenizer.load(folder, selection)
+
+
+def _log_dialect(dialect: Dialect) -> None:
+    calls = dialect.calls.name if dialect.calls else "not known, so that calls of tools stay text"
+    log.info("calls of tools: %s; thoughts: %s", calls, dialect.thought.name if dialect.thought else "none")
 
 
 def _digest(folder: Path) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.dialects.dialect import CallFormat
 from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
 from services.wire.field_rules import declared_fields
@@ -66,10 +67,25 @@ def _closed(schema: Any) -> Any:
     return {"additionalProperties": False} | closed if is_object else closed
 
 
-def call_grammar(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> decoding_pb2.ToolCallGrammar:
-    """Return the grammar of a call of one of these tools, or with `parallel` of several calls, between tags."""
-    callable_tools = [decoding_pb2.CallableTool(name=tool.name, parameters=arguments_schema(tool)) for tool in tools]
-    return decoding_pb2.ToolCallGrammar(tools=callable_tools, max_calls=_MAX_CALLS if parallel else 1)
+def call_grammar(
+    tools: Sequence[gateway_pb2.Tool], calls: CallFormat, *, parallel: bool
+) -> decoding_pb2.ToolCallGrammar | None:
+    """Return the grammar of a call of one of these tools, or with `parallel` of several, as the model writes them.
+
+    None for a form whose arguments are no JSON.
+    """
+    around = [calls.form.around(tool.name) for tool in tools]
+    grammar = decoding_pb2.ToolCallGrammar(max_calls=_MAX_CALLS if parallel else 1, separator=calls.separator)
+    begin, end = calls.opening + calls.inner[0], calls.inner[1] + calls.closing
+    if in_one := calls.repeats and not calls.alone:
+        grammar.section_begin, grammar.section_end = begin, end
+    for tool, one in zip(tools, around, strict=True):
+        if one is None:
+            return None
+        grammar.after_number = one.after_number
+        added = grammar.tools.add(name=tool.name, parameters=arguments_schema(tool))
+        added.begin, added.end = (one.begin, one.end) if in_one else (begin + one.begin, one.end + end)
+    return grammar
 
 
 def calls_schema(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> str:

@@ -10,7 +10,23 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from services.gateway.dialects.dialect import CallFormat
+from services.gateway.dialects.forms.call_form import WrittenCall
 from services.gateway.text.chat_template import Conversation
+
+_OTHER_INSTRUCTIONS = """\
+# Tools
+
+You can call functions to help with the request of the user. Their signatures are JSON objects between <tools> tags:
+<tools>
+{tools}
+</tools>
+
+To call functions, write exactly in this form:
+{calls}
+
+If no function helps, answer the user directly."""
+_EXAMPLE = WrittenCall("<function-name>", '{"<argument-name>": "<argument-value>"}')
 
 _INSTRUCTIONS = """\
 # Tools
@@ -46,6 +62,16 @@ def with_tool_prompt(conversation: Conversation, *, system_role: bool) -> Conver
     if conversation.tools:
         messages = _described(messages, _description(conversation.tools), system_role=system_role)
     return conversation._replace(messages=messages, tools=())
+
+
+def with_description(conversation: Conversation, calls: CallFormat, *, system_role: bool) -> Conversation:
+    """Return the conversation with a description of its tools, for a template that writes calls and results itself."""
+    if not conversation.tools:
+        return conversation
+    example = calls.section([calls.form.written(_EXAMPLE)])
+    description = _OTHER_INSTRUCTIONS.format(tools="\n".join(map(_json, conversation.tools)), calls=example)
+    messages = _described([*conversation.messages], description, system_role=system_role)
+    return conversation._replace(messages=messages)
 
 
 def _plain_messages(messages: Sequence[_Message]) -> Iterator[_Message]:

@@ -13,7 +13,7 @@ from services.models.gguf.metadata import TokenizerMetadata, TokenType
 _ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
-    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),  # noqa: RUF001
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
     "<|ifm|im_end|>",
 )
 # Tokens between the files of a repository: text behind them belongs to another file. By key, for files that name them.
@@ -25,15 +25,15 @@ _FILE_ENDS: Mapping[str, tuple[str, ...]] = {
 # Parts of a file around a gap. They end nothing, but are no text.
 _GAPS: Mapping[str, tuple[str, ...]] = {
     "fim_pre": (
-        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),  # noqa: RUF001
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
         *("<|code_prefix|>", "<|prefix|>", "<|plamo:fim_prefix|>"),
     ),
     "fim_suf": (
-        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),  # noqa: RUF001
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),
         *("<|code_suffix|>", "<|suffix|>", "<|plamo:fim_suffix|>"),
     ),
     "fim_mid": (
-        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),  # noqa: RUF001
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
         *("<|code_middle|>", "<|middle|>", "<|plamo:fim_middle|>"),
     ),
 }

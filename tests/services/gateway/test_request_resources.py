@@ -159,7 +159,7 @@ def test_a_cancelled_request_ends_at_its_engine(tiny_model: Callable[[str], Path
 
 # Events of none of the requests below; observe/test_observers.py has them.
 _OTHER_EVENTS = {"on_failover", "on_isolated", "on_given_up", "on_rejected", "on_inventory", "on_tenants"}
-_OTHER_EVENTS |= {"on_http_request"}
+_OTHER_EVENTS |= {"on_http_request", "on_parsed"}
 
 
 def test_observers_that_raise_change_no_request(

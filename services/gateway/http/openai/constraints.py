@@ -95,8 +95,10 @@ def check_tool_choice(
         return None
     if fault:
         raise InvalidField(f"tool_choice {fault}", "tool_choice")
+    if names.get("constraint", "").startswith("response_format"):
+        request.ClearField("constraint")  # a required call is no answer
     if request.HasField("constraint"):
         raise InvalidField(f"tool_choice cannot be combined with {names['constraint']}", "tool_choice")
     check_alone(request, "constraint", "tool_choice", InvalidField)
     names |= {"constraint": "tools", "constraint.json_schema": "tools", "constraint.tool_calls": "tools"}
-    return ConstraintTools(callable_tools, one=choice != "required")
+    return ConstraintTools(callable_tools)

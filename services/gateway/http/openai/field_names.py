@@ -33,16 +33,14 @@ _OF_FUNCTION = re.compile(r"\b((?:tools|tool_calls)\[\d+\])\.(?=(?:name|descript
 _IN_GRAMMAR = re.compile(r"constraint\.tool_calls(?:: |\.)tools\[(\d+)\]")
 _OF_NAMED_TOOL = re.compile(r'constraint\.tool_calls: the parameters of ("(?:[^"\\]|\\.)*")')
 _IN_CALLS_SCHEMA = re.compile(r"constraint\.json_schema: #/\$defs/(\d+)")
-_IN_ARGUMENTS_SCHEMA = re.compile(r"constraint\.json_schema: #()")
 _TOOL_FIELD = re.compile(r"prompt\.chat\.tools\[\d+\](?:\.\w+)?")
 
 
 @dataclass(frozen=True)
 class ConstraintTools:
-    """The tools in a constraint on calls: index in the request, and name. `one`: the model must call the first."""
+    """The tools in a constraint on calls: index in the request, and name."""
 
     tools: Sequence[tuple[int, str]]
-    one: bool
 
     def locate(self, message: str) -> str:
         """Replace the place in the constraint, with which a message begins, by that in the request."""
@@ -52,8 +50,8 @@ class ConstraintTools:
             name = json.loads(found[1])  # the start of a long one
             at = next((at for at, (_, full) in enumerate(self.tools) if full.startswith(name)), None)
             return message if at is None else f"{self._tool(at)}.parameters{message[found.end() :]}"
-        if found := (_IN_ARGUMENTS_SCHEMA if self.one else _IN_CALLS_SCHEMA).match(message):
-            return f"{self._tool(int(found[1] or 0))}.parameters: #{message[found.end() :]}"
+        if found := _IN_CALLS_SCHEMA.match(message):
+            return f"{self._tool(int(found[1]))}.parameters: #{message[found.end() :]}"
         return message
 
     def _tool(self, at: int) -> str:

@@ -87,7 +87,7 @@ class GenerationCall:
     def usage_chunk(self, kind: str, writers: Sequence["ChunkWriter"]) -> Iterator[bytes]:
         """Yield the chunk with the usage after the last choice, if the client requested it."""
         if self.body.stream_options and self.body.stream_options.include_usage:
-            total = usage(writer.usage for writer in writers)
+            total = usage((writer.usage for writer in writers), self.suffix.reasoning)
             yield event({**self.base_fields(kind, writers[0].model), "choices": [], "usage": total})
 
 
@@ -102,6 +102,7 @@ class ChunkSuffix:
         options = body.stream_options
         include = bool(options and options.include_usage)
         self._usage = gateway_pb2.Usage() if include and options and options.continuous_usage_stats else None
+        self.reasoning: int | None = None  # tokens in thoughts; None for completions
         self.value = b',"usage":null}\n\n' if include else b"}\n\n"
 
     def add_prompt_usage(self, started: gateway_pb2.Started) -> None:
@@ -119,8 +120,14 @@ class ChunkSuffix:
         self._write(self._usage)
         return True
 
+    def add_reasoning(self, count: int) -> None:
+        """Add tokens of thoughts."""
+        self.reasoning = (self.reasoning or 0) + count
+        if count and self._usage is not None:
+            self._write(self._usage)
+
     def _write(self, counted: gateway_pb2.Usage) -> None:
-        self.value = b',"usage":%b}\n\n' % to_json(usage([counted])).encode()
+        self.value = b',"usage":%b}\n\n' % to_json(usage([counted], self.reasoning)).encode()
 
 
 class ChunkWriter(ABC):
@@ -236,8 +243,8 @@ def _stop_reason(end: gateway_pb2.SampleFinish, stop_token_ids: Sequence[int]) -
     return end.stop_token_id if end.HasField("stop_token_id") and end.stop_token_id in stop_token_ids else None
 
 
-def usage(generations: Iterable[gateway_pb2.Usage]) -> dict[str, Any]:
-    """Return the token counts of one or more generations, summed."""
+def usage(generations: Iterable[gateway_pb2.Usage], reasoning: int | None = None) -> dict[str, Any]:
+    """Return the token counts of one or more generations, summed. `reasoning` is the number of those in thoughts."""
     each = list(generations)
     prompt = sum(one.prompt_tokens for one in each)
     completion = sum(one.generated_tokens for one in each)
@@ -246,4 +253,5 @@ def usage(generations: Iterable[gateway_pb2.Usage]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in each)},
+        **({} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}),
     }

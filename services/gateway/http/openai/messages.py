@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from quire.v1 import gateway_pb2
 from services.gateway.http.openai import requests
 from services.runtime.errors import InvalidField, UnsupportedField
 
+# The names that templates have for a switch of thoughts.
+_SWITCHES = ("enable_thinking", "thinking")
 # Of image-text models too, whose clients may not see why.
 _TEXT_ONLY = ": Quire's models read text only"
 
@@ -17,25 +20,38 @@ def chat(
     template: requests.ChatTemplateFields,
 ) -> gateway_pb2.Chat:
     """Translate a conversation. Raises InvalidField or UnsupportedField."""
-    variables = template.chat_template_kwargs
+    variables = _variables(template)
     return gateway_pb2.Chat(
         messages=[_message(message, f"messages[{at}]") for at, message in enumerate(messages)],
         tools=[_tool(tool) for tool in tools],
-        template_variables="" if variables is None else json.dumps(variables, ensure_ascii=False),
+        template_variables=json.dumps(variables, ensure_ascii=False) if variables else "",
         add_generation_prompt=template.add_generation_prompt,
         continue_final_message=template.continue_final_message,
     )
 
 
+def _variables(template: requests.ChatTemplateFields) -> dict[str, Any]:
+    """Return the variables of the template. Those that the client gives by their names win."""
+    effort, switch = template.reasoning_effort, template.enable_thinking
+    if switch is None and effort is not None:
+        switch = effort != "none"
+    variables: dict[str, Any] = {} if switch is None else dict.fromkeys(_SWITCHES, switch)
+    if effort not in (None, "none"):
+        variables["reasoning_effort"] = effort
+    return variables | (template.chat_template_kwargs or {})
+
+
 def _message(message: requests.ChatMessage, path: str) -> gateway_pb2.ChatMessage:
-    if message.content is None and not message.tool_calls:
+    reasoning = message.reasoning_content or message.reasoning or ""
+    if message.content is None and not message.tool_calls and not reasoning:
         raise InvalidField(f"{path}.content is missing", f"{path}.content")
     return gateway_pb2.ChatMessage(
         role=message.role,
         content="" if message.content is None else _text(message.content, f"{path}.content"),
-        no_content=message.content is None,
+        no_content=message.content is None and bool(message.tool_calls),
+        reasoning=reasoning,
         tool_calls=[
-            gateway_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            gateway_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments or "")
             for call in message.tool_calls or ()
         ],
         tool_call_id=message.tool_call_id or "",

@@ -164,7 +164,6 @@ class GenerationRequest(DeclaredFields):
     prompt_cache_key: str | None = Field(None, description="Accepted and ignored: prefix caching is automatic.")
 
     guided_grammar: None = Field(None, description="Not supported.")
-    reasoning_effort: None = Field(None, description="Not supported.")
 
 
 class CompletionRequest(GenerationRequest):
@@ -180,13 +179,14 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = Field(None, description="Include the prompt in the output. Default false.")
     add_special_tokens: Literal[True] | None = Field(None, description="Only true is supported.")
     suffix: None = Field(None, description="Not supported.")
+    reasoning_effort: None = Field(None, description="Not supported.")
 
 
 class FunctionCall(StrictBody):
     """A function call of the assistant."""
 
     name: str = Field(description="Name of the function.")
-    arguments: str = Field(description="The arguments, a JSON object as text.")
+    arguments: str | None = Field(None, description="The arguments, a JSON object as text. Default: none.")
     parsed_arguments: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
 
 
@@ -218,6 +218,8 @@ class ChatMessage(StrictBody):
     name: str | None = Field(None, description="Name of the author, if the chat template renders it.")
     tool_calls: Items[ToolCallInput] | None = Field(None, description="The tool calls of the assistant.")
     tool_call_id: str | None = Field(None, description="Id of the call that a message of role `tool` responds to.")
+    reasoning_content: str | None = Field(None, description="The thought of the assistant.")
+    reasoning: str | None = Field(None, description="Same as `reasoning_content`.")
 
     parsed: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
     refusal: None = Field(None, description="Must be null.")
@@ -270,6 +272,14 @@ class ChatTemplateFields(StrictBody):
     chat_template_kwargs: Schema | None = Field(
         None, description="Further variables of the chat template, at most 16,384 bytes as JSON."
     )
+    reasoning_effort: Annotated[str, Field(min_length=1, max_length=32)] | None = Field(
+        None,
+        description="The template's variable `reasoning_effort`, such as `low`; `none` turns thoughts off, any other"
+        " value on, with a template that has a switch.",
+    )
+    enable_thinking: bool | None = Field(
+        None, description="The template's switch for thoughts. Default: the template's."
+    )
 
 
 class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
@@ -292,6 +302,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
         description="Whether the model can, must or must not call a tool, or the tool to call. Default `auto`.",
     )
     parallel_tool_calls: bool | None = Field(None, description="If false, at most one call. Default true.")
+    include_reasoning: bool | None = Field(None, description="Return thoughts. Default true.")
     modalities: Items[Literal["text"]] | None = Field(None, description="Only `text` is supported.")
 
     audio: None = Field(None, description="Not supported.")

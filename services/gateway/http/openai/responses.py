@@ -35,6 +35,18 @@ class Usage(BaseModel):
     prompt_tokens_details: CachedTokens = Field(description="Details of the prompt tokens.")
 
 
+class ReasoningTokens(BaseModel):
+    """Details of the generated tokens."""
+
+    reasoning_tokens: int = Field(description="Tokens of thoughts.")
+
+
+class ChatUsage(Usage):
+    """Token counts of a chat's response."""
+
+    completion_tokens_details: ReasoningTokens = Field(description="Details of the generated tokens.")
+
+
 class _Choice(BaseModel):
     index: int = Field(description="Index of the choice; choices of the first prompt come first.")
     finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(description="Why the generation ended.")
@@ -123,9 +135,11 @@ class AssistantMessage(BaseModel):
     """The generated message."""
 
     role: Literal["assistant"] = Field(description="Role of the author.")
-    content: str | None = Field(description="The text; null if the message has only tool calls.")
+    content: str | None = Field(description="The text; null if the message has only a thought or tool calls.")
     refusal: None = Field(description="Always null.")
     tool_calls: list[ToolCallOutput] | None = Field(None, description="The tool calls.")
+    reasoning: str | None = Field(None, description="The thought before the text.")
+    reasoning_content: str | None = Field(None, description="Same as `reasoning`.")
 
 
 class ChatChoice(_Choice):
@@ -167,6 +181,8 @@ class Model(BaseModel):
     root: str = Field(description="Name of the model.")
     parent: None = Field(description="Always null.")
     max_model_len: int = Field(description="Context length: maximum tokens of prompt and output together.")
+    tool_call_parser: str | None = Field(description="How it writes calls of tools; null if that is not known.")
+    reasoning_parser: str | None = Field(description="How it marks thoughts; null if it has none.")
     default_sampling_params: DefaultParameters = Field(description="Values for what requests leave out.")
 
 

@@ -80,6 +80,8 @@ def _model(described: gateway_pb2.GetModelResponse) -> dict[str, Any]:
         "root": described.model,
         "parent": None,
         "max_model_len": described.context_tokens,
+        "tool_call_parser": described.call_format or None,
+        "reasoning_parser": described.thought_format or None,
         "default_sampling_params": _defaults(described.generation_defaults),
     }
 

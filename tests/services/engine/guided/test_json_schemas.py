@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from engine.errors import ConstraintFailed
 from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
 from services.engine.guided.grammars import CompiledGrammar, Vocabulary
-from services.engine.guided.json_schemas import ENFORCED, UNSUPPORTED
-from services.engine.guided.prepared_schema import prepare_schema
-from services.engine.guided.schema_nodes import ANNOTATIONS, InvalidSchema
+from services.engine.guided.schemas.json_schemas import ENFORCED, UNSUPPORTED
+from services.engine.guided.schemas.prepared_schema import prepare_schema
+from services.engine.guided.schemas.schema_nodes import ANNOTATIONS, InvalidSchema
 from tests.services.engine.guided import test_grammars
 from tests.services.engine.guided.test_grammars import END
 from tests.tiny_models import VOCABULARY

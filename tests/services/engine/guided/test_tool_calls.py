@@ -11,7 +11,7 @@ from engine.errors import ConstraintFailed
 from quire.v1 import decoding_pb2
 from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
 from services.engine.guided.grammars import CompiledGrammar, Vocabulary
-from services.engine.guided.tool_calls import source_of
+from services.engine.guided.tool_calls import END_OF_SEQUENCE, source_of, tool_call_grammar, tools_of
 from tests.tiny_models import VOCABULARY
 
 DIGIT = {"type": "object", "properties": {"a": {"$ref": "#/$defs/digit"}}, "required": ["a"]}
@@ -80,6 +80,66 @@ def test_an_output_of_one_call_at_most_ends_with_it(tiny: Vocabulary) -> None:
         assert not state.complete
         state.advance(token)
     assert state.complete
+
+
+OWN = {"section_begin": "<|calls|>", "section_end": "<|/calls|>", "separator": "; ", "after_number": "<|args|>"}
+
+
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [
+        ('<|calls|>call add:0<|args|>{"a": 1}!<|/calls|>', True),
+        ('<|calls|>call add:0<|args|>{"a": 1}!; call add:12<|args|>{"a": 2}!<|/calls|>', True),
+        ('<|calls|>call add:<|args|>{"a": 1}!<|/calls|>', False),
+        ('<|calls|>call add:0<|args|>{"a": 3}!<|/calls|>', False),
+        ('<|calls|>call add:0<|args|>{"a": 1}!', False),
+        (call("add", '{"a": 1}'), False),
+    ],
+)
+def test_calls_have_the_texts_of_the_grammar(tiny: Vocabulary, text: str, matched: bool) -> None:
+    calls = decoding_pb2.ToolCallGrammar(max_calls=2, **OWN)
+    calls.tools.add(name="add", parameters=json.dumps(DIGIT), begin="call add:", end="!")
+    compiled = CompiledGrammar(tiny, GrammarSpec("tool_calls", source_of(calls)))
+    assert matches(tiny, compiled, text) == matched
+
+
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [
+        (call("add", '{"a": 1}'), True),
+        ('{"b": true}', True),
+        ('{"b": 1}', False),
+        ("", False),
+        (call("add", "{}"), False),
+    ],
+)
+def test_an_answer_may_take_the_place_of_calls(tiny: Vocabulary, text: str, matched: bool) -> None:
+    answer = {
+        "type": "object",
+        "properties": {"b": {"type": "boolean"}},
+        "required": ["b"],
+        "additionalProperties": False,
+    }
+    calls = decoding_pb2.ToolCallGrammar(answer=json.dumps(answer))
+    calls.tools.add(name="add", parameters=json.dumps(DIGIT))
+    compiled = CompiledGrammar(tiny, GrammarSpec("tool_calls", source_of(calls)))
+    assert matches(tiny, compiled, text) == matched
+
+
+def test_a_fault_of_the_answer_is_named(tiny: Vocabulary) -> None:
+    calls = decoding_pb2.ToolCallGrammar(answer='{"properties": {"a": {"format": "x"}}}')
+    calls.tools.add(name="add", parameters=json.dumps(DIGIT))
+    with pytest.raises(InvalidGrammar, match=r'^answer: #/properties/a/format: the format "x" is not supported$'):
+        CompiledGrammar(tiny, GrammarSpec("tool_calls", source_of(calls)))
+
+
+def test_texts_that_name_tokens_are_these_tokens() -> None:
+    calls = decoding_pb2.ToolCallGrammar(section_begin="<|a|>x<|b|>", section_end="<|end|>")
+    calls.tools.add(name="f", parameters="{}", begin="f<|b|>", end=".")
+    tools = tools_of(source_of(calls))
+    grammar = tool_call_grammar(tools, [{}], {}, {"<|a|>": 7, "<|b|>": 8, "<|end|>": END_OF_SEQUENCE})
+    assert 'start: <[7]> "x" <[8]> call ""' in grammar
+    assert 'call_0: "f" <[8]> arguments_0 "."' in grammar
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import httpx
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import ANONYMOUS, Caller, Origin
+from services.gateway.dialects.parser import DialectParser
 from services.gateway.http.app import make_app
 from services.gateway.http.server import ObservedApp, count_rejection
 from services.gateway.observe.observer import GatewayObserver
@@ -39,6 +40,10 @@ class ScriptedHandler:
         self.own_tokenizer = Tokenizer.load(folder)
         self.callers: list[Caller] = []
         self.text = "x"  # of each token, if the prompt is a chat
+        self.script: list[tuple[str, list[int]]] = []  # texts and tokens to generate instead
+        self.in_thought = False
+        self.requests: list[gateway_pb2.GenerateRequest] = []
+        self.parsed: list[tuple[str, int, dict[str, int]]] = []
         self.rejection: Exception | None = None
         self.failure: BaseException | None = None
         self.hold = asyncio.Event()
@@ -48,20 +53,25 @@ class ScriptedHandler:
 
     async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
         self.callers.append(origin.caller)
+        self.requests.append(request)
         if self.rejection:
             raise self.rejection
         self.running += 1
         self.started += 1
         try:
             sampling = decoding_pb2.Sampling(sample_count=1)
-            yield Response(started=gateway_pb2.Started(model="played", sampling=sampling))
-            for _ in range(request.stopping.max_tokens):
-                yield Response(delta=gateway_pb2.Delta(text=request.prompt.text or self.text, token_ids=[1]))
+            started = gateway_pb2.Started(model="played", sampling=sampling, in_thought=self.in_thought)
+            yield Response(started=started)
+            repeated = [(request.prompt.text or self.text, [1])] * request.stopping.max_tokens
+            usage = gateway_pb2.Usage()
+            for text, token_ids in self.script or repeated:
+                usage.generated_tokens += len(token_ids)
+                yield Response(delta=gateway_pb2.Delta(text=text, token_ids=token_ids))
                 await self.hold.wait()
                 if self.failure:
                     raise self.failure
             end = gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)
-            yield Response(finished=gateway_pb2.Finished(samples=[end]))
+            yield Response(finished=gateway_pb2.Finished(samples=[end], usage=usage))
         finally:
             self.running -= 1
 
@@ -72,6 +82,13 @@ class ScriptedHandler:
 
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         return "x"
+
+    def on_parsed(self, model: str, parser: DialectParser) -> None:
+        failures = {kind.value: count for kind, count in parser.failures.items()}
+        self.parsed.append((parser.dialect_name, parser.calls, failures))
+
+    def check(self, request: gateway_pb2.GenerateRequest) -> None:
+        pass
 
     def tokenizer(self, model: str) -> Tokenizer:
         return self.own_tokenizer

@@ -9,9 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.http.openai.chats import CallDeltas
+from services.gateway.dialects.declarations import DEFAULT_CALLS
+from services.gateway.dialects.dialect import Dialect
+from services.gateway.dialects.offered_tools import OfferedTools
+from services.gateway.dialects.parser import DialectParser
+from services.gateway.http.openai.dialect_deltas import DialectDeltas
 from services.gateway.http.openai.responses_api.output_items import OutputItems
-from services.gateway.text.tool_calls import EnforcedCallParser
 from services.runtime.errors import DeadlineExceeded, GenerationFailed, Overloaded
 from tests.running_quire import RunningQuire
 from tests.services.gateway.http.responses import rejection
@@ -130,7 +133,7 @@ def test_calls_in_the_models_format_become_items_in_order(http: httpx.Client) ->
     body: dict[str, Any] = {"tools": [TOOL], "guided_regex": f"Well: {text}{text}", "max_output_tokens": 150, "seed": 4}
     made = post(http, **body).json()
     assert [item["type"] for item in made["output"]] == ["message", "function_call", "function_call"]
-    assert (made["output"][0]["content"][0]["text"], made["status"]) == ("Well: ", "completed")
+    assert (made["output"][0]["content"][0]["text"], made["status"]) == ("Well:", "completed")
     events = streamed(post(http, **body, stream=True))
     kinds = [event["type"] for event in events]
     assert [kind for at, kind in enumerate(kinds) if kind != kinds[at - 1]] == [
@@ -178,7 +181,8 @@ def test_a_required_call_that_the_limit_cuts_is_incomplete_and_has_the_arguments
 
 
 def test_a_complete_call_of_an_incomplete_response_is_completed() -> None:
-    items = OutputItems("x", CallDeltas(EnforcedCallParser(), parallel=True))
+    parser = DialectParser(Dialect(calls=DEFAULT_CALLS), OfferedTools({"a": {}}), drops_text=True)
+    items = OutputItems("x", DialectDeltas(parser))
     items.push('<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n<tool_call>\n{"na')
     items.finish("incomplete")
     assert [(item["arguments"], item["status"]) for item in items.items] == [("{}", "completed")]

@@ -3,19 +3,8 @@ import re
 from typing import Any
 
 import httpx
-import pytest
 
 from quire.v1 import gateway_pb2
-from services.gateway.text.tool_calls import (
-    ArgumentsDelta,
-    BareCallParser,
-    EnforcedCallParser,
-    MarkedCallParser,
-    TaggedCallParser,
-    ToolCall,
-    ToolCallParser,
-    ToolCallStart,
-)
 from tests.running_quire import RunningQuire
 from tests.services.gateway.http.responses import events
 
@@ -27,127 +16,6 @@ TOOLS = [
 ]
 SUM_CALL = {"type": "function", "function": {"name": "sum"}}
 ASK = {"messages": [{"role": "user", "content": "What time is it?"}], "tools": TOOLS, "max_tokens": 150, "seed": 4}
-
-
-def parse(parser: ToolCallParser, text: str, size: int) -> list[Any]:
-    """Parse a text in pieces of `size`; return the parts, with adjacent texts joined."""
-    pieces: list[Any] = []
-    for at in range(0, len(text), size):
-        pieces += parser.push(text[at : at + size])
-    joined: list[Any] = []
-    for piece in [*pieces, *parser.finish()]:
-        if isinstance(piece, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += piece
-        else:
-            joined.append(piece)
-    return joined
-
-
-CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b", "arguments": {}}'
-A, SPACED = ToolCall("a", '{"x":1}'), ToolCall("a", '{"x": 1}')
-B = ToolCall("b", "{}")
-TAG = ToolCall("a", '{"x":"\\"</tool_call>\\\\"}')
-TAG_IN_STRING = f'{{"name":"a","arguments":{TAG.arguments}}}'
-CALLED_B = f"<tool_call>{CALL_B}</tool_call>"
-MARK_IN_STRING = '{"x":"[TOOL_CALLS]"}'
-NO_CALLS = [
-    f"<tool_call>{body}</tool_call>"
-    for body in (
-        '{"name": "c", "arguments": {}}',
-        '{"name": "a"}',
-        '{"name": ["a"], "arguments": {}}',
-        '{"name": "a", "arguments": [1]}',
-        '{"name": "a", "arguments": {"x": }}',
-        '{"name": "a" "arguments": {}}',
-        f'{CALL_A}{{"name": "c", "arguments": {{}}}}',
-    )
-]
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize(
-    ("parser", "text", "pieces"),
-    [
-        (TaggedCallParser, "1 < 2 <tool", ["1 < 2 <tool"]),
-        (TaggedCallParser, 'Well. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', ["Well. ", SPACED]),
-        (TaggedCallParser, f"<tool_call>{CALL_A}</tool_call>\n<tool_call>{CALL_B}</tool_call>\n", [A, B]),
-        (TaggedCallParser, '<tool_call>{"name":"a","arguments":"{\\"x\\":1}"}', [A]),
-        (TaggedCallParser, f"<tool_call>[{CALL_A},{CALL_B}]</tool_call>", [A, B]),
-        (TaggedCallParser, "<tool_call>what?</tool_call> no", ["<tool_call>what?</tool_call> no"]),
-        (MarkedCallParser, f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", ["So [TOOL ", A, B]),
-        (MarkedCallParser, '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [A, B]),
-        (TaggedCallParser, f"<tool_call>{TAG_IN_STRING}</tool_call>{CALL_B}", [TAG, CALL_B]),
-        (TaggedCallParser, f'<tool_call>"</tool_call> {CALLED_B}', ['<tool_call>"</tool_call> ', B]),
-        (TaggedCallParser, f'<tool_call>"\n</tool_call> {CALLED_B}', ['<tool_call>"\n</tool_call> ', B]),
-        (TaggedCallParser, f"<tool_call>{TAG_IN_STRING[:-5]}", [f"<tool_call>{TAG_IN_STRING[:-5]}"]),
-        (MarkedCallParser, f"[TOOL_CALLS]a{MARK_IN_STRING}[TOOL_CALLS]b{{}}", [ToolCall("a", MARK_IN_STRING), B]),
-        (MarkedCallParser, '[TOOL_CALLS]"[TOOL_CALLS]b{}', ['[TOOL_CALLS]"', B]),
-        (MarkedCallParser, "[TOOL_CALLS]oops", ["[TOOL_CALLS]oops"]),
-        (MarkedCallParser, '[TOOL_CALLS]a{"x":1}[TOOL_CALLS]c{}', [A, "[TOOL_CALLS]c{}"]),
-        (BareCallParser, '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', [SPACED, B]),
-        (BareCallParser, '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x": 1}}', [SPACED]),
-        (BareCallParser, '{"nameless": 1}', ['{"nameless": 1}']),
-        (BareCallParser, '{"name": "a", "parameters": {"x', ['{"name": "a", "parameters": {"x']),
-        (BareCallParser, "plain", ["plain"]),
-        *((TaggedCallParser, text, [text]) for text in NO_CALLS),
-    ],
-)  # fmt: skip
-def test_calls_are_parsed_from_text_in_pieces_of_any_size(
-    parser: type[Any], text: str, pieces: list[Any], size: int
-) -> None:
-    assert parse(parser({"a", "b"}), text, size) == pieces
-
-
-@pytest.mark.parametrize("arguments", ['{"x":1,"x" : 2.0}', "{\n}", '{"x":"\\u00fc/\\/"}', '{ "x": [1e2, -0] }'])
-def test_arguments_are_those_that_the_model_wrote(arguments: str) -> None:
-    call = ToolCall("a", arguments)
-    assert parse(TaggedCallParser({"a"}), f'<tool_call>{{"name":"a","arguments":{arguments}}}</tool_call>', 1) == [call]
-    assert parse(MarkedCallParser({"a"}), f"[TOOL_CALLS]a{arguments}", 1) == [call]
-    assert parse(BareCallParser({"a"}), f'{{"name": "a", "parameters" : {arguments} }}', 1) == [call]
-
-
-ENFORCED_A = '<tool_call>\n{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}\n</tool_call>'
-ENFORCED_B = '<tool_call>\n{"name": "\\"b\\"", "arguments": {}}\n</tool_call>'
-LIST = '[{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}, {"name":"\\"b\\"","arguments":{}}]'
-
-
-def enforced(text: str, size: int) -> list[str]:
-    """Parse a text in pieces of `size`; return each call as its name, a colon and its arguments."""
-    parser, calls = EnforcedCallParser(), list[str]()
-    pieces = [piece for at in range(0, len(text), size) for piece in parser.push(text[at : at + size])]
-    for piece in [*pieces, *parser.finish()]:
-        if isinstance(piece, ToolCallStart):
-            calls.append(f"{piece.name}:")
-        else:
-            assert isinstance(piece, ArgumentsDelta)
-            assert piece.text
-            calls[-1] += piece.text
-    return calls
-
-
-@pytest.mark.parametrize("text", [f"{ENFORCED_A}\n{ENFORCED_B}\n", LIST])
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_an_enforced_call_that_is_cut_has_the_arguments_so_far_and_no_other_text(text: str, size: int) -> None:
-    arguments = '{"x": "}\\"", "y": [{}]}'
-    start = text.index("{", text.index("arguments"))
-    for end in range(len(text) + 1):
-        calls = enforced(text[:end], size)
-        assert calls[:1] == ([f"a:{arguments}"[: 2 + end - start]] if end > start else [])
-        assert calls[1:] in ([], ['"b":{'], ['"b":{}'])
-    assert calls == [f"a:{arguments}", '"b":{}']
-
-
-def test_arguments_of_an_enforced_call_are_passed_on_while_they_are_written() -> None:
-    parser = EnforcedCallParser()
-    assert parser.push(ENFORCED_A.partition("}")[0]) == [ToolCallStart("a"), ArgumentsDelta('{"x": "')]
-    assert parser.push("}") == [ArgumentsDelta("}")]
-
-
-def test_text_that_cannot_become_a_call_is_returned_at_once() -> None:
-    assert TaggedCallParser({"a"}).push("1 < 2, <b") == ["1 < 2, <b"]
-    assert TaggedCallParser({"a"}).push("so: <tool_") == ["so: "]
-    assert MarkedCallParser({"a"}).push("[1] [TOOL") == ["[1] "]
-    assert BareCallParser({"a"}).push("{1}") == ["{1}"]
 
 
 def called(http: httpx.Client, **body: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -226,7 +94,7 @@ def test_a_call_of_a_tool_that_was_not_offered_stays_text(http: httpx.Client) ->
 def test_a_call_in_the_models_format_is_parsed(http: httpx.Client) -> None:
     text = r'<tool_call>\{"name": "sum", "arguments": \{"a": [123]\}\}</tool_call>'
     calls, choice = called(http, guided_regex=f"Well: {text} {text}")
-    assert choice["message"]["content"] == "Well: "
+    assert choice["message"]["content"] == "Well:"
     assert [call["function"]["name"] for call in calls] == ["sum", "sum"]
     calls, _ = called(http, guided_regex=f"{text}{text}", parallel_tool_calls=False)
     assert len(calls) == 1

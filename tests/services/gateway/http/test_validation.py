@@ -96,7 +96,7 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
             ResponsesRequest,
             {"input": [*MESSAGES, {"type": "item_reference", "id": "x"}]},
             "input[1].type",
-            'must be "message", "function_call" or "function_call_output", not "item_reference"',
+            'must be "message", "function_call", "function_call_output" or "reasoning", not "item_reference"',
         ),
         (
             ResponsesRequest,

@@ -15,7 +15,6 @@ from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, ChatTemplateError, Conversation
 from services.gateway.text.conversation import conversation_of
 from services.gateway.text.tokenizer import Tokenizer
-from services.gateway.text.tool_calls import ToolFormat
 from services.runtime.errors import InvalidField
 
 # ChatML knows no tools and writes any role; the others write those that they name.
@@ -162,8 +161,8 @@ def test_other_arguments_are_not_blamed_for_another_fault() -> None:
 
 def test_a_template_that_renders_tools_gets_them() -> None:
     assert render(WITH_TOOLS, USER, tools=[SUM]) == f"{json.dumps([SUM])}[TOOL_CALLS]<user>Add.</user>\n"
-    assert renderer(WITH_TOOLS).tool_format is ToolFormat.MARKED
-    assert renderer("{# knows no tools #}" + CHATML).tool_format is ToolFormat.TAGGED
+    assert renderer(WITH_TOOLS).dialect.name == "mistral"
+    assert renderer("{# knows no tools #}" + CHATML).dialect.name == "hermes"
 
 
 def test_a_developer_is_the_system_unless_the_template_names_developers() -> None:

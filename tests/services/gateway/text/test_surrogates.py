@@ -4,7 +4,6 @@ import pytest
 
 from quire.v1 import gateway_pb2
 from services.gateway.text.conversation import _arguments, _tool
-from services.gateway.text.tool_calls import ToolCall, parse_calls
 from services.runtime.errors import InvalidField
 
 
@@ -16,22 +15,3 @@ def test_arguments_of_an_earlier_call_with_a_surrogate_stay_as_written(text: str
 def test_the_schema_of_a_tool_with_a_surrogate_is_refused_by_name() -> None:
     with pytest.raises(InvalidField, match=r"tools\[0\].parameters has an unpaired surrogate"):
         _tool(gateway_pb2.Tool(name="f", parameters='{"type": "object", "title": "\\ud800"}'), "tools[0]")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        '{"name": "f", "arguments": {"\\ud800": 1}}',
-        '{"name": "\\ud800", "arguments": {}}',
-        '{"name": "f", "arguments": {"a": "\\ud83d"}}',
-        '{"name": "f", "arguments": {"a": NaN}}',
-        '{"name": "f", "arguments": {"a": 1e999}}',
-    ],
-)
-def test_a_generated_call_that_no_answer_can_hold_stays_text(call: str) -> None:
-    assert parse_calls(call, {"f"}) == []
-
-
-def test_a_generated_call_with_a_pair_of_surrogates_is_a_call() -> None:
-    arguments = '{"a": "\\ud83d\\ude00"}'
-    assert parse_calls(f'{{"name": "f", "arguments": {arguments}}}', {"f"}) == [ToolCall("f", arguments)]

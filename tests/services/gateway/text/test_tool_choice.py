@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from quire.v1 import gateway_pb2
+from services.gateway.dialects.declarations import CALL_FORMATS, DEFAULT_CALLS, HARMONY
+from services.gateway.dialects.dialect import CallFormat
+from services.gateway.dialects.forms.call_form import WrittenCall
 from services.gateway.text.tool_choice import arguments_schema, call_grammar, check_arguments_schema
 from services.runtime.errors import InvalidField
 
@@ -49,11 +52,30 @@ def test_a_schema_of_something_else_than_an_object_is_refused(schema: Any) -> No
 
 
 def test_a_tool_without_schema_has_no_arguments() -> None:
-    grammar = call_grammar([gateway_pb2.Tool(name="now")], parallel=False)
+    grammar = call_grammar([gateway_pb2.Tool(name="now")], DEFAULT_CALLS, parallel=False)
+    assert grammar
     assert grammar.max_calls == 1
     assert json.loads(grammar.tools[0].parameters) == {
         "type": "object",
         "properties": {},
         "additionalProperties": False,
     }
-    assert call_grammar([gateway_pb2.Tool(name="now")], parallel=True).max_calls > 1
+    several = call_grammar([gateway_pb2.Tool(name="now")], DEFAULT_CALLS, parallel=True)
+    assert several
+    assert several.max_calls > 1
+
+
+@pytest.mark.parametrize("calls", [*CALL_FORMATS, HARMONY.calls], ids=lambda calls: calls.name)
+def test_the_texts_of_a_grammar_are_those_that_the_form_writes(calls: CallFormat) -> None:
+    tools = [gateway_pb2.Tool(name="now"), gateway_pb2.Tool(name="look_up")]
+    grammar = call_grammar(tools, calls, parallel=True)
+    if grammar is None:
+        assert calls.form.around("now") is None
+        return
+    number = f"7{grammar.after_number}" if grammar.after_number else ""
+    each = [f"{tool.begin}{number}{{}}{tool.end}" for tool in grammar.tools]
+    text = f"{grammar.section_begin}{grammar.separator.join(each)}{grammar.section_end}"
+    ids = ("functions.now:7", "functions.look_up:7") if number else ("", "")
+    names = ("now", "look_up")
+    written = [calls.form.written(WrittenCall(name, "{}", own)) for name, own in zip(names, ids, strict=True)]
+    assert text == calls.section(written)

@@ -1,6 +1,6 @@
 """Encodes the events of a streamed response."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quire.v1 import gateway_pb2
@@ -23,11 +23,11 @@ class ResponseEventWriter:
         started = {"response": self._response.in_progress()}
         return self._encode([("response.created", started), ("response.in_progress", started)])
 
-    def write(self, text: str, scores: Scores | None) -> bytes:
+    def write(self, text: str, scores: Scores | None, token_ids: Sequence[int] = ()) -> bytes:
         """Encode the next text. `scores` are the log-probabilities of its tokens; None if not requested."""
         if self._text_prefix:
             return self._text_event(text) if text else b""
-        encoded = self._encode(self._items.push(text, scores or ()))
+        encoded = self._encode(self._items.push(text, scores or (), token_ids))
         if scores is None and (place := self._items.text_place):
             fields = to_json({"type": "response.output_text.delta", **place, "logprobs": []})[:-1]
             self._text_prefix = f'event: response.output_text.delta\ndata: {fields},"sequence_number":'.encode()
@@ -37,7 +37,7 @@ class ResponseEventWriter:
         """Encode the end of the response."""
         status = status_of_end(finished.samples[0])
         closed = self._encode(self._items.finish(status))
-        response = self._response.finished(finished, self._items.items)
+        response = self._response.finished(finished, self._items.items, self._items.reasoning_tokens)
         return closed + self._encode([(f"response.{status}", {"response": response})])
 
     def fail(self, code: str, message: str) -> bytes:

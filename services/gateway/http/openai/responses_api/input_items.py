@@ -14,6 +14,7 @@ from services.gateway.http.openai.responses_api.request_schemas import (
     InputFunctionCall,
     InputItem,
     InputMessage,
+    InputReasoning,
     InputText,
     ResponsesRequest,
 )
@@ -55,6 +56,7 @@ class InputConversation:
         self.origins: list[MessageOrigin] = []
         self._messages: list[dict[str, Any]] = []
         self._call_ids: set[str] = set()
+        self._thought = ""  # of the next message of the assistant
         if body.instructions is not None:
             self._add("system", body.instructions, MessageOrigin("instructions", "instructions"))
         if isinstance(body.input, str):
@@ -72,6 +74,8 @@ class InputConversation:
                 self._add_call(item, path)
             elif isinstance(item, FunctionCallResult):
                 self._add_result(item, path)
+            elif isinstance(item, InputReasoning):
+                self._thought = "\n".join(part.text for part in item.content or ())
 
     def _add_call(self, item: InputFunctionCall, path: str) -> None:
         """Add a call to the assistant's message before it, or to a new one."""
@@ -88,6 +92,9 @@ class InputConversation:
         self._add("tool", item.output, MessageOrigin(path, f"{path}.output"), tool_call_id=item.call_id)
 
     def _add(self, role: str, content: str | list[InputText] | None, origin: MessageOrigin, **fields: str) -> None:
+        thought, self._thought = self._thought, ""
+        if thought and role == "assistant":
+            fields["reasoning"] = thought
         self._messages.append({"role": role, "content": _content(content), **fields})
         self.origins.append(origin)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from services.gateway.http.openai.chats import CallDeltas
+from services.gateway.http.openai.dialect_deltas import DialectDeltas
 
 # The type and the fields of an event, without its sequence number.
 ItemEvent = tuple[str, dict[str, Any]]
@@ -12,12 +12,12 @@ Scores = Sequence[dict[str, Any]]
 
 
 class OutputItems:
-    """The items of one response: messages and function calls, in the order in which they are generated.
+    """The items of one response: thoughts, messages and function calls, in the order in which they are generated.
 
-    `deltas` separates the text from calls; None if the model cannot call functions.
+    `deltas` separates them; None if all output is text.
     """
 
-    def __init__(self, name: str, deltas: CallDeltas | None) -> None:
+    def __init__(self, name: str, deltas: DialectDeltas | None) -> None:
         """`name` makes the ids of the items unique."""
         self._name = name
         self._deltas = deltas
@@ -41,11 +41,16 @@ class OutputItems:
         """Append text to the open message without an event."""
         self._texts.append(text)
 
-    def push(self, text: str, scores: Scores = ()) -> list[ItemEvent]:
-        """Add generated text and the log-probabilities of its tokens; return the events of what is final."""
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of tokens of thoughts."""
+        return self._deltas.reasoning_tokens if self._deltas else 0
+
+    def push(self, text: str, scores: Scores = (), token_ids: Sequence[int] = ()) -> list[ItemEvent]:
+        """Add generated text, its tokens and their log-probabilities; return the events of what is final."""
         self._pending += scores
         if self._deltas is not None:
-            return self._events(self._deltas.push(text))
+            return self._events(self._deltas.push(text, token_ids))
         return self._events([{"content": text}])
 
     def finish(self, status: str) -> list[ItemEvent]:
@@ -56,7 +61,7 @@ class OutputItems:
         events = self._events(self._deltas.finish()) if self._deltas else []
         if not self._items:
             events += self._start_message()
-        if self._in_message and self._pending:
+        if self._in("message") and self._pending:
             events.append(self._text_delta(""))
         return [*events, *self._close(status)]
 
@@ -64,8 +69,14 @@ class OutputItems:
         return [event for delta in deltas for event in self._delta_events(delta)]
 
     def _delta_events(self, delta: dict[str, Any]) -> Iterator[ItemEvent]:
+        if thought := delta.get("reasoning"):
+            if not self._in("reasoning"):
+                yield from self._close("completed")
+                yield from self._start_reasoning()
+            self._texts.append(thought)
+            yield "response.reasoning_text.delta", {**self._place(), "delta": thought}
         if text := delta.get("content"):
-            if not self._in_message:
+            if not self._in("message"):
                 yield from self._close("completed")
                 yield from self._start_message()
             yield self._text_delta(text)
@@ -77,9 +88,12 @@ class OutputItems:
                 self._texts.append(arguments)
                 yield "response.function_call_arguments.delta", {**self._call_place(), "delta": arguments}
 
-    @property
-    def _in_message(self) -> bool:
-        return self._open and self._items[-1]["type"] == "message"
+    def _in(self, kind: str) -> bool:
+        return self._open and self._items[-1]["type"] == kind
+
+    def _start_reasoning(self) -> Iterator[ItemEvent]:
+        yield self._start({"type": "reasoning", "summary": [], "content": []}, "rs")
+        yield "response.content_part.added", {**self._place(), "part": _thought_part("")}
 
     def _start_message(self) -> Iterator[ItemEvent]:
         yield self._start({"type": "message", "role": "assistant", "content": []}, "msg")
@@ -112,6 +126,11 @@ class OutputItems:
             yield "response.output_text.done", {**self._place(), "text": text, "logprobs": scores}
             yield "response.content_part.done", {**self._place(), "part": part}
             item["content"] = [part]
+        elif item["type"] == "reasoning":
+            self._pending.clear()
+            yield "response.reasoning_text.done", {**self._place(), "text": text}
+            yield "response.content_part.done", {**self._place(), "part": _thought_part(text)}
+            item["content"] = [_thought_part(text)]
         else:
             self._pending.clear()  # a call has no log-probabilities
             item["arguments"] = text
@@ -135,6 +154,10 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _thought_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _text_part(text: str, scores: list[dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _REASONS = {
     "context_management": "conversations are not compacted",
     "moderation": "there is no moderation",
 }
-_ITEM_TYPES = ("message", "function_call", "function_call_output")
+_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 _IGNORED = "Accepted and ignored."
 _IGNORED_ITEM_FIELD = "Accepted and ignored: items of a response are accepted as input."
 
@@ -94,6 +94,24 @@ class FunctionCallResult(DumpedBody):
     namespace: None = Field(None, description="Not supported.")
 
 
+class ReasoningText(DumpedBody):
+    """A text of a thought."""
+
+    type: Literal["reasoning_text"] = Field(description="Type of the part.")
+    text: str = Field(description="The text.")
+
+
+class InputReasoning(DumpedBody):
+    """A thought of the assistant in front of its next message or call."""
+
+    type: Literal["reasoning"] = Field(description="Type of the item.")
+    content: requests.Items[ReasoningText] | None = Field(None, description="The text of the thought.")
+    summary: list[Any] | None = Field(None, description=_IGNORED)
+    encrypted_content: str | None = Field(None, description=_IGNORED)
+    id: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
+    status: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
+
+
 class UnsupportedItem(requests.StrictBody):
     """An item of another type: always rejected."""
 
@@ -111,6 +129,7 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputFunctionCall, Tag("function_call")]
     | Annotated[FunctionCallResult, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[UnsupportedItem, Tag("unsupported")],
     Discriminator(_tag),
 ]

@@ -10,7 +10,7 @@ from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.http import error_responses
 from services.gateway.http.openai import generation_output, logprobs
-from services.gateway.http.openai.chats import CallDeltas, ChatCompletionCall
+from services.gateway.http.openai.chats import ChatCompletionCall
 from services.gateway.http.openai.responses_api.chat_body import chat_body
 from services.gateway.http.openai.responses_api.event_writer import ResponseEventWriter
 from services.gateway.http.openai.responses_api.input_items import InputConversation, InputFieldNames
@@ -50,10 +50,11 @@ class ResponseCall(ChatCompletionCall):
         self.prepare_tools()
         collected = await generation_output.collect(self.generate(self._request))
         (sample,), (end,) = collected.samples, collected.finished.samples
-        items = self._new_items()
-        items.push(sample.text, self._scores(collected.started, sample.token_ids, sample.logprobs) or ())
+        items = self._new_items(collected.started)
+        scores = self._scores(collected.started, sample.token_ids, sample.logprobs)
+        items.push(sample.text, scores or (), sample.token_ids)
         items.finish(status_of_end(end))
-        return self._response(collected.started).finished(collected.finished, items.items)
+        return self._response(collected.started).finished(collected.finished, items.items, items.reasoning_tokens)
 
     async def stream(self) -> Events:
         """Yield the events of the response, the first two at its start. Raises the ServiceError of a rejection."""
@@ -65,11 +66,12 @@ class ResponseCall(ChatCompletionCall):
                 async for response in responses:
                     if response.HasField("started"):
                         started = response.started
-                        writer = ResponseEventWriter(self._response(started), self._new_items())
+                        writer = ResponseEventWriter(self._response(started), self._new_items(started))
                         yield writer.start()
                     elif writer and response.HasField("delta"):
                         delta = response.delta
-                        yield writer.write(delta.text, self._scores(started, delta.token_ids, delta.logprobs))
+                        scores = self._scores(started, delta.token_ids, delta.logprobs)
+                        yield writer.write(delta.text, scores, delta.token_ids)
                     elif writer and response.HasField("finished"):
                         yield writer.finish(response.finished)
         except Exception as error:
@@ -77,10 +79,8 @@ class ResponseCall(ChatCompletionCall):
                 raise
             yield writer.fail(*self._failure(error))
 
-    def _new_items(self) -> OutputItems:
-        parser = self.tool_call_parser()
-        deltas = CallDeltas(parser, parallel=self.body.parallel_tool_calls is not False) if parser else None
-        return OutputItems(self.translated.request_id.removeprefix(self.id_prefix), deltas)
+    def _new_items(self, started: gateway_pb2.Started) -> OutputItems:
+        return OutputItems(self.translated.request_id.removeprefix(self.id_prefix), self.new_deltas(started))
 
     def _response(self, started: gateway_pb2.Started) -> ResponseObject:
         return ResponseObject(self._asked, started, self._created)

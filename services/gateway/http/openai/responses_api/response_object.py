@@ -37,7 +37,9 @@ class ResponseObject:
         """Return the response at its start."""
         return self._with("in_progress")
 
-    def finished(self, finished: gateway_pb2.Finished, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def finished(
+        self, finished: gateway_pb2.Finished, output: Sequence[dict[str, Any]], reasoning_tokens: int = 0
+    ) -> dict[str, Any]:
         """Return the response at its end."""
         status = status_of_end(finished.samples[0])
         complete = status == "completed"
@@ -46,7 +48,7 @@ class ResponseObject:
             completed_at=int(time.time()) if complete else None,
             incomplete_details=None if complete else {"reason": "max_output_tokens"},
             output=output,
-            usage=_usage(finished.usage),
+            usage=_usage(finished.usage, reasoning_tokens),
         )
 
     def failed(self, output: Sequence[dict[str, Any]], code: str, message: str) -> dict[str, Any]:
@@ -91,11 +93,11 @@ def _choice(choice: str | FunctionChoice | None) -> Any:
     return choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto"
 
 
-def _usage(usage: gateway_pb2.Usage) -> dict[str, Any]:
+def _usage(usage: gateway_pb2.Usage, reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.generated_tokens,
     }

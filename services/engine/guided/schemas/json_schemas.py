@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from fractions import Fraction
 
-from services.engine.guided.finite_schemas import refuse_endless
-from services.engine.guided.rewritten_keywords import bound_format, list_unique_items, name_keys
-from services.engine.guided.schema_nodes import (
+from services.engine.guided.schemas.finite_schemas import refuse_endless
+from services.engine.guided.schemas.rewritten_keywords import bound_format, list_unique_items, name_keys
+from services.engine.guided.schemas.schema_nodes import (
     ANNOTATIONS,
     LISTS,
     MAPS,
@@ -29,7 +29,7 @@ from services.engine.guided.schema_nodes import (
     steps,
     target_of,
 )
-from services.engine.guided.schema_numbers import (
+from services.engine.guided.schemas.schema_numbers import (
     LOWER,
     UPPER,
     Unrepresentable,

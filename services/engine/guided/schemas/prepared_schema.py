@@ -4,9 +4,9 @@ import json
 from copy import deepcopy
 from typing import Any
 
-from services.engine.guided.finite_schemas import required_of
-from services.engine.guided.json_schemas import SchemaPreparation
-from services.engine.guided.schema_nodes import (
+from services.engine.guided.schemas.finite_schemas import required_of
+from services.engine.guided.schemas.json_schemas import SchemaPreparation
+from services.engine.guided.schemas.schema_nodes import (
     Case,
     DecimalLiteral,
     InvalidSchema,

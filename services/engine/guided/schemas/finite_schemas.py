@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from services.engine.guided.schema_nodes import (
+from services.engine.guided.schemas.schema_nodes import (
     LISTS,
     MAPS,
     SUBSCHEMAS,

@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from fractions import Fraction
 
-from services.engine.guided.schema_nodes import DecimalLiteral, InvalidSchema, SchemaNode, UnsupportedSchema, shown
+from services.engine.guided.schemas.schema_nodes import (
+    DecimalLiteral,
+    InvalidSchema,
+    SchemaNode,
+    UnsupportedSchema,
+    shown,
+)
 
 _EXACT = 2**53  # every integer below it is a double
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")

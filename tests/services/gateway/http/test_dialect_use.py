@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from quire.v1 import gateway_pb2
+from services.gateway.dialects.events import Arguments, CallEnd, CallStart
+from services.gateway.http.openai.dialect_use import DialectUse
 from services.gateway.http.openai.messages import chat
 from services.gateway.http.openai.requests import ChatCompletionRequest
-from services.gateway.http.openai.tool_use import ToolUse
 from services.gateway.http.openai.translation import chat_call
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
-from services.gateway.text.tool_calls import ArgumentsDelta, ToolCallStart
 from tests.services.gateway.text.test_detokenizer import byte_level
 
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -22,7 +22,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": SUM}} for
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
-def use(template: str, special: str = "", **fields: Any) -> tuple[ToolUse, gateway_pb2.GenerateRequest]:
+def use(template: str, special: str = "", **fields: Any) -> tuple[DialectUse, gateway_pb2.GenerateRequest]:
     """Return the use of tools of a chat, and its request after the preparation."""
     body = ChatCompletionRequest.model_validate(
         {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
@@ -31,7 +31,7 @@ def use(template: str, special: str = "", **fields: Any) -> tuple[ToolUse, gatew
     request.prompt.chat.CopyFrom(chat(body.messages, body.tools or [], body))
     backend = byte_level()
     backend.add_special_tokens([special] if special else [])
-    one = ToolUse(body, Tokenizer(backend, ChatTemplate(template, {})))
+    one = DialectUse(body, Tokenizer(backend, ChatTemplate(template, {})))
     one.prepare(request)
     return one, request
 
@@ -50,29 +50,43 @@ def test_a_model_without_a_format_is_held_to_calls_between_tags(
     one, request = use(PLAIN, **fields)
     assert [tool.name for tool in request.constraint.tool_calls.tools] == names
     assert request.constraint.tool_calls.max_calls == max_calls
-    parser = one.parser()
+    parser = one.parser(in_thought=False)
     assert parser
-    assert parser.push('<tool_call>\n{"name": "add", "arguments": {') == [ToolCallStart("add"), ArgumentsDelta("{")]
+    assert parser.push('<tool_call>\n{"name": "add", "arguments": {') == [CallStart("add"), Arguments("{")]
 
 
-def test_a_model_with_another_format_is_held_to_json() -> None:
-    one, request = use(MARKED, tool_choice=NAMED)
-    assert json.loads(request.constraint.json_schema) == SUM | {"additionalProperties": False}
-    parser = one.parser()
+def test_a_model_with_another_form_is_held_to_it() -> None:
+    one, request = use(MARKED, "[TOOL_CALLS]", tool_choice=NAMED)
+    grammar = request.constraint.tool_calls
+    [tool] = grammar.tools
+    assert (grammar.section_begin, tool.begin, tool.end) == ("[TOOL_CALLS]", "add[ARGS]", "")
+    assert json.loads(tool.parameters) == SUM | {"additionalProperties": False}
+    assert request.output.special_tokens
+    parser = one.parser(in_thought=False)
     assert parser
-    assert parser.push('{"a": 1}') == [ToolCallStart("add"), ArgumentsDelta('{"a": 1}')]
+    assert parser.push('[TOOL_CALLS]add[ARGS]{"a"') == [CallStart("add"), Arguments('{"a"')]
     one, request = use(MARKED, tool_choice="required")
-    assert json.loads(request.constraint.json_schema)["type"] == "array"
-    parser = one.parser()
+    assert len(request.constraint.tool_calls.tools) == 2
+    assert request.constraint.tool_calls.separator == "[TOOL_CALLS]"
+
+
+def test_a_form_whose_arguments_are_no_json_is_replaced_by_json() -> None:
+    one, request = use(
+        "{{ tools }}<tool_call><arg_key></arg_key><arg_value></arg_value></tool_call>" + PLAIN, tool_choice=NAMED
+    )
+    schema = json.loads(request.constraint.json_schema)
+    assert schema["properties"]["name"] == {"const": "add"}
+    parser = one.parser(in_thought=False)
     assert parser
-    assert parser.push('[{"name": "sum", "arguments": {"a": 1}}]') == [ToolCallStart("sum"), ArgumentsDelta('{"a": 1}')]
+    call = [CallStart("add"), Arguments('{"a": 1}'), CallEnd()]
+    assert parser.push('{"name": "add", "arguments": {"a": 1}}') == call
 
 
 @pytest.mark.parametrize(
     ("choice", "message", "path", "named"),
     [
         ("required", "constraint.json_schema: #/$defs/1/type: x", "tools[1].function.parameters", ": #/type: x"),
-        (NAMED, "constraint.json_schema: #/$defs/0/type: x", "tools[1].function.parameters", ": #/$defs/0/type: x"),
+        (NAMED, "constraint.json_schema: #/$defs/0/type: x", "tools[1].function.parameters", ": #/type: x"),
         (NAMED, 'constraint.tool_calls: the parameters of "add": x', "tools[1].function.parameters", ": x"),
         (NAMED, "constraint.tool_calls.tools[0].name is y", "tools[1].function.name", " is y"),
         (NAMED, "constraint.tool_calls: all of it", "tools", ": all of it"),
@@ -93,11 +107,45 @@ def test_a_model_that_decides_keeps_the_token_that_marks_calls() -> None:
         one, request = use(template, special)
         assert not request.HasField("constraint")
         assert request.output.special_tokens == kept
-        assert one.parser()
+        assert one.parser(in_thought=False)
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": None}, {"tools": []}])
 def test_without_tools_the_output_is_text(fields: dict[str, Any]) -> None:
     one, request = use(PLAIN, **fields)
     assert not request.HasField("constraint")
-    assert one.parser() is None
+    assert one.parser(in_thought=False) is None
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
+
+
+def chat_request(**fields: Any) -> tuple[DialectUse, gateway_pb2.GenerateRequest]:
+    """Return the use and the request of a whole body, for a model without a form of its own."""
+    body = ChatCompletionRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
+    )
+    [request] = chat_call(body, None).generations
+    one = DialectUse(body, Tokenizer(byte_level(), ChatTemplate(PLAIN, {})))
+    one.prepare(request)
+    return one, request
+
+
+def test_a_format_beside_tools_is_that_of_an_answer_without_calls() -> None:
+    _, request = chat_request(response_format=FORMAT)
+    grammar = request.constraint.tool_calls
+    assert json.loads(grammar.answer) == FORMAT["json_schema"]["schema"]
+    assert [tool.name for tool in grammar.tools] == ["sum", "add"]
+    _, request = chat_request(response_format={"type": "json_object"})
+    assert json.loads(request.constraint.tool_calls.answer) == {"type": "object"}
+
+
+def test_a_required_call_beside_a_format_is_a_call() -> None:
+    _, request = chat_request(response_format=FORMAT, tool_choice="required")
+    assert len(request.constraint.tool_calls.tools) == 2
+    assert not request.constraint.tool_calls.answer
+
+
+def test_without_tools_to_call_the_format_is_that_of_the_output() -> None:
+    _, request = chat_request(response_format=FORMAT, tool_choice="none")
+    assert request.constraint.WhichOneof("kind") == "json_schema"

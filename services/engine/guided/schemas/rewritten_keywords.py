@@ -13,7 +13,7 @@ from itertools import combinations, permutations
 from math import perm
 from typing import Any
 
-from services.engine.guided.schema_nodes import (
+from services.engine.guided.schemas.schema_nodes import (
     ANNOTATIONS,
     TYPES,
     InvalidSchema,

@@ -1,0 +1,232 @@
+"""Constraints that begin after a thought, and the end of a thought that has used up its tokens.
+
+A thought is free text up to its end mark. So an output has up to four phases, and the state of each follows from the
+tokens: the *beginning*, where a thought or the answer may begin; the *thought*; the *gap*, new lines behind it; the
+*answer*.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from engine.constraint import Constraint, ConstraintState
+from engine.errors import ConstraintFailed, InvalidRequest
+from quire.v1 import decoding_pb2
+from services.engine.guided.grammars import Vocabulary
+from services.engine.guided.tool_calls import END_OF_SEQUENCE
+
+_MAX_GAP = 2  # tokens of new lines between a thought and the answer
+
+
+class Phase(Enum):
+    """What the next token belongs to."""
+
+    BEGINNING = "beginning"
+    THOUGHT = "thought"
+    GAP = "gap"
+    ANSWER = "answer"
+
+
+class Mark(NamedTuple):
+    """A mark as the model writes it: one token of its own, or the tokens of a text."""
+
+    ids: tuple[int, ...]
+    text: bytes  # empty if it is one token of its own
+
+
+class ThoughtTokens:
+    """The tokens of one vocabulary as thoughts need them."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokens = vocabulary.tokens
+        self._names = vocabulary.marks
+        self._size = vocabulary.size
+        self.ends = vocabulary.eos_token_ids
+        self.crossing = lru_cache(maxsize=256)(self._crossing)
+
+    def text(self, token_id: int) -> bytes:
+        """Return the bytes of a token."""
+        return self._tokens.decode_bytes([token_id])
+
+    def mark(self, text: str) -> Mark:
+        """Return a mark."""
+        own = self._names.get(text, END_OF_SEQUENCE)
+        if own != END_OF_SEQUENCE:
+            return Mark((own,), b"")
+        return Mark(tuple(self._tokens.tokenize_str(text)), text.encode())
+
+    @cached_property
+    def all(self) -> int:
+        """The mask of all tokens of the model, as a number."""
+        return (1 << self._size) - 1
+
+    @cached_property
+    def without_ends(self) -> int:
+        """The mask of all tokens but those that end a sequence."""
+        return self.all & ~mask_of(self.ends)
+
+    @cached_property
+    def new_lines(self) -> int:
+        """The mask of tokens that are new lines alone."""
+        return mask_of(token for token in range(self._size) if (text := self.text(token)) and not text.strip(b"\n"))
+
+    def as_bytes(self, mask: int) -> bytes:
+        """Return a mask for ConstraintState."""
+        return mask.to_bytes((self._size + 7) // 8, "little")
+
+    def _crossing(self, mark: bytes, before: bytes) -> int:
+        """Return the mask of tokens that end a mark, of which `before` is the text, and go on behind it."""
+        rest = mark[len(before) :]
+        if before:
+            return mask_of(
+                token
+                for token in range(self._size)
+                if (text := self.text(token)).startswith(rest) and len(text) > len(rest)
+            )
+        inside = (token for token in range(self._size) if rest in self.text(token)[:-1])
+        return mask_of(inside)
+
+
+def mask_of(token_ids: Iterable[int]) -> int:
+    """Return the mask of some tokens, as a number."""
+    mask = 0
+    for token in token_ids:
+        mask |= 1 << token
+    return mask
+
+
+class ThoughtConstraint:
+    """Implements engine.constraint.Constraint. `answer` is the constraint of what follows the thought, if any."""
+
+    def __init__(self, tokens: ThoughtTokens, thought: decoding_pb2.Thought, answer: Constraint | None = None) -> None:
+        """Read a thought. Raises InvalidRequest."""
+        if not thought.end:
+            raise InvalidRequest("thought.end must not be empty", "thought.end")
+        self.tokens = tokens
+        self.begin = tokens.mark(thought.begin) if thought.begin else None
+        self.end = tokens.mark(thought.end)
+        self.most = thought.max_tokens if thought.HasField("max_tokens") else None
+        self.answer = answer
+        self.omitted: tuple[str, ...] = getattr(answer, "omitted", ())
+        for length in range(len(self.end.text)):  # now, so that no step waits for it
+            tokens.crossing(self.end.text, self.end.text[:length])
+
+    def start(self) -> ConstraintState:
+        """Return the state of an empty output."""
+        answer = self.answer.start() if self.answer else None
+        return _State(self, answer, Phase.BEGINNING if self.begin else Phase.THOUGHT)
+
+
+@dataclass
+class _State:
+    """Implements engine.constraint.ConstraintState.
+
+    `written` is the number of tokens of the mark that is being written, `counted` those of the thought or the gap, and
+    `tail` the end of the thought's text, where its end mark may have begun.
+    """
+
+    constraint: ThoughtConstraint
+    answer: ConstraintState | None
+    phase: Phase
+    written: int = 0
+    counted: int = 0
+    tail: bytes = b""
+
+    @property
+    def complete(self) -> bool:
+        return self.phase is Phase.ANSWER and self.answer is not None and self.answer.complete
+
+    def allowed(self) -> bytes:
+        tokens = self.constraint.tokens
+        match self.phase:
+            case Phase.BEGINNING:
+                return tokens.as_bytes(self._at_beginning())
+            case Phase.THOUGHT:
+                return tokens.as_bytes(self._in_thought())
+            case Phase.GAP if self.counted < _MAX_GAP:
+                return tokens.as_bytes(self._of_answer() | tokens.new_lines)
+        return self.answer.allowed() if self.answer else tokens.as_bytes(tokens.all)
+
+    def advance(self, token_id: int) -> None:
+        match self.phase:
+            case Phase.BEGINNING:
+                self._advance_beginning(token_id)
+            case Phase.THOUGHT:
+                self._advance_thought(token_id)
+            case Phase.GAP if self.counted < _MAX_GAP and self.constraint.tokens.new_lines >> token_id & 1:
+                self.counted += 1
+            case _:
+                self._advance_answer(token_id)
+
+    def copy(self) -> "_State":
+        return replace(self, answer=self.answer.copy() if self.answer else None)
+
+    def _of_answer(self) -> int:
+        if self.answer is None:
+            return self.constraint.tokens.all
+        return int.from_bytes(self.answer.allowed(), "little")
+
+    def _at_beginning(self) -> int:
+        begin = self.constraint.begin
+        assert begin is not None, "else the output begins in the thought"
+        if self.written:
+            return 1 << begin.ids[self.written]
+        return self._of_answer() | (0 if self.constraint.most == 0 else 1 << begin.ids[0])
+
+    def _in_thought(self) -> int:
+        constraint, tokens = self.constraint, self.constraint.tokens
+        if self.written or self._is_used_up:
+            return 1 << constraint.end.ids[self.written]
+        free = tokens.all if self.answer is None else tokens.without_ends
+        if mark := constraint.end.text:
+            starts = [mark[:length] for length in range(len(mark)) if self.tail.endswith(mark[:length])]
+            for before in starts:
+                free &= ~tokens.crossing(mark, before)
+        return free
+
+    @property
+    def _is_used_up(self) -> bool:
+        return self.constraint.most is not None and self.counted >= self.constraint.most
+
+    def _advance_beginning(self, token_id: int) -> None:
+        begin = self.constraint.begin
+        assert begin is not None, "else the output begins in the thought"
+        if token_id != begin.ids[self.written]:
+            if self.written:
+                raise ConstraintFailed(f"token {token_id} cannot follow")
+            self._advance_answer(token_id)
+            return
+        self.written += 1
+        if self.written == len(begin.ids):
+            self.phase, self.written = Phase.THOUGHT, 0
+
+    def _advance_thought(self, token_id: int) -> None:
+        end = self.constraint.end
+        if self.written or self._is_used_up:
+            if token_id != end.ids[self.written]:
+                raise ConstraintFailed(f"token {token_id} cannot follow: the tokens of the thought are used up")
+            self.written += 1
+            if self.written == len(end.ids):
+                self._end_thought()
+            return
+        self.counted += 1
+        if self.answer is not None and token_id in self.constraint.tokens.ends:
+            raise ConstraintFailed("the output ended in its thought")
+        if not end.text:
+            if token_id == end.ids[0]:
+                self._end_thought()
+            return
+        tail = self.tail + self.constraint.tokens.text(token_id)
+        self.tail = tail[-len(end.text) :]
+        if tail.endswith(end.text):
+            self._end_thought()
+
+    def _end_thought(self) -> None:
+        self.phase, self.written, self.counted, self.tail = Phase.GAP, 0, 0, b""
+
+    def _advance_answer(self, token_id: int) -> None:
+        self.phase = Phase.ANSWER
+        if self.answer is not None:
+            self.answer.advance(token_id)

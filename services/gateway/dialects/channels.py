@@ -1,0 +1,70 @@
+"""Reads messages on channels, as OpenAI's harmony has them."""
+
+import re
+
+from services.gateway.dialects.dialect import Channels
+from services.gateway.dialects.events import Reasoning, Text
+from services.gateway.dialects.forms.call_form import CallTarget
+from services.gateway.dialects.forms.json_text import stream_object
+from services.gateway.dialects.scanner import Markers, Reading
+
+_TO = "to="
+
+
+class ChannelReader:
+    """Reads an output that begins behind the start of a message, or in the middle of one."""
+
+    def __init__(self, channels: Channels, target: CallTarget) -> None:
+        self._channels = channels
+        self._target = target
+        self._scan = target.scan
+        self._begins = Markers((channels.start, channels.channel))
+        self._between = Markers((channels.start, channels.channel, *channels.ends))
+        self._recipient = re.compile(rf"\bto={re.escape(channels.recipient)}([^\s<]+)")
+
+    def read(self) -> Reading[None]:
+        """Read the whole output."""
+        marker = yield from self._first()
+        while marker:
+            if marker in self._channels.ends:
+                marker = (yield from self._scan.until(self._between, lambda _: None)).marker
+                continue
+            header = yield from self._header(marker)
+            if header is None:
+                return
+            marker = yield from self._message(header)
+
+    def _first(self) -> Reading[str]:
+        """Read what stands in front of the first mark, which may be the rest of a header; return the mark behind it."""
+        yield from self._scan.skip()
+        if not (yield from self._scan.expect(_TO)):
+            return (yield from self._scan.until(self._between, lambda part: self._target.emit(Text(part)))).marker
+        header = yield from self._header(f" {_TO}")
+        return "" if header is None else (yield from self._message(header))
+
+    def _header(self, marker: str) -> Reading[str | None]:
+        """Return the header that a mark begins, None if it does not end."""
+        parts = [marker]
+        found = yield from self._scan.until(Markers((self._channels.message,)), parts.append)
+        return "".join(parts) if found.marker else None
+
+    def _message(self, header: str) -> Reading[str]:
+        """Read a message; return the mark behind it."""
+        channels = self._channels
+        recipient = self._recipient.search(header)
+        name = recipient[1] if recipient else ""
+        if name in self._target.tools.names:
+            return (yield from self._call(name))
+        _, _, channel = header.partition(channels.channel)
+        kind = Reasoning if channel.split()[:1] == [channels.thought] else Text
+        return (yield from self._scan.until(self._between, lambda part: self._target.emit(kind(part)))).marker
+
+    def _call(self, name: str) -> Reading[str]:
+        self._target.start(name)
+        if (yield from self._scan.skip()) == "{":
+            yield from stream_object(self._scan, self._target.arguments, self._channels.ends[0])
+        else:
+            self._target.arguments("{}")
+        found = yield from self._scan.until(self._between, lambda _: None)
+        self._target.end()
+        return found.marker

@@ -1,0 +1,1 @@
+"""The forms in which models write one call of a tool."""

@@ -1,0 +1,74 @@
+"""What the forms of calls share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event
+from services.gateway.dialects.offered_tools import OfferedTools
+from services.gateway.dialects.scanner import Reading, Scanner
+
+
+class WrittenCall(NamedTuple):
+    """A call to write. `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+class Around(NamedTuple):
+    """What stands in front of the arguments of a call, its name included, and behind them.
+
+    With `after_number`, a number and that text stand behind `begin`.
+    """
+
+    begin: str
+    end: str
+    after_number: str = ""
+
+
+@dataclass
+class CallTarget:
+    """Where a form reads a call from, and where its events go to. `closing` ends the section of the call."""
+
+    scan: Scanner
+    tools: OfferedTools
+    emit: Callable[[Event], None]
+    closing: str = ""
+
+    def start(self, name: str, call_id: str = "") -> None:
+        """Begin a call. What has been read since the section began is not text any more."""
+        self.emit(CallStart(name, call_id))
+        self.scan.pinned = False
+
+    def arguments(self, text: str) -> None:
+        """Add to the arguments."""
+        self.emit(Arguments(text))
+
+    def end(self) -> None:
+        """End the call."""
+        self.emit(CallEnd())
+
+    def whole(self, name: str, arguments: str, call_id: str = "") -> None:
+        """Add a call with its arguments."""
+        self.start(name, call_id)
+        self.arguments(arguments)
+        self.end()
+
+
+class CallForm(Protocol):
+    """How one call is written."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts by which a call differs from those of other forms."""
+
+    def read(self, target: CallTarget) -> Reading[bool]:
+        """Read one call. Return False, without events, if what follows is none of an offered tool."""
+
+    def written(self, call: WrittenCall) -> str:
+        """Return a call as a model writes it."""
+
+    def around(self, name: str) -> "Around | None":
+        """Return what a model writes around the arguments; None if these are no JSON."""

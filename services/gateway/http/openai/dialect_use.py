@@ -1,0 +1,89 @@
+"""How a chat thinks and calls tools: the constraint of its output, and the parser of thoughts and calls."""
+
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.dialects.declarations import PLAIN_JSON
+from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
+from services.gateway.dialects.offered_tools import OfferedTools
+from services.gateway.dialects.parser import DialectParser
+from services.gateway.http.openai import requests
+from services.gateway.text.tokenizer import Tokenizer
+from services.gateway.text.tool_choice import call_grammar, calls_schema
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+class DialectUse:
+    """The tools and thoughts of one chat, in the dialect of its model."""
+
+    def __init__(self, body: requests.ChatCompletionRequest, tokenizer: Tokenizer) -> None:
+        choice = "none" if not body.tools else body.tool_choice or "auto"
+        self._named = choice.function.name if isinstance(choice, requests.NamedTool) else None
+        self.required = self._named is not None or choice == "required"
+        offered = [] if choice == "none" else [tool.function for tool in body.tools or ()]
+        self._tools = OfferedTools({one.name: one.parameters or {} for one in offered})
+        self._parallel = body.parallel_tool_calls is not False
+        self._tokenizer = tokenizer
+        self._dialect = tokenizer.chat.dialect
+        self._constrained = False
+        self._has_format = bool(offered) and body.response_format is not None and body.response_format.type != "text"
+
+    def prepare(self, request: gateway_pb2.GenerateRequest) -> None:
+        """Constrain the output to calls if one is required; else keep the texts that mark thoughts and calls.
+
+        Stop strings and stop tokens do not apply to required calls: they would break the arguments, or match the text
+        between calls, which clients do not get.
+        """
+        if self.required:
+            request.constraint.CopyFrom(self._constraint(request))
+            for name in ("stop_strings", "stop_token_ids", "include_stop"):
+                request.stopping.ClearField(name)
+        elif self._has_format and (grammar := self._call_or_answer(request)):
+            request.constraint.tool_calls.CopyFrom(grammar)
+        if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
+            request.output.special_tokens = True
+        self._constrained = request.HasField("constraint")
+        if self._constrained and self._thought_before_answer:
+            request.thought.SetInParent()  # with the marks of the model
+
+    def parser(self, *, in_thought: bool) -> DialectParser | None:
+        """Return a new parser for one sample, None if the output is text.
+
+        `in_thought`: the prompt has begun a thought.
+        """
+        dialect, thought = self._dialect, self._thought_before_answer
+        if self.required:
+            held = Dialect(thought, self._required_calls)
+            return DialectParser(held, self._tools, in_thought=in_thought, drops_text=True)
+        if self._constrained:
+            dialect = Dialect(thought, dialect.calls)
+        if not dialect.thought and not (dialect.calls and self._tools.names):
+            return None
+        return DialectParser(dialect, self._tools, in_thought=in_thought)
+
+    @property
+    def _thought_before_answer(self) -> ThoughtFormat | None:
+        """The form of thoughts in front of a constrained output; None on channels, whose answers have headers."""
+        return None if self._dialect.channels else self._dialect.thought
+
+    @property
+    def _required_calls(self) -> CallFormat:
+        """The form of required calls: that of the model, if the arguments in it are JSON."""
+        calls = self._dialect.calls
+        return calls if calls and calls.form.around("") else PLAIN_JSON
+
+    def _call_or_answer(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.ToolCallGrammar | None:
+        """Return the grammar of calls, or of an answer in the format; None if the model's calls have no grammar."""
+        calls = self._dialect.calls
+        grammar = call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel) if calls else None
+        if grammar is not None:
+            grammar.answer = request.constraint.json_schema or _ANY_OBJECT
+        return grammar
+
+    def _constraint(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint:
+        tools = [tool for tool in request.prompt.chat.tools if self._named in (None, tool.name)]
+        parallel = self._parallel and self._named is None
+        calls = self._required_calls
+        grammar = None if calls is PLAIN_JSON else call_grammar(tools, calls, parallel=parallel)
+        if grammar is not None:
+            return decoding_pb2.OutputConstraint(tool_calls=grammar)
+        return decoding_pb2.OutputConstraint(json_schema=calls_schema(tools, parallel=parallel))

@@ -1,0 +1,40 @@
+"""Counts the tokens of thoughts."""
+
+from collections.abc import Iterable
+
+from services.gateway.text.tokenizer import Tokenizer
+
+
+class ThoughtTokens:
+    """The number of tokens in the thoughts of one sample, without those that mark a thought.
+
+    Marks that are one token are found among the tokens. Otherwise the text of the thought is tokenized at the end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, in_thought: bool) -> None:
+        self._tokenizer = tokenizer
+        self._marks = tokenizer.dialect_tokens.around_thought
+        self._in_thought = in_thought
+        self._texts: list[str] = []
+        self._count = 0
+
+    def add(self, token_ids: Iterable[int]) -> int:
+        """Add generated tokens; return how many of them are in thoughts, as far as they show it."""
+        if self._marks is None:
+            return 0
+        before, (start, end) = self._count, self._marks
+        for token in token_ids:
+            if token in (start, end):
+                self._in_thought = token == start
+            else:
+                self._count += self._in_thought
+        return self._count - before
+
+    def add_text(self, text: str) -> None:
+        """Add the text of a thought."""
+        if self._marks is None:
+            self._texts.append(text)
+
+    def finish(self) -> int:
+        """Return how many tokens are in thoughts beside those that `add` returned."""
+        return len(self._tokenizer.encode_parts(["".join(self._texts)])[0]) if self._texts else 0

@@ -1,0 +1,238 @@
+"""One parser reads all dialects, in any pieces."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from services.gateway.dialects.declarations import CALL_FORMATS, DEFAULT_CALLS, HARMONY, PLAIN_JSON, THOUGHT_FORMATS
+from services.gateway.dialects.dialect import Dialect
+from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text, merged
+from services.gateway.dialects.offered_tools import OfferedTools
+from services.gateway.dialects.parser import DialectParser, ParseFailure
+from tests.dialect_outputs import DIALECTS, cut, parsed, random_output, read
+
+FORMATS = {one.name: one for one in CALL_FORMATS}
+THINK = THOUGHT_FORMATS[0]
+STRICT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+AB = OfferedTools({"a": {"type": "object", "properties": {"x": {}}}, "b": {}, "c": STRICT})
+
+
+def events(dialect: Dialect | str, text: str, size: int = 1000, **options: Any) -> list[Event]:
+    """Parse a text in pieces of `size`."""
+    given = Dialect(None, FORMATS[dialect]) if isinstance(dialect, str) else dialect
+    parser = DialectParser(given, AB, **options)
+    found = [event for at in range(0, len(text), size) for event in parser.push(text[at : at + size])]
+    return merged(found + parser.finish())
+
+
+def call(name: str, arguments: str, call_id: str = "") -> list[Event]:
+    return [CallStart(name, call_id), Arguments(arguments), CallEnd()]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_what_a_dialect_writes_is_read_wherever_it_is_cut(dialect: Dialect) -> None:
+    for seed in range(25):
+        draw = Random(seed)
+        output = random_output(draw, dialect)
+        whole = parsed(dialect, [output.text])
+        assert read(whole) == (output.thought, output.answer, output.calls)
+        for pieces in (list(output.text), cut(draw, output.text), cut(draw, output.text)):
+            assert parsed(dialect, pieces) == whole
+
+
+A, B = call("a", '{"x":1}'), call("b", "{}")
+CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b", "arguments": {}}'
+CALLED_B = f"<tool_call>{CALL_B}</tool_call>"
+MARK = '{"x":"\\"</tool_call>\\\\"}'
+NO_ARGUMENTS = ("", ',"arguments":""', ',"arguments":null')
+CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("dialect", "text", "expected"),
+    [
+        ("hermes", "1 < 2 <tool", [Text("1 < 2 <tool")]),
+        ("hermes", f"Well. <tool_call>\n{CALL_A}\n</tool_call>", [Text("Well."), *A]),
+        ("hermes", f"<tool_call>{CALL_A}</tool_call>\n{CALLED_B}\n", [*A, *B]),
+        ("hermes", f"<tool_call>{CALL_A}{CALLED_B}", [*A, *B]),
+        ("hermes", '<tool_call>{"name":"a","arguments":"{\\"x\\":1}"}', A),
+        ("hermes", '<tool_call>{"arguments":{"x":1},"name":"a"}</tool_call>', A),
+        ("hermes", '<tool_call>{"name":"a","id":"7","arguments":{"x":1},"index":0}</tool_call>', A),
+        ("hermes", f"<tool_call>[{CALL_A},{CALL_B}]</tool_call>", [*A, *B]),
+        ("hermes", "<tool_call>what?</tool_call> no", [Text("<tool_call>what?</tool_call> no")]),
+        ("hermes", f'<tool_call>{{"name":"a","arguments":{MARK}}}</tool_call>{CALL_B}',
+         [*call("a", MARK), Text(CALL_B)]),
+        ("hermes", f'<tool_call>"\n</tool_call> {CALLED_B}', [Text('<tool_call>"\n</tool_call>'), *B]),
+        *(("hermes", f'<tool_call>{{"name":"b"{rest}}}</tool_call>', B) for rest in NO_ARGUMENTS),
+        ("mistral", f"So [TOOL [TOOL_CALLS] [{CALL_A},{CALL_B}]", [Text("So [TOOL"), *A, *B]),
+        ("mistral", '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [*A, *B]),
+        ("mistral", '[TOOL_CALLS]a[CALL_ID]Xy3[ARGS]{"x":1}', call("a", '{"x":1}', "Xy3")),
+        ("mistral", '[TOOL_CALLS]a{"x":"[TOOL_CALLS]"}[TOOL_CALLS]b{}', [*call("a", '{"x":"[TOOL_CALLS]"}'), *B]),
+        ("mistral", "[TOOL_CALLS]oops", [Text("[TOOL_CALLS]oops")]),
+        ("mistral", '[TOOL_CALLS]a{"x":1}b[CALL_ID]so it goes', [*A, Text("b[CALL_ID]so it goes")]),
+        ("mistral", '[TOOL_CALLS]a{"x":1}[TOOL_CALLS]z{}', [*A, Text("[TOOL_CALLS]z{}")]),
+        ("llama3", f'{CALL_A.replace("arguments", "parameters")}; {CALL_B}', [*A, *B]),
+        ("llama3", '<|python_tag|>{"type": "function", "name": "a", "parameters": {"x":1}}', A),
+        ("llama3", '{"nameless": 1}', [Text('{"nameless": 1}')]),
+        ("llama3", "plain", [Text("plain")]),
+        ("qwen3-coder", f"{CODER_A}\n{CODER_A}", [*call("a", '{"x": 1}'), *call("a", '{"x": 1}')]),
+        ("qwen3-coder", "<tool_call>\n<function=b>\n</function>\n</tool_call>", B),
+        ("qwen3-coder", "<tool_call>\n<function=z>\n</function>", [Text("<tool_call>\n<function=z>\n</function>")]),
+        ("glm", "<tool_call>b\n</tool_call>", B),
+        ("glm", "<tool_call>a<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>", call("a", '{"x": 1}')),
+        ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.b:3<|tool_call_argument_begin|>{}"
+         "<|tool_call_end|><|tool_calls_section_end|>", call("b", "{}", "functions.b:3")),
+        ("pythonic", "[a(x=-1), b()]", [*call("a", '{"x": -1}'), *B]),
+        ("pythonic", "[a(x=print(1))]", [Text("[a(x=print(1))]")]),
+        ("pythonic", "[a(x={'y': [true, None]})]", call("a", '{"x": {"y": [true, null]}}')),
+        ("phi4", f"functools[{CALL_A}]", A),
+    ],
+)  # fmt: skip
+def test_calls_are_read_from_text_in_pieces_of_any_size(
+    dialect: str, text: str, expected: list[Event], size: int
+) -> None:
+    assert events(dialect, text, size) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "z", "arguments": {}}',
+        '{"name": ["a"], "arguments": {}}',
+        '{"name": "a", "arguments": [1]}',
+        '{"name": "c"}',
+        '{"name": "c", "arguments": null}',
+        '{"name": "a", "arg',
+        "",
+    ],
+)
+def test_what_is_no_call_of_an_offered_tool_stays_text(body: str) -> None:
+    text = f"<tool_call>{body}</tool_call>"
+    parser = DialectParser(Dialect(None, DEFAULT_CALLS), AB)
+    assert merged(parser.push(text) + parser.finish()) == [Text(text)]
+    assert parser.failures == {ParseFailure.NO_CALL: 1}
+
+
+@pytest.mark.parametrize("arguments", ['{"x":1,"x" : 2.0}', "{\n}", '{"x":"\\u00fc/\\/"}', '{ "x": [1e2, -0] }'])
+def test_arguments_are_those_that_the_model_wrote(arguments: str) -> None:
+    for dialect, text in {
+        "hermes": f'<tool_call>{{"name":"a","arguments":{arguments}}}</tool_call>',
+        "mistral": f"[TOOL_CALLS]a{arguments}",
+        "llama3": f'{{"name": "a", "parameters" : {arguments} }}',
+    }.items():
+        assert events(dialect, text, 1) == call("a", arguments)
+
+
+def test_arguments_are_passed_on_while_they_are_written() -> None:
+    parser = DialectParser(Dialect(None, DEFAULT_CALLS), AB)
+    assert parser.push('<tool_call>{"name": "a", "arguments": {"x": "') == [CallStart("a"), Arguments('{"x": "')]
+    assert parser.push("long") == [Arguments("long")]
+    coder = DialectParser(
+        Dialect(None, FORMATS["qwen3-coder"]), OfferedTools({"a": {"properties": {"x": {"type": "string"}}}})
+    )
+    assert merged(coder.push("<tool_call>\n<function=a>\n<parameter=x>\nlon")) == [
+        CallStart("a"),
+        Arguments('{"x": "lon'),
+    ]
+    assert coder.push('g"\n') == [Arguments('g\\"')]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "kind", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"x": "lo', ParseFailure.CUT, '{"x": "lo'),
+        ("hermes", '<tool_call>{"name":"a","arguments":{"x": 1 2}}</tool_call>.', ParseFailure.ARGUMENTS, '{"x": 1 2}'),
+        (
+            "hermes",
+            '<tool_call>{"name":"a","arguments":{"x":"\n"}}</tool_call>.',
+            ParseFailure.ARGUMENTS,
+            '{"x":"\n"}}',
+        ),
+        ("qwen3-coder", "<tool_call>\n<function=a>\n<parameter=x>\n[1", ParseFailure.CUT, '{"x": '),
+    ],
+)
+def test_a_call_that_is_broken_or_cut_has_the_arguments_so_far(
+    dialect: str, text: str, kind: ParseFailure, arguments: str
+) -> None:
+    parser = DialectParser(Dialect(None, FORMATS[dialect]), AB)
+    found = merged([event for letter in text for event in parser.push(letter)] + parser.finish())
+    assert found[:3] == call("a", arguments)
+    assert parser.failures == {kind: 1}
+
+
+def test_text_that_cannot_become_a_call_is_returned_at_once() -> None:
+    def first(dialect: str, text: str) -> list[Event]:
+        return DialectParser(Dialect(None, FORMATS[dialect]), AB).push(text)
+
+    assert first("hermes", "1 < 2, <b") == [Text("1 < 2, <b")]
+    assert first("hermes", "so: <tool_") == [Text("so:")]
+    assert first("mistral", "[1] [TOOL") == [Text("[1]")]
+    assert first("llama3", "{1}") == [Text("{1}")]
+
+
+def test_without_tools_calls_are_text() -> None:
+    parser = DialectParser(Dialect(THINK, DEFAULT_CALLS))
+    assert merged(parser.push(f"<think>x</think>{CALLED_B}")) == [Reasoning("x"), Text(CALLED_B)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("text", "in_thought", "expected"),
+    [
+        ("<think>\nI see.\n</think>\n\n  code", False, [Reasoning("I see."), Text("  code")]),
+        ("I see.\n</think>\n\nYes.", True, [Reasoning("I see."), Text("Yes.")]),
+        ("I see", True, [Reasoning("I see")]),
+        ("<think>I </thin", False, [Reasoning("I </thin")]),
+        ("<think></think>Yes.", False, [Text("Yes.")]),
+        ("<think>\nagain</think>Yes.", True, [Reasoning("again"), Text("Yes.")]),
+        ("Yes.\n</think>\nNo.", False, [Text("Yes."), Text("No.")]),
+        (f"I see.{CALLED_B}", True, [Reasoning("I see."), *B]),
+        ("about <tool_call>? </think>", True, [Reasoning("about <tool_call>?")]),
+        (f"<think>\nOne.\n</think>\n{CALLED_B}\n<think>Two.</think>\n{CALLED_B}", False,
+         [Reasoning("One."), *B, Reasoning("Two."), *B]),
+        ("  Yes.", False, [Text("  Yes.")]),
+    ],
+)  # fmt: skip
+def test_thoughts_are_separated_from_the_answer(text: str, in_thought: bool, expected: list[Event], size: int) -> None:
+    assert events(Dialect(THINK, DEFAULT_CALLS), text, size, in_thought=in_thought) == merged(expected)
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel|>analysis<|message|>I see.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+         [Reasoning("I see."), Text("Yes.")]),
+        ('<|channel|>commentary to=functions.a <|constrain|>json<|message|>{"x":1}<|call|>', A),
+        (' to=functions.a<|channel|>commentary json<|message|>{"x":1}<|call|>', A),
+        ('<|channel|>analysis to=functions.a code<|message|>{"x":1}', A),
+        ("<|channel|>commentary to=functions.b<|message|><|call|>", B),
+        ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+         "<|channel|>commentary to=functions.z<|message|>{}",
+         [Text("I look."), Text("{}")]),
+        ("no channel", [Text("no channel")]),
+    ],
+)  # fmt: skip
+def test_messages_on_channels_are_thoughts_text_and_calls(text: str, expected: list[Event], size: int) -> None:
+    assert events(HARMONY, text, size) == merged(expected)
+
+
+LIST = '[{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}, {"name":"b","arguments":{}}]'
+TAGGED = '<tool_call>\n{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}\n</tool_call>\n'
+TAGGED += '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(("calls", "text"), [(DEFAULT_CALLS, TAGGED), (PLAIN_JSON, LIST)])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_required_call_that_is_cut_has_the_arguments_so_far_and_no_other_text(
+    calls: Any, text: str, size: int
+) -> None:
+    arguments = '{"x": "}\\"", "y": [{}]}'
+    start = text.index("{", text.index("arguments"))
+    for end in range(len(text) + 1):
+        found = events(Dialect(None, calls), text[:end], size, drops_text=True)
+        assert found[:3] == (call("a", arguments[: end - start]) if end > start else [])
+        assert found[3:] in ([], call("b", "{"), call("b", "{}"))
+    assert found == [*call("a", arguments), *call("b", "{}")]
