@@ -34,6 +34,7 @@ FITTING: dict[str, dict[str, Any]] = {
 }
 ADDRESSES = ("listen", "http_listen", "map_listen", "kvmanager", "engines")
 VALUES = dict.fromkeys(ADDRESSES, "127.0.0.1:9") | {"otlp_endpoint": "http://127.0.0.1:9"}
+VALUES |= {"tool_call_parser": "qwen3_coder", "reasoning_parser": "qwen3"}
 # Settings that a setting of TLS requires.
 NEEDED = {
     "tls_certificate": {"tls_key": "k"},
@@ -55,6 +56,8 @@ def out_of_bounds() -> Iterator[tuple[str, str, Any]]:
         if isinstance(field.default, float):
             yield from ((label, field.name, value) for value in (math.nan, math.inf))
         if bounds["choices"]:
+            yield label, field.name, "nonsense"
+        elif field.name.endswith("_parser"):
             yield label, field.name, "nonsense"
         elif isinstance(field.default, str) and field.default and not bounds["may_be_empty"]:
             yield label, field.name, ""
