@@ -159,6 +159,18 @@ def _on_channels(dialect: Dialect, thought: str, answer: str, calls: list[tuple[
     return "<|start|>assistant".join([*messages, *(_written([call], dialect.calls) for call in calls)])
 
 
+def garbage(draw: Random, dialect: Dialect) -> str:
+    """Return pieces of an output of the dialect in any order, as broken models write them."""
+    form, thought = dialect.calls, dialect.thought
+    assert form is not None
+    whole = form.section(
+        [form.form.written(WrittenCall("look_up", '{"word": "a", "count": 3, "options": {"a": [1]}}'))]
+    )
+    parts = re.findall(r"<[^<>]*>|\[[A-Z_]+\]|[\w.]+|\s+|.", whole)
+    pieces = [*parts, *parts, *_PIECES, whole, *((thought.start, thought.end) if thought else ())]
+    return form.opening * draw.randint(0, 1) + "".join(draw.choice(pieces) for _ in range(draw.randint(1, 25)))
+
+
 def parsed(dialect: Dialect, pieces: Iterator[str] | list[str], **options: Any) -> list[Event]:
     """Return the events of an output in pieces, merged."""
     parser = DialectParser(dialect, TOOLS, **options)

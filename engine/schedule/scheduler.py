@@ -56,11 +56,11 @@ class Scheduler:
         counts_tokens: bool = False,
         withheld: Items[Collection[int]] = ((),),
     ) -> None:
-        """Start with an empty queue and an empty pool. `costs` has the preemption costs measured so far.
+        """Start with an empty queue and an empty pool. `costs` are the measured costs of preemption.
 
-        With `ahead`, a step may be planned while the previous one is in flight. `counts_tokens` is that of the sampler.
-        `withheld` are the device blocks of each kind that an audit took out of circulation in an earlier process.
-        Raises ValueError if tokens are to be proposed too: proposals continue the tokens of the step before.
+        With `ahead`, steps are planned while the previous one is in flight. `counts_tokens` is the sampler's.
+        `withheld` are device blocks of each kind that stay out of circulation since an earlier process. Raises
+        ValueError if tokens are to be proposed `ahead`: proposals continue the tokens of the previous step.
         """
         if ahead and limits.proposed_tokens:
             raise ValueError(f"proposed_tokens must be 0 where steps are planned ahead, not {limits.proposed_tokens}")

@@ -34,7 +34,10 @@ class CallTexts(NamedTuple):
 
 
 class CallableTools(NamedTuple):
-    """How many calls there may be, and what they are. `schemas` are those of the tools, and of an answer instead."""
+    """The tools that an output may call, at most `max_calls` times.
+
+    `schemas` has one schema for each tool, then the schema of an answer without calls, if there may be one.
+    """
 
     max_calls: int
     names: list[str]
@@ -75,7 +78,7 @@ def tools_of(source: str) -> CallableTools:
 def tool_call_grammar(
     tools: CallableTools, schemas: list[dict[str, Any]], options: Mapping[str, Any], tags: Mapping[str, int]
 ) -> str:
-    """Return the grammar of tool calls, in Lark syntax.
+    """Write the grammar of an output that calls tools, in llguidance's Lark syntax.
 
     `schemas` are those of the tools as llguidance gets them, with `options` for it. `tags` are the names of tokens that
     the model has for marks: a model trained on these does not spell them out. An end-of-sequence token is no part of

@@ -18,7 +18,6 @@ class ChannelReader:
         self._channels = channels
         self._target = target
         self._scan = target.scan
-        self._begins = Markers((channels.start, channels.channel))
         self._between = Markers((channels.start, channels.channel, *channels.ends))
         self._recipient = re.compile(rf"\bto={re.escape(channels.recipient)}([^\s<]+)")
 

@@ -1,8 +1,10 @@
-"""The dialects of models: how each family marks thoughts, and how it writes calls of tools.
+"""Declares how each family of models marks thoughts and writes calls of tools.
 
-The forms are those of the models' chat templates and documentation; docs/dialects.md says what each was checked
-against. Formats are tried in this order to find that of a template.
+The sources are the models' chat templates and documentation; docs/dialects.md lists what each was checked against. The
+probe of a template tries the formats in this order.
 """
+
+from dataclasses import replace
 
 from services.gateway.dialects.dialect import CallFormat, Channels, Dialect, ThoughtFormat
 from services.gateway.dialects.forms.json_calls import JsonCalls
@@ -13,6 +15,9 @@ from services.gateway.dialects.forms.quoted_calls import QuotedCalls
 
 _OBJECTS = JsonCalls()
 _NAMED = NamedCalls("", "[ARGS]", "", id_mark="[CALL_ID]", optional=True)
+_FUNCTION_TAGS = ParameterCalls(
+    name=("<function=", ">"), key=("<parameter=", ">"), value=("", "</parameter>"), end="</function>"
+)
 _LIST = ("[", "]")
 
 HARMONY_CHANNELS = Channels(
@@ -35,13 +40,13 @@ THOUGHT_FORMATS = (
                 "deepseek_v3",
                 "deepseek_v4",
                 "deepseek_v41",
-                "qwen3",
                 "glm45",
                 "glm47",
+                "holo2",
                 "kimi_k2",
-                "mimo",
+                "ling3",
             ),
-            *("minimax_m2", "nemotron_v3", "olmo3", "step3", "step3p5", "holo2", "poolside_v1", "ling3", "minicpmv"),
+            *("mimo", "minicpmv", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "qwen3", "step3", "step3p5"),
         ),
         frames=("<response>", "</response>", "<answer>", "</answer>"),
         end_at_calls=True,
@@ -80,13 +85,7 @@ def _dsml(section: str) -> tuple[ParameterCalls, str, str]:
 CALL_FORMATS = (
     CallFormat(
         "qwen3-coder",
-        ParameterCalls(
-            name=("<function=", ">"),
-            key=("<parameter=", ">"),
-            value=("", "</parameter>"),
-            end="</function>",
-            in_lines=True,
-        ),
+        replace(_FUNCTION_TAGS, in_lines=True),
         "<tool_call>",
         "</tool_call>",
         ("qwen3_coder", "qwen3_xml", "step3p5", "mimo"),
@@ -122,9 +121,7 @@ CALL_FORMATS = (
     CallFormat("granite", _OBJECTS, "<|tool_call|>", "", (), True, ",[]", ", ", _LIST, more_openings=("<tool_call>",)),
     CallFormat(
         "seed",
-        ParameterCalls(
-            name=("<function=", ">"), key=("<parameter=", ">"), value=("", "</parameter>"), end="</function>"
-        ),
+        _FUNCTION_TAGS,
         "<seed:tool_call>",
         "</seed:tool_call>",
         ("seed_oss",),

@@ -42,7 +42,7 @@ def _check(option: str, name: str, known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class DialectSelection:
-    """Names of a call format and a thought format. `auto` is that of the template, `none` takes all output as text."""
+    """The names of two formats. `auto` means the chat template's own; `none` means that there is none."""
 
     calls: str = AUTO
     thought: str = AUTO
@@ -53,7 +53,7 @@ class DialectSelection:
         return AUTO not in (self.calls, self.thought)
 
     def applied_to(self, found: Dialect) -> Dialect:
-        """Return the dialect with the selected formats instead of those of the template."""
+        """Return the template's dialect with the selected formats in it."""
         if self.calls == AUTO and self.thought == AUTO:
             return found
         calls = found.calls if self.calls == AUTO else _CALLS.get(self.calls)

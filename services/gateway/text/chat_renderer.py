@@ -1,6 +1,7 @@
 """Renders clients' conversations with a chat template, and adapts them to what the template renders."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -51,11 +52,15 @@ class ChatRenderer:
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt. Raises ChatTemplateError."""
+        adapted = self._adapted(conversation)
         try:
-            text = self._rendered(self._adapted(conversation))
+            text = self._rendered(adapted)
         except ChatTemplateLimit:
             raise
         except ChatTemplateError as error:
+            if (simpler := _without_thoughts_beside_content(adapted)) is not None:
+                with suppress(ChatTemplateError):
+                    return self._rendered(simpler)
             if self.features.renders_role("user"):  # else the template renders nothing at all
                 self._check_roles(conversation, str(error))
                 self._check_arguments(conversation, error)
@@ -119,6 +124,19 @@ class ChatRenderer:
             return  # the arguments are not at fault
         field = f".messages[{at[0]}].tool_calls[{at[1]}].arguments"
         raise ChatTemplateError(f"The chat template does not render arguments that are no JSON object; {error}", field)
+
+
+def _without_thoughts_beside_content(conversation: Conversation) -> Conversation | None:
+    """Return a conversation without the thoughts of messages that have content and calls; None if it has no such one.
+
+    Some templates, such as that of gpt-oss, refuse such messages. The content is what the user saw.
+    """
+    messages = [dict(message) for message in conversation.messages]
+    both = [one for one in messages if one.get("tool_calls") and one.get("content") and one.keys() & set(THOUGHT_KEYS)]
+    for message in both:
+        for key in THOUGHT_KEYS:
+            message.pop(key, None)
+    return conversation._replace(messages=messages) if both else None
 
 
 def _other_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.dialects.dialect import CallFormat
+from services.gateway.dialects.forms.call_form import JsonArguments
 from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
 from services.wire.field_rules import declared_fields
@@ -74,14 +75,14 @@ def call_grammar(
 
     None for a form whose arguments are no JSON.
     """
-    around = [calls.form.around(tool.name) for tool in tools]
+    if not isinstance(calls.form, JsonArguments):
+        return None
     grammar = decoding_pb2.ToolCallGrammar(max_calls=_MAX_CALLS if parallel else 1, separator=calls.separator)
     begin, end = calls.opening + calls.inner[0], calls.inner[1] + calls.closing
     if in_one := calls.repeats and not calls.alone:
         grammar.section_begin, grammar.section_end = begin, end
-    for tool, one in zip(tools, around, strict=True):
-        if one is None:
-            return None
+    for tool in tools:
+        one = calls.form.around(tool.name)
         grammar.after_number = one.after_number
         added = grammar.tools.add(name=tool.name, parameters=arguments_schema(tool))
         added.begin, added.end = (one.begin, one.end) if in_one else (begin + one.begin, one.end + end)

@@ -1,4 +1,4 @@
-"""Describes tools, calls and results in plain messages, for chat templates that know none of them.
+"""Writes tools, calls and results as plain messages, for chat templates that render none of them.
 
 The form is that of the Hermes models, which many models have learned: schemas between `<tools>` tags in the system
 message, calls between `<tool_call>` tags, results between `<tool_response>` tags in a turn of the user.

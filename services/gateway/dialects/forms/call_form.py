@@ -1,8 +1,9 @@
 """What the forms of calls share."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event
 from services.gateway.dialects.offered_tools import OfferedTools
@@ -50,11 +51,14 @@ class CallTarget:
         """End the call."""
         self.emit(CallEnd())
 
-    def whole(self, name: str, arguments: str, call_id: str = "") -> None:
-        """Add a call with its arguments."""
-        self.start(name, call_id)
-        self.arguments(arguments)
+    def whole(self, name: str, arguments: Mapping[str, Any] | None) -> bool:
+        """Add a call that has been read to its end. Return False if it has no arguments, and needs some."""
+        if arguments is None or (not arguments and self.tools.requires_arguments(name)):
+            return False
+        self.start(name)
+        self.arguments(json.dumps(arguments, ensure_ascii=False))
         self.end()
+        return True
 
 
 class CallForm(Protocol):
@@ -70,5 +74,10 @@ class CallForm(Protocol):
     def written(self, call: WrittenCall) -> str:
         """Return a call as a model writes it."""
 
-    def around(self, name: str) -> "Around | None":
-        """Return what a model writes around the arguments; None if these are no JSON."""
+
+@runtime_checkable
+class JsonArguments(Protocol):
+    """A form whose arguments are JSON, so that a grammar can hold a model to them."""
+
+    def around(self, name: str) -> Around:
+        """Return what a model writes around the arguments."""

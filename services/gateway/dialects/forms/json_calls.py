@@ -32,14 +32,14 @@ class JsonCalls:
             return False
         return (yield from _Object(self, target).read())
 
-    def around(self, name: str) -> Around | None:
-        """See CallForm."""
+    def around(self, name: str) -> Around:
+        """See JsonArguments."""
         begin = f'{{"{self.name_key}": {json.dumps(name, ensure_ascii=False)}, "{self.argument_keys[0]}": '
         return Around(begin, "}")
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""
-        begin, end, _ = self.around(call.name) or ("", "", "")
+        begin, end, _ = self.around(call.name)
         return f"{begin}{call.arguments}{end}"
 
 
@@ -90,7 +90,9 @@ class _Object:
         arguments = self._object() if whole and self._name in self._target.tools.names else None
         if arguments is None:
             return False
-        self._target.whole(self._name, arguments)
+        self._target.start(self._name)
+        self._target.arguments(arguments)
+        self._target.end()
         return True
 
     def _object(self) -> str | None:

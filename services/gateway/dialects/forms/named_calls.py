@@ -51,8 +51,8 @@ class NamedCalls:
         target.end()
         return True
 
-    def around(self, name: str) -> Around | None:
-        """See CallForm."""
+    def around(self, name: str) -> Around:
+        """See JsonArguments."""
         begin = self.before + self.prefix + name
         return (
             Around(f"{begin}:", self.after, self.between) if self.numbers else Around(begin + self.between, self.after)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
 from services.gateway.dialects.offered_tools import json_of
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -51,11 +51,6 @@ class ParameterCalls:
         yield from _Arguments(self, target, name).read()
         target.end()
         return True
-
-    def around(self, name: str) -> Around | None:
-        """See CallForm."""
-        del name
-        return None
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
 from services.gateway.dialects.scanner import Reading, Scanner
 
 _STRUCTURE = re.compile(r"""\\.|["'()\[\]{}]""", re.DOTALL)
@@ -28,16 +28,7 @@ class PythonCalls:
         if name is None or not (yield from target.scan.expect("(")):
             return False
         text = yield from _up_to_parenthesis(target.scan)
-        arguments = None if text is None else _arguments(text)
-        if arguments is None or (not arguments and target.tools.requires_arguments(name)):
-            return False
-        target.whole(name, json.dumps(arguments, ensure_ascii=False))
-        return True
-
-    def around(self, name: str) -> Around | None:
-        """See CallForm."""
-        del name
-        return None
+        return target.whole(name, None if text is None else _arguments(text))
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

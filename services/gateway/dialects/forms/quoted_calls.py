@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -34,16 +34,7 @@ class QuotedCalls:
         if name is None or (yield from scan.skip()) != "{":
             return False
         text = yield from self._up_to(target)
-        arguments = None if text is None else _read(text, self.quote)
-        if arguments is None or (not arguments and target.tools.requires_arguments(name)):
-            return False
-        target.whole(name, json.dumps(arguments, ensure_ascii=False))
-        return True
-
-    def around(self, name: str) -> Around | None:
-        """See CallForm."""
-        del name
-        return None
+        return target.whole(name, None if text is None else _read(text, self.quote))
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""
@@ -141,6 +132,8 @@ class _Values:
         while self.text[self.at] not in _ENDS:
             self.at += 1
         word = self.text[start : self.at].strip()
+        if not word:
+            raise ValueError("no value")
         if word in _PYTHON_NAMES:
             return _PYTHON_NAMES[word]
         value = loaded(word)

@@ -3,6 +3,7 @@
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.dialects.declarations import PLAIN_JSON
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
+from services.gateway.dialects.forms.call_form import JsonArguments
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
 from services.gateway.http.openai import requests
@@ -67,9 +68,9 @@ class DialectUse:
 
     @property
     def _required_calls(self) -> CallFormat:
-        """The form of required calls: that of the model, if the arguments in it are JSON."""
+        """The form of required calls: the model's own, or plain JSON if no grammar can hold the model to its own."""
         calls = self._dialect.calls
-        return calls if calls and calls.form.around("") else PLAIN_JSON
+        return calls if calls and isinstance(calls.form, JsonArguments) else PLAIN_JSON
 
     def _call_or_answer(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.ToolCallGrammar | None:
         """Return the grammar of calls, or of an answer in the format; None if the model's calls have no grammar."""

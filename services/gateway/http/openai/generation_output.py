@@ -92,10 +92,10 @@ class GenerationCall:
 
 
 class ChunkSuffix:
-    """The usage at the end of each chunk of a response, if the client requested it.
+    """The last bytes of each chunk, with the usage so far if the client requested it.
 
-    All choices of all prompts are counted together, so that no count falls from one chunk to the next, and the last
-    counts are those of the response.
+    It counts all choices of all prompts together, so that no count falls from one chunk to the next. The last counts
+    are those of the response.
     """
 
     def __init__(self, body: requests.GenerationRequest) -> None:

@@ -10,7 +10,7 @@ from services.gateway.dialects.dialect import Dialect
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text, merged
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser, ParseFailure
-from tests.dialect_outputs import DIALECTS, cut, parsed, random_output, read
+from tests.dialect_outputs import DIALECTS, cut, garbage, parsed, random_output, read
 
 FORMATS = {one.name: one for one in CALL_FORMATS}
 THINK = THOUGHT_FORMATS[0]
@@ -39,6 +39,22 @@ def test_what_a_dialect_writes_is_read_wherever_it_is_cut(dialect: Dialect) -> N
         assert read(whole) == (output.thought, output.answer, output.calls)
         for pieces in (list(output.text), cut(draw, output.text), cut(draw, output.text)):
             assert parsed(dialect, pieces) == whole
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_garbage_ends_and_has_the_same_events_wherever_it_is_cut(dialect: Dialect) -> None:
+    for seed in range(100):
+        draw = Random(seed)
+        text, in_thought = garbage(draw, dialect), draw.random() < 0.3
+        whole = parsed(dialect, [text], in_thought=in_thought)
+        for pieces in (list(text), cut(draw, text)):
+            assert parsed(dialect, pieces, in_thought=in_thought) == whole, pieces
+
+
+@pytest.mark.parametrize("arguments", ["{x:[}}", "{x:]}", "{:}", "{x:1", "{x:{y:}}", "{,}", "{x}", "[1]", "{x:1}}"])
+def test_a_broken_value_in_own_quotes_is_no_call(arguments: str) -> None:
+    text = f"<|tool_call>call:a{arguments}<tool_call|>"
+    assert events("gemma4", text) == [Text(text)]
 
 
 A, B = call("a", '{"x":1}'), call("b", "{}")

@@ -317,3 +317,14 @@ def test_tools_are_described_in_parts() -> None:
 
 def test_texts_stay_texts_if_the_template_renders_both() -> None:
     assert render(EITHER, USER) == "Add."
+
+
+def test_a_template_that_refuses_a_thought_beside_content_and_calls_gets_the_content() -> None:
+    source = (
+        "{% for m in messages %}{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('not both') }}"
+        "{% endif %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}{{ tools }}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "sum", "arguments": {}}}
+    calling = {"role": "assistant", "content": "I add.", "reasoning": "Hm.", "tool_calls": [call]}
+    assert "[|I add.]" in render(source, USER, calling)
+    assert "[Hm.|I add.]" in render(source, USER, {**calling, "tool_calls": []})
