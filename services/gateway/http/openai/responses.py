@@ -154,6 +154,7 @@ class ChatCompletion(_Answer):
 
     object: Literal["chat.completion"] = Field(description="Type of the object.")
     choices: list[ChatChoice] = Field(description="The generated outputs.")
+    usage: ChatUsage = Field(description="Token counts.")
     prompt_token_ids: list[int] | None = Field(None, description="The prompt's token ids, with `return_token_ids`.")
     prompt_logprobs: list[dict[str, Any] | None] | None = Field(
         None, description="Log-probabilities of the prompt by token id, if requested."

@@ -1,8 +1,10 @@
 """The dialect of a model is that of its template, or the one that the operator names."""
 
+from pathlib import Path
+
 import pytest
 
-from services.gateway.dialects.declarations import HARMONY
+from services.gateway.dialects.declarations import CALL_FORMATS, HARMONY, THOUGHT_FORMATS
 from services.gateway.dialects.selection import CALL_PARSERS, REASONING_PARSERS, DialectSelection
 from services.gateway.text.chat_renderer import ChatRenderer
 from services.gateway.text.chat_template import ChatTemplate, Conversation
@@ -100,3 +102,10 @@ def test_vllms_names_of_parsers_are_known() -> None:
     named = {"hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "glm45", "kimi_k2", "pythonic", "openai"}
     assert named < {*CALL_PARSERS}
     assert {"deepseek_r1", "qwen3", "glm45", "mistral", "openai_gptoss", "granite"} < {*REASONING_PARSERS}
+
+
+def test_the_page_of_dialects_lists_every_format_and_every_name_of_vllm() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "dialects.md").read_text()
+    formats = (*CALL_FORMATS, HARMONY.calls, *THOUGHT_FORMATS)
+    missing = {name for one in formats if one for name in (one.name, *one.aliases) if f"`{name}`" not in page}
+    assert not missing
