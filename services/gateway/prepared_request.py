@@ -44,7 +44,7 @@ class AdmittedRequest:
 class PreparedRequest:
     """The first submission of a checked request and the state of its generation. `arrival` is in seconds.
 
-    `in_thought`: the prompt of a chat has begun a thought.
+    `in_thought`: the prompt has begun a thought.
     """
 
     model: ServedModel
@@ -103,8 +103,9 @@ class Preparation:
         if words := request.logit_rules.bad_words:
             sequences = await asyncio.to_thread(sequences_of_words, words, model.tokenizer)
             submission.bad_words.extend(engine_pb2.TokenSequence(token_ids=one) for one in sequences)
-        in_thought = given.prompt.HasField("chat") and model.tokenizer.dialect_tokens.open_thought(token_ids)
-        if request.HasField("thought"):
+        in_thought = _begins_in_thought(given.prompt, token_ids, model)
+        begins_at_once = request.HasField("constraint") and model.tokenizer.chat.dialect.channels is not None
+        if request.HasField("thought") and not begins_at_once:
             submission.thought.CopyFrom(_thought(request.thought, model, in_thought=in_thought))
         _set_times(submission, admitted.deadline, info.arrival)
         progress = RequestProgress(len(token_ids))
@@ -128,13 +129,21 @@ async def _before(deadline: Deadline, tokenizing: Awaitable[list[int]]) -> list[
         raise deadline_error(started=False) from None
 
 
+def _begins_in_thought(prompt: gateway_pb2.Prompt, token_ids: list[int], model: ServedModel) -> bool:
+    """Return whether a prompt ends within a thought: behind its mark, or in the message that the output continues."""
+    tokens = model.tokenizer.dialect_tokens
+    if prompt.chat.continue_final_message:
+        return tokens.leaves_open(prompt.chat.messages[-1].content)
+    return tokens.open_thought(token_ids)
+
+
 def _thought(given: decoding_pb2.Thought, model: ServedModel, *, in_thought: bool) -> decoding_pb2.Thought:
     """Return a thought with the marks of the model, if it has none of its own. Raises InvalidField."""
     thought, marks = decoding_pb2.Thought(), model.tokenizer.chat.dialect.thought
     thought.CopyFrom(given)
     if not given.end:
         if marks is None:
-            raise InvalidField("thought requires a model that marks its thoughts, or thought.end", "thought")
+            raise InvalidField("thought requires a model that marks its thoughts", "thought")
         thought.begin, thought.end = marks.start, marks.end
     if in_thought:
         thought.ClearField("begin")

@@ -81,7 +81,7 @@ class RequestHandler:
         """Count the calls of a sample, and what is none, for the metrics."""
         failures = {kind.value: count for kind, count in parser.failures.items()}
         if parser.calls or failures:
-            self._observer.on_parsed(model_name, parser.dialect_name, parser.calls, failures)
+            self._observer.on_parsed(model_name, parser.calls_name, parser.calls, failures)
 
     async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin = DEFAULT_ORIGIN) -> Responses:
         """Yield the responses. Raises a ServiceError.

@@ -141,6 +141,7 @@ OUTLIVING = {
         "quire_invalid_requests",
         "quire_slow_clients",
         "quire_open_streams",
+        *("quire_tool_calls", "quire_tool_call_parse_failures"),
         "quire_usable_engines",
     ),
     *("quire_tenant_requests", "quire_tenant_requests_running", "quire_tenant_running_tokens", "quire_tenant_tokens"),

@@ -45,10 +45,15 @@ class ThoughtTokens:
         self._size = vocabulary.size
         self.ends = vocabulary.eos_token_ids
         self.crossing = lru_cache(maxsize=16)(self._crossing)
+        self.completing = lru_cache(maxsize=16)(self._completing)
 
     def text(self, token_id: int) -> bytes:
         """Return the bytes of a token."""
         return self._tokens.decode_bytes([token_id])
+
+    def spelled(self, text: bytes) -> list[int]:
+        """Return the tokens of a text."""
+        return self._tokens.tokenize_bytes(text)
 
     def mark(self, text: str) -> Mark:
         """Return a mark."""
@@ -75,6 +80,12 @@ class ThoughtTokens:
     def as_bytes(self, mask: int) -> bytes:
         """Return a mask for ConstraintState."""
         return mask.to_bytes((self._size + 7) // 8, "little")
+
+    def _completing(self, mark: bytes) -> list[int]:
+        """Return masks of tokens that complete a mark, by how many bytes of the mark stand before them."""
+        texts = [(token, self.text(token)) for token in range(self._size)]
+        rests = (mark[length:] for length in range(len(mark)))
+        return [mask_of(token for token, text in texts if text.startswith(rest)) for rest in rests]
 
     def _crossing(self, mark: bytes) -> list[int]:
         """Return masks of tokens that end a mark and go on behind it, by how many bytes of the mark stand before them.
@@ -117,24 +128,28 @@ class ThoughtConstraint:
         self.answer = answer
         self.omitted: tuple[str, ...] = getattr(answer, "omitted", ())
         self.crossing = tokens.crossing(self.end.text)
+        self.completing = tokens.completing(self.begin.text) if self.begin and self.most == 0 else []
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
-        answer = self.answer.start() if self.answer else None
-        return _State(self, answer, Phase.BEGINNING if self.begin else Phase.THOUGHT)
+        answer, begun = (self.answer.start() if self.answer else None for _ in range(2))
+        return _State(self, answer, begun, Phase.BEGINNING if self.begin else Phase.THOUGHT)
 
 
 @dataclass
 class _State:
     """The state of one output. Implements engine.constraint.ConstraintState.
 
-    `written` is the number of tokens of the mark that is being written, `counted` those of the thought or the gap, and
-    `tail` the end of the thought's text, where its end mark may have begun.
+    `begun` is the answer if the output begins with it, and None if that is free; `is_answer` whether it still can be
+    that. `written` is the number of tokens of an end mark that is being written, `counted` those of the thought or the
+    gap, and `tail` the text that may be the beginning of a mark.
     """
 
     constraint: ThoughtConstraint
     answer: ConstraintState | None
+    begun: ConstraintState | None
     phase: Phase
+    is_answer: bool = True
     written: int = 0
     counted: int = 0
     tail: bytes = b""
@@ -166,7 +181,8 @@ class _State:
                 self._advance_answer(token_id)
 
     def copy(self) -> "_State":
-        return replace(self, answer=self.answer.copy() if self.answer else None)
+        answer, begun = (state.copy() if state else None for state in (self.answer, self.begun))
+        return replace(self, answer=answer, begun=begun)
 
     def _of_answer(self) -> int:
         if self.answer is None:
@@ -174,11 +190,20 @@ class _State:
         return int.from_bytes(self.answer.allowed(), "little")
 
     def _at_beginning(self) -> int:
-        begin = self.constraint.begin
+        """Return the mask of tokens that begin the answer, or go on with the mark of a thought."""
+        constraint, begin = self.constraint, self.constraint.begin
         assert begin is not None, "else the output begins in the thought"
-        if self.written:
-            return 1 << begin.ids[self.written]
-        return self._of_answer() | (0 if self.constraint.most == 0 else 1 << begin.ids[0])
+        of_answer = 0
+        if self.is_answer:
+            of_answer = int.from_bytes(self.begun.allowed(), "little") if self.begun else constraint.tokens.all
+        if constraint.most == 0:
+            completing = constraint.completing[len(self.tail)] if begin.text else 1 << begin.ids[0]
+            return of_answer & ~completing
+        return of_answer | 1 << self._next_of_mark(begin)
+
+    def _next_of_mark(self, mark: Mark) -> int:
+        rest = mark.text[len(self.tail) :]
+        return self.constraint.tokens.spelled(rest)[0] if mark.text else mark.ids[0]
 
     def _in_thought(self) -> int:
         constraint, tokens = self.constraint, self.constraint.tokens
@@ -195,16 +220,33 @@ class _State:
         return self.constraint.most is not None and self.counted >= self.constraint.most
 
     def _advance_beginning(self, token_id: int) -> None:
-        begin = self.constraint.begin
+        constraint, begin = self.constraint, self.constraint.begin
         assert begin is not None, "else the output begins in the thought"
-        if token_id != begin.ids[self.written]:
-            if self.written:
-                raise ConstraintFailed(f"token {token_id} cannot follow")
-            self._advance_answer(token_id)
+        text = self.tail + constraint.tokens.text(token_id)
+        text = text.lstrip()  # a thought may stand behind whitespace
+        is_thought = text.startswith(begin.text) if begin.text else token_id == begin.ids[0]
+        if is_thought and constraint.most != 0:
+            self.phase, self.tail = Phase.THOUGHT, text[len(begin.text) :] if begin.text else b""
             return
-        self.written += 1
-        if self.written == len(begin.ids):
-            self.phase, self.written = Phase.THOUGHT, 0
+        self._advance_begun(token_id)
+        if self._may_still_begin(begin, text, token_id):
+            self.tail = text
+        elif not self.is_answer:
+            raise ConstraintFailed(f"token {token_id} cannot follow")
+        else:
+            self.phase, self.answer, self.tail = Phase.ANSWER, self.begun, b""
+
+    def _may_still_begin(self, begin: Mark, text: bytes, token_id: int) -> bool:
+        is_blank = not text and token_id not in self.constraint.tokens.ends
+        return is_blank or bool(begin.text and text and begin.text.startswith(text))
+
+    def _advance_begun(self, token_id: int) -> None:
+        if self.begun is None or not self.is_answer:
+            return
+        try:
+            self.begun.advance(token_id)
+        except ConstraintFailed:
+            self.is_answer = False
 
     def _advance_thought(self, token_id: int) -> None:
         end = self.constraint.end

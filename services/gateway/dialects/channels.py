@@ -18,6 +18,7 @@ class ChannelReader:
         self._channels = channels
         self._target = target
         self._scan = target.scan
+        self._unfinished = ""  # a header that does not end
         self._between = Markers((channels.start, channels.channel, *channels.ends))
         self._recipient = re.compile(rf"\bto={re.escape(channels.recipient)}([^\s<]+)")
 
@@ -30,6 +31,7 @@ class ChannelReader:
                 continue
             header = yield from self._header(marker)
             if header is None:
+                self._target.emit(Text(self._unfinished))
                 return
             marker = yield from self._message(header)
 
@@ -45,7 +47,8 @@ class ChannelReader:
         """Return the header that a mark begins, None if it does not end."""
         parts = [marker]
         found = yield from self._scan.until(Markers((self._channels.message,)), parts.append)
-        return "".join(parts) if found.marker else None
+        self._unfinished = "".join(parts)
+        return self._unfinished if found.marker else None
 
     def _message(self, header: str) -> Reading[str]:
         """Read a message; return the mark behind it."""

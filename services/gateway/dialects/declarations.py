@@ -46,6 +46,7 @@ THOUGHT_FORMATS = (
                 "kimi_k2",
                 "ling3",
             ),
+            *("ernie45", "hunyuan_a13b", "minimax_m2_append_think"),
             *("mimo", "minicpmv", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "qwen3", "step3", "step3p5"),
         ),
         frames=("<response>", "</response>", "<answer>", "</answer>"),
@@ -253,6 +254,7 @@ HARMONY = Dialect(
         "harmony",
         NamedCalls("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"),
         aliases=("openai",),
+        single=True,
     ),
     HARMONY_CHANNELS,
 )

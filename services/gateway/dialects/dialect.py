@@ -29,8 +29,8 @@ class CallFormat:
     Without an opening, an answer consists of calls or of text, but may begin with one of `prefixes`. Without a closing
     mark, a section ends with its last call. One section has several calls if it `repeats`, with `separators` and
     whitespace between them, and `separator` where Quire writes them. `more_openings` and `more_forms` are read and
-    never written. Calls that are written `alone` have a section each. `inner` is written within both marks, around the
-    calls of a section.
+    never written. `inner` is written within both marks, around the calls of a section. Calls that are written `alone`
+    have a section each, and an answer has at most one `single` call.
     """
 
     name: str
@@ -46,6 +46,7 @@ class CallFormat:
     more_forms: tuple[CallForm, ...] = ()
     prefixes: tuple[str, ...] = ()
     alone: bool = False
+    single: bool = False
 
     @property
     def openings(self) -> tuple[str, ...]:

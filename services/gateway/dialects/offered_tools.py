@@ -13,7 +13,6 @@ _TYPES: dict[type, str] = {
     dict: "object",
     list: "array",
 }
-_MAX_REFERENCES = 16
 _UNIONS = ("anyOf", "oneOf", "allOf")
 
 
@@ -34,7 +33,7 @@ class OfferedTools:
         schema = self._schemas[name]
         properties = schema.get("properties")
         own = properties.get(key) if isinstance(properties, dict) else None
-        return frozenset(_types(own, schema, _MAX_REFERENCES)) if isinstance(own, dict) else frozenset()
+        return frozenset(_types(own, schema, set())) if isinstance(own, dict) else frozenset()
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
@@ -50,15 +49,21 @@ def json_of(text: str, types: frozenset[str]) -> str:
     return _dumped(text)
 
 
-def _types(schema: Mapping[str, Any], root: Mapping[str, Any], references: int) -> Iterator[str]:
+def _types(schema: Mapping[str, Any], root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
+    """Yield the types that a schema names. `seen` are the schemas that were visited: they may refer to each other."""
+    if id(schema) in seen:
+        return
+    seen.add(id(schema))
     given = schema.get("type")
-    yield from [given] if isinstance(given, str) else given if isinstance(given, list) else ()
-    yield from (_type(value) for value in schema.get("enum", [schema["const"]] if "const" in schema else ()))
+    yield from (one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str))
+    listed = schema.get("enum")
+    yield from map(_type, listed if isinstance(listed, list) else ())
+    if "const" in schema:
+        yield _type(schema["const"])
     if schema.get("nullable") is True:
         yield "null"
-    if references:
-        for part in _parts(schema, root):
-            yield from _types(part, root, references - 1)
+    for part in _parts(schema, root):
+        yield from _types(part, root, seen)
 
 
 def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

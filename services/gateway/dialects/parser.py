@@ -9,10 +9,12 @@ from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Even
 from services.gateway.dialects.forms.call_form import CallTarget
 from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.offered_tools import OfferedTools
-from services.gateway.dialects.scanner import Markers, Reading, Scanner
+from services.gateway.dialects.scanner import Found, Markers, Reading, Scanner
 
 _NO_TOOLS = OfferedTools({})
 _BLANKS = " \t\r\n"
+# Openings that are tried at the end of an output, where each may lead through the whole rest.
+_MOST_TRIED_AT_END = 32
 
 
 class ParseFailure(Enum):
@@ -36,12 +38,20 @@ class DialectParser:
         tools: OfferedTools = _NO_TOOLS,
         *,
         in_thought: bool = False,
+        is_constrained: bool = False,
+        is_held: bool = False,
         drops_text: bool = False,
     ) -> None:
-        """`in_thought`: the prompt has begun a thought. `drops_text`: the output is held to calls.
+        """`in_thought`: the prompt has begun a thought.
 
-        Such an output has text only where its end cuts a call before its arguments.
+        `is_constrained`: the answer follows a constraint, so that marks of thoughts in it are text. `is_held`: a
+        grammar holds the output to calls or an answer, so that an opening mark without a call is a call that the end of
+        the output cuts, and no text. `drops_text`: it holds the output to calls alone.
         """
+        self._is_constrained = is_constrained
+        self._is_held = is_held
+        self._tried_at_end = 0
+        self._is_fresh = True  # no text yet, or none since a thought or call
         self._drops_text = drops_text
         self._scan = Scanner()
         self._events: list[Event] = []
@@ -58,9 +68,9 @@ class DialectParser:
         self._advance()
 
     @property
-    def dialect_name(self) -> str:
-        """The name of the dialect."""
-        return self._dialect.name
+    def calls_name(self) -> str:
+        """The name of the format of calls, empty without one."""
+        return self._dialect.calls.name if self._dialect.calls else ""
 
     @property
     def thinks(self) -> bool:
@@ -102,7 +112,11 @@ class DialectParser:
                 self.failures[ParseFailure.CUT if self._scan.ended else ParseFailure.ARGUMENTS] += 1
 
     def _text(self, text: str) -> None:
+        self._is_fresh = False
         self._emit(Text(text))
+
+    def _reasoning(self, text: str) -> None:
+        self._emit(Reasoning(text))
 
     def _target(self, closing: str) -> CallTarget:
         return CallTarget(self._scan, self._tools, self._emit, closing)
@@ -118,7 +132,7 @@ class DialectParser:
             yield from self._thought(thought)
         if calls and not calls.opening and (yield from self._bare(calls)):
             yield from self._scan.skip()
-        marks = (thought.start, thought.end, *thought.frames) if thought else ()
+        marks = (thought.start, thought.end, *thought.frames) if thought and not self._is_constrained else ()
         yield from self._answer(Markers((*marks, *(calls.openings if calls else ()))))
 
     def _begins(self, thought: ThoughtFormat) -> Reading[bool]:
@@ -132,25 +146,60 @@ class DialectParser:
         return found
 
     def _answer(self, markers: Markers) -> Reading[None]:
-        """Read text with thoughts and calls in it."""
-        thought, calls = self._dialect.thought, self._calls
-        while (found := (yield from self._scan.until(markers, self._text))).marker:
-            if thought and found.marker == thought.start:
-                yield from self._thought(thought)
-            elif thought and found.marker in (thought.end, *thought.frames):
-                yield from self._scan.skip("\n")
-            elif calls and (yield from self._section(calls)):
-                yield from self._scan.skip()
+        """Read text with calls in it, and thoughts behind them. Elsewhere, the marks of thoughts are text."""
+        calls, framed = self._calls, False
+        while (found := (yield from self._scan.until(markers, self._text, drops_cut=self._is_held))).marker:
+            if calls and found.marker in calls.openings:
+                if not (yield from self._called(calls, found)):
+                    return
+            elif self._is_fresh or (framed and found.marker in self._frames):
+                framed = found.marker in self._frames or framed
+                yield from self._between(found.marker)
             else:
-                self.failures[ParseFailure.NO_CALL] += 1
                 self._text(found.before + found.marker)
+
+    @property
+    def _frames(self) -> tuple[str, ...]:
+        return self._dialect.thought.frames if self._dialect.thought else ()
+
+    def _between(self, marker: str) -> Reading[None]:
+        """Read what a mark of a thought, where one may stand, is followed by."""
+        thought = self._dialect.thought
+        if thought and marker == thought.start:
+            yield from self._thought(thought)
+        else:
+            yield from self._scan.skip("\n")
+
+    def _called(self, calls: CallFormat, found: Found) -> Reading[bool]:
+        """Read the calls behind an opening mark, or take it as text. Return False if the rest of the output is read."""
+        if (yield from self._section(calls)):
+            self._is_fresh = True
+            yield from self._scan.skip()
+        elif self._is_held:
+            self.failures[ParseFailure.CUT] += 1
+            self._scan.drop_rest()
+            return False
+        else:
+            self.failures[ParseFailure.NO_CALL] += 1
+            self._text(found.before + found.marker)
+            return self._goes_on()
+        return True
+
+    def _goes_on(self) -> bool:
+        """Return whether to try further openings, and pass the rest on as text if not."""
+        self._tried_at_end += self._scan.ended
+        if self._tried_at_end <= _MOST_TRIED_AT_END:
+            return True
+        self._text(self._scan.available())
+        self._scan.drop_rest()
+        return False
 
     def _thought(self, thought: ThoughtFormat) -> Reading[None]:
         """Read a thought up to its end, or to a call in it."""
-        calls = self._calls if thought.end_at_calls else None
+        calls = self._calls if thought.end_at_calls and not self._is_constrained else None
         markers = Markers((thought.end, thought.start, *(calls.openings if calls else ())))
         yield from self._scan.skip("\n")
-        while (found := (yield from self._scan.until(markers, lambda part: self._emit(Reasoning(part))))).marker:
+        while (found := (yield from self._scan.until(markers, self._reasoning, drops_cut=True))).marker:
             if found.marker == thought.end:
                 yield from self._scan.skip("\n")
                 return
@@ -160,7 +209,9 @@ class DialectParser:
             if calls and (yield from self._section(calls)):
                 yield from self._scan.skip()
                 return
-            self._emit(Reasoning(found.before + found.marker))
+            self._reasoning(found.before + found.marker)
+            if not self._goes_on():
+                return
 
     def _bare(self, calls: CallFormat) -> Reading[bool]:
         """Read calls at the beginning of the answer. Without any, go back to it."""
@@ -174,7 +225,7 @@ class DialectParser:
 
     def _section(self, calls: CallFormat) -> Reading[bool]:
         """Read the calls after an opening mark. Without any, go back to it and return False."""
-        scan, target = self._scan, self._target(calls.closing)
+        scan, target = self._scan, self._target(calls.closing or calls.opening)
         begin, read = scan.at, 0
         while calls.repeats or not read:
             start, scan.pinned = scan.at, True
@@ -186,6 +237,8 @@ class DialectParser:
         scan.pinned = False
         if not read:
             scan.at = begin
+        elif self._is_held and scan.ended and scan.available().strip() != calls.closing:
+            scan.drop_rest()  # a call that the end cuts
         else:
             yield from self._close(calls)
         return read > 0

@@ -100,10 +100,12 @@ class Scanner:
         """Read a text; return False, and read nothing, if another one follows."""
         return not text or (yield from self.one_of((text,))) is not None
 
-    def until(self, markers: Markers, emit: Callable[[str], None], *, keeps_blanks: bool = False) -> Reading[Found]:
+    def until(
+        self, markers: Markers, emit: Callable[[str], None], *, keeps_blanks: bool = False, drops_cut: bool = False
+    ) -> Reading[Found]:
         """Emit the text in front of the next marker, and read the marker, empty at the end of the text.
 
-        Whitespace in front of it is not emitted, unless it is kept.
+        Whitespace in front of it is not emitted, unless it is kept. `drops_cut` drops a marker that the end cuts.
         """
         while True:
             found = markers.find(self._text, self.at)
@@ -117,7 +119,8 @@ class Scanner:
                 before, self.at = self._text[self.at : end], found.end()
                 return Found(found[0], before)
             if self.ended:
-                if rest := self._text[self.at :]:
+                rest = self._text[self.at :]
+                if rest and not drops_cut:
                     emit(rest)
                 self.at = len(self._text)
                 return Found("", "")
@@ -145,9 +148,14 @@ class Scanner:
         """Read up to whitespace or what ends a JSON value."""
         start = self.at
         while not (found := _LITERAL_END.search(self._text, self.at)) and not self.ended:
+            self.at = len(self._text)
             yield
         self.at = found.start() if found else len(self._text)
         return self._text[start : self.at]
+
+    def drop_rest(self) -> None:
+        """Read the rest of the text."""
+        self.at = len(self._text)
 
     def available(self) -> str:
         """Return the text that has not been read yet."""

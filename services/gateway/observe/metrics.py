@@ -88,7 +88,7 @@ _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "calls": (
         "quire_tool_calls",
-        "Calls of tools in answers over HTTP, by the dialect of the model.",
+        "Calls of tools in answers over HTTP, by the dialect (form of calls) of the model.",
         ("model_name", "dialect"),
     ),
     "parse_failures": (

@@ -87,7 +87,7 @@ class ChatRenderer:
         system_role = self.features.renders_role("system")
         if self._written_calls is not None:
             return with_description(adapted, self._written_calls, system_role=system_role)
-        return with_tool_prompt(adapted, system_role=system_role)
+        return with_tool_prompt(adapted, self.dialect.calls or DEFAULT_CALLS, system_role=system_role)
 
     def _named(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return a message with the role, and the names of its thought, that the template has."""

@@ -49,3 +49,8 @@ class DialectTokens:
             return False
         end = self._tokenizer.decode(prompt_ids[-_MARK_TOKENS:], skip_special_tokens=False)
         return end.rstrip().endswith(thought.start)
+
+    def leaves_open(self, text: str) -> bool:
+        """Return whether a text begins a thought that it does not end."""
+        thought = self._dialect.thought
+        return thought is not None and text.rfind(thought.start) > text.rfind(thought.end)

@@ -77,7 +77,7 @@ def _load(digest: bytes, folder: Path, selection: DialectSelection) -> Tokenizer
 
 
 def _log_dialect(dialect: Dialect) -> None:
-    calls = dialect.calls.name if dialect.calls else "not known, so that calls of tools stay text"
+    calls = dialect.calls.name if dialect.calls else "none that is known, so that they stay text"
     log.info("calls of tools: %s; thoughts: %s", calls, dialect.thought.name if dialect.thought else "none")
 
 

@@ -77,7 +77,9 @@ def call_grammar(
     """
     if not isinstance(calls.form, JsonArguments):
         return None
-    grammar = decoding_pb2.ToolCallGrammar(max_calls=_MAX_CALLS if parallel else 1, separator=calls.separator)
+    grammar = decoding_pb2.ToolCallGrammar(
+        max_calls=_MAX_CALLS if parallel and not calls.single else 1, separator=calls.separator
+    )
     begin, end = calls.opening + calls.inner[0], calls.inner[1] + calls.closing
     if in_one := calls.repeats and not calls.alone:
         grammar.section_begin, grammar.section_end = begin, end

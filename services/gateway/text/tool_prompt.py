@@ -1,7 +1,7 @@
 """Writes tools, calls and results as plain messages, for chat templates that render none of them.
 
-The form is that of the Hermes models, which many models have learned: schemas between `<tools>` tags in the system
-message, calls between `<tool_call>` tags, results between `<tool_response>` tags in a turn of the user.
+Schemas stand between `<tools>` tags in the system message, results between `<tool_response>` tags in a turn of the
+user, as in the prompts of the Hermes models, which many models have learned. Calls are in the form of the model.
 """
 
 import json
@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from services.gateway.dialects.declarations import DEFAULT_CALLS
 from services.gateway.dialects.dialect import CallFormat
 from services.gateway.dialects.forms.call_form import WrittenCall
 from services.gateway.text.chat_template import Conversation
@@ -53,14 +54,15 @@ def has_tools(conversation: Conversation) -> bool:
     )
 
 
-def with_tool_prompt(conversation: Conversation, *, system_role: bool) -> Conversation:
-    """Return the conversation without tools, as plain messages.
+def with_tool_prompt(conversation: Conversation, calls: CallFormat, *, system_role: bool) -> Conversation:
+    """Return the conversation without tools, as plain messages, with calls in a format.
 
     Without a `system_role`, the description of the tools begins the first message.
     """
-    messages = [*_plain_messages(conversation.messages)]
+    messages = [*_plain_messages(conversation.messages, calls)]
     if conversation.tools:
-        messages = _described(messages, _description(conversation.tools), system_role=system_role)
+        description = _description(conversation.tools, calls)
+        messages = _described(messages, description, system_role=system_role)
     return conversation._replace(messages=messages, tools=())
 
 
@@ -68,38 +70,42 @@ def with_description(conversation: Conversation, calls: CallFormat, *, system_ro
     """Return the conversation with a description of its tools, for a template that writes calls and results itself."""
     if not conversation.tools:
         return conversation
-    example = calls.section([calls.form.written(_EXAMPLE)])
-    description = _OTHER_INSTRUCTIONS.format(tools="\n".join(map(_json, conversation.tools)), calls=example)
+    description = _description(conversation.tools, calls)
     messages = _described([*conversation.messages], description, system_role=system_role)
     return conversation._replace(messages=messages)
 
 
-def _plain_messages(messages: Sequence[_Message]) -> Iterator[_Message]:
+def _plain_messages(messages: Sequence[_Message], calls: CallFormat) -> Iterator[_Message]:
     """Yield messages without calls; results that follow each other are one turn of the user."""
     for role, group in groupby(messages, key=itemgetter("role")):
         if role == "tool":
             results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
             yield {"role": "user", "content": "\n".join(results)}
         else:
-            yield from map(_without_calls, group)
+            yield from (_without_calls(message, calls) for message in group)
 
 
-def _without_calls(message: _Message) -> _Message:
+def _without_calls(message: _Message, calls: CallFormat) -> _Message:
     if "tool_calls" not in message:
         return message
-    calls = [_call(call["function"]) for call in message["tool_calls"]]
+    written = calls.section([_call(call["function"], calls) for call in message["tool_calls"]])
     plain = {key: value for key, value in message.items() if key != "tool_calls"}
-    return plain | {"content": "\n".join([*filter(None, [message.get("content")]), *calls])}
+    return plain | {"content": "\n".join([*filter(None, [message.get("content")]), written])}
 
 
-def _call(function: Mapping[str, Any]) -> str:
+def _call(function: Mapping[str, Any], calls: CallFormat) -> str:
+    """Write a call. Arguments that are no object can only stand where JSON does."""
     arguments = function["arguments"]
-    written = arguments if isinstance(arguments, str) else _json(arguments)
-    return f'<tool_call>\n{{"name": {_json(function["name"])}, "arguments": {written}}}\n</tool_call>'
+    if isinstance(arguments, str):
+        return f'{{"name": {_json(function["name"])}, "arguments": {arguments}}}'
+    return calls.form.written(WrittenCall(function["name"], _json(arguments)))
 
 
-def _description(tools: Sequence[Mapping[str, Any]]) -> str:
-    return _INSTRUCTIONS.format(tools="\n".join(map(_json, tools)))
+def _description(tools: Sequence[Mapping[str, Any]], calls: CallFormat) -> str:
+    listed = "\n".join(map(_json, tools))
+    if calls is DEFAULT_CALLS:
+        return _INSTRUCTIONS.format(tools=listed)
+    return _OTHER_INSTRUCTIONS.format(tools=listed, calls=calls.section([calls.form.written(_EXAMPLE)]))
 
 
 def _described(messages: list[_Message], description: str, *, system_role: bool) -> list[_Message]:

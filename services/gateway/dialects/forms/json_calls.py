@@ -70,11 +70,13 @@ class _Object:
         if not (yield from self._scan.expect(":")):
             return False
         following = yield from self._scan.skip()
-        if key in self._form.argument_keys and self._name and following == "{":
+        if key in self._form.argument_keys and self._name and following == "{" and not self._started:
             self._started = True
             self._target.start(self._name)
             return (yield from stream_object(self._scan, self._target.arguments, self._target.closing))
         text = yield from read_value(self._scan)
+        if self._started:
+            return text is not None  # whatever else it has
         if text is not None and key == self._form.name_key:
             name = loaded(text)
             self._name = name if isinstance(name, str) else ""

@@ -95,7 +95,7 @@ class ChatCompletionCall(GenerationCall):
         if self.body.logprobs:
             scores = logprobs.for_chat(self.tokenizer(collected.started.model), output.token_ids, output.logprobs)
         end = collected.finished.samples[sample]
-        finish = generation_output.finish_fields(end, self.body, tool_called="tool_calls" in message)
+        finish = generation_output.finish_fields(end, self.body, tool_called=deltas is not None and deltas.called)
         own = self.token_ids("token_ids", output.token_ids)
         return {"index": sample, "message": message, "logprobs": scores, **finish, **own}
 
@@ -133,7 +133,7 @@ class _ChatChunkWriter(ChunkWriter):
             deltas, before = self._deltas[sample], self._deltas[sample].reasoning_tokens
             chunks = b"".join([self._chunk(sample, delta) for delta in deltas.finish()])
             self._suffix.add_reasoning(deltas.reasoning_tokens - before)
-            called = deltas.calls > 0
+            called = deltas.called
         return chunks + self._last_chunk(
             sample, b"{}", generation_output.finish_fields(end, self._chat.body, tool_called=called)
         )

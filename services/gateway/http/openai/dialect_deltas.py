@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
-from services.gateway.dialects.parser import DialectParser
+from services.gateway.dialects.parser import DialectParser, ParseFailure
 from services.gateway.http.openai.thought_tokens import ThoughtTokens
 
 _ID_BYTES = 5  # Mistral's templates require ids of nine letters and digits
@@ -34,6 +34,11 @@ class DialectDeltas:
         self._reasoning = reasoning
         self._dropped = False  # the current call
         self.calls = 0
+
+    @property
+    def called(self) -> bool:
+        """Whether the output ends with calls, and not within one."""
+        return self.calls > 0 and not self.parser.failures[ParseFailure.CUT]
 
     def push(self, text: str, token_ids: Iterable[int] = ()) -> list[Delta]:
         """Add generated text, and its tokens; return the deltas that are final."""

@@ -26,6 +26,7 @@ class DialectUse:
         self._tokenizer = tokenizer
         self._dialect = tokenizer.chat.dialect
         self._constrained = False
+        self._is_held = False  # to calls or an answer
         self._has_format = bool(offered) and body.response_format is not None and body.response_format.type != "text"
 
     def prepare(self, request: gateway_pb2.GenerateRequest) -> None:
@@ -40,6 +41,7 @@ class DialectUse:
                 request.stopping.ClearField(name)
         elif self._has_format and (grammar := self._call_or_answer(request)):
             request.constraint.tool_calls.CopyFrom(grammar)
+            self._is_held = True
         if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
         self._constrained = request.HasField("constraint")
@@ -54,12 +56,15 @@ class DialectUse:
         dialect, thought = self._dialect, self._thought_before_answer
         if self.required:
             held = Dialect(thought, self._required_calls)
-            return DialectParser(held, self._tools, in_thought=in_thought, drops_text=True)
+            return DialectParser(
+                held, self._tools, in_thought=in_thought, is_constrained=True, is_held=True, drops_text=True
+            )
         if self._constrained:
             dialect = Dialect(thought, dialect.calls)
         if not dialect.thought and not (dialect.calls and self._tools.names):
             return None
-        return DialectParser(dialect, self._tools, in_thought=in_thought)
+        constrained = {"is_constrained": self._constrained, "is_held": self._is_held}
+        return DialectParser(dialect, self._tools, in_thought=in_thought, **constrained)
 
     @property
     def _thought_before_answer(self) -> ThoughtFormat | None:

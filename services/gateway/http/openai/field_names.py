@@ -13,6 +13,7 @@ _NAMES = HTTP_NAMES | {
     "logit_rules": "",
     "beam_search": "use_beam_search",
     "stopping": "",
+    "thought": "thinking_token_budget",
     "output": "",
     "prompt.text": "prompt",
     "prompt.token_ids.ids": "prompt",

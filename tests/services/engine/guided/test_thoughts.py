@@ -91,6 +91,29 @@ def test_without_tokens_for_it_no_thought_begins(tokens: ThoughtTokens, answer: 
     assert not allows(tokens, state, "<think>")
 
 
+@pytest.mark.parametrize("most", [0, 3])
+@pytest.mark.parametrize("text", ["<b>hi</b>", "<tool_response>", "<thin ice", "<", "<think", "no"])
+def test_an_answer_may_begin_like_the_mark(tokens: ThoughtTokens, text: str, most: int) -> None:
+    state = ThoughtConstraint(tokens, thought("<think>", max_tokens=most)).start()
+    written(tokens, state, text)
+    assert allows(tokens, state, "x")
+
+
+@pytest.mark.parametrize("blank", ["\n", " ", "\n\n"])
+def test_a_thought_may_stand_behind_whitespace(tokens: ThoughtTokens, blank: str) -> None:
+    state = ThoughtConstraint(tokens, thought("<think>", max_tokens=1)).start()
+    written(tokens, state, f"{blank}<think>x")
+    assert not allows(tokens, state, "x")
+
+
+def test_a_constrained_answer_may_begin_like_the_mark(tiny: Vocabulary, tokens: ThoughtTokens) -> None:
+    answer = CompiledGrammar(tiny, GrammarSpec("regex", "<tool>[ab]"))
+    constraint = ThoughtConstraint(tokens, thought("<think>"), answer)
+    written(tokens, constraint.start(), "<tool>a")
+    written(tokens, constraint.start(), "<think>no</think><tool>b")
+    assert not allows(tokens, written(tokens, constraint.start(), "<t"), "x")
+
+
 def test_a_limit_needs_no_constraint(tokens: ThoughtTokens) -> None:
     state = ThoughtConstraint(tokens, thought("<think>", max_tokens=2)).start()
     written(tokens, state, "<think>")

@@ -42,6 +42,19 @@ def test_the_types_of_an_argument_are_those_of_its_schema(key: str, types: set[s
     assert TOOLS.types("g", key) == set()
 
 
+def test_schemas_that_refer_to_each_other_are_visited_once() -> None:
+    part = {"$ref": "#/properties/a"}
+    tools = OfferedTools({"f": {"properties": {"a": {"anyOf": [part] * 10 + [{"type": "null"}]}}}})
+    assert tools.types("f", "a") == {"null"}
+
+
+@pytest.mark.parametrize(
+    "schema", [{"enum": 5}, {"enum": None}, {"type": [{}]}, {"type": 3}, {"anyOf": 1}, {"$ref": 7}]
+)
+def test_a_schema_of_any_shape_leaves_the_types_open(schema: dict[str, Any]) -> None:
+    assert OfferedTools({"f": {"properties": {"a": schema}}}).types("f", "a") == frozenset()
+
+
 def test_a_tool_with_required_arguments_needs_some() -> None:
     assert TOOLS.requires_arguments("f")
     assert not TOOLS.requires_arguments("g")

@@ -86,6 +86,7 @@ CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function
         ("mistral", '[TOOL_CALLS]a[ARGS]{"x":1}[TOOL_CALLS]b{}', [*A, *B]),
         ("mistral", '[TOOL_CALLS]a[CALL_ID]Xy3[ARGS]{"x":1}', call("a", '{"x":1}', "Xy3")),
         ("mistral", '[TOOL_CALLS]a{"x":"[TOOL_CALLS]"}[TOOL_CALLS]b{}', [*call("a", '{"x":"[TOOL_CALLS]"}'), *B]),
+        ("mistral", '[TOOL_CALLS]a{"x":"\n"}[TOOL_CALLS]b{}', [*call("a", '{"x":"\n"}'), *B]),
         ("mistral", "[TOOL_CALLS]oops", [Text("[TOOL_CALLS]oops")]),
         ("mistral", '[TOOL_CALLS]a{"x":1}b[CALL_ID]so it goes', [*A, Text("b[CALL_ID]so it goes")]),
         ("mistral", '[TOOL_CALLS]a{"x":1}[TOOL_CALLS]z{}', [*A, Text("[TOOL_CALLS]z{}")]),
@@ -200,10 +201,14 @@ def test_without_tools_calls_are_text() -> None:
         ("<think>\nI see.\n</think>\n\n  code", False, [Reasoning("I see."), Text("  code")]),
         ("I see.\n</think>\n\nYes.", True, [Reasoning("I see."), Text("Yes.")]),
         ("I see", True, [Reasoning("I see")]),
-        ("<think>I </thin", False, [Reasoning("I </thin")]),
+        ("<think>I </thin", False, [Reasoning("I ")]),
         ("<think></think>Yes.", False, [Text("Yes.")]),
         ("<think>\nagain</think>Yes.", True, [Reasoning("again"), Text("Yes.")]),
-        ("Yes.\n</think>\nNo.", False, [Text("Yes."), Text("No.")]),
+        ("</think>\nNo.", False, [Text("No.")]),
+        ("Yes.\n</think>\nNo.", False, [Text("Yes.\n</think>\nNo.")]),
+        ("Yes <think>No</think>", False, [Text("Yes <think>No</think>")]),
+        ("<think>x</think><response>Yes</response>", False, [Reasoning("x"), Text("Yes")]),
+        ("The tag is <answer> 42 </answer> ok", False, [Text("The tag is <answer> 42 </answer> ok")]),
         (f"I see.{CALLED_B}", True, [Reasoning("I see."), *B]),
         ("about <tool_call>? </think>", True, [Reasoning("about <tool_call>?")]),
         (f"<think>\nOne.\n</think>\n{CALLED_B}\n<think>Two.</think>\n{CALLED_B}", False,
@@ -213,6 +218,29 @@ def test_without_tools_calls_are_text() -> None:
 )  # fmt: skip
 def test_thoughts_are_separated_from_the_answer(text: str, in_thought: bool, expected: list[Event], size: int) -> None:
     assert events(Dialect(THINK, DEFAULT_CALLS), text, size, in_thought=in_thought) == merged(expected)
+
+
+@pytest.mark.parametrize("answer", ['{"a": "x <answer> </think> <think> y"}', "<answer> 1 </answer>", "</think>"])
+def test_a_constrained_answer_has_no_thoughts_in_it(answer: str) -> None:
+    for size in (1, 1000):
+        found = events(Dialect(THINK, DEFAULT_CALLS), f"<think>I see.</think>\n{answer}", size, is_constrained=True)
+        assert found == [Reasoning("I see."), Text(answer)]
+
+
+def test_a_call_in_the_thought_before_a_constrained_answer_is_a_part_of_the_thought() -> None:
+    found = events(Dialect(THINK, DEFAULT_CALLS), f"<think>So {CALLED_B}.</think>{CALLED_B}", is_constrained=True)
+    assert found == [Reasoning(f"So {CALLED_B}."), *B]
+
+
+@pytest.mark.parametrize("rest", ['"arguments":{"x":2}', '"parameters":{}', '"name":"b"', '"more":[1,{}]'])
+def test_an_object_is_one_call_whatever_it_repeats(rest: str) -> None:
+    assert events("hermes", f'<tool_call>{{"name":"a","arguments":{{"x":1}},{rest}}}</tool_call>') == A
+
+
+@pytest.mark.parametrize("piece", ['<tool_call>{"x":[', '<tool_call>{"name":{', '<tool_call>{"x":"'])
+def test_many_openings_without_a_call_are_text_in_a_time_that_is_bounded(piece: str) -> None:
+    text = piece * 20_000
+    assert events("hermes", text, 100_000) == [Text(text)]
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
@@ -229,10 +257,21 @@ def test_thoughts_are_separated_from_the_answer(text: str, in_thought: bool, exp
          "<|channel|>commentary to=functions.z<|message|>{}",
          [Text("I look."), Text("{}")]),
         ("no channel", [Text("no channel")]),
+        ("<|channel|>final no message", [Text("<|channel|>final no message")]),
     ],
 )  # fmt: skip
 def test_messages_on_channels_are_thoughts_text_and_calls(text: str, expected: list[Event], size: int) -> None:
     assert events(HARMONY, text, size) == merged(expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool", "<tool_call>", '<tool_call>\n{"name": "a', '<tool_call>{"name": "a", "arguments": ']
+)
+def test_a_call_that_is_cut_before_its_arguments_is_no_text_of_a_held_output(text: str) -> None:
+    for size in (1, 1000):
+        assert events("hermes", text, size, is_held=True) == []
+        assert events("hermes", text, size) == [Text(text)]
+    assert events("hermes", '{"answer": 1}', is_held=True) == [Text('{"answer": 1}')]
 
 
 LIST = '[{"name": "a", "arguments": {"x": "}\\"", "y": [{}]}}, {"name":"b","arguments":{}}]'

@@ -85,7 +85,7 @@ class ScriptedHandler:
 
     def on_parsed(self, model: str, parser: DialectParser) -> None:
         failures = {kind.value: count for kind, count in parser.failures.items()}
-        self.parsed.append((parser.dialect_name, parser.calls, failures))
+        self.parsed.append((parser.calls_name, parser.calls, failures))
 
     def check(self, request: gateway_pb2.GenerateRequest) -> None:
         pass

@@ -100,7 +100,7 @@ def test_a_call_follows_a_thought(server: ScriptedServer) -> None:
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning"] == "I see."
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
-    assert server.handler.parsed[-1] == ("think+hermes", 1, {})
+    assert server.handler.parsed[-1] == ("hermes", 1, {})
 
 
 def test_an_output_without_a_thought_is_text_and_has_no_tokens_of_thoughts(server: ScriptedServer) -> None:

@@ -64,7 +64,7 @@ class InputTokensDetails(BaseModel):
 class OutputTokensDetails(BaseModel):
     """Details of the output tokens."""
 
-    reasoning_tokens: int = Field(description="Always 0: not counted apart.")
+    reasoning_tokens: int = Field(description="Tokens of thoughts.")
 
 
 class ResponseUsage(BaseModel):
