@@ -117,6 +117,19 @@ _TRAFFIC = (
         unit="/s",
     ),
     Panel(
+        "Calls of tools",
+        "In answers over HTTP, by dialect, and what is no call or no whole one. Many no-call: the model writes another"
+        " form, or calls tools that were not offered.",
+        (
+            Query(_of_model("quire_tool_calls_total", "dialect"), "{{model_name}} {{dialect}}"),
+            Query(
+                _of_model("quire_tool_call_parse_failures_total", "dialect, kind"),
+                "{{model_name}} {{dialect}} {{kind}}",
+            ),
+        ),
+        unit="/s",
+    ),
+    Panel(
         "Routing",
         "By engine and reason: prefix has most of the prompt, load has less load, new has the least load.",
         (Query(rate("quire_routed_requests_total", "engine, reason"), "{{engine}} {{reason}}"),),

@@ -166,9 +166,15 @@ class Load:
             list(self.acme.gateway.Generate(request, timeout=CALL_SECONDS))
 
     def _use_http(self) -> None:
-        body = {"prompt": "The sky is", "max_tokens": 4}
+        self._post("/v1/completions", {"prompt": "The sky is", "max_tokens": 4})
+        tools = [{"type": "function", "function": {"name": "now"}}]
+        calling = {"messages": [{"role": "user", "content": "When?"}], "tools": tools, "tool_choice": "required"}
+        for max_tokens in (80, 20):  # a whole call, and one that is cut
+            self._post("/v1/chat/completions", {**calling, "parallel_tool_calls": False, "max_tokens": max_tokens})
+
+    def _post(self, path: str, body: dict[str, object]) -> None:
         key = {"authorization": f"Bearer {next(iter(KEYS))}"}
-        answer = httpx.post(f"{self._quire.http_url}/v1/completions", json=body, headers=key, timeout=CALL_SECONDS)
+        answer = httpx.post(f"{self._quire.http_url}{path}", json=body, headers=key, timeout=CALL_SECONDS)
         assert answer.status_code == 200
 
 
