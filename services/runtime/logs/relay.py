@@ -21,6 +21,8 @@ _CHUNK = 65536
 _LONGEST_LINE = 1024 * 1024
 _LAST_SECONDS = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, STACKS_SIGNAL)
+# Waited for instead of handled: a handler may run between two calls that wait, and the second would wait forever.
+_AWAITED = (*_FORWARDED, signal.SIGCHLD)
 # Exit status of a process that a signal ended, as shells have it.
 _ENDED_BY_SIGNAL = 128
 
@@ -45,22 +47,17 @@ def relay_child(service: str) -> None:
     Must be called before any thread starts.
     """
     reading, writing = os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     child = os.fork()
     if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(reading)
         for output in (_STANDARD_OUTPUT, _STANDARD_ERROR):
             os.dup2(writing, output)
         os.close(writing)
         return
     os.close(writing)
-    for number in _FORWARDED:
-        signal.signal(number, lambda received, _: _forward(received, child))
     os._exit(_relay(service, child, reading))
-
-
-def _forward(number: int, child: int) -> None:
-    with suppress(ProcessLookupError):  # it has just ended
-        os.kill(child, number)
 
 
 def _relay(service: str, child: int, reading: int) -> int:
@@ -78,11 +75,22 @@ def _relay(service: str, child: int, reading: int) -> int:
 
 
 def _status_of(child: int) -> int:
-    """Wait for the child. As process 1, this one also reaps processes that lost their parents."""
+    """Forward signals to the child until it ends. As process 1, this one also reaps processes without parents."""
     while True:
-        process, status = os.wait()
-        if process == child:
+        received = signal.sigwait(_AWAITED)
+        if received != signal.SIGCHLD:
+            os.kill(child, received)
+        elif (status := _reaped().get(child)) is not None:
             return os.waitstatus_to_exitcode(status)
+
+
+def _reaped() -> dict[int, int]:
+    """Return the status of each process that has ended; one signal may stand for several."""
+    ended = {}
+    with suppress(ChildProcessError):  # none is left
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = found[1]
+    return ended
 
 
 def _pass_on(formatter: logging.Formatter, reading: int) -> None:

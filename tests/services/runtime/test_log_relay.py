@@ -68,6 +68,21 @@ def test_the_stacks_of_a_blocked_service_are_logged_at_a_signal_and_it_goes_on()
     assert child.returncode == 3
 
 
+def test_no_signal_is_lost_when_they_follow_each_other_closely() -> None:
+    child = started(
+        "import signal; signals = [signal.SIGUSR1, signal.SIGTERM]; signal.pthread_sigmask(signal.SIG_BLOCK, signals)\n"
+        f"signal.alarm({CALL_SECONDS:.0f}); print('up', flush=True)\n"
+        "for _ in range(10_000): print(int(signal.sigwait(signals)), flush=True)"
+    )
+    assert child.stderr is not None
+    lines = (json.loads(line)["message"] for line in child.stderr)
+    assert next(lines) == "up"
+    for number in [signal.SIGUSR1, signal.SIGTERM] * 5_000:
+        child.send_signal(number)
+        assert next(lines) == str(int(number))
+    child.communicate(timeout=CALL_SECONDS)
+
+
 @pytest.mark.parametrize(
     ("line", "environment", "service"),
     [
