@@ -390,6 +390,7 @@ class ToolCallGrammar(_message.Message):
     SEPARATOR_FIELD_NUMBER: _builtins.int
     AFTER_NUMBER_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    ARGUMENT_TEXTS_FIELD_NUMBER: _builtins.int
     max_calls: _builtins.int
     section_begin: _builtins.str
     """For tools with texts of their own: what stands in front of all calls, behind them, and between two of them. Names of
@@ -403,6 +404,10 @@ class ToolCallGrammar(_message.Message):
     """JSON schema of an answer without calls, as text. Empty: the output has calls."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]: ...
+    @_builtins.property
+    def argument_texts(self) -> Global___ArgumentTexts:
+        """Absent: the arguments of a call are an object in JSON."""
+
     def __init__(
         self,
         *,
@@ -413,16 +418,64 @@ class ToolCallGrammar(_message.Message):
         separator: _builtins.str = ...,
         after_number: _builtins.str = ...,
         answer: _builtins.str = ...,
+        argument_texts: Global___ArgumentTexts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "max_calls", b"max_calls"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "argument_texts", b"argument_texts", "max_calls", b"max_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "answer", b"answer", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "answer", b"answer", "argument_texts", b"argument_texts", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_calls: _TypeAlias = _typing.Literal["max_calls"]  # noqa: Y015
     _WhichOneofArgType__max_calls: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_calls) -> _WhichOneofReturnType__max_calls | None: ...
 
 Global___ToolCallGrammar: _TypeAlias = ToolCallGrammar  # noqa: Y015
+
+@_typing.final
+class ArgumentTexts(_message.Message):
+    """The texts of calls whose arguments are written one by one, in the order of the schema's properties. Names of special tokens
+    in them are these tokens. Such a schema has no keywords beside properties, required, additionalProperties, definitions and
+    annotations.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_KEY_FIELD_NUMBER: _builtins.int
+    BEFORE_TEXT_FIELD_NUMBER: _builtins.int
+    AFTER_TEXT_FIELD_NUMBER: _builtins.int
+    BEFORE_VALUE_FIELD_NUMBER: _builtins.int
+    AFTER_VALUE_FIELD_NUMBER: _builtins.int
+    SEPARATOR_FIELD_NUMBER: _builtins.int
+    before_key: _builtins.str
+    """In front of the name of an argument."""
+    before_text: _builtins.str
+    """Between the name and a string, which has no quotes and no escapes. Empty: strings are written in JSON."""
+    after_text: _builtins.str
+    """Behind a string, which cannot have this text, without whitespace at its ends, in it. Empty beside before_text:
+    INVALID_ARGUMENT.
+    """
+    before_value: _builtins.str
+    """Between the name and another value, in JSON. If it is before_text, strings that look like such values are not written."""
+    after_value: _builtins.str
+    """Behind another value."""
+    separator: _builtins.str
+    """Between two arguments."""
+    def __init__(
+        self,
+        *,
+        before_key: _builtins.str = ...,
+        before_text: _builtins.str = ...,
+        after_text: _builtins.str = ...,
+        before_value: _builtins.str = ...,
+        after_value: _builtins.str = ...,
+        separator: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_text", b"after_text", "after_value", b"after_value", "before_key", b"before_key", "before_text", b"before_text", "before_value", b"before_value", "separator", b"separator"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArgumentTexts: _TypeAlias = ArgumentTexts  # noqa: Y015
 
 @_typing.final
 class CallableTool(_message.Message):

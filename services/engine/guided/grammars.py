@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
+from services.engine.guided.argument_position import ArgumentPosition
 from services.engine.guided.distinct_keys import DistinctKeys, KeyStart, KeyTracker
 from services.engine.guided.faults import sentence
 from services.engine.guided.grammar_sources import GrammarSource, GrammarSpec, InvalidGrammar, TokenNames
@@ -59,6 +60,7 @@ class Vocabulary:
         self.eos_token_ids = frozenset(ends)
         self.tags = _shown_names(backend, copy.hidden - self.eos_token_ids)
         self.marks = _hidden_names(backend, copy.hidden, self.eos_token_ids)
+        self.mark_texts = {at: name.encode() for name, at in self.marks.items() if at != END_OF_SEQUENCE}
         self.whitespace = bounds.whitespace
         self.numbers = NumberBounds(self.tokens, bounds)
         self.keys = DistinctKeys(self.tokens)
@@ -73,6 +75,11 @@ class Vocabulary:
         matcher = self.matcher(grammar)
         return matcher.get_error() if matcher.is_error() else ""
 
+    def matches_nothing(self, grammar: str) -> bool:
+        """Return whether a grammar fails, or no text matches it."""
+        matcher = self.matcher(grammar)
+        return matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error()
+
     def usable(self, mask: bytes) -> bytes:
         """Return the mask, or an empty one if it allows only tokens that the model does not have."""
         return mask if self._model_tokens is None or int.from_bytes(mask, "little") & self._model_tokens else b""
@@ -85,7 +92,7 @@ class CompiledGrammar:
         """Compile a grammar. Raises InvalidGrammar."""
         self._vocabulary = vocabulary
         token_names = TokenNames(vocabulary.tags, vocabulary.marks)
-        source = GrammarSource(spec, vocabulary.whitespace, token_names, vocabulary.fault_of)
+        source = GrammarSource(spec, vocabulary.whitespace, token_names, vocabulary)
         source.omit_faults()
         self.omitted = source.omitted
         for keys, path in source.counted:
@@ -95,7 +102,7 @@ class CompiledGrammar:
         if spec.kind != "regex":
             names = source.names
             tracker = None if names is None else KeyTracker(vocabulary.tokens, vocabulary.keys, names)
-            self._json = _JsonState(vocabulary, tracker)
+            self._json = _JsonState(vocabulary, tracker, arguments=source.tagged_start)
         try:
             self.start().allowed()
         except ConstraintFailed as failed:
@@ -135,12 +142,16 @@ class CompiledGrammar:
 
 
 class _JsonState(NamedTuple):
-    """Where in JSON an output ends, and what that forbids beyond its grammar. `tracker` if keys may be dead."""
+    """Where in JSON an output ends, and what that forbids beyond its grammar.
+
+    `tracker` if keys may be dead, `arguments` if strings without quotes may stand beside JSON.
+    """
 
     vocabulary: Vocabulary
     tracker: KeyTracker | None
     position: JsonPosition = JsonPosition()
     start: KeyStart | None = None
+    arguments: ArgumentPosition | None = None
 
     def allowed(self, mask: bytes) -> bytes:
         """Return what is left of the grammar's mask. Raises ConstraintFailed if nothing is."""
@@ -153,6 +164,9 @@ class _JsonState(NamedTuple):
     def after(self, before: LLMatcher, token_id: int) -> "_JsonState":
         """Return the state after a token. `before` is the matcher in front of it."""
         text = self.vocabulary.keys.text(token_id)
+        if self.arguments is not None:
+            arguments = self.arguments.after(self.vocabulary.mark_texts.get(token_id, text))
+            return self._replace(arguments=arguments, position=arguments.json)
         if self.tracker is None:
             return self._replace(position=self.position.after(text))
         position, start = self.tracker.after(self.position, self.start, before, text)

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from quire.v1 import decoding_pb2
+from services.engine.guided.argument_texts import Argument, ArgumentRules, ArgumentTexts
 
 END_OF_SEQUENCE = -1
 """The id that `tags` have for every end-of-sequence token."""
 
 _MAX_CALLS = 16
 _START, _END = "<tool_call>", "</tool_call>"
-_HEADER_LINES, _LINES_OF_TOOL = 2, 2
+_RULE_OF_TOOL, _RULE_OF_ANSWER = "call_", "answer"
 _FAULT_OF_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
 _LINE_OF_GRAMMAR = re.compile(r"\n\s*\d+ \| ")
 
@@ -46,6 +47,7 @@ class CallableTools(NamedTuple):
     section: CallTexts
     answer: str  # schema of an output without calls, empty if there must be calls
     has_texts: bool  # of the request
+    argument_texts: ArgumentTexts | None  # None if arguments are an object in JSON
 
 
 def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
@@ -54,7 +56,12 @@ def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
     own = CallTexts(calls.section_begin, calls.section_end, calls.separator, calls.after_number)
     has_texts = any(tool.begin for tool in calls.tools)
     most = calls.max_calls if calls.HasField("max_calls") else 1
-    return json.dumps([most, tools, own if has_texts else CallTexts(), calls.answer, has_texts])
+    texts = _argument_texts(calls.argument_texts) if calls.HasField("argument_texts") else None
+    return json.dumps([most, tools, own if has_texts else CallTexts(), calls.answer, has_texts, texts])
+
+
+def _argument_texts(texts: decoding_pb2.ArgumentTexts) -> ArgumentTexts:
+    return ArgumentTexts(*(getattr(texts, name) for name in ArgumentTexts._fields))
 
 
 def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
@@ -66,23 +73,31 @@ def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
 
 def tools_of(source: str) -> CallableTools:
     """Read the text of `source_of`. Raises InvalidTool."""
-    most, tools, section, answer, has_texts = json.loads(source)
+    most, tools, section, answer, has_texts, texts = json.loads(source)
     if not tools or not 1 <= most <= _MAX_CALLS:
         raise InvalidTool(f"it must have at least one tool, and max_calls between 1 and {_MAX_CALLS}, not {most}")
     names, schemas, around = (list(part) for part in zip(*tools, strict=True))
     schemas += [answer] if answer else []
     pairs = [(begin, end) for begin, end in around]
-    return CallableTools(most, names, schemas, pairs, CallTexts(*section), answer, has_texts)
+    of_arguments = None if texts is None else ArgumentTexts(*texts)
+    if of_arguments and of_arguments.before_text and not of_arguments.mark:
+        raise InvalidTool("argument_texts.after_text must end a string if before_text begins it")
+    return CallableTools(most, names, schemas, pairs, CallTexts(*section), answer, has_texts, of_arguments)
 
 
 def tool_call_grammar(
-    tools: CallableTools, schemas: list[dict[str, Any]], options: Mapping[str, Any], tags: Mapping[str, int]
+    tools: CallableTools,
+    schemas: list[dict[str, Any]],
+    options: Mapping[str, Any],
+    tags: Mapping[str, int],
+    arguments: list[list[Argument]] | None = None,
 ) -> str:
     """Write the grammar of an output that calls tools, in llguidance's Lark syntax.
 
     `schemas` are those of the tools as llguidance gets them, with `options` for it. `tags` are the names of tokens that
     the model has for marks: a model trained on these does not spell them out. An end-of-sequence token is no part of
-    the grammar: it may follow where the output is complete.
+    the grammar: it may follow where the output is complete. `arguments` are those of each tool if they are written one
+    by one.
     """
     section, texts = tools.section, _Texts(tags)
     more = f" ({texts.of(section.separator)} call){{0,{tools.max_calls - 1}}}" if tools.max_calls > 1 else ""
@@ -91,18 +106,19 @@ def tool_call_grammar(
     lines = [f"start: {start}{' | answer' if tools.answer else ''}", f"call: {each}"]
     number = f" NUMBER {texts.of(section.after_number)}" if section.after_number else ""
     for at, (name, (begin, end), schema) in enumerate(zip(tools.names, tools.around, schemas, strict=False)):
-        whole = {"type": "object"} | schema | {"x-guidance": options}
-        lines += [
-            f"call_{at}: {texts.around(name, begin)}{number} arguments_{at} {texts.of(end)}",
-            f"arguments_{at}: %json {json.dumps(whole)}",
-        ]
-    if tools.answer:  # in the place of the lines of one more tool
-        lines += ["answer: json", f"json: %json {json.dumps(schemas[-1] | {'x-guidance': options})}"]
+        lines.append(f"{_RULE_OF_TOOL}{at}: {texts.around(name, begin)}{number} arguments_{at} {texts.of(end)}")
+        if tools.argument_texts and arguments is not None:
+            lines += ArgumentRules(tools.argument_texts, texts, options, str(at)).of(schema, arguments[at])
+        else:
+            whole = {"type": "object"} | schema | {"x-guidance": options}
+            lines.append(f"arguments_{at}: %json {json.dumps(whole)}")
+    if tools.answer:
+        lines += [f"{_RULE_OF_ANSWER}: json", f"json: %json {json.dumps(schemas[-1] | {'x-guidance': options})}"]
     return "\n".join([*lines, "NUMBER: /[0-9]{1,3}/"] if number else lines)
 
 
 class _Texts:
-    """Writes texts for a grammar, with tokens where they have the names of tokens."""
+    """Implements GrammarTexts, with tokens where texts have the names of tokens."""
 
     def __init__(self, tags: Mapping[str, int]) -> None:
         self._tags = tags
@@ -119,22 +135,31 @@ class _Texts:
         for written in (json.dumps(name, ensure_ascii=False)[1:-1], name):
             before, found, after = text.rpartition(written)
             if found:
-                return " ".join(filter(None, [self.of(before), _literal(written), self.of(after)]))
+                return " ".join(filter(None, [self.of(before), self.literal(written), self.of(after)]))
         return self.of(text)
+
+    def literal(self, text: str) -> str:
+        """See GrammarTexts."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def split(self, text: str) -> tuple[str, str]:
+        """See GrammarTexts."""
+        before, found, after = [*self._any.split(text, 1), "", ""][:3] if self._tags else (text, "", "")
+        return before, self.of(found + after)
 
     def _part(self, part: str) -> str:
         if part not in self._tags:
-            return _literal(part)
+            return self.literal(part)
         return f"<[{self._tags[part]}]>" if self._tags[part] != END_OF_SEQUENCE else '""'
 
 
-def split_fault(message: str) -> tuple[int | None, str]:
-    """Return the number of the tool whose schema llguidance's message is about, and the message without the grammar."""
+def split_fault(message: str, grammar: str) -> tuple[int | None, str]:
+    """Return the number of the tool whose schema llguidance's message is about, and the message without the grammar.
+
+    An answer has the number after the last tool.
+    """
     if not (found := _FAULT_OF_SCHEMA.match(message)):
         return None, message
-    at = (int(found[1]) - _HEADER_LINES - 1) // _LINES_OF_TOOL
+    before = grammar.splitlines()[: int(found[1])]
+    at = sum(line.startswith((_RULE_OF_TOOL, _RULE_OF_ANSWER)) for line in before) - 1
     return at, _LINE_OF_GRAMMAR.split(message[found.end() :])[0]
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

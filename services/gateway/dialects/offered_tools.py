@@ -43,6 +43,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
     """
     if types == {"string"}:
         return _dumped(text)
+    if "number" in types:
+        types |= {"integer"}
     known, value = _value(text)
     if known and (not types or _type(value) in types or "string" not in types):
         return _dumped(value)

@@ -6,7 +6,6 @@ from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.dialects.dialect import CallFormat
-from services.gateway.dialects.forms.call_form import JsonArguments
 from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
 from services.wire.field_rules import declared_fields
@@ -70,13 +69,11 @@ def _closed(schema: Any) -> Any:
 
 def call_grammar(
     tools: Sequence[gateway_pb2.Tool], calls: CallFormat, *, parallel: bool
-) -> decoding_pb2.ToolCallGrammar | None:
+) -> decoding_pb2.ToolCallGrammar:
     """Return the grammar of a call of one of these tools, or with `parallel` of several, as the model writes them.
 
-    None for a form whose arguments are no JSON.
+    The tools' arguments must be such that they `can_be_guided`.
     """
-    if not isinstance(calls.form, JsonArguments):
-        return None
     grammar = decoding_pb2.ToolCallGrammar(
         max_calls=_MAX_CALLS if parallel and not calls.single else 1, separator=calls.separator
     )
@@ -88,6 +85,8 @@ def call_grammar(
         grammar.after_number = one.after_number
         added = grammar.tools.add(name=tool.name, parameters=arguments_schema(tool))
         added.begin, added.end = (one.begin, one.end) if in_one else (begin + one.begin, one.end + end)
+    if texts := calls.form.argument_texts:
+        grammar.argument_texts.CopyFrom(decoding_pb2.ArgumentTexts(**texts._asdict()))
     return grammar
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event
 from services.gateway.dialects.offered_tools import OfferedTools
@@ -27,6 +27,17 @@ class Around(NamedTuple):
     begin: str
     end: str
     after_number: str = ""
+
+
+class ArgumentTexts(NamedTuple):
+    """The texts around arguments that are written one by one; see the message in decoding.proto."""
+
+    before_key: str = ""
+    before_text: str = ""
+    after_text: str = ""
+    before_value: str = ""
+    after_value: str = ""
+    separator: str = ""
 
 
 @dataclass
@@ -68,16 +79,15 @@ class CallForm(Protocol):
     def marks(self) -> tuple[str, ...]:
         """The texts by which a call differs from those of other forms."""
 
+    @property
+    def argument_texts(self) -> ArgumentTexts | None:
+        """The texts around arguments; None if they are an object in JSON."""
+
+    def around(self, name: str) -> Around:
+        """Return what a model writes around the arguments."""
+
     def read(self, target: CallTarget) -> Reading[bool]:
         """Read one call. Return False, without events, if what follows is none of an offered tool."""
 
     def written(self, call: WrittenCall) -> str:
         """Return a call as a model writes it."""
-
-
-@runtime_checkable
-class JsonArguments(Protocol):
-    """A form whose arguments are JSON, so that a grammar can hold a model to them."""
-
-    def around(self, name: str) -> Around:
-        """Return what a model writes around the arguments."""

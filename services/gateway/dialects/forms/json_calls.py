@@ -32,8 +32,12 @@ class JsonCalls:
             return False
         return (yield from _Object(self, target).read())
 
+    @property
+    def argument_texts(self) -> None:
+        """See CallForm."""
+
     def around(self, name: str) -> Around:
-        """See JsonArguments."""
+        """See CallForm."""
         begin = f'{{"{self.name_key}": {json.dumps(name, ensure_ascii=False)}, "{self.argument_keys[0]}": '
         return Around(begin, "}")
 

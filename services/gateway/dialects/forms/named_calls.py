@@ -51,8 +51,12 @@ class NamedCalls:
         target.end()
         return True
 
+    @property
+    def argument_texts(self) -> None:
+        """See CallForm."""
+
     def around(self, name: str) -> Around:
-        """See JsonArguments."""
+        """See CallForm."""
         begin = self.before + self.prefix + name
         return (
             Around(f"{begin}:", self.after, self.between) if self.numbers else Around(begin + self.between, self.after)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, CallTarget, WrittenCall
 from services.gateway.dialects.offered_tools import json_of
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -51,6 +51,21 @@ class ParameterCalls:
         yield from _Arguments(self, target, name).read()
         target.end()
         return True
+
+    @property
+    def argument_texts(self) -> ArgumentTexts:
+        """See CallForm."""
+        line = "\n" if self.in_lines else ""
+        before_text, before_value = (
+            f"{self.key[1]}{says}{self.value[0]}{line}"
+            for says in (('true">', 'false">') if self.says_type else ("", ""))
+        )
+        after = line + self.value[1]
+        return ArgumentTexts(self.indent + self.key[0], before_text, after, before_value, after)
+
+    def around(self, name: str) -> Around:
+        """See CallForm."""
+        return Around(f"{self.name[0]}{name}{self.name[1]}", self.last + self.end)
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, CallTarget, WrittenCall
 from services.gateway.dialects.scanner import Reading, Scanner
 
 _STRUCTURE = re.compile(r"""\\.|["'()\[\]{}]""", re.DOTALL)
@@ -29,6 +29,15 @@ class PythonCalls:
             return False
         text = yield from _up_to_parenthesis(target.scan)
         return target.whole(name, None if text is None else _arguments(text))
+
+    @property
+    def argument_texts(self) -> ArgumentTexts:
+        """See CallForm. Values are those of JSON, which Python reads, too, but for three names."""
+        return ArgumentTexts(before_value="=", separator=", ")
+
+    def around(self, name: str) -> Around:
+        """See CallForm."""
+        return Around(f"{name}(", ")")
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

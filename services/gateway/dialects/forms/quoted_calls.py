@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -35,6 +35,15 @@ class QuotedCalls:
             return False
         text = yield from self._up_to(target)
         return target.whole(name, None if text is None else _read(text, self.quote))
+
+    @property
+    def argument_texts(self) -> ArgumentTexts:
+        """See CallForm. Values within lists and objects are those of JSON, which `read` takes, too."""
+        return ArgumentTexts("", f":{self.quote}", self.quote, ":", "", ",")
+
+    def around(self, name: str) -> Around:
+        """See CallForm."""
+        return Around(f"{self.before}{name}{{", "}")
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""
@@ -108,9 +117,12 @@ class _Values:
         if self.text.startswith(self._quote, self.at):
             key = self._string(self._quote)
             self._skip()
+        elif self.text.startswith('"', self.at):
+            key = str(self._bare())
+            self._skip()
         else:
             end = self.text.index(":", self.at)
-            key, self.at = self.text[self.at : end].strip().strip('"'), end
+            key, self.at = self.text[self.at : end].strip(), end
         if self.text[self.at] != ":":
             raise ValueError("no value")
         self.at += 1

@@ -3,7 +3,7 @@
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.dialects.declarations import PLAIN_JSON
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
-from services.gateway.dialects.forms.call_form import JsonArguments
+from services.gateway.dialects.guided_arguments import can_be_guided
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
 from services.gateway.http.openai import requests
@@ -24,7 +24,10 @@ class DialectUse:
         self._tools = OfferedTools({one.name: one.parameters or {} for one in offered})
         self._parallel = body.parallel_tool_calls is not False
         self._tokenizer = tokenizer
-        self._dialect = tokenizer.chat.dialect
+        self._dialect = dialect = tokenizer.chat.dialect
+        texts = dialect.calls.form.argument_texts if dialect.calls else None
+        callable_ones = [one.parameters or {} for one in offered if self._named in (None, one.name)]
+        self._can_be_guided = all(can_be_guided(texts, schema) for schema in callable_ones)
         self._constrained = False
         self._is_held = False  # to calls or an answer
         self._has_format = bool(offered) and body.response_format is not None and body.response_format.type != "text"
@@ -39,8 +42,8 @@ class DialectUse:
             request.constraint.CopyFrom(self._constraint(request))
             for name in ("stop_strings", "stop_token_ids", "include_stop"):
                 request.stopping.ClearField(name)
-        elif self._has_format and (grammar := self._call_or_answer(request)):
-            request.constraint.tool_calls.CopyFrom(grammar)
+        elif self._has_format and self._dialect.calls and self._can_be_guided:
+            request.constraint.tool_calls.CopyFrom(self._call_or_answer(request, self._dialect.calls))
             self._is_held = True
         if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
@@ -75,21 +78,18 @@ class DialectUse:
     def _required_calls(self) -> CallFormat:
         """The form of required calls: the model's own, or plain JSON if no grammar can hold the model to its own."""
         calls = self._dialect.calls
-        return calls if calls and isinstance(calls.form, JsonArguments) else PLAIN_JSON
+        return calls if calls and self._can_be_guided else PLAIN_JSON
 
-    def _call_or_answer(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.ToolCallGrammar | None:
-        """Return the grammar of calls, or of an answer in the format; None if the model's calls have no grammar."""
-        calls = self._dialect.calls
-        grammar = call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel) if calls else None
-        if grammar is not None:
-            grammar.answer = request.constraint.json_schema or _ANY_OBJECT
+    def _call_or_answer(self, request: gateway_pb2.GenerateRequest, calls: CallFormat) -> decoding_pb2.ToolCallGrammar:
+        """Return the grammar of calls, or of an answer in the format."""
+        grammar = call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel)
+        grammar.answer = request.constraint.json_schema or _ANY_OBJECT
         return grammar
 
     def _constraint(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint:
         tools = [tool for tool in request.prompt.chat.tools if self._named in (None, tool.name)]
         parallel = self._parallel and self._named is None
         calls = self._required_calls
-        grammar = None if calls is PLAIN_JSON else call_grammar(tools, calls, parallel=parallel)
-        if grammar is not None:
-            return decoding_pb2.OutputConstraint(tool_calls=grammar)
+        if calls is not PLAIN_JSON:
+            return decoding_pb2.OutputConstraint(tool_calls=call_grammar(tools, calls, parallel=parallel))
         return decoding_pb2.OutputConstraint(json_schema=calls_schema(tools, parallel=parallel))

@@ -113,18 +113,19 @@ def validator_of(schema: Any) -> Any:
 class Walker:
     """Writes answers at random: half of the time it prefers tokens that end something, else short ones or any."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, ending: bytes = b'"}]', most_tokens: int = MAX_TOKENS) -> None:
+        self._most_tokens = most_tokens
         self.vocabulary = vocabulary
         texts = [vocabulary.tokens.decode_bytes([token]) for token in range(SIZE)]
-        ending = np.array([text[:1] in (b'"', b"}", b"]") for text in texts])
-        ending[END] = True
+        ends = np.array([text[:1] in [bytes([byte]) for byte in ending] for text in texts])
+        ends[END] = True
         quoted, short = np.array([b'"' in text for text in texts]), np.array([len(text) == 1 for text in texts])
-        self._preferred = (ending, ending, quoted, short, np.ones(SIZE, bool))
+        self._preferred = (ends, ends, quoted, short, np.ones(SIZE, bool))
 
     def answer(self, grammar: CompiledGrammar, source: random.Random) -> str | None:
-        """Return a finished answer; None if there is none within MAX_TOKENS."""
+        """Return a finished answer; None if it would be too long."""
         state, tokens = grammar.start(), list[int]()
-        for _ in range(MAX_TOKENS):
+        for _ in range(self._most_tokens):
             token = self._choice(state.allowed(), source)
             if token == END or state.complete:
                 return self.vocabulary.tokens.decode_bytes(tokens).decode()

@@ -1,0 +1,104 @@
+"""Calls that a grammar holds a model to, in every form: read by the gateway's parser, and judged by `jsonschema`."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.v1 import gateway_pb2
+from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
+from services.engine.guided.tool_calls import source_of
+from services.gateway.dialects.declarations import CALL_FORMATS, PLAIN_JSON
+from services.gateway.dialects.dialect import CallFormat, Dialect
+from services.gateway.dialects.events import merged
+from services.gateway.dialects.guided_arguments import can_be_guided
+from services.gateway.dialects.offered_tools import OfferedTools
+from services.gateway.dialects.parser import DialectParser
+from services.gateway.text.tool_choice import call_grammar
+from tests.dialect_outputs import read
+from tests.services.engine.guided.test_valid_answers import END, SCHEMAS, SIZE, Walker, exactly, validator_of
+
+WALKS = 2
+ONE_BY_ONE = [calls for calls in CALL_FORMATS if calls.form.argument_texts]
+
+
+@pytest.fixture(scope="module")
+def walker(demo_model: Path) -> Walker:
+    return Walker(Vocabulary(demo_model, SIZE, [END]), ending=b'"}]<\n)', most_tokens=300)
+
+
+def compiled(walker: Walker, calls: CallFormat, schema: Any) -> CompiledGrammar:
+    tool = gateway_pb2.Tool(name="act", parameters=json.dumps(schema))
+    source = source_of(call_grammar([tool], calls, parallel=True))
+    return CompiledGrammar(walker.vocabulary, GrammarSpec("tool_calls", source))
+
+
+def refusal_of(walker: Walker, calls: CallFormat, schema: Any) -> str:
+    try:
+        compiled(walker, calls, schema)
+    except InvalidGrammar as refusal:
+        return str(refusal)
+    return ""
+
+
+def check_walks(walker: Walker, calls: CallFormat, schema: Any, seed: int) -> int:
+    """Check the calls of some walks; return how many walks ended."""
+    grammar, source, tools = compiled(walker, calls, schema), random.Random(seed), OfferedTools({"act": schema})
+    validator, ended = validator_of(schema), 0
+    for text in filter(None, (walker.answer(grammar, source) for _ in range(WALKS))):
+        parser = DialectParser(Dialect(None, calls), tools, is_constrained=True, is_held=True, drops_text=True)
+        _, answer, found = read(merged([*parser.push(text), *parser.finish()]))
+        assert (answer, bool(found), dict(parser.failures)) == ("", True, {}), text
+        for name, arguments in found:
+            assert name == "act"
+            value = exactly(json.dumps(arguments))
+            assert validator.is_valid(value), f"{text!r} under {schema}: {next(validator.iter_errors(value))}"
+        ended += 1
+    return ended
+
+
+NAMES = st.sampled_from(["a", "b", "key", "x_1", "foo", "ü", "a-b", "type"])
+TOOLS = st.fixed_dictionaries(
+    {
+        "type": st.just("object"),
+        "properties": st.dictionaries(NAMES, SCHEMAS, min_size=1, max_size=3),
+        "$defs": st.fixed_dictionaries({"d": SCHEMAS, "e": SCHEMAS}),
+    },
+    optional={"additionalProperties": st.sampled_from([True, False, {"type": "string"}])},
+).map(lambda schema: schema | {"required": list(schema["properties"])[:2]})
+
+
+@pytest.mark.parametrize("calls", ONE_BY_ONE, ids=lambda calls: calls.name)
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schema=TOOLS, seed=st.integers(0, 2**32))
+def test_calls_whose_arguments_stand_one_by_one_are_valid_under_drawn_schemas(
+    walker: Walker, calls: CallFormat, schema: Any, seed: int
+) -> None:
+    if not can_be_guided(calls.form.argument_texts, schema):
+        return
+    if refusal := refusal_of(walker, calls, schema):
+        assert refusal_of(walker, PLAIN_JSON, schema), refusal
+    else:
+        check_walks(walker, calls, schema, seed)
+
+
+SIMPLE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer"},
+        "note": {"type": ["string", "null"], "maxLength": 3},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    },
+    "required": ["text"],
+}
+
+
+@pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda calls: calls.name)
+def test_calls_of_every_form_end_and_are_valid(walker: Walker, calls: CallFormat) -> None:
+    assert sum(check_walks(walker, calls, SIMPLE, seed) for seed in range(10)) > 5
