@@ -70,10 +70,30 @@ def test_a_model_with_another_form_is_held_to_it() -> None:
     assert request.constraint.tool_calls.separator == "[TOOL_CALLS]"
 
 
-def test_a_form_whose_arguments_are_no_json_is_replaced_by_json() -> None:
-    one, request = use(
-        "{{ tools }}<tool_call><arg_key></arg_key><arg_value></arg_value></tool_call>" + PLAIN, tool_choice=NAMED
-    )
+TAGS = "{{ tools }}<tool_call><arg_key></arg_key><arg_value></arg_value></tool_call>" + PLAIN
+
+
+def test_a_model_whose_arguments_stand_between_tags_is_held_to_them() -> None:
+    one, request = use(TAGS, tool_choice=NAMED)
+    grammar = request.constraint.tool_calls
+    assert (grammar.tools[0].begin, grammar.tools[0].end) == ("<tool_call>add", "</tool_call>")
+    assert grammar.argument_texts.before_text == "</arg_key><arg_value>"
+    parser = one.parser(in_thought=False)
+    assert parser
+    call = [CallStart("add"), Arguments("{"), Arguments('"a": '), Arguments("1"), Arguments("}"), CallEnd()]
+    assert parser.push("<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>") == call
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"minProperties": 1}, {"type": "object"}, {"properties": {"a b": {}}}, {"properties": {}, "allOf": []}],
+)
+def test_calls_that_cannot_be_written_between_tags_are_replaced_by_json(parameters: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": SUM | parameters}}]
+    tools += [{"type": "function", "function": {"name": "sum", "parameters": SUM}}]
+    if parameters == {"type": "object"}:
+        del tools[0]["function"]["parameters"]["properties"]  # type: ignore[attr-defined]
+    one, request = use(TAGS, tool_choice=NAMED, tools=tools)
     schema = json.loads(request.constraint.json_schema)
     assert schema["properties"]["name"] == {"const": "add"}
     parser = one.parser(in_thought=False)
