@@ -196,7 +196,7 @@ class DialectParser:
 
     def _thought(self, thought: ThoughtFormat) -> Reading[None]:
         """Read a thought up to its end, or to a call in it."""
-        calls = self._calls if thought.end_at_calls and not self._is_constrained else None
+        calls = None if self._is_constrained else self._calls
         markers = Markers((thought.end, thought.start, *(calls.openings if calls else ())))
         yield from self._scan.skip("\n")
         while (found := (yield from self._scan.until(markers, self._reasoning, drops_cut=True))).marker:

@@ -9,6 +9,9 @@ from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Even
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.scanner import Reading, Scanner
 
+NO_ARGUMENTS = ("null", '""')
+"""What models write in place of arguments."""
+
 
 class WrittenCall(NamedTuple):
     """A call to write. `arguments` is the text of a JSON object."""

@@ -3,11 +3,9 @@
 import json
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import NO_ARGUMENTS, Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import loaded, read_value, stream_object
 from services.gateway.dialects.scanner import Reading
-
-_EMPTY = ("", "null", '""')
 
 
 @dataclass(frozen=True)
@@ -102,6 +100,6 @@ class _Object:
         text = self._arguments
         if text.startswith('"') and isinstance(inner := loaded(text), str) and inner.strip():
             text = inner
-        if text in _EMPTY or (text.startswith('"') and not str(loaded(text)).strip()):
+        if text in ("", *NO_ARGUMENTS) or (text.startswith('"') and not str(loaded(text)).strip()):
             return None if self._target.tools.requires_arguments(self._name) else "{}"
         return text if isinstance(loaded(text), dict) else None

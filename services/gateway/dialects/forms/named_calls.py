@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import NO_ARGUMENTS, Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -12,7 +12,8 @@ class NamedCalls:
     """`before` NAME `between` {...} `after`.
 
     `prefix` may stand in front of the name. `numbers`: the prefix, the name, a colon and a number are the call's id.
-    `id_mark` and an id may follow the name. A `between` that is `optional` may be left out.
+    `id_mark` and an id may follow the name. A `between` that is `optional` may be left out. Without arguments, or with
+    `null` or an empty string, they are an empty object, unless the tool requires some.
     """
 
     before: str
@@ -42,14 +43,30 @@ class NamedCalls:
             yield from scan.skip()
         if not ((yield from scan.expect(self.between.strip())) or self.optional):
             return False
-        if (yield from scan.skip()) != "{":
+        if (yield from scan.skip()) == "{":
+            target.start(name, call_id)
+            yield from stream_object(scan, target.arguments, self.after.strip() or target.closing)
+        elif (yield from self._has_none(target)) and not target.tools.requires_arguments(name):
+            target.start(name, call_id)
+            target.arguments("{}")
+        else:
             return False
-        target.start(name, call_id)
-        yield from stream_object(scan, target.arguments, self.after.strip() or target.closing)
         yield from scan.skip()
         yield from scan.expect(self.after.strip())
         target.end()
         return True
+
+    def _has_none(self, target: CallTarget) -> Reading[bool]:
+        """Read what may stand in place of arguments. Return whether the call ends behind it."""
+        scan, after = target.scan, self.after.strip()
+        written = yield from scan.one_of(NO_ARGUMENTS)
+        following = yield from scan.skip()
+        if not after and not following:
+            return written is not None
+        start = scan.at
+        ends = yield from scan.expect(after or target.closing)
+        scan.at = start
+        return ends and bool(after or written)
 
     def around(self, name: str) -> Around:
         """See JsonArguments."""
