@@ -2,8 +2,6 @@
 
 from bench.dialects import shapes
 from bench.dialects.explanation import Explanation
-from bench.dialects.readings import differing
-from bench.dialects.shapes import Case
 
 _DSML = ("deepseek-v3.2", "deepseek-v4")
 _DEEPSEEK = ("deepseek-v3", "deepseek-v3.1", *_DSML)
@@ -14,14 +12,9 @@ _GEMMA = ("gemma4", "functiongemma")
 _PYTHON = ("lfm2", "olmo3", "pythonic")
 _LISTS = ("mistral-list", "phi4", "tool-calls")
 _AROUND, _MENTION, _NULL, _NONE = "text around calls", "marks in text", "null arguments", "no arguments"
-_UNKNOWN, _CUT, _STRINGS, _TYPES, _BROKEN = (
-    "unknown tool",
-    "cut call",
-    "marks in strings",
-    "all types",
-    "broken arguments",
-)
-_SEVERAL, _THOUGHT, _UNCLOSED = "several calls", "thought before a call", "unclosed thought"
+_UNKNOWN, _CUT, _STRINGS, _TYPES = "unknown tool", "cut call", "marks in strings", "all types"
+_SEVERAL, _BROKEN = "several calls", "broken arguments"
+_THOUGHT, _UNCLOSED = "thought before a call", "unclosed thought"
 
 EXPLANATIONS = (
     Explanation(
@@ -160,7 +153,10 @@ EXPLANATIONS = (
     Explanation(
         "unknown-is-text",
         (_UNKNOWN,),
-        ("qwen3-coder", "glm, poolside_v1", *_HERMES, "seed", "mistral", "gemma4", "functiongemma"),
+        (
+            *("qwen3-coder", "glm, poolside_v1", *_HERMES, "granite", "seed", *_DEEPSEEK, "kimi-k2", "mistral"),
+            *(*_LISTS, *_GEMMA, "cohere", "lfm2", "olmo3"),
+        ),
         ("content", "calls"),
         shapes.unknown_called,
         "passes on a call of a tool that was not offered",
@@ -170,7 +166,7 @@ EXPLANATIONS = (
     Explanation(
         "unknown-is-no-silence",
         (_UNKNOWN,),
-        ("glm",),
+        ("glm", "minimax-m2"),
         ("content",),
         shapes.unknown_dropped,
         "drops a call of a tool that was not offered",
@@ -178,15 +174,14 @@ EXPLANATIONS = (
         "what the model wrote is not lost",
     ),
     Explanation(
-        "known-behind-unknown",
+        "unknown-without-mark",
         (_UNKNOWN,),
-        (*("granite", "minimax-m2", *_DEEPSEEK, "kimi-k2", *_LISTS, "cohere", "llama3"), *_PYTHON),
+        ("llama3", "pythonic"),
         ("content", "calls"),
-        shapes.known_lost,
-        "passes on the call of the offered tool, and in all but `minimax-m2` that of the other one",
-        "takes a section that begins with another tool's name as text, with the call of the offered tool in it",
-        "it is not: the call that follows should be read",
-        worse=True,
+        shapes.all_text,
+        "passes on the calls of both tools",
+        "takes an answer that begins with another tool's name as text",
+        "without a mark such an answer may be JSON or code for the user, which streams while it is written",
     ),
     Explanation(
         "cut-is-no-empty-call",
@@ -395,11 +390,3 @@ EXPLANATIONS = (
 
 
 BY_NAME = {one.name: one for one in EXPLANATIONS}
-
-
-def explained(case: Case) -> list[Explanation] | None:
-    """Return what explains a difference: nothing for equal readings, None if an aspect has no explanation."""
-    found = differing(case.ours, case.theirs)
-    covering = [one for one in EXPLANATIONS if one.covers(case, found)]
-    covered = {aspect for one in covering for aspect in one.aspects}
-    return covering if covered == set(found) else None

@@ -95,9 +95,9 @@ def unknown_dropped(case: Case) -> bool:
     return case.theirs.names == case.ours.names == ["look_up"] and not case.theirs.content and UNKNOWN in case.whole
 
 
-def known_lost(case: Case) -> bool:
-    """vLLM finds the offered tool behind the other one, and Quire takes the whole text as text."""
-    return case.theirs.names[-1:] == ["look_up"] and not case.ours.calls and case.ours.content == case.whole
+def all_text(case: Case) -> bool:
+    """vLLM finds calls of both tools, and Quire takes the whole text as text."""
+    return case.theirs.names == [UNKNOWN, "look_up"] and not case.ours.calls and case.ours.content == case.whole
 
 
 def cut_empty(case: Case) -> bool:

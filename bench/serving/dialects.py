@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.dialects.explanations import BY_NAME, explained
+from bench.dialects.explanation import Explanation
+from bench.dialects.explanations import BY_NAME, EXPLANATIONS
 from bench.dialects.readings import differing, read_by_peer, read_by_quire
 from bench.dialects.shapes import Case
 from bench.dialects.texts import SCHEMAS, Sample, samples
@@ -60,6 +61,14 @@ def difference(case: Case) -> dict[str, Any] | None:
     names = [one.name for one in explained(case) or ()]
     readings = {"quire": case.ours._asdict(), "vllm": case.theirs._asdict()}
     return {"text": case.sample.name, "aspects": aspects, "explanations": names, **({} if names else readings)}
+
+
+def explained(case: Case) -> list[Explanation] | None:
+    """Return what explains a difference: nothing for equal readings, None if an aspect has no explanation."""
+    found = differing(case.ours, case.theirs)
+    covering = [one for one in EXPLANATIONS if one.covers(case, found)]
+    covered = {aspect for one in covering for aspect in one.aspects}
+    return covering if covered == set(found) else None
 
 
 def rows(texts: int, lines: Sequence[Mapping[str, Any]] | None, peer: str) -> list[Row]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.dialects.explanations import BY_NAME, EXPLANATIONS, explained
+from bench.dialects.explanations import BY_NAME, EXPLANATIONS
 from bench.dialects.page import table
 from bench.dialects.profiles import PROFILES
 from bench.dialects.readings import OutputReading, differing, read_by_peer, read_by_quire
@@ -16,7 +16,7 @@ from bench.dialects.shapes import Case
 from bench.dialects.texts import Sample, samples
 from bench.loads.peer import Peer
 from bench.report.targets import results_of
-from bench.serving.dialects import compared, difference, rows, workload
+from bench.serving.dialects import compared, difference, explained, rows, workload
 
 TEXTS = {sample.name: sample for sample in samples()}
 BEHIND = "hermes: text around calls"

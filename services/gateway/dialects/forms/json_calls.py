@@ -30,6 +30,13 @@ class JsonCalls:
             return False
         return (yield from _Object(self, target).read())
 
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        if (yield from target.scan.peek()) != "{":
+            return False
+        value = loaded((yield from read_value(target.scan)) or "")
+        return isinstance(value, dict) and self.name_key in value
+
     def around(self, name: str) -> Around:
         """See JsonArguments."""
         begin = f'{{"{self.name_key}": {json.dumps(name, ensure_ascii=False)}, "{self.argument_keys[0]}": '

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from services.gateway.dialects.forms.call_form import NO_ARGUMENTS, Around, CallTarget, WrittenCall
-from services.gateway.dialects.forms.json_text import stream_object
+from services.gateway.dialects.forms.json_text import read_value, stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
 
@@ -67,6 +67,19 @@ class NamedCalls:
         ends = yield from scan.expect(after or target.closing)
         scan.at = start
         return ends and bool(after or written)
+
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        scan = target.scan
+        if not self.before or not (yield from scan.expect(self.before)):
+            return False
+        between, after = self.between.strip(), self.after.strip()
+        if (yield from scan.until(Markers((between, after, target.closing)), lambda _: None)).marker != between:
+            return False
+        if (yield from scan.skip()) != "{" or (yield from read_value(scan)) is None:
+            return False
+        yield from scan.skip()
+        return (yield from scan.expect(after))
 
     def around(self, name: str) -> Around:
         """See JsonArguments."""

@@ -36,6 +36,11 @@ class QuotedCalls:
         text = yield from self._up_to(target)
         return target.whole(name, None if text is None else _read(text, self.quote))
 
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        yield from target.scan.peek()
+        return False
+
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""
         return f"{self.before}{call.name}{self._value(json.loads(call.arguments))}"

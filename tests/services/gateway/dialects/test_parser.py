@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.gateway.dialects.declarations import CALL_FORMATS, DEFAULT_CALLS, HARMONY, PLAIN_JSON, THOUGHT_FORMATS
-from services.gateway.dialects.dialect import Dialect, ThoughtFormat
+from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text, merged
 from services.gateway.dialects.forms.call_form import WrittenCall
 from services.gateway.dialects.offered_tools import OfferedTools
@@ -50,6 +50,28 @@ def test_garbage_ends_and_has_the_same_events_wherever_it_is_cut(dialect: Dialec
         whole = parsed(dialect, [text], in_thought=in_thought)
         for pieces in (list(text), cut(draw, text)):
             assert parsed(dialect, pieces, in_thought=in_thought) == whole, pieces
+
+
+SECTIONS = [one for one in CALL_FORMATS if one.opening and one.repeats and not one.alone and one.name != "mistral"]
+
+
+@pytest.mark.parametrize("form", SECTIONS, ids=lambda form: form.name)
+def test_calls_of_other_tools_in_a_section_are_text_and_hide_no_call(form: CallFormat) -> None:
+    z = form.form.written(WrittenCall("z", '{"x": "a \\"b\\""}', "functions.z:7"))
+    a, b = (form.form.written(WrittenCall(name, arguments)) for name, arguments in (("a", '{"x": 1}'), ("b", "{}")))
+    text = form.section([z, z, a, z, b, z])
+    between, (begin, end) = form.separator, form.inner
+    expected = [
+        Text(f"{form.opening}{begin}{z}{between}{z}"), *call("a", '{"x": 1}'), Text(z), *B,
+        Text(f"{between}{z}{end}{form.closing}".lstrip()),
+    ]  # fmt: skip
+    for size in (1, 3, 1000):
+        parser = DialectParser(Dialect(None, form), AB)
+        found = [event for at in range(0, len(text), size) for event in parser.push(text[at : at + size])]
+        assert merged(found + parser.finish()) == expected
+        assert parser.failures == {ParseFailure.NO_CALL: 2}
+    for end_at in range(len(text)):
+        assert events(Dialect(None, form), text[:end_at], 1) == events(Dialect(None, form), text[:end_at])
 
 
 @pytest.mark.parametrize("arguments", ["{x:[}}", "{x:]}", "{:}", "{x:1", "{x:{y:}}", "{,}", "{x}", "[1]", "{x:1}}"])
