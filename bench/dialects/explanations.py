@@ -301,7 +301,8 @@ EXPLANATIONS = (
         shapes.argument_ended_by_next,
         "ends an argument that has no last mark at the next argument",
         "takes the next argument as a part of the text",
-        "a value may quote the marks, so that it ends only where the end of one is followed by an argument or the end",
+        "in these texts vLLM's reading is the better one; the rule is for values that quote the marks",
+        worse=True,
     ),
     Explanation(
         "broken-is-a-call",
