@@ -68,6 +68,15 @@ def _value(text: str) -> Any:
         return [text]
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal. 1 and 1.0 are, 1 and true are not."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
 def differing(ours: OutputReading, theirs: OutputReading) -> list[str]:
     """Return the aspects in which two readings differ."""
     if theirs.error:
@@ -77,6 +86,6 @@ def differing(ours: OutputReading, theirs: OutputReading) -> list[str]:
         "thought": ours.thought == theirs.thought,
         "content": ours.content == theirs.content,
         "calls": same_names,
-        "arguments": not same_names or json.dumps(ours.arguments) == json.dumps(theirs.arguments),
+        "arguments": not same_names or same_value(ours.arguments, theirs.arguments),
     }
     return [aspect for aspect in ASPECTS if not equal[aspect]]

@@ -4,9 +4,9 @@ An explanation names one, so that it cannot hide another difference of the same 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bench.dialects.readings import OutputReading
+from bench.dialects.readings import OutputReading, same_value
 from bench.dialects.texts import SCHEMAS, Sample
 
 UNKNOWN = "look_down"
@@ -152,10 +152,10 @@ def bare_values_dropped(case: Case) -> bool:
 
 
 def converted(case: Case) -> bool:
-    """vLLM makes an integer of a number, and null or strings of values; Quire keeps what the model wrote."""
+    """vLLM makes null of the string `null`, and may make strings of nested values; Quire keeps what the model wrote."""
     [theirs], [ours] = case.theirs.arguments, case.ours.arguments
-    differing = {key for key in ours if _differ(theirs.get(key), ours[key])}
-    return "share" in differing <= {"share", "note", "options"} and isinstance(theirs["share"], int)
+    differing = {key for key in ours if not same_value(theirs[key], ours[key])}
+    return differing <= {"note", "options"} and theirs["note"] is None and ours["note"] == "null"
 
 
 def marks_end_arguments(case: Case) -> bool:
@@ -203,7 +203,3 @@ def thought_dropped(case: Case) -> bool:
 def failed(case: Case) -> bool:
     """VLLM's parser raises an error, and Quire finds text or calls."""
     return bool(case.theirs.error and (case.ours.calls or case.ours.content == case.whole))
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return type(one) is not type(other) or one != other

@@ -113,9 +113,23 @@ def test_without_the_peer_rows_have_no_values_and_the_target_is_not_met() -> Non
     assert set(found.values()) == {(None, None)}
 
 
-def test_values_that_differ_in_type_only_are_different() -> None:
-    one, other = (OutputReading("", "", (("now", {"x": value}),)) for value in (1, 1.0))
-    assert differing(one, other) == ["arguments"]
+@pytest.mark.parametrize(
+    ("value", "other", "aspects"),
+    [
+        (1, 1.0, []),
+        (1, True, ["arguments"]),
+        ([1], [], ["arguments"]),
+        ({"a": None}, {}, ["arguments"]),
+        ("", None, ["arguments"]),
+    ],
+)
+def test_arguments_are_compared_as_json_values(value: Any, other: Any, aspects: list[str]) -> None:
+    one, then = (OutputReading("", "", (("now", {"x": [given]}),)) for given in (value, other))
+    assert differing(one, then) == aspects
+
+
+def test_a_parser_that_fails_differs_in_nothing_else() -> None:
+    one = OutputReading("", "", (("now", {}),))
     assert differing(one, one._replace(error="ValueError")) == ["error"]
 
 
