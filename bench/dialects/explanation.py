@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from bench.dialects.shapes import Case, Shape
+from bench.dialects.shapes import Comparison, Shape
 
 
 class Explanation(NamedTuple):
@@ -23,7 +23,7 @@ class Explanation(NamedTuple):
     why: str
     worse: bool = False
 
-    def covers(self, case: Case, found: Collection[str]) -> bool:
+    def covers(self, case: Comparison, found: Collection[str]) -> bool:
         """Return whether it explains its aspects of a difference."""
         sample = case.sample
         belongs = sample.kind in self.kinds and sample.profile.name in self.dialects

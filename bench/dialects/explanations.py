@@ -123,7 +123,10 @@ EXPLANATIONS = (
     Explanation(
         "null-is-no-object",
         (_NULL,),
-        ("hermes", "granite", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "mistral", *_LISTS, "cohere", "llama3"),
+        (
+            *("hermes", "granite", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "mistral", "phi4", "tool-calls"),
+            *("cohere", "llama3"),
+        ),
         ("arguments",),
         shapes.null_arguments,
         "has the arguments `null`",

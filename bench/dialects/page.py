@@ -7,6 +7,10 @@ from typing import Any
 from bench.dialects.explanation import Explanation
 from bench.dialects.explanations import EXPLANATIONS
 
+# Metrics of the benchmark.
+EQUAL, EXPLAINED, UNEXPLAINED = "texts_read_alike", "explained_differences", "unexplained_differences"
+WORSE = "better_read_by_vllm"
+
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the counts of the newest results, and all explanations with the number of texts that have each."""
@@ -21,13 +25,13 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _counts(result: Mapping[str, Any]) -> str:
     found = {row["metric"]: row for row in result.get("rows", ())}
-    if not found or found["equal"]["value"] is None:
+    if not found or found[EQUAL]["value"] is None:
         return "Not measured yet: `make bench-dialects`."
     counts = {metric: f"{row['value']:.0f}" for metric, row in found.items()}
     return (
-        f"Of {counts['texts']} texts, Quire and {found['equal']['peer']} read {counts['equal']} alike;"
-        f" {counts['explained']} differences are explained below, {counts['unexplained']} are not."
-        f" In {counts['explained_by_a_fault_of_quire']} texts vLLM's reading is the better one (the bold lines)."
+        f"Of {counts['texts']} texts, Quire and {found[EQUAL]['peer']} read {counts[EQUAL]} alike;"
+        f" {counts[EXPLAINED]} differences are explained below, {counts[UNEXPLAINED]} are not."
+        f" In {counts[WORSE]} texts vLLM's reading is the better one (the bold lines)."
     )
 
 

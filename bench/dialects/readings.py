@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from bench.dialects.texts import SCHEMAS, Sample
+from bench.dialects.texts import SCHEMAS, DialectText
 from services.gateway.dialects.dialect import Dialect
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
@@ -39,7 +39,7 @@ class OutputReading(NamedTuple):
         return [arguments for _, arguments in self.calls]
 
 
-def read_by_quire(sample: Sample) -> OutputReading:
+def read_by_quire(sample: DialectText) -> OutputReading:
     """Return what a message of Quire has."""
     found = sample.profile.dialect
     dialect = found if sample.thinks else Dialect(None, found.calls, found.channels)

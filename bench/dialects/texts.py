@@ -39,7 +39,7 @@ Arguments = Mapping[str, Any]
 Call = tuple[str, Arguments]
 
 
-class Sample(NamedTuple):
+class DialectText(NamedTuple):
     """A text. `thinks`: it is read with the parser of thoughts, too; `opened`: the prompt began the thought."""
 
     profile: Profile
@@ -172,22 +172,22 @@ _PLAIN: dict[str, Callable[[_Writer], str]] = {
 }
 
 
-def _thinking(profile: Profile, kind: str, draw: Random) -> Sample:
+def _thinking(profile: Profile, kind: str, draw: Random) -> DialectText:
     """A thought before a call; an unclosed one has no mark at its end."""
     write = _Writer(profile, draw)
     thought, opened = write.thought(_THOUGHT.format(write.word()), ends=kind == "thought before a call")
-    return Sample(profile, kind, thought + write.calls(write.some()), True, opened)
+    return DialectText(profile, kind, thought + write.calls(write.some()), True, opened)
 
 
-def _samples(profile: Profile) -> list[Sample]:
+def _samples(profile: Profile) -> list[DialectText]:
     def draw(kind: str) -> Random:
         return Random(f"{profile.name}: {kind}")
 
-    plain = [Sample(profile, kind, text(_Writer(profile, draw(kind)))) for kind, text in _PLAIN.items()]
+    plain = [DialectText(profile, kind, text(_Writer(profile, draw(kind)))) for kind, text in _PLAIN.items()]
     thinking = [_thinking(profile, kind, draw(kind)) for kind in ("thought before a call", "unclosed thought")]
     return plain + thinking
 
 
-def samples() -> list[Sample]:
+def samples() -> list[DialectText]:
     """Return all texts."""
     return [one for profile in PROFILES for one in _samples(profile)]

@@ -12,9 +12,10 @@ from typing import Any
 
 from bench.dialects.explanation import Explanation
 from bench.dialects.explanations import BY_NAME, EXPLANATIONS
+from bench.dialects.page import EQUAL, EXPLAINED, UNEXPLAINED, WORSE
 from bench.dialects.readings import differing, read_by_peer, read_by_quire
-from bench.dialects.shapes import Case
-from bench.dialects.texts import SCHEMAS, Sample, samples
+from bench.dialects.shapes import Comparison
+from bench.dialects.texts import SCHEMAS, DialectText, samples
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, publish, row
 
@@ -35,25 +36,25 @@ def main() -> None:
             print(f"without an explanation: {line}")
 
 
-def workload(texts: Sequence[Sample]) -> dict[str, Any]:
+def workload(texts: Sequence[DialectText]) -> dict[str, Any]:
     """Return what the peer gets."""
     tools = [{"type": "function", "function": {"name": name, "parameters": one}} for name, one in SCHEMAS.items()]
     return {"tools": tools, "texts": [_sent(sample) for sample in texts]}
 
 
-def _sent(sample: Sample) -> dict[str, Any]:
+def _sent(sample: DialectText) -> dict[str, Any]:
     profile = sample.profile
     names = {"calls": profile.vllm_calls, "thoughts": profile.thoughts if sample.thinks else None}
     return names | {"text": sample.text, "marks": profile.marks, "tokens": profile.tokens}
 
 
-def compared(texts: Sequence[Sample], found: Sequence[Mapping[str, Any]]) -> list[Case]:
+def compared(texts: Sequence[DialectText], found: Sequence[Mapping[str, Any]]) -> list[Comparison]:
     """Return each text with both readings."""
     pairs = zip(texts, found, strict=True)
-    return [Case(sample, read_by_quire(sample), read_by_peer(theirs)) for sample, theirs in pairs]
+    return [Comparison(sample, read_by_quire(sample), read_by_peer(theirs)) for sample, theirs in pairs]
 
 
-def difference(case: Case) -> dict[str, Any] | None:
+def difference(case: Comparison) -> dict[str, Any] | None:
     """Return in what the readings differ and which explanations cover that, None if they are equal."""
     aspects = differing(case.ours, case.theirs)
     if not aspects:
@@ -63,7 +64,7 @@ def difference(case: Case) -> dict[str, Any] | None:
     return {"text": case.sample.name, "aspects": aspects, "explanations": names, **({} if names else readings)}
 
 
-def explained(case: Case) -> list[Explanation] | None:
+def explained(case: Comparison) -> list[Explanation] | None:
     """Return what explains a difference: nothing for equal readings, None if an aspect has no explanation."""
     found = differing(case.ours, case.theirs)
     covering = [one for one in EXPLANATIONS if one.covers(case, found)]
@@ -75,16 +76,16 @@ def rows(texts: int, lines: Sequence[Mapping[str, Any]] | None, peer: str) -> li
     """Return how many texts are read alike, and how many otherwise; without the peer, nothing but their number."""
     made = [row("dialects", "texts", texts, "1", exact=True)]
     counts = None if lines is None else _counts(texts, lines)
-    for metric in ("equal", "explained", "explained_by_a_fault_of_quire", "unexplained"):
+    for metric in (EQUAL, EXPLAINED, WORSE, UNEXPLAINED):
         made.append(row("dialects", metric, None if counts is None else counts[metric], "1", peer, exact=True))
     return made
 
 
 def _counts(texts: int, lines: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    counts = Counter({"equal": texts - len(lines)})
+    counts = Counter({EQUAL: texts - len(lines)})
     for line in lines:
-        counts["explained" if line["explanations"] else "unexplained"] += 1
-        counts["explained_by_a_fault_of_quire"] += any(BY_NAME[name].worse for name in line["explanations"])
+        counts[EXPLAINED if line["explanations"] else UNEXPLAINED] += 1
+        counts[WORSE] += any(BY_NAME[name].worse for name in line["explanations"])
     return counts
 
 

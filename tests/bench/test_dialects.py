@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bench.dialects.explanations import BY_NAME, EXPLANATIONS
-from bench.dialects.page import table
+from bench.dialects.page import EQUAL, EXPLAINED, UNEXPLAINED, WORSE, table
 from bench.dialects.profiles import PROFILES
 from bench.dialects.readings import OutputReading, differing, read_by_peer, read_by_quire
-from bench.dialects.shapes import Case
-from bench.dialects.texts import Sample, samples
+from bench.dialects.shapes import Comparison
+from bench.dialects.texts import DialectText, samples
 from bench.loads.peer import Peer
 from bench.report.targets import results_of
 from bench.serving.dialects import compared, difference, explained, rows, workload
@@ -22,10 +22,10 @@ TEXTS = {sample.name: sample for sample in samples()}
 BEHIND = "hermes: text around calls"
 
 
-def case_of(name: str, **theirs: Any) -> Case:
+def case_of(name: str, **theirs: Any) -> Comparison:
     """A text, with the peer's reading equal to Quire's but for some parts."""
     ours = read_by_quire(TEXTS[name])
-    return Case(TEXTS[name], ours, ours._replace(**theirs))
+    return Comparison(TEXTS[name], ours, ours._replace(**theirs))
 
 
 def values(lines: list[dict[str, Any]] | None) -> dict[str, tuple[float | None, bool | None]]:
@@ -77,10 +77,10 @@ def test_another_difference_of_the_same_text_is_not_explained(theirs: dict[str, 
     assert line["vllm"] == case.theirs._asdict()
     assert values([line]) == {
         "texts": (300, None),
-        "equal": (299, None),
-        "explained": (0, None),
-        "explained_by_a_fault_of_quire": (0, None),
-        "unexplained": (1, False),
+        "texts_read_alike": (299, None),
+        "explained_differences": (0, None),
+        "better_read_by_vllm": (0, None),
+        "unexplained_differences": (1, False),
     }
 
 
@@ -109,7 +109,7 @@ def test_every_declared_dialect_has_a_text_with_the_explained_difference() -> No
 def test_without_the_peer_rows_have_no_values_and_the_target_is_not_met() -> None:
     found = values(None)
     assert found.pop("texts") == (300, None)
-    assert found.pop("unexplained") == (None, False)
+    assert found.pop("unexplained_differences") == (None, False)
     assert set(found.values()) == {(None, None)}
 
 
@@ -144,7 +144,7 @@ def test_the_peer_gets_all_texts_and_its_answer_is_compared(tmp_path: Path, monk
         "    print(json.dumps({'texts': texts}), flush=True)\n"
     )
     monkeypatch.setenv("OTHER_PYTHON", sys.executable)
-    chosen: list[Sample] = [TEXTS[BEHIND], TEXTS["hermes: marks in text"]]
+    chosen: list[DialectText] = [TEXTS[BEHIND], TEXTS["hermes: marks in text"]]
     with Peer(script, "OTHER_PYTHON", workload(chosen)) as peer:
         answer = peer.measure("all")
     assert answer
@@ -158,7 +158,7 @@ def test_the_peer_gets_all_texts_and_its_answer_is_compared(tmp_path: Path, monk
 def test_the_page_lists_explanations_with_their_texts() -> None:
     assert table({}).startswith("Not measured yet: `make bench-dialects`.")
     lines = [{"text": "a", "explanations": ["text-behind-calls"]}] * 3
-    counts = {"texts": 300, "equal": 297, "explained": 3, "explained_by_a_fault_of_quire": 0, "unexplained": 0}
+    counts = {"texts": 300, EQUAL: 297, EXPLAINED: 3, WORSE: 0, UNEXPLAINED: 0}
     found = [{"metric": name, "value": value, "peer": "vLLM 1"} for name, value in counts.items()]
     text = table({"avx2": json.loads(json.dumps({"started": "1", "rows": found, "differences": lines}))})
     assert text.startswith(
