@@ -6,7 +6,8 @@ class of CPU, `formats` those of weights by form, and `picture NAME` the picture
 pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core. `fields of
 gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements` that of
 settings that exclude each other. `counts of types`, `served types`, `refused types` and `other types` are what became
-of transformers' model types, from the results of `make models`.
+of transformers' model types, from the results of `make models`, and `dialect differences` what Quire and vLLM read
+differently.
 
 Pages say as of which commit their results are stale or not. The check uses that commit: it fails where a page hides a
 stale result, but not because code has changed since the page was written.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.declared import tables
+from bench.dialects import page as dialects_page
 from bench.papers import page, worked_examples
 from bench.report import formats, model_types
 from bench.report.pictures import IMAGES, PICTURES
@@ -43,6 +45,7 @@ PAGES = (
             "api-grpc.md",
             "api-http.md",
             "deploy.md",
+            "dialect-differences.md",
         )
     ),
 )
@@ -143,6 +146,7 @@ class Pages:
         blocks["requirements"] = tables.requirements_table
         blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
         blocks |= {"counts of types": model_types.counts, "served types": model_types.served}
+        blocks["dialect differences"] = lambda: dialects_page.table(self._results["dialects"])
         blocks |= {"refused types": model_types.refused, "other types": model_types.others}
         return {**blocks, "papers": page.table, "papers pictures": page.pictures}[name]()
 

@@ -3,8 +3,8 @@
 import re
 
 from services.gateway.dialects.dialect import Channels
-from services.gateway.dialects.events import Reasoning, Text
-from services.gateway.dialects.forms.call_form import CallTarget
+from services.gateway.dialects.events import CallStart, Event, Reasoning, Text
+from services.gateway.dialects.forms.call_form import NO_ARGUMENTS, CallTarget
 from services.gateway.dialects.forms.json_text import stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
@@ -19,6 +19,7 @@ class ChannelReader:
         self._target = target
         self._scan = target.scan
         self._unfinished = ""  # a header that does not end
+        self._last: type[Event] | None = None  # what the message before has
         self._between = Markers((channels.start, channels.channel, *channels.ends))
         self._recipient = re.compile(rf"\bto={re.escape(channels.recipient)}([^\s<]+)")
 
@@ -58,15 +59,37 @@ class ChannelReader:
         if name in self._target.tools.names:
             return (yield from self._call(name))
         _, _, channel = header.partition(channels.channel)
-        kind = Reasoning if channel.split()[:1] == [channels.thought] else Text
-        return (yield from self._scan.until(self._between, lambda part: self._target.emit(kind(part)))).marker
+        return (yield from self._words(Reasoning if channel.split()[:1] == [channels.thought] else Text))
+
+    def _words(self, kind: type[Reasoning | Text]) -> Reading[str]:
+        """Read a thought or text, behind a line end if the message before has the same; return the mark behind it."""
+        goes_on = self._last is kind
+
+        def emit(part: str) -> None:
+            nonlocal goes_on
+            self._target.emit(kind(f"\n{part}" if goes_on else part))
+            goes_on, self._last = False, kind
+
+        return (yield from self._scan.until(self._between, emit)).marker
 
     def _call(self, name: str) -> Reading[str]:
+        if (yield from self._scan.skip()) != "{":
+            return (yield from self._without_object(name))
+        self._last = CallStart
         self._target.start(name)
-        if (yield from self._scan.skip()) == "{":
-            yield from stream_object(self._scan, self._target.arguments, self._channels.ends[0])
-        else:
-            self._target.arguments("{}")
+        yield from stream_object(self._scan, self._target.arguments, self._channels.ends[0])
         found = yield from self._scan.until(self._between, lambda _: None)
         self._target.end()
         return found.marker
+
+    def _without_object(self, name: str) -> Reading[str]:
+        """Read a call without arguments, or with something else, which is text; return the mark behind it."""
+        start, self._scan.pinned = self._scan.at, True
+        parts: list[str] = []
+        found = yield from self._scan.until(self._between, parts.append)
+        self._scan.pinned = False
+        if "".join(parts).strip() in ("", *NO_ARGUMENTS) and self._target.whole(name, {}):
+            self._last = CallStart
+            return found.marker
+        self._scan.at = start
+        return (yield from self._words(Text))

@@ -8,10 +8,9 @@ from services.gateway.dialects.scanner import Reading
 
 @dataclass(frozen=True)
 class ThoughtFormat:
-    """The marks around a thought. A prompt may have the first one already.
+    """The marks around a thought. A prompt may have the first one already, and a call may follow without the last one.
 
     `frames` are marks around the answer, which is passed on without them. `aliases` are vLLM's names of the format.
-    Thoughts that `end_at_calls` may lack their last mark in front of a call.
     """
 
     name: str
@@ -19,7 +18,6 @@ class ThoughtFormat:
     end: str
     aliases: tuple[str, ...] = ()
     frames: tuple[str, ...] = ()
-    end_at_calls: bool = False
 
 
 @dataclass(frozen=True)

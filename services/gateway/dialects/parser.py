@@ -172,7 +172,7 @@ class DialectParser:
 
     def _called(self, calls: CallFormat, found: Found) -> Reading[bool]:
         """Read the calls behind an opening mark, or take it as text. Return False if the rest of the output is read."""
-        if (yield from self._section(calls)):
+        if (yield from self._section(calls, found.before + found.marker)):
             self._is_fresh = True
             yield from self._scan.skip()
         elif self._is_held:
@@ -196,7 +196,7 @@ class DialectParser:
 
     def _thought(self, thought: ThoughtFormat) -> Reading[None]:
         """Read a thought up to its end, or to a call in it."""
-        calls = self._calls if thought.end_at_calls and not self._is_constrained else None
+        calls = None if self._is_constrained else self._calls
         markers = Markers((thought.end, thought.start, *(calls.openings if calls else ())))
         yield from self._scan.skip("\n")
         while (found := (yield from self._scan.until(markers, self._reasoning, drops_cut=True))).marker:
@@ -206,7 +206,7 @@ class DialectParser:
             if found.marker == thought.start:
                 yield from self._scan.skip("\n")
                 continue
-            if calls and (yield from self._section(calls)):
+            if calls and (yield from self._section(calls, found.marker)):
                 yield from self._scan.skip()
                 return
             self._reasoning(found.before + found.marker)
@@ -223,25 +223,39 @@ class DialectParser:
         self._scan.at = start
         return False
 
-    def _section(self, calls: CallFormat) -> Reading[bool]:
-        """Read the calls after an opening mark. Without any, go back to it and return False."""
+    def _section(self, calls: CallFormat, opened: str = "") -> Reading[bool]:
+        """Read the calls after an opening mark. Without any, go back to it and return False.
+
+        Calls of other tools in front of one are text, with the mark that `opened` the section.
+        """
         scan, target = self._scan, self._target(calls.closing or calls.opening)
-        begin, read = scan.at, 0
+        behind, read = scan.at, 0  # the last call, or the mark
+        passed = behind
         while calls.repeats or not read:
-            start, scan.pinned = scan.at, True
+            scan.pinned = True
             yield from scan.skip(calls.separators + _BLANKS)
-            if not (yield from calls.read(target)):
-                scan.at = start
+            start = scan.at
+            if (yield from calls.read(target)):
+                self._count_passed(target)
+                behind, read = scan.at, read + 1
+            elif opened and calls.repeats and (yield from calls.form.passes(target)):
+                passed = start if read and not target.passed else passed
+                target.passed = opened * (not read) + scan.since(passed)
+            else:
                 break
-            read += 1
-        scan.pinned = False
+        scan.at, scan.pinned = behind, False
         if not read:
-            scan.at = begin
-        elif self._is_held and scan.ended and scan.available().strip() != calls.closing:
+            return False
+        if self._is_held and scan.ended and scan.available().strip() != calls.closing:
             scan.drop_rest()  # a call that the end cuts
         else:
             yield from self._close(calls)
-        return read > 0
+        return True
+
+    def _count_passed(self, target: CallTarget) -> None:
+        if target.passed:
+            self.failures[ParseFailure.NO_CALL] += 1
+            target.passed = ""
 
     def _close(self, calls: CallFormat) -> Reading[None]:
         """Read what closes a section, or go back to what stands there instead."""

@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event
+from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Text
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.scanner import Reading, Scanner
+
+NO_ARGUMENTS = ("null", '""')
+"""What models write in place of arguments."""
 
 
 class WrittenCall(NamedTuple):
@@ -42,15 +45,21 @@ class ArgumentTexts(NamedTuple):
 
 @dataclass
 class CallTarget:
-    """Where a form reads a call from, and where its events go to. `closing` ends the section of the call."""
+    """Where a form reads a call from, and where its events go to. `closing` ends the section of the call.
+
+    `passed` is text of calls of other tools, which stands in front of the next call.
+    """
 
     scan: Scanner
     tools: OfferedTools
     emit: Callable[[Event], None]
     closing: str = ""
+    passed: str = ""
 
     def start(self, name: str, call_id: str = "") -> None:
         """Begin a call. What has been read since the section began is not text any more."""
+        if self.passed:
+            self.emit(Text(self.passed))
         self.emit(CallStart(name, call_id))
         self.scan.pinned = False
 
@@ -88,6 +97,9 @@ class CallForm(Protocol):
 
     def read(self, target: CallTarget) -> Reading[bool]:
         """Read one call. Return False, without events, if what follows is none of an offered tool."""
+
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """Read a whole call of any tool, without events. Return False if there is none, or a section has one call."""
 
     def written(self, call: WrittenCall) -> str:
         """Return a call as a model writes it."""

@@ -3,11 +3,9 @@
 import json
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import NO_ARGUMENTS, Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import loaded, read_value, stream_object
 from services.gateway.dialects.scanner import Reading
-
-_EMPTY = ("", "null", '""')
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,13 @@ class JsonCalls:
     @property
     def argument_texts(self) -> None:
         """See CallForm."""
+
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        if (yield from target.scan.peek()) != "{":
+            return False
+        value = loaded((yield from read_value(target.scan)) or "")
+        return isinstance(value, dict) and self.name_key in value
 
     def around(self, name: str) -> Around:
         """See CallForm."""
@@ -106,6 +111,6 @@ class _Object:
         text = self._arguments
         if text.startswith('"') and isinstance(inner := loaded(text), str) and inner.strip():
             text = inner
-        if text in _EMPTY or (text.startswith('"') and not str(loaded(text)).strip()):
+        if text in ("", *NO_ARGUMENTS) or (text.startswith('"') and not str(loaded(text)).strip()):
             return None if self._target.tools.requires_arguments(self._name) else "{}"
         return text if isinstance(loaded(text), dict) else None

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
-from services.gateway.dialects.forms.json_text import stream_object
+from services.gateway.dialects.forms.call_form import NO_ARGUMENTS, Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.json_text import read_value, stream_object
 from services.gateway.dialects.scanner import Markers, Reading
 
 
@@ -12,7 +12,8 @@ class NamedCalls:
     """`before` NAME `between` {...} `after`.
 
     `prefix` may stand in front of the name. `numbers`: the prefix, the name, a colon and a number are the call's id.
-    `id_mark` and an id may follow the name. A `between` that is `optional` may be left out.
+    `id_mark` and an id may follow the name. A `between` that is `optional` may be left out. Without arguments, or with
+    `null` or an empty string, they are an empty object, unless the tool requires some.
     """
 
     before: str
@@ -42,10 +43,14 @@ class NamedCalls:
             yield from scan.skip()
         if not ((yield from scan.expect(self.between.strip())) or self.optional):
             return False
-        if (yield from scan.skip()) != "{":
+        if (yield from scan.skip()) == "{":
+            target.start(name, call_id)
+            yield from stream_object(scan, target.arguments, self.after.strip() or target.closing)
+        elif (yield from self._has_none(target)) and not target.tools.requires_arguments(name):
+            target.start(name, call_id)
+            target.arguments("{}")
+        else:
             return False
-        target.start(name, call_id)
-        yield from stream_object(scan, target.arguments, self.after.strip() or target.closing)
         yield from scan.skip()
         yield from scan.expect(self.after.strip())
         target.end()
@@ -54,6 +59,31 @@ class NamedCalls:
     @property
     def argument_texts(self) -> None:
         """See CallForm."""
+
+    def _has_none(self, target: CallTarget) -> Reading[bool]:
+        """Read what may stand in place of arguments. Return whether the call ends behind it."""
+        scan, after = target.scan, self.after.strip()
+        written = yield from scan.one_of(NO_ARGUMENTS)
+        following = yield from scan.skip()
+        if not after and not following:
+            return written is not None
+        start = scan.at
+        ends = yield from scan.expect(after or target.closing)
+        scan.at = start
+        return ends and bool(after or written)
+
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        scan = target.scan
+        if not self.before or not (yield from scan.expect(self.before)):
+            return False
+        between, after = self.between.strip(), self.after.strip()
+        if (yield from scan.until(Markers((between, after, target.closing)), lambda _: None)).marker != between:
+            return False
+        if (yield from scan.skip()) != "{" or (yield from read_value(scan)) is None:
+            return False
+        yield from scan.skip()
+        return (yield from scan.expect(after))
 
     def around(self, name: str) -> Around:
         """See CallForm."""

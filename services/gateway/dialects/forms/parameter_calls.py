@@ -67,6 +67,13 @@ class ParameterCalls:
         """See CallForm."""
         return Around(f"{self.name[0]}{name}{self.name[1]}", self.last + self.end)
 
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        if not self.end or not (yield from target.scan.expect(self.name[0])):
+            return False
+        markers = Markers((self.end, target.closing))
+        return (yield from target.scan.until(markers, lambda _: None)).marker == self.end
+
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""
         around = "\n" if self.in_lines else ""

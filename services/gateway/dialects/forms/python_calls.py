@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import string
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, Cal
 from services.gateway.dialects.scanner import Reading, Scanner
 
 _STRUCTURE = re.compile(r"""\\.|["'()\[\]{}]""", re.DOTALL)
+_NAME = string.ascii_letters + string.digits + "_."
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -38,6 +40,14 @@ class PythonCalls:
     def around(self, name: str) -> Around:
         """See CallForm."""
         return Around(f"{name}(", ")")
+
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        start = target.scan.at
+        yield from target.scan.skip(_NAME)
+        if target.scan.at == start or not (yield from target.scan.expect("(")):
+            return False
+        return (yield from _up_to_parenthesis(target.scan)) is not None
 
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""

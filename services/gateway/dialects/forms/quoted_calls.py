@@ -45,6 +45,11 @@ class QuotedCalls:
         """See CallForm."""
         return Around(f"{self.before}{name}{{", "}")
 
+    def passes(self, target: CallTarget) -> Reading[bool]:
+        """See CallForm."""
+        yield from target.scan.peek()
+        return False
+
     def written(self, call: WrittenCall) -> str:
         """See CallForm."""
         return f"{self.before}{call.name}{self._value(json.loads(call.arguments))}"

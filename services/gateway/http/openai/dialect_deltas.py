@@ -14,7 +14,10 @@ Delta = dict[str, Any]
 
 
 class DialectDeltas:
-    """The deltas of one sample. Drops calls after the first without `parallel`, and thoughts without `reasoning`."""
+    """The deltas of one sample. Drops calls after the first without `parallel`, and thoughts without `reasoning`.
+
+    A client joins them, so that a line end precedes text that goes on behind a call, and a thought behind text.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,8 @@ class DialectDeltas:
         self._reasoning = reasoning
         self._dropped = False  # the current call
         self.calls = 0
+        self._last: type[Event] | None = None
+        self._begun: set[type[Event]] = set()
 
     @property
     def called(self) -> bool:
@@ -60,19 +65,28 @@ class DialectDeltas:
     def _delta(self, event: Event) -> Delta:
         match event:
             case Text(text):
-                return {"content": text}
+                return {"content": self._separated(Text, text)}
             case Reasoning(text):
                 if self._tokens:
                     self._tokens.add_text(text)
+                text = self._separated(Reasoning, text)
                 # Clients differ in which of both names they read.
                 return {"reasoning": text, "reasoning_content": text} if self._reasoning else {}
             case CallStart(name, call_id):
+                self._last = CallStart
                 return self._start(name, call_id)
             case Arguments(text):
                 call = {"index": self.calls - 1, "function": {"arguments": text}}
                 return {} if self._dropped else {"tool_calls": [call]}
             case CallEnd():
                 return {}
+
+    def _separated(self, kind: type[Event], text: str) -> str:
+        """Return a part of the content or of the thoughts, behind a line end if something else stands before it."""
+        goes_on = kind in self._begun and kind is not self._last and not text[0].isspace()
+        self._begun.add(kind)
+        self._last = kind
+        return f"\n{text}" if goes_on else text
 
     def _start(self, name: str, call_id: str) -> Delta:
         self._dropped = bool(self.calls) and not self._parallel

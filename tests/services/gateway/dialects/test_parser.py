@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from services.gateway.dialects.declarations import CALL_FORMATS, DEFAULT_CALLS, HARMONY, PLAIN_JSON, THOUGHT_FORMATS
-from services.gateway.dialects.dialect import Dialect
+from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text, merged
+from services.gateway.dialects.forms.call_form import WrittenCall
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser, ParseFailure
 from tests.dialect_outputs import DIALECTS, cut, garbage, parsed, random_output, read
@@ -51,6 +52,28 @@ def test_garbage_ends_and_has_the_same_events_wherever_it_is_cut(dialect: Dialec
             assert parsed(dialect, pieces, in_thought=in_thought) == whole, pieces
 
 
+SECTIONS = [one for one in CALL_FORMATS if one.opening and one.repeats and not one.alone and one.name != "mistral"]
+
+
+@pytest.mark.parametrize("form", SECTIONS, ids=lambda form: form.name)
+def test_calls_of_other_tools_in_a_section_are_text_and_hide_no_call(form: CallFormat) -> None:
+    z = form.form.written(WrittenCall("z", '{"x": "a \\"b\\""}', "functions.z:7"))
+    a, b = (form.form.written(WrittenCall(name, arguments)) for name, arguments in (("a", '{"x": 1}'), ("b", "{}")))
+    text = form.section([z, z, a, z, b, z])
+    between, (begin, end) = form.separator, form.inner
+    expected = [
+        Text(f"{form.opening}{begin}{z}{between}{z}"), *call("a", '{"x": 1}'), Text(z), *B,
+        Text(f"{between}{z}{end}{form.closing}".lstrip()),
+    ]  # fmt: skip
+    for size in (1, 3, 1000):
+        parser = DialectParser(Dialect(None, form), AB)
+        found = [event for at in range(0, len(text), size) for event in parser.push(text[at : at + size])]
+        assert merged(found + parser.finish()) == expected
+        assert parser.failures == {ParseFailure.NO_CALL: 2}
+    for end_at in range(len(text)):
+        assert events(Dialect(None, form), text[:end_at], 1) == events(Dialect(None, form), text[:end_at])
+
+
 @pytest.mark.parametrize("arguments", ["{x:[}}", "{x:]}", "{:}", "{x:1", "{x:{y:}}", "{,}", "{x}", "[1]", "{x:1}}"])
 def test_a_broken_value_in_own_quotes_is_no_call(arguments: str) -> None:
     text = f"<|tool_call>call:a{arguments}<tool_call|>"
@@ -61,6 +84,7 @@ A, B = call("a", '{"x":1}'), call("b", "{}")
 CALL_A, CALL_B = '{"name":"a","arguments":{"x":1}}', '{"name": "b", "arguments": {}}'
 CALLED_B = f"<tool_call>{CALL_B}</tool_call>"
 MARK = '{"x":"\\"</tool_call>\\\\"}'
+V3 = FORMATS["deepseek-v3"].section([FORMATS["deepseek-v3"].form.written(WrittenCall("b", "{}"))] * 2)
 NO_ARGUMENTS = ("", ',"arguments":""', ',"arguments":null')
 CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 
@@ -99,6 +123,15 @@ CODER_A = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function
         ("qwen3-coder", "<tool_call>\n<function=z>\n</function>", [Text("<tool_call>\n<function=z>\n</function>")]),
         ("glm", "<tool_call>b\n</tool_call>", B),
         ("glm", "<tool_call>a<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>", call("a", '{"x": 1}')),
+        *(("mistral", f"[TOOL_CALLS]b[ARGS]{none} [TOOL_CALLS]b{{}}", [*B, *B]) for none in ("null", '""')),
+        ("mistral", "[TOOL_CALLS]b null", B),
+        ("mistral", "[TOOL_CALLS]b nullified", [Text("[TOOL_CALLS]b nullified")]),
+        ("mistral", "[TOOL_CALLS]c[ARGS]null", [Text("[TOOL_CALLS]c[ARGS]null")]),
+        *(("functionary", f"<function=b>{none}</function>", B) for none in ("", "null", '""', "\nnull\n")),
+        *(("deepseek-v3", V3.replace("{}", none), [*B, *B]) for none in ("", "null", '""')),
+        ("deepseek-v3.1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>b<｜tool▁sep｜>null<｜tool▁call▁end｜>", B),
+        ("deepseek-v3.1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>b<｜tool▁sep｜>null",
+         [Text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>b<｜tool▁sep｜>null")]),
         ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.b:3<|tool_call_argument_begin|>{}"
          "<|tool_call_end|><|tool_calls_section_end|>", call("b", "{}", "functions.b:3")),
         ("pythonic", "[a(x=-1), b()]", [*call("a", '{"x": -1}'), *B]),
@@ -220,6 +253,14 @@ def test_thoughts_are_separated_from_the_answer(text: str, in_thought: bool, exp
     assert events(Dialect(THINK, DEFAULT_CALLS), text, size, in_thought=in_thought) == merged(expected)
 
 
+@pytest.mark.parametrize("thought", THOUGHT_FORMATS, ids=lambda thought: thought.name)
+def test_a_call_ends_a_thought_that_has_no_mark_at_its_end(thought: ThoughtFormat) -> None:
+    for size in (1, 1000):
+        for text, in_thought in ((f"{thought.start}\nI see.\n", False), ("I see.\n", True)):
+            found = events(Dialect(thought, DEFAULT_CALLS), text + CALLED_B, size, in_thought=in_thought)
+            assert found == [Reasoning("I see."), *B]
+
+
 @pytest.mark.parametrize("answer", ['{"a": "x <answer> </think> <think> y"}', "<answer> 1 </answer>", "</think>"])
 def test_a_constrained_answer_has_no_thoughts_in_it(answer: str) -> None:
     for size in (1, 1000):
@@ -255,7 +296,13 @@ def test_many_openings_without_a_call_are_text_in_a_time_that_is_bounded(piece: 
         ("<|channel|>commentary to=functions.b<|message|><|call|>", B),
         ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
          "<|channel|>commentary to=functions.z<|message|>{}",
-         [Text("I look."), Text("{}")]),
+         [Text("I look."), Text("\n{}")]),
+        ("<|channel|>analysis<|message|>One.<|end|><|channel|>analysis<|message|>Two.<|end|>"
+         "<|channel|>commentary<|message|>I look.<|end|><|channel|>final<|message|>Yes.<|return|>",
+         [Reasoning("One.\nTwo."), Text("I look.\nYes.")]),
+        *((f"<|channel|>commentary to=functions.b<|message|>{none}<|call|>", B) for none in (" null ", '""')),
+        ("<|channel|>commentary to=functions.a<|message|>[1]<|call|>", [Text("[1]")]),
+        ("<|channel|>commentary to=functions.c<|message|>null<|call|>", [Text("null")]),
         ("no channel", [Text("no channel")]),
         ("<|channel|>final no message", [Text("<|channel|>final no message")]),
     ],

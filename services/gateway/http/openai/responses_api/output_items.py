@@ -72,12 +72,14 @@ class OutputItems:
         if thought := delta.get("reasoning"):
             if not self._in("reasoning"):
                 yield from self._close("completed")
+                thought = thought.removeprefix("\n") if self._items else thought
                 yield from self._start_reasoning()
             self._texts.append(thought)
             yield "response.reasoning_text.delta", {**self._place(), "delta": thought}
         if text := delta.get("content"):
             if not self._in("message"):
                 yield from self._close("completed")
+                text = text.removeprefix("\n") if self._items else text
                 yield from self._start_message()
             yield self._text_delta(text)
         for call in delta.get("tool_calls", ()):
