@@ -391,6 +391,8 @@ class ToolCallGrammar(_message.Message):
     AFTER_NUMBER_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     ARGUMENT_TEXTS_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    MARK_ONLY_AT_START_FIELD_NUMBER: _builtins.int
     max_calls: _builtins.int
     section_begin: _builtins.str
     """For tools with texts of their own: what stands in front of all calls, behind them, and between two of them. Names of
@@ -402,6 +404,12 @@ class ToolCallGrammar(_message.Message):
     """Between the begin of a call and its arguments: a number, and this text behind it. Empty: neither."""
     answer: _builtins.str
     """JSON schema of an answer without calls, as text. Empty: the output has calls."""
+    mark: _builtins.str
+    """The beginning of calls that may stand in free text: the grammar applies from there to the end of the calls. Not beside
+    `answer`. Empty: the output is calls.
+    """
+    mark_only_at_start: _builtins.bool
+    """Only behind whitespace at the beginning of the output the mark begins calls, and nothing follows them."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]: ...
     @_builtins.property
@@ -419,10 +427,12 @@ class ToolCallGrammar(_message.Message):
         after_number: _builtins.str = ...,
         answer: _builtins.str = ...,
         argument_texts: Global___ArgumentTexts | None = ...,
+        mark: _builtins.str = ...,
+        mark_only_at_start: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "argument_texts", b"argument_texts", "max_calls", b"max_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "answer", b"answer", "argument_texts", b"argument_texts", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls", "after_number", b"after_number", "answer", b"answer", "argument_texts", b"argument_texts", "mark", b"mark", "mark_only_at_start", b"mark_only_at_start", "max_calls", b"max_calls", "section_begin", b"section_begin", "section_end", b"section_end", "separator", b"separator", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_calls: _TypeAlias = _typing.Literal["max_calls"]  # noqa: Y015
     _WhichOneofArgType__max_calls: _TypeAlias = _typing.Literal["_max_calls", b"_max_calls"]  # noqa: Y015

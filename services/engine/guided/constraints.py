@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from engine.constraint import Constraint
-from engine.errors import EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
+from engine.errors import ConstraintFailed, EngineUnavailable, InvalidRequest, QueueFull, UnsupportedField
 from engine.native.kernels import return_freed_memory
 from quire.v1 import decoding_pb2, engine_pb2
 from services.engine.guided.json_output import DEFAULT_BOUNDS, JsonBounds
-from services.engine.guided.tool_calls import source_of
+from services.engine.guided.tool_calls import source_of, tools_of
 
 if TYPE_CHECKING:  # llguidance is needed only for requests with a constraint
     from services.engine.guided.compile_sandbox import CompileSandbox
-    from services.engine.guided.grammars import Vocabulary
-    from services.engine.guided.thoughts import ThoughtTokens
+    from services.engine.guided.grammars import CompiledGrammar, Vocabulary
+    from services.engine.guided.mark_tokens import MarkTokens
 
 # A compiled constraint takes some 100 kB; the sandbox passes at most 96 MiB.
 _MAX_CACHED = 32
@@ -57,7 +57,7 @@ class Constraints:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints")
         self._cache: OrderedDict[_Key, _Compilation] = OrderedDict()
         self._compilers: tuple[Vocabulary, CompileSandbox] | None = None
-        self._tokens_of_thoughts: ThoughtTokens | None = None
+        self._mark_tokens: MarkTokens | None = None
         self._unsupported_reason = ""
 
     async def load(self) -> None:
@@ -135,12 +135,26 @@ class Constraints:
 
     def _behind_thought(self, thought: decoding_pb2.Thought, answer: CompiledConstraint | None) -> CompiledConstraint:
         """Return a constraint that begins behind a thought. Raises RequestRefused."""
-        vocabulary, _ = self._supported
-        from services.engine.guided.thoughts import ThoughtConstraint, ThoughtTokens
+        from services.engine.guided.thoughts import ThoughtConstraint
 
-        if self._tokens_of_thoughts is None:
-            self._tokens_of_thoughts = ThoughtTokens(vocabulary)
-        return ThoughtConstraint(self._tokens_of_thoughts, thought, answer)
+        return ThoughtConstraint(self._tokens_of_marks(), thought, answer)
+
+    def _tokens_of_marks(self) -> "MarkTokens":
+        vocabulary, _ = self._supported
+        from services.engine.guided.mark_tokens import MarkTokens
+
+        if self._mark_tokens is None:
+            self._mark_tokens = MarkTokens(vocabulary)
+        return self._mark_tokens
+
+    def _in_text(self, source: str, calls: "CompiledGrammar") -> CompiledConstraint:
+        """Return a grammar of calls that may stand in text, or the grammar itself."""
+        tools = tools_of(source)
+        if not tools.mark:
+            return calls
+        from services.engine.guided.free_text import FreeTextConstraint
+
+        return FreeTextConstraint(self._tokens_of_marks(), tools.mark, calls, only_at_start=tools.only_at_start)
 
     @property
     def _supported(self) -> "tuple[Vocabulary, CompileSandbox]":
@@ -159,9 +173,14 @@ class Constraints:
 
         spec = GrammarSpec(*key)
         try:
-            return sandbox.fault(spec) or CompiledGrammar(vocabulary, spec)
+            if fault := sandbox.fault(spec):
+                return fault
+            compiled = CompiledGrammar(vocabulary, spec)
+            return self._in_text(spec.text, compiled) if spec.kind == "tool_calls" else compiled
         except InvalidGrammar as error:
             return str(error)
+        except ConstraintFailed:  # of a mark, by its other spelling in tokens
+            return "mark is not how calls begin"
         except OSError as error:
             raise EngineUnavailable(f"the constraint could not be compiled: {error}") from error
 

@@ -48,6 +48,8 @@ class CallableTools(NamedTuple):
     answer: str  # schema of an output without calls, empty if there must be calls
     has_texts: bool  # of the request
     argument_texts: ArgumentTexts | None  # None if arguments are an object in JSON
+    mark: str  # with which calls begin in text, empty if the output is calls
+    only_at_start: bool
 
 
 def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
@@ -57,7 +59,8 @@ def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
     has_texts = any(tool.begin for tool in calls.tools)
     most = calls.max_calls if calls.HasField("max_calls") else 1
     texts = _argument_texts(calls.argument_texts) if calls.HasField("argument_texts") else None
-    return json.dumps([most, tools, own if has_texts else CallTexts(), calls.answer, has_texts, texts])
+    in_text = calls.mark, calls.mark_only_at_start
+    return json.dumps([most, tools, own if has_texts else CallTexts(), calls.answer, has_texts, texts, *in_text])
 
 
 def _argument_texts(texts: decoding_pb2.ArgumentTexts) -> ArgumentTexts:
@@ -73,7 +76,7 @@ def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
 
 def tools_of(source: str) -> CallableTools:
     """Read the text of `source_of`. Raises InvalidTool."""
-    most, tools, section, answer, has_texts, texts = json.loads(source)
+    most, tools, section, answer, has_texts, texts, mark, only_at_start = json.loads(source)
     if not tools or not 1 <= most <= _MAX_CALLS:
         raise InvalidTool(f"it must have at least one tool, and max_calls between 1 and {_MAX_CALLS}, not {most}")
     names, schemas, around = (list(part) for part in zip(*tools, strict=True))
@@ -82,7 +85,10 @@ def tools_of(source: str) -> CallableTools:
     of_arguments = None if texts is None else ArgumentTexts(*texts)
     if of_arguments and of_arguments.before_text and not of_arguments.mark:
         raise InvalidTool("argument_texts.after_text must end a string if before_text begins it")
-    return CallableTools(most, names, schemas, pairs, CallTexts(*section), answer, has_texts, of_arguments)
+    if mark and (answer or not f"{section[0]}{around[0][0]}".startswith(mark)):
+        raise InvalidTool("mark must be the beginning of calls, without an answer beside them")
+    own = CallTexts(*section)
+    return CallableTools(most, names, schemas, pairs, own, answer, has_texts, of_arguments, mark, only_at_start)
 
 
 def tool_call_grammar(

@@ -1,7 +1,7 @@
 """Grammars and JSON schemas that force the output to be a tool call."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from quire.v1 import decoding_pb2, gateway_pb2
@@ -10,10 +10,13 @@ from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
 from services.wire.field_rules import declared_fields
 
+_MAX_BYTES = int(declared_fields(decoding_pb2.OutputConstraint.DESCRIPTOR)["tool_calls"].rules.max_bytes)
 _MAX_CALLS = int(declared_fields(decoding_pb2.ToolCallGrammar.DESCRIPTOR)["max_calls"].rules.max)
 # Keywords beside which an object may get its properties from another schema.
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 _VALUES = ("const", "enum", "default", "examples", "example")
+_NAME = "\ue000"  # stands for any
+_ANY_OBJECT = '{"type": "object"}'
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -88,6 +91,21 @@ def call_grammar(
     if texts := calls.form.argument_texts:
         grammar.argument_texts.CopyFrom(decoding_pb2.ArgumentTexts(**texts._asdict()))
     return grammar
+
+
+def in_text(
+    grammar: decoding_pb2.ToolCallGrammar, calls: CallFormat, free: Set[str]
+) -> decoding_pb2.ToolCallGrammar | None:
+    """Let text stand around the calls of a grammar; None if no mark begins them, or the grammar would be too large.
+
+    The arguments of tools in `free` are any object, if they are JSON.
+    """
+    before_name = calls.opening or (calls.inner[0] + calls.form.around(_NAME).begin).partition(_NAME)[0]
+    grammar.mark, grammar.mark_only_at_start = before_name, not calls.opening
+    for tool in grammar.tools:
+        if tool.name in free and not calls.form.argument_texts:
+            tool.parameters = _ANY_OBJECT
+    return grammar if grammar.ByteSize() <= _MAX_BYTES else None
 
 
 def calls_schema(tools: Sequence[gateway_pb2.Tool], *, parallel: bool) -> str:

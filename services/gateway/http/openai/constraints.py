@@ -30,6 +30,21 @@ def constraint_of(body: requests.GenerationRequest, names: dict[str, str]) -> de
     return constraint
 
 
+def _check_strict(
+    request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
+) -> ConstraintTools | None:
+    """Check a request whose calls, if any, may have to follow schemas. Raises InvalidField."""
+    offered = [] if body.tool_choice == "none" else body.tools or []
+    strict = [at for at, tool in enumerate(offered) if tool.function.strict]
+    has_format = names.get("constraint", "").startswith("response_format")
+    if not offered or not (strict or has_format) or (request.HasField("constraint") and not has_format):
+        return None
+    if strict and not has_format:
+        check_alone(request, "constraint", f"tools[{strict[0]}].function.strict", InvalidField)
+        names |= {"constraint": "tools", "constraint.tool_calls": "tools"}
+    return ConstraintTools([(at, tool.function.name) for at, tool in enumerate(offered)])
+
+
 def _response_format(body: requests.GenerationRequest) -> Iterator[tuple[str, decoding_pb2.OutputConstraint]]:
     if body.response_format is None:
         return
@@ -92,7 +107,7 @@ def check_tool_choice(
     elif choice == "required":
         fault = "" if tools else "is 'required', but tools is empty"
     else:
-        return None
+        return _check_strict(request, body, names)
     if fault:
         raise InvalidField(f"tool_choice {fault}", "tool_choice")
     if names.get("constraint", "").startswith("response_format"):

@@ -8,7 +8,7 @@ from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
 from services.gateway.http.openai import requests
 from services.gateway.text.tokenizer import Tokenizer
-from services.gateway.text.tool_choice import call_grammar, calls_schema
+from services.gateway.text.tool_choice import call_grammar, calls_schema, in_text
 
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -29,6 +29,8 @@ class DialectUse:
         callable_ones = [one.parameters or {} for one in offered if self._named in (None, one.name)]
         self._can_be_guided = all(can_be_guided(texts, schema) for schema in callable_ones)
         self._constrained = False
+        self._is_strict = choice == "auto" and any(one.strict for one in offered)
+        self._free = {one.name for one in offered if not one.strict}
         self._is_held = False  # to calls or an answer
         self._has_format = bool(offered) and body.response_format is not None and body.response_format.type != "text"
 
@@ -45,9 +47,11 @@ class DialectUse:
         elif self._has_format and self._dialect.calls and self._can_be_guided:
             request.constraint.tool_calls.CopyFrom(self._call_or_answer(request, self._dialect.calls))
             self._is_held = True
+        self._constrained = request.HasField("constraint")
+        if self._is_strict and not self._constrained and (grammar := self._strict_calls(request)):
+            request.constraint.tool_calls.CopyFrom(grammar)
         if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
-        self._constrained = request.HasField("constraint")
         if self._constrained and self._thought_before_answer:
             request.thought.SetInParent()  # with the marks of the model
 
@@ -85,6 +89,14 @@ class DialectUse:
         grammar = call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel)
         grammar.answer = request.constraint.json_schema or _ANY_OBJECT
         return grammar
+
+    def _strict_calls(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.ToolCallGrammar | None:
+        """Return the grammar of calls in free text; None if there is none for the model's form, or these tools."""
+        calls = self._dialect.calls
+        if calls is None or not self._can_be_guided or self._dialect.channels:
+            return None
+        grammar = call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel)
+        return in_text(grammar, calls, self._free)
 
     def _constraint(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint:
         tools = [tool for tool in request.prompt.chat.tools if self._named in (None, tool.name)]

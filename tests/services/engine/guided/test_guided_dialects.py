@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.v1 import gateway_pb2
+from services.engine.guided.free_text import FreeTextConstraint
 from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
 from services.engine.guided.grammars import CompiledGrammar, Vocabulary
+from services.engine.guided.mark_tokens import MarkTokens
 from services.engine.guided.tool_calls import source_of
 from services.gateway.dialects.declarations import CALL_FORMATS, PLAIN_JSON
 from services.gateway.dialects.dialect import CallFormat, Dialect
@@ -19,7 +21,7 @@ from services.gateway.dialects.events import merged
 from services.gateway.dialects.guided_arguments import can_be_guided
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.parser import DialectParser
-from services.gateway.text.tool_choice import call_grammar
+from services.gateway.text.tool_choice import call_grammar, in_text
 from tests.dialect_outputs import read
 from tests.services.engine.guided.test_valid_answers import END, SCHEMAS, SIZE, Walker, exactly, validator_of
 
@@ -48,18 +50,23 @@ def refusal_of(walker: Walker, calls: CallFormat, schema: Any) -> str:
 
 def check_walks(walker: Walker, calls: CallFormat, schema: Any, seed: int) -> int:
     """Check the calls of some walks; return how many walks ended."""
-    grammar, source, tools = compiled(walker, calls, schema), random.Random(seed), OfferedTools({"act": schema})
-    validator, ended = validator_of(schema), 0
-    for text in filter(None, (walker.answer(grammar, source) for _ in range(WALKS))):
-        parser = DialectParser(Dialect(None, calls), tools, is_constrained=True, is_held=True, drops_text=True)
+    grammar, source = compiled(walker, calls, schema), random.Random(seed)
+    answers = [text for _ in range(WALKS) if (text := walker.answer(grammar, source)) is not None]
+    check_answers(answers, calls, schema, is_held=True)
+    return len(answers)
+
+
+def check_answers(answers: list[str], calls: CallFormat, schema: Any, *, is_held: bool) -> None:
+    """Check that each answer is calls whose arguments are valid."""
+    tools, validator = OfferedTools({"act": schema}), validator_of(schema)
+    for text in answers:
+        parser = DialectParser(Dialect(None, calls), tools, is_constrained=is_held, is_held=is_held)
         _, answer, found = read(merged([*parser.push(text), *parser.finish()]))
         assert (answer, bool(found), dict(parser.failures)) == ("", True, {}), text
         for name, arguments in found:
             assert name == "act"
             value = exactly(json.dumps(arguments))
             assert validator.is_valid(value), f"{text!r} under {schema}: {next(validator.iter_errors(value))}"
-        ended += 1
-    return ended
 
 
 NAMES = st.sampled_from(["a", "b", "key", "x_1", "foo", "ü", "a-b", "type"])
@@ -102,3 +109,23 @@ SIMPLE: dict[str, Any] = {
 @pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda calls: calls.name)
 def test_calls_of_every_form_end_and_are_valid(walker: Walker, calls: CallFormat) -> None:
     assert sum(check_walks(walker, calls, SIMPLE, seed) for seed in range(10)) > 5
+
+
+@pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda calls: calls.name)
+def test_calls_in_text_are_valid_in_every_form(walker: Walker, calls: CallFormat) -> None:
+    tool = gateway_pb2.Tool(name="act", parameters=json.dumps(SIMPLE))
+    grammar = in_text(call_grammar([tool], calls, parallel=True), calls, set())
+    assert grammar
+    held = CompiledGrammar(walker.vocabulary, GrammarSpec("tool_calls", source_of(grammar)))
+    tokens = MarkTokens(walker.vocabulary)
+    constraint = FreeTextConstraint(tokens, grammar.mark, held, only_at_start=grammar.mark_only_at_start)
+    source, answers = random.Random(0), list[str]()
+    for _ in range(20):
+        state = constraint.start()
+        for token in constraint.mark.ids:
+            assert state.allowed()[token // 8] >> token % 8 & 1
+            state.advance(token)
+        if (rest := walker.calls_from(state, source)) is not None:
+            answers.append(constraint.mark.text.decode() + rest)
+    assert len(answers) > 5
+    check_answers(answers, calls, SIMPLE, is_held=False)

@@ -4,6 +4,7 @@ import ipaddress
 import json
 import random
 import re
+from collections.abc import Callable
 from datetime import datetime, time
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.constraint import ConstraintState
 from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
 from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 
@@ -124,10 +126,17 @@ class Walker:
 
     def answer(self, grammar: CompiledGrammar, source: random.Random) -> str | None:
         """Return a finished answer; None if it would be too long."""
-        state, tokens = grammar.start(), list[int]()
+        return self._walk(grammar.start(), lambda token, _: token == END, source)
+
+    def calls_from(self, state: ConstraintState, source: random.Random) -> str | None:
+        """Return the rest of calls, up to where text may follow; None if it would be too long."""
+        return self._walk(state, lambda _, mask: bool(mask[END // 8] >> END % 8 & 1), source)
+
+    def _walk(self, state: ConstraintState, is_end: Callable[[int, bytes], bool], source: random.Random) -> str | None:
+        tokens = list[int]()
         for _ in range(self._most_tokens):
-            token = self._choice(state.allowed(), source)
-            if token == END or state.complete:
+            token = self._choice(mask := state.allowed(), source)
+            if is_end(token, mask) or state.complete:
                 return self.vocabulary.tokens.decode_bytes(tokens).decode()
             tokens.append(token)
             state.advance(token)

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from quire.v1 import gateway_pb2
-from services.gateway.dialects.events import Arguments, CallEnd, CallStart
+from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Text
 from services.gateway.http.openai.dialect_use import DialectUse
 from services.gateway.http.openai.messages import chat
 from services.gateway.http.openai.requests import ChatCompletionRequest
 from services.gateway.http.openai.translation import chat_call
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
+from services.runtime.errors import InvalidField
 from tests.services.gateway.text.test_detokenizer import byte_level
 
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -169,3 +170,51 @@ def test_a_required_call_beside_a_format_is_a_call() -> None:
 def test_without_tools_to_call_the_format_is_that_of_the_output() -> None:
     _, request = chat_request(response_format=FORMAT, tool_choice="none")
     assert request.constraint.WhichOneof("kind") == "json_schema"
+
+
+def strict_tools(*strict: bool | None, **parameters: Any) -> list[dict[str, Any]]:
+    """Return tools named 0, 1 and so on."""
+    functions = [
+        {"name": str(at), "parameters": SUM | parameters} | ({} if one is None else {"strict": one})
+        for at, one in enumerate(strict)
+    ]
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def test_calls_of_strict_tools_follow_a_grammar_in_free_text() -> None:
+    one, request = use(MARKED, "[TOOL_CALLS]", tools=strict_tools(True, None))
+    grammar = request.constraint.tool_calls
+    assert (grammar.mark, grammar.mark_only_at_start) == ("[TOOL_CALLS]", False)
+    assert [json.loads(tool.parameters) for tool in grammar.tools] == [
+        SUM | {"additionalProperties": False},
+        {"type": "object"},
+    ]
+    parser = one.parser(in_thought=False)
+    assert parser
+    assert parser.push("Let me see.") == [Text("Let me see.")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": strict_tools(False, None)},
+        {"tools": strict_tools(True), "tool_choice": "none"},
+        {"tools": strict_tools(True, minProperties=1)},
+        {"tools": strict_tools(True, description="x" * 70_000)},
+    ],
+)
+def test_calls_that_no_grammar_can_hold_stay_free(fields: dict[str, Any]) -> None:
+    _, request = use(TAGS, **fields)
+    assert not request.HasField("constraint")
+
+
+def test_another_constraint_wins_over_strict_tools() -> None:
+    _, request = chat_request(tools=strict_tools(True), guided_regex="a+")
+    assert request.constraint.regex == "a+"
+    _, request = chat_request(tools=strict_tools(True), response_format=FORMAT)
+    assert not request.constraint.tool_calls.mark
+
+
+def test_a_field_that_no_constraint_takes_is_refused_beside_strict_tools() -> None:
+    with pytest.raises(InvalidField, match=r"min_tokens cannot be combined with tools\[1\]\.function\.strict"):
+        chat_request(tools=strict_tools(None, True), min_tokens=3)

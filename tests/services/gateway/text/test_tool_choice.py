@@ -9,7 +9,7 @@ from quire.v1 import gateway_pb2
 from services.gateway.dialects.declarations import CALL_FORMATS, DEFAULT_CALLS, HARMONY
 from services.gateway.dialects.dialect import CallFormat
 from services.gateway.dialects.forms.call_form import WrittenCall
-from services.gateway.text.tool_choice import arguments_schema, call_grammar, check_arguments_schema
+from services.gateway.text.tool_choice import arguments_schema, call_grammar, check_arguments_schema, in_text
 from services.runtime.errors import InvalidField
 
 DIGIT = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -75,3 +75,21 @@ def test_the_texts_of_a_grammar_are_those_that_the_form_writes(calls: CallFormat
     names = ("now", "look_up")
     written = [calls.form.written(WrittenCall(name, "{}", own)) for name, own in zip(names, ids, strict=True)]
     assert text == calls.section(written)
+
+
+@pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda calls: calls.name)
+def test_calls_in_text_begin_with_a_mark_in_front_of_their_name(calls: CallFormat) -> None:
+    tools = [gateway_pb2.Tool(name="now"), gateway_pb2.Tool(name="look_up")]
+    grammar = in_text(call_grammar(tools, calls, parallel=True), calls, {"now"})
+    assert grammar
+    assert grammar.mark
+    assert grammar.mark_only_at_start == (not calls.opening)
+    assert all(
+        f"{grammar.section_begin}{tool.begin.partition(tool.name)[0]}".startswith(grammar.mark)
+        for tool in grammar.tools
+    )
+
+
+def test_a_grammar_that_is_too_large_is_none_in_text() -> None:
+    tools = [gateway_pb2.Tool(name="now", parameters=json.dumps({"type": "object", "description": "x" * 66_000}))]
+    assert in_text(call_grammar(tools, DEFAULT_CALLS, parallel=True), DEFAULT_CALLS, set()) is None

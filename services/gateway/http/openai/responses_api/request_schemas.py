@@ -143,7 +143,7 @@ class FunctionTool(requests.StrictBody):
     description: str | None = Field(None, description="Description of the function for the model.")
     parameters: requests.Schema | None = Field(None, description="JSON schema of the arguments. Default: no arguments.")
     strict: bool | None = Field(
-        None, description="Accepted and ignored: arguments follow the schema only if a call is required."
+        None, description="Arguments follow the schema. Default: only if a call is required, or beside a format."
     )
 
 

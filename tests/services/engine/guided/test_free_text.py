@@ -1,0 +1,137 @@
+"""Calls of tools in free text follow a grammar from their opening mark on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.constraint import ConstraintState
+from engine.errors import ConstraintFailed
+from quire.v1 import decoding_pb2
+from services.engine.guided.free_text import FreeTextConstraint
+from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
+from services.engine.guided.grammars import CompiledGrammar, Vocabulary
+from services.engine.guided.mark_tokens import MarkTokens
+from services.engine.guided.tool_calls import source_of
+from tests.tiny_models import VOCABULARY
+
+END = 0
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+CALL = '<call>f{"a": 1}</call>'
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
+    return Vocabulary(tiny_model("llama"), VOCABULARY, [END])
+
+
+def in_text(vocabulary: Vocabulary, begin: str, end: str, mark: str, *, only_at_start: bool = False) -> ConstraintState:
+    calls = decoding_pb2.ToolCallGrammar(max_calls=2, separator=";", mark=mark)
+    calls.tools.add(name="f", parameters=json.dumps(SCHEMA), begin=begin, end=end)
+    grammar = CompiledGrammar(vocabulary, GrammarSpec("tool_calls", source_of(calls)))
+    return FreeTextConstraint(MarkTokens(vocabulary), mark, grammar, only_at_start=only_at_start).start()
+
+
+def single(vocabulary: Vocabulary, byte: str) -> int:
+    """Return the token of one byte."""
+    [token] = vocabulary.tokens.tokenize_str(byte)
+    return token
+
+
+def allows(state: ConstraintState, token: int) -> bool:
+    return bool(int.from_bytes(state.allowed(), "little") >> token & 1)
+
+
+def written(vocabulary: Vocabulary, state: ConstraintState, text: str) -> ConstraintState:
+    """Advance over a text by the shortest tokens that are allowed; text that a grammar forces has one token."""
+    rest = text.encode()
+    while rest:
+        beginnings = (vocabulary.tokens.tokenize_bytes(rest[:length]) for length in range(1, len(rest) + 1))
+        token = next((tokens[0] for tokens in beginnings if len(tokens) == 1 and allows(state, tokens[0])), None)
+        assert token is not None, (text, rest)
+        state.advance(token)
+        rest = rest[len(vocabulary.tokens.decode_bytes([token])) :]
+    return state
+
+
+def follows(vocabulary: Vocabulary, before: ConstraintState, text: str) -> bool:
+    state = before.copy()
+    try:
+        written(vocabulary, state, text)
+    except (AssertionError, ConstraintFailed):
+        return False
+    return True
+
+
+@pytest.fixture
+def state(tiny: Vocabulary) -> ConstraintState:
+    return in_text(tiny, "<call>f", "</call>", "<call>")
+
+
+@pytest.mark.parametrize("text", ["", "Well, {1 < 2", "<call", "<calls>", "<<ca<call"])
+def test_text_is_free_and_may_end_at_any_place(tiny: Vocabulary, state: ConstraintState, text: str) -> None:
+    written(tiny, state, text)
+    assert allows(state, END)
+    assert not state.complete
+
+
+def test_from_the_mark_on_calls_follow_the_grammar(tiny: Vocabulary, state: ConstraintState) -> None:
+    written(tiny, state, "Well: <<call>")
+    assert not allows(state, END)
+    assert not follows(tiny, state, "g")
+    assert not follows(tiny, state, 'f{"a": 3')
+    assert follows(tiny, state, 'f{"a": 1}</call>')
+
+
+def test_text_and_further_calls_may_follow_calls(tiny: Vocabulary, state: ConstraintState) -> None:
+    written(tiny, state, f"{CALL} and {CALL}")
+    assert allows(state, END)
+    written(tiny, state, f"{CALL}{CALL}.<call>f")
+    assert not follows(tiny, state, "x")
+
+
+def test_no_token_goes_on_behind_the_mark(tiny: Vocabulary) -> None:
+    longer = next(token for token in range(1, VOCABULARY) if len(set(tiny.tokens.decode_bytes([token]))) > 1)
+    text = tiny.tokens.decode_str([longer])
+    state = in_text(tiny, text[:1], "</call>", text[:1])
+    assert not allows(state, longer)
+    assert allows(state, single(tiny, text[:1]))
+
+
+def test_a_mark_that_is_a_token_begins_calls_as_that_token_alone(tiny: Vocabulary) -> None:
+    name, token = next((name, at) for name, at in tiny.marks.items() if at > END)
+    state = in_text(tiny, f"{name}f", name, name)
+    written(tiny, state, f"{name}x")  # spelled
+    assert allows(state, token)
+    state.advance(token)
+    assert not allows(state, END)
+    written(tiny, state, 'f{"a": 2}')
+    state.advance(token)
+    assert allows(state, END)
+    assert follows(tiny, state, "text")
+
+
+def test_a_mark_at_the_start_begins_calls_there_alone(tiny: Vocabulary) -> None:
+    state = in_text(tiny, "[f", "]", "[", only_at_start=True)
+    assert follows(tiny, state, "x[1]")
+    assert follows(tiny, state, ' \n[f{"a": 1}]')
+    assert not follows(tiny, state, " [1")
+    written(tiny, state, '[f{"a": 1}]')
+    assert allows(state, END)
+    assert follows(tiny, state, ';[f{"a": 2}]')
+    assert not follows(tiny, state, " and")
+
+
+def test_a_copy_goes_its_own_way(tiny: Vocabulary, state: ConstraintState) -> None:
+    written(tiny, state, "<call>f")
+    copy = state.copy()
+    written(tiny, state, '{"a": 1}</call> text')
+    assert not follows(tiny, copy, " text")
+    assert follows(tiny, copy, '{"a": 2}</call> text')
+
+
+@pytest.mark.parametrize("mark", ["<other>", "<call>f and more"])
+def test_a_mark_that_does_not_begin_calls_is_refused(tiny: Vocabulary, mark: str) -> None:
+    with pytest.raises(InvalidGrammar, match="mark must be the beginning of calls"):
+        in_text(tiny, "<call>f", "</call>", mark)
