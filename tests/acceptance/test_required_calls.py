@@ -1,4 +1,4 @@
-"""Required calls of the demo model, in six dialects: 1,000 calls of tools with 40 schemas."""
+"""Required calls, and calls of strict tools, of the demo model in six dialects, with 40 schemas."""
 
 import json
 from collections import Counter
@@ -18,6 +18,9 @@ from tests.acceptance.guided_languages import LANGUAGES
 from tests.running_quire import RunningService, start_quire
 
 CALLS = 1000
+STRICT_CALLS = 480
+LEAST_CALLED = 0.6
+EARLIER_CALLS = 6
 SCHEMAS_COUNT = 40
 MAX_TOKENS = 160
 AT_ONCE = 12
@@ -25,11 +28,11 @@ LEAST_FINISHED = 0.95
 # By vLLM's names of the parsers, Quire's names of the formats.
 NAMES = {
     "hermes": "hermes",
-    "mistral": "mistral",
+    "qwen3_coder": "qwen3-coder",
+    "glm45": "glm",
     "deepseek_v31": "deepseek-v3.1",
-    "kimi_k2": "kimi-k2",
-    "llama3_json": "llama3",
-    "granite": "granite",
+    "pythonic": "pythonic",
+    "gemma4": "gemma4",
 }
 DIALECTS = tuple(NAMES)
 WHOLE = {name: task for name, task in LANGUAGES.items() if task.schema is not True}
@@ -64,15 +67,31 @@ def gateways() -> Iterator[dict[str, str]]:
         yield urls
 
 
-def _called(gateways: dict[str, str], number: int) -> str:
-    """Require one call; return how it ended: finished, or cut. Fails if it is not valid."""
+def _earlier_calls(prompt: str, name: str) -> list[dict[str, Any]]:
+    """Return a conversation in which the model has called the tool, so that it goes on calling."""
+    messages: list[dict[str, Any]] = []
+    for at in range(EARLIER_CALLS):
+        function = {"name": name, "arguments": json.dumps({"value": "x"})}
+        call = {"id": f"call{at}", "type": "function", "function": function}
+        messages += [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "Right."},
+        ]
+    return messages
+
+
+def _called(gateways: dict[str, str], number: int, *, strict: bool = False) -> str:
+    """Require one call, or let the model decide; return how it ended. Fails if a finished call is not valid."""
     dialect = DIALECTS[number % len(DIALECTS)]
     prompt, schema = SCHEMAS[number // len(DIALECTS) % len(SCHEMAS)]
-    function = {"name": f"answer_{number % 3}", "description": "Takes the answer.", "parameters": schema}
+    name = f"answer_{number % 3}"
+    function = {"name": name, "description": "Takes the answer.", "parameters": schema, "strict": strict}
+    before = _earlier_calls(prompt, name) if strict else []
     body = {
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [*before, {"role": "user", "content": prompt}],
         "tools": [{"type": "function", "function": function}],
-        "tool_choice": "required",
+        "tool_choice": "auto" if strict else "required",
         "parallel_tool_calls": False,
         "max_tokens": MAX_TOKENS,
         "seed": number,
@@ -81,11 +100,14 @@ def _called(gateways: dict[str, str], number: int) -> str:
     answer = httpx.post(f"{gateways[dialect]}/v1/chat/completions", json=body, timeout=600)
     assert answer.status_code == 200, (dialect, schema, answer.text)
     choice = answer.json()["choices"][0]
-    assert choice["message"]["content"] in (None, ""), (dialect, choice)
+    calls = choice["message"].get("tool_calls", [])
+    if strict and not calls:
+        return "text"
+    assert strict or choice["message"]["content"] in (None, ""), (dialect, choice)
     if choice["finish_reason"] == "length":
         return "cut"
-    [call] = choice["message"]["tool_calls"]
-    assert call["function"]["name"] == function["name"]
+    [call] = calls
+    assert call["function"]["name"] == name
     jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
     return "finished"
 
@@ -96,3 +118,12 @@ def test_1000_required_calls_in_six_dialects_are_valid(gateways: dict[str, str],
         ends = Counter(threads.map(lambda number: _called(gateways, number), range(CALLS)))
     record(**ends)
     assert ends["finished"] >= LEAST_FINISHED * CALLS, ends
+
+
+def test_calls_of_strict_tools_in_six_dialects_are_valid(gateways: dict[str, str], record: Record) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        ends = Counter(threads.map(lambda number: _called(gateways, number, strict=True), range(STRICT_CALLS)))
+    record(**ends)
+    called = ends["finished"] + ends["cut"]
+    assert called >= LEAST_CALLED * STRICT_CALLS, ends
+    assert ends["finished"] >= LEAST_FINISHED * called, ends
