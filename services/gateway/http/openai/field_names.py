@@ -33,8 +33,9 @@ _OF_FUNCTION = re.compile(r"\b((?:tools|tool_calls)\[\d+\])\.(?=(?:name|descript
 # The places of tools in a constraint on calls. A list of calls has the tools' schemas as definitions.
 _IN_GRAMMAR = re.compile(r"constraint\.tool_calls(?:: |\.)tools\[(\d+)\]")
 _OF_NAMED_TOOL = re.compile(r'constraint\.tool_calls: the parameters of ("(?:[^"\\]|\\.)*")')
+_OF_ANSWER = re.compile(r"constraint\.tool_calls: answer: ")
 _IN_CALLS_SCHEMA = re.compile(r"constraint\.json_schema: #/\$defs/(\d+)")
-_TOOL_FIELD = re.compile(r"prompt\.chat\.tools\[\d+\](?:\.\w+)?")
+_FIELD = re.compile(r"prompt\.chat\.tools\[\d+\](?:\.\w+)?|constraint(?=: )")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class ConstraintTools:
             name = json.loads(found[1])  # the start of a long one
             at = next((at for at, (_, full) in enumerate(self.tools) if full.startswith(name)), None)
             return message if at is None else f"{self._tool(at)}.parameters{message[found.end() :]}"
+        if found := _OF_ANSWER.match(message):
+            return f"constraint: {message[found.end() :]}"
         if found := _IN_CALLS_SCHEMA.match(message):
             return f"{self._tool(int(found[1]))}.parameters: #{message[found.end() :]}"
         return message
@@ -70,7 +73,7 @@ class FieldNames:
         """Return the field and the message of an error under their HTTP names."""
         if self.constraint_tools:
             message = self.constraint_tools.locate(message)
-            path = found[0] if (found := _TOOL_FIELD.match(message)) else path
+            path = found[0] if (found := _FIELD.match(message)) else path
         return self.http_name(path), self.translate(message)
 
     def http_name(self, path: str) -> str:

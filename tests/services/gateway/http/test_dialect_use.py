@@ -123,6 +123,17 @@ def test_a_fault_in_the_constraint_is_named_by_its_place_in_the_tools(
     assert names.named(field, message) == (path, path + named)
 
 
+def test_a_fault_in_the_format_beside_tools_is_named_as_the_format() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = ChatCompletionRequest.model_validate({"messages": messages, "tools": TOOLS, "response_format": FORMAT})
+    names = chat_call(body, None).field_names
+    message = "constraint.tool_calls: answer: #/not: x"
+    assert names.named("constraint.tool_calls", message) == (FORMAT_FIELD, f"{FORMAT_FIELD}: #/not: x")
+    message = "constraint.tool_calls: tools[1].parameters: #/not: x"
+    named = "tools[1].function.parameters"
+    assert names.named("constraint.tool_calls", message) == (named, f"{named}: #/not: x")
+
+
 def test_a_model_that_decides_keeps_the_token_that_marks_calls() -> None:
     for template, special, kept in ((MARKED, "[TOOL_CALLS]", True), (MARKED, "", False), (PLAIN, "<tool_call>", True)):
         one, request = use(template, special)
@@ -138,6 +149,7 @@ def test_without_tools_the_output_is_text(fields: dict[str, Any]) -> None:
     assert one.parser(in_thought=False) is None
 
 
+FORMAT_FIELD = "response_format.json_schema.schema"
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
 
 
