@@ -28,7 +28,7 @@ _NAMES = HTTP_NAMES | {
 }
 _PATH = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+)*(?:\[\d+\])?")
 _NOT_A_WORD = re.compile(r"[._]")
-_FIRST_WORD = re.compile(r"\A[a-z]+(?= )")
+_FIRST_WORD = re.compile(r"\A[a-z]+(?=:? )")
 _OF_FUNCTION = re.compile(r"\b((?:tools|tool_calls)\[\d+\])\.(?=(?:name|description|parameters|arguments)\b)")
 # The places of tools in a constraint on calls. A list of calls has the tools' schemas as definitions.
 _IN_GRAMMAR = re.compile(r"constraint\.tool_calls(?:: |\.)tools\[(\d+)\]")
