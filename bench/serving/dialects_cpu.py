@@ -32,7 +32,7 @@ from tests.running_quire import RunningService
 
 REPETITIONS = 5
 STREAMS, NEW_TOKENS = 32, 256
-STEP_MICROSECONDS = 15_000
+STEP_MICROSECONDS = 6_000
 # Options of parsers, by gateway.
 GATEWAYS = {
     "plain": ("none", "none"),

@@ -59,12 +59,14 @@ class ChannelReader:
             return (yield from self._call(name))
         _, _, channel = header.partition(channels.channel)
         kind = Reasoning if channel.split()[:1] == [channels.thought] else Text
-        return (yield from self._scan.until(self._between, lambda part: self._target.emit(kind(part)))).marker
+        passes = self._between.passing(kind)
+        emit = self._target.emit
+        return (yield from self._scan.until(self._between, lambda part: emit(kind(part)), passes=passes)).marker
 
     def _call(self, name: str) -> Reading[str]:
         self._target.start(name)
         if (yield from self._scan.skip()) == "{":
-            yield from stream_object(self._scan, self._target.arguments, self._channels.ends[0])
+            yield from stream_object(self._target, self._channels.ends[0])
         else:
             self._target.arguments("{}")
         found = yield from self._scan.until(self._between, lambda _: None)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from enum import Enum
+from functools import partial
 
 from services.gateway.dialects.channels import ChannelReader
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
@@ -79,6 +80,9 @@ class DialectParser:
 
     def push(self, text: str) -> list[Event]:
         """Add generated text; return the events that are certain."""
+        passes = self._scan.passes
+        if passes and text and (event := passes(text)):
+            return [event]
         if text:
             self._scan.push(text)
             self._advance()
@@ -92,6 +96,7 @@ class DialectParser:
         return self._taken()
 
     def _advance(self) -> None:
+        self._scan.passes = None
         next(self._reading, None)
 
     def _taken(self) -> list[Event]:
@@ -115,11 +120,19 @@ class DialectParser:
         self._is_fresh = False
         self._emit(Text(text))
 
+    def _passed_text(self, text: str) -> Text:
+        self._is_fresh = False
+        return Text(text)
+
     def _reasoning(self, text: str) -> None:
         self._emit(Reasoning(text))
 
+    def _passed_arguments(self, text: str) -> Arguments:
+        self._arguments.append(text)
+        return Arguments(text)
+
     def _target(self, closing: str) -> CallTarget:
-        return CallTarget(self._scan, self._tools, self._emit, closing)
+        return CallTarget(self._scan, self._tools, self._emit, self._passed_arguments, closing)
 
     @property
     def _calls(self) -> CallFormat | None:
@@ -148,7 +161,9 @@ class DialectParser:
     def _answer(self, markers: Markers) -> Reading[None]:
         """Read text with calls in it, and thoughts behind them. Elsewhere, the marks of thoughts are text."""
         calls, framed = self._calls, False
-        while (found := (yield from self._scan.until(markers, self._text, drops_cut=self._is_held))).marker:
+        passes = None if self._drops_text else markers.passing(self._passed_text)
+        read = partial(self._scan.until, markers, self._text, drops_cut=self._is_held, passes=passes)
+        while (found := (yield from read())).marker:
             if calls and found.marker in calls.openings:
                 if not (yield from self._called(calls, found)):
                     return
@@ -199,7 +214,9 @@ class DialectParser:
         calls = self._calls if thought.end_at_calls and not self._is_constrained else None
         markers = Markers((thought.end, thought.start, *(calls.openings if calls else ())))
         yield from self._scan.skip("\n")
-        while (found := (yield from self._scan.until(markers, self._reasoning, drops_cut=True))).marker:
+        passes = markers.passing(Reasoning)
+        read = partial(self._scan.until, markers, self._reasoning, drops_cut=True, passes=passes)
+        while (found := (yield from read())).marker:
             if found.marker == thought.end:
                 yield from self._scan.skip("\n")
                 return

@@ -31,11 +31,15 @@ class Around(NamedTuple):
 
 @dataclass
 class CallTarget:
-    """Where a form reads a call from, and where its events go to. `closing` ends the section of the call."""
+    """Where a form reads a call from, and where its events go to. `closing` ends the section of the call.
+
+    `passed` makes the event of a further part of the arguments, for pieces that pass the scanner.
+    """
 
     scan: Scanner
     tools: OfferedTools
     emit: Callable[[Event], None]
+    passed: Callable[[str], Arguments]
     closing: str = ""
 
     def start(self, name: str, call_id: str = "") -> None:

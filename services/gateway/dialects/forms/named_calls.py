@@ -45,7 +45,7 @@ class NamedCalls:
         if (yield from scan.skip()) != "{":
             return False
         target.start(name, call_id)
-        yield from stream_object(scan, target.arguments, self.after.strip() or target.closing)
+        yield from stream_object(target, self.after.strip() or target.closing)
         yield from scan.skip()
         yield from scan.expect(self.after.strip())
         target.end()
