@@ -27,8 +27,8 @@ class Markers:
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = tuple(dict.fromkeys(filter(None, texts)))
         self._any = re.compile("|".join(map(re.escape, self.texts)) or "(?!)")
-        firsts = "".join(sorted({text[0] for text in self.texts}))
-        self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)")
+        self._firsts = "".join(sorted({text[0] for text in self.texts}))
+        self._first = re.compile(f"[{re.escape(self._firsts)}]" if self._firsts else "(?!)")
         self._longest = max(map(len, self.texts), default=0)
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
@@ -37,12 +37,15 @@ class Markers:
 
     def passing(self, event: Callable[[str], Event]) -> Pass:
         """Make events of pieces in which no marker begins, and which do not end with whitespace."""
-        begins = self._first.search
+        begins, firsts = self._first.search, self._firsts
 
         def passed(text: str) -> Event | None:
             return None if begins(text) or text[-1].isspace() else event(text)
 
-        return passed
+        def passed_one(text: str) -> Event | None:
+            return None if firsts in text or text[-1].isspace() else event(text)
+
+        return passed_one if len(firsts) == 1 else passed
 
     def held_from(self, text: str, start: int) -> int:
         """Return where at the end of a text a marker may have begun; its length if none has."""

@@ -1,11 +1,12 @@
 """Converts the output of one sample to OpenAI's deltas of content, thoughts and tool calls."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 from services.gateway.dialects.parser import DialectParser, ParseFailure
+from services.gateway.http.events import text_to_json, to_json
 from services.gateway.http.openai.thought_tokens import ThoughtTokens
 
 _ID_BYTES = 5  # Mistral's templates require ids of nine letters and digits
@@ -14,7 +15,10 @@ Delta = dict[str, Any]
 
 
 class DialectDeltas:
-    """The deltas of one sample. Drops calls after the first without `parallel`, and thoughts without `reasoning`."""
+    """The deltas of one sample. Drops calls after the first without `parallel`, and thoughts without `reasoning`.
+
+    Read all deltas in one way: as objects, or encoded as JSON without the last brace, in a quarter of the time.
+    """
 
     def __init__(
         self,
@@ -34,13 +38,14 @@ class DialectDeltas:
         self._reasoning = reasoning
         self._dropped = False  # the current call
         self.calls = 0
+        self._arguments = b""  # what stands in front of those of the current call
 
     @property
     def called(self) -> bool:
         """Whether the output ends with calls, and not within one."""
         return self.calls > 0 and not self.parser.failures[ParseFailure.CUT]
 
-    def push(self, text: str, token_ids: Iterable[int] = ()) -> list[Delta]:
+    def push(self, text: str, token_ids: Collection[int] = ()) -> list[Delta]:
         """Add generated text, and its tokens; return the deltas that are final."""
         if self._tokens:
             self.reasoning_tokens += self._tokens.add(token_ids)
@@ -49,10 +54,48 @@ class DialectDeltas:
     def finish(self) -> list[Delta]:
         """Return the deltas held back after the last push."""
         deltas = self._deltas(self.parser.finish())
+        self._end()
+        return deltas
+
+    def encode(self, text: str, token_ids: Collection[int]) -> list[bytes]:
+        """As `push`, encoded."""
+        if self._tokens:
+            self.reasoning_tokens += self._tokens.add(token_ids)
+        events = self.parser.push(text)
+        if len(events) == 1:
+            part = self._encoded(events[0])
+            return [part] if part else []
+        return [part for event in events if (part := self._encoded(event))]
+
+    def encode_rest(self) -> list[bytes]:
+        """As `finish`, encoded."""
+        parts = [part for event in self.parser.finish() if (part := self._encoded(event))]
+        self._end()
+        return parts
+
+    def _end(self) -> None:
         if self._tokens:
             self.reasoning_tokens += self._tokens.finish()
         self._on_finish(self.parser)
-        return deltas
+
+    def _encoded(self, event: Event) -> bytes:
+        """Encode a delta, with what stays the same written once."""
+        kind = type(event)
+        if kind is Text:
+            return b'{"content":' + text_to_json(event[0]).encode()
+        if kind is Reasoning:
+            return self._encoded_thought(event[0])
+        if kind is Arguments:
+            return b"" if self._dropped else self._arguments + text_to_json(event[0]).encode() + b"}}]"
+        delta = self._delta(event)
+        self._arguments = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % (self.calls - 1)
+        return to_json(delta).encode()[:-1] if delta else b""
+
+    def _encoded_thought(self, text: str) -> bytes:
+        if self._tokens:
+            self._tokens.add_text(text)
+        encoded = text_to_json(text).encode()
+        return b'{"reasoning":' + encoded + b',"reasoning_content":' + encoded if self._reasoning else b""
 
     def _deltas(self, events: Iterable[Event]) -> list[Delta]:
         return [delta for event in events if (delta := self._delta(event))]
