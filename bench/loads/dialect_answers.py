@@ -21,7 +21,13 @@ THOUGHT = next(one for one in THOUGHT_FORMATS if one.name == "think")
 _MARKS = (
     *(THOUGHT.start, THOUGHT.end),
     *(FORMATS["hermes"].opening, FORMATS["hermes"].closing),
-    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
 )
 _PROSE = """\
 The report is a table with one line for each ship, and it is wrong in two places. The first is the sum: it counts a \
@@ -79,7 +85,7 @@ def described(messages: Sequence[dict[str, str]]) -> list[Any]:
 
 
 def answers(folder: Path, tokens: int) -> dict[str, list[int]]:
-    """Return answers of so many tokens: text, a thought in front of text, and text in front of calls in each form."""
+    """Return answers of so many tokens: text, a thought in front of text, and calls in each form, with text behind."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def ids(text: str) -> list[int]:
@@ -93,7 +99,7 @@ def answers(folder: Path, tokens: int) -> dict[str, list[int]]:
     found = {"text": prose(tokens), "thought": [*thought, *prose(tokens - len(thought))]}
     for name, form in FORMATS.items():
         calls = _calls(form, ids, tokens)
-        found[name] = [*prose(tokens - len(calls)), *calls]
+        found[name] = [*calls, *prose(tokens - len(calls))]
     return found
 
 
@@ -102,7 +108,7 @@ def _calls(form: CallFormat, ids: Any, tokens: int) -> list[int]:
     written = [form.form.written(WrittenCall(name, json.dumps(given))) for name, given in _CALLS]
     sections: list[list[int]] = []
     for count in range(1, tokens):
-        section = ids("\n" + form.section(list(islice(cycle(written), count))))
+        section = ids(form.section(list(islice(cycle(written), count))) + "\n\n")
         if len(section) > tokens:
             break
         sections.append(section)

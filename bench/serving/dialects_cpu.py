@@ -1,11 +1,13 @@
 """CPU time of the gateway for each token of thoughts and calls of tools, over that of plain text; and first tokens.
 
-An engine without a model generates set answers of equal length, in steps of 15 ms. 32 chats at once stream over HTTP
-from a real gateway; each selection of parsers is a gateway of its own, with the same engine. Plain text comes from one
-whose parsers are `none`, and once more from another such gateway: the ratio of both gives the interval by which equal
-programs differ. Its requests offer no tools, but have in a message what the gateway writes of tools in the others, so
-that prompts are equal. The CPU time is that of all threads and children of a gateway, from the first request to the
-last answer, prompts included.
+An engine without a model generates set answers of equal length in steps of 6 ms, which real gateways stream over HTTP.
+Each selection of parsers is a gateway of its own. That of plain text has the parsers `none`, and its requests no tools,
+but in a message what other gateways write of tools, so that prompts are equal.
+
+For the CPU time two gateways serve 32 streams each, side by side: a shared machine changes its speed from second to
+second, which both then feel alike. One of both has plain text. Where the other one has, too, the ratio shows by how
+much equal programs differ. The time is that of all threads and children of a gateway, from the first request to the
+last answer, prompts included. First tokens are of 32 streams alone, short answers, all arms in turn.
 """
 
 import json
@@ -14,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,13 +28,15 @@ from bench.loads.http_server import MODEL, free_address
 from bench.loads.peer import Worker
 from bench.report.results import Row, in_turn, publish, repeated, row
 from bench.report.terms import Terms
-from bench.report.verdict import null_interval
+from bench.report.verdict import Interval, null_interval
 from bench.serving.overhead import cpu_seconds
 from services.models.model_store import default_cache, resolve
 from tests.running_quire import RunningService
 
 REPETITIONS = 5
-STREAMS, NEW_TOKENS = 32, 256
+STREAMS, NEW_TOKENS, FIRST_TOKENS = 32, 512, 32
+TURNS = 2  # of both gateways, one for each order
+FIRST_TURNS = 5
 STEP_MICROSECONDS = 6_000
 # Options of parsers, by gateway.
 GATEWAYS = {
@@ -86,12 +91,12 @@ class DialectGateways:
         gateway = psutil.Process(self.running[name].process.pid)
         return sum(cpu_seconds(one.pid) for one in (gateway, *gateway.children(recursive=True)))
 
-    def line(self, arm: Arm, number: int) -> str:
-        """Return the client's work. Prompts of another number are others."""
-        bodies = [self._body(arm, f"{number}-{stream}") for stream in range(STREAMS)]
-        return json.dumps({"address": self.addresses[arm.gateway], "bodies": bodies})
+    def work(self, arm: Arm, number: int, tokens: int) -> dict[str, Any]:
+        """Return the client's work with one gateway. Prompts of another number are others."""
+        bodies = [self._body(arm, f"{number}-{stream}", tokens) for stream in range(STREAMS)]
+        return {"address": self.addresses[arm.gateway], "bodies": bodies}
 
-    def _body(self, arm: Arm, name: str) -> dict[str, Any]:
+    def _body(self, arm: Arm, name: str, tokens: int) -> dict[str, Any]:
         messages = [_SYSTEM, {"role": "user", "content": f"Case {name}: the table of ships is wrong. Mend it."}]
         offered = {"tools": TOOLS} if arm.tools else {}
         return {
@@ -101,18 +106,62 @@ class DialectGateways:
             "stream_options": {"include_usage": True},
             "temperature": 0,
             "seed": self.answers.index(arm.answer),
-            "max_tokens": NEW_TOKENS,
+            "max_tokens": tokens,
             **offered,
         }
 
 
+class Measurement:
+    """Runs of the client with the gateways. Each has new prompts."""
+
+    def __init__(self, running: DialectGateways, client: Worker) -> None:
+        self._running = running
+        self._client = client
+        self._numbers = count()
+
+    def repetition(self, number: int) -> dict[str, Run]:
+        """Measure all arms in turn."""
+        names = in_turn(list(ARMS), number)
+        runs = {name: self._side_by_side(name) for name in names if name != "plain"} | {"plain": {}}
+        waits = [self._alone(name) for _ in range(FIRST_TURNS) for name in names]
+        for name in names:
+            own = [wait for one, wait in waits if one == name]
+            runs[name]["first_token_seconds"] = median(own)
+        return runs
+
+    def _side_by_side(self, name: str) -> Run:
+        """Return the microseconds of an arm and of plain text, and the arm's chunks."""
+        used, got = {name: 0.0, "plain": 0.0}, {}
+        for turn in range(TURNS):
+            names = [name, "plain"][:: -1 if turn % 2 else 1]
+            before = {one: self._running.cpu_seconds(ARMS[one].gateway) for one in names}
+            got = self._measured(names, NEW_TOKENS)
+            for one in names:
+                used[one] += self._running.cpu_seconds(ARMS[one].gateway) - before[one]
+        micros = {one: seconds * 1e6 / (TURNS * STREAMS * NEW_TOKENS) for one, seconds in used.items()}
+        chunks = got[name]["chunks"] / (STREAMS * NEW_TOKENS)
+        return {"us_per_token": micros[name], "plain_us_per_token": micros["plain"], "chunks_per_token": chunks}
+
+    def _alone(self, name: str) -> tuple[str, float]:
+        return name, self._measured([name], FIRST_TOKENS)[name]["first_token_seconds"]
+
+    def _measured(self, names: Sequence[str], tokens: int) -> dict[str, Run]:
+        """Run all streams of arms at once. Raises AssertionError if the client got something else."""
+        work = [self._running.work(ARMS[name], next(self._numbers), tokens) for name in names]
+        found = dict(zip(names, self._client.measure(json.dumps(work))["sides"], strict=True))
+        for name, got in found.items():
+            answer = ARMS[name].answer
+            assert got["completion_tokens"] == STREAMS * tokens, got
+            assert bool(got["thought"]) == (answer == "thought"), got
+            assert bool(got["calls"]) == (answer not in ("text", "thought")), got
+        return found
+
+
 def main(repetitions: int) -> None:
-    """Measure all arms in turn, and publish."""
-    runs: list[dict[str, Run]] = []
+    """Measure all arms, and publish."""
     with gateways() as running, Worker("client", [sys.executable, "-m", "bench.loads.workers.chat_client"]) as client:
-        for number in repeated(repetitions, "dialects_cpu"):
-            names = in_turn(list(ARMS), number)
-            runs.append({name: _measured(running, client, ARMS[name], _number(number, name)) for name in names})
+        measurement = Measurement(running, client)
+        runs = [measurement.repetition(number) for number in repeated(repetitions, "dialects_cpu")]
     runs = runs[1:]  # the first warms up
     publish("dialects_cpu", rows_of(runs), repetitions, code=CODE, runs=runs)
 
@@ -138,66 +187,52 @@ def gateways() -> Iterator[DialectGateways]:
         running = {}
         for one, (calls, thoughts) in GATEWAYS.items():
             parsers = ("--tool-call-parser", calls, "--reasoning-parser", thoughts)
-            running[one] = start(
-                "gateway", one, "--engines", engine.address, "--http-listen", addresses[one], *parsers
-            )
+            running[one] = start("gateway", one, "--engines", engine.address, "--http-listen", addresses[one], *parsers)
         for gateway in running.values():
             gateway.output.wait_for("gateway is ready")
         yield DialectGateways(running, addresses, list(written))
 
 
-def _number(repetition: int, name: str) -> int:
-    return len(ARMS) * repetition + list(ARMS).index(name)
-
-
-def _measured(running: DialectGateways, client: Worker, arm: Arm, number: int) -> Run:
-    """Run all streams of an arm once. Raises AssertionError if the client got something else."""
-    line, before = running.line(arm, number), running.cpu_seconds(arm.gateway)
-    got = dict(client.measure(line))
-    used = running.cpu_seconds(arm.gateway) - before
-    assert got["completion_tokens"] == STREAMS * NEW_TOKENS, got
-    assert bool(got["thought"]) == (arm.answer == "thought"), got
-    assert bool(got["calls"]) == (arm.answer not in ("text", "thought")), got
-    return {"us_per_token": used * 1e6 / (STREAMS * NEW_TOKENS), **got}
-
-
 def rows_of(runs: Runs) -> list[Row]:
     """Return the CPU time and the first token of each arm, and both over those of plain text."""
-    terms = Terms(work=f"{STREAMS} streams of {NEW_TOKENS} tokens, a step of 15 ms")
-    rows = []
-    for name in (name for name in ARMS if name != "again"):
-        sides = {name: terms} | ({} if name == "plain" else {"plain": terms})
-        rows.extend(_figures(name, runs, sides))
+    terms = {name: Terms(work=f"{STREAMS} streams of {NEW_TOKENS} tokens, a step of 6 ms") for name in ARMS}
+    null = null_interval(_column(runs, "again", "us_per_token"), _column(runs, "again", "plain_us_per_token"))
+    rows = [
+        _row("plain_us_per_token", _median(runs, "again", "plain_us_per_token"), "us", terms, "plain"),
+        _row("plain_first_token_ms", 1000 * _median(runs, "plain", "first_token_seconds"), "ms", terms, "plain"),
+    ]
+    for name in (name for name in ARMS if name not in ("plain", "again")):
+        ratio = median(run[name]["us_per_token"] / run[name]["plain_us_per_token"] for run in runs)
+        rows += [
+            _row(f"{name}_us_per_token", _median(runs, name, "us_per_token"), "us", terms, name),
+            _row(f"{name}_over_plain", ratio, "ratio", terms, name, "plain", null=null),
+            _row(f"{name}_chunks_per_token", _median(runs, name, "chunks_per_token"), "chunks", terms, name),
+            *_first_token_rows(name, runs, terms),
+        ]
     return rows
 
 
-def _figures(name: str, runs: Runs, sides: Mapping[str, Terms]) -> Iterator[Row]:
-    one = {name: sides[name]}
-    cpu, waits, chunks = (_column(runs, name, metric) for metric in ("us_per_token", "first_token_seconds", "chunks"))
-    yield _row(f"{name}_us_per_token", median(cpu), "us", one)
-    yield _row(f"{name}_first_token_ms", 1000 * median(waits), "ms", one)
-    yield _row(f"{name}_chunks_per_token", median(chunks) / (STREAMS * NEW_TOKENS), "chunks", one)
-    if name == "plain":
-        return
-    ratio, null = _over_plain(runs, name, "us_per_token")
-    yield _row(f"{name}_over_plain", ratio, "ratio", sides, null)
-    ratio, null = _over_plain(runs, name, "first_token_seconds")
-    yield _row(f"{name}_first_token_over_plain", ratio, "ratio", sides, null)
-    yield _row(f"{name}_first_token_beyond_null_interval", max(0.0, ratio - null[1]), "ratio", sides)
+def _first_token_rows(name: str, runs: Runs, terms: Mapping[str, Terms]) -> Iterator[Row]:
+    """Yield the time, its ratio and, where the answer shows at once, how far that is above what equal programs have."""
+    own, again, plain = (_column(runs, one, "first_token_seconds") for one in (name, "again", "plain"))
+    null = null_interval(again, plain)
+    ratio = median(one / other for one, other in zip(own, plain, strict=True))
+    yield _row(f"{name}_first_token_ms", 1000 * median(own), "ms", terms, name)
+    yield _row(f"{name}_first_token_over_plain", ratio, "ratio", terms, name, "plain", null=null)
+    if name in TEXTS:
+        beyond = max(0.0, ratio - null[1])
+        yield _row(f"{name}_first_token_beyond_null_interval", beyond, "ratio", terms, name, "plain")
 
 
 def _row(
-    metric: str, value: float, unit: str, terms: Mapping[str, Terms], null: tuple[float, float] | None = None
+    metric: str, value: float, unit: str, terms: Mapping[str, Terms], *sides: str, null: Interval | None = None
 ) -> Row:
-    peer = "plain text" if "plain" in terms and len(terms) > 1 else None
-    return row("dialects_cpu", metric, round(value, 4), unit, peer, terms=terms, null=null)
+    peer = "plain text" if len(sides) > 1 else None
+    return row("dialects_cpu", metric, round(value, 4), unit, peer, terms={one: terms[one] for one in sides}, null=null)
 
 
-def _over_plain(runs: Runs, name: str, metric: str) -> tuple[float, tuple[float, float]]:
-    """Return the median ratio over plain text, and the interval of plain text over itself."""
-    plain = _column(runs, "plain", metric)
-    ratios = [own / other for own, other in zip(_column(runs, name, metric), plain, strict=True)]
-    return median(ratios), null_interval(_column(runs, "again", metric), plain)
+def _median(runs: Runs, name: str, metric: str) -> float:
+    return median(_column(runs, name, metric))
 
 
 def _column(runs: Runs, name: str, metric: str) -> list[float]:

@@ -1,8 +1,9 @@
-"""A light client process for `bench dialects_cpu`: many streamed chats at once over HTTP, and when each began to answer.
+"""A light client process for `bench dialects_cpu`: many streamed chats at once over HTTP, and when each began.
 
-It prints its name as JSON. For each line `{"address": ..., "bodies": [...]}` it opens a connection for each body, sends
-all requests at once, and prints what came. It looks for the first part of an answer only while none has come, and reads
-the events when all have ended, so that it takes little time beside a gateway.
+It prints its name as JSON. A line is a list of `{"address": ..., "bodies": [...]}`, one for each gateway. For each it
+opens a connection for each body, sends all requests at once, to the gateways in turn, and prints what came from each.
+It looks for the first part of an answer only while none has come, and reads the events when all have ended, so that it
+takes little time beside a gateway.
 """
 
 import asyncio
@@ -51,17 +52,28 @@ class ChatStream(asyncio.Protocol):
         return [json.loads(one) for one in found[:-1]]
 
 
-async def run(address: str, bodies: list[Body]) -> dict[str, Any]:
-    """Run all requests at once; return the median seconds to the first part of an answer, and what the answers have."""
-    loop, (host, _, port) = asyncio.get_running_loop(), address.rpartition(":")
-    opened = [await loop.create_connection(ChatStream, host, int(port)) for _ in bodies]
-    for (transport, stream), body in zip(opened, bodies, strict=True):
-        stream.sent = time.perf_counter()
-        transport.write(_request(body))
-    streams = [stream for _, stream in opened]
-    await asyncio.wait_for(asyncio.gather(*(stream.ended for stream in streams)), STREAM_SECONDS)
+async def run(sides: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run all requests at once; return what came from each gateway."""
+    opened = [[await _opened(side["address"]) for _ in side["bodies"]] for side in sides]
+    encoded = [[_request(body) for body in side["bodies"]] for side in sides]
+    for connections, requests in zip(zip(*opened, strict=True), zip(*encoded, strict=True), strict=True):
+        for (transport, stream), request in zip(connections, requests, strict=True):
+            stream.sent = time.perf_counter()
+            transport.write(request)
+    streams = [[stream for _, stream in side] for side in opened]
+    await asyncio.wait_for(asyncio.gather(*(one.ended for side in streams for one in side)), STREAM_SECONDS)
+    return [_result(side) for side in streams]
+
+
+async def _opened(address: str) -> tuple[asyncio.Transport, ChatStream]:
+    host, _, port = address.rpartition(":")
+    return await asyncio.get_running_loop().create_connection(ChatStream, host, int(port))
+
+
+def _result(streams: list[ChatStream]) -> dict[str, Any]:
+    """Return the median seconds to the first part of an answer, and what the answers have."""
     waits = [stream.first - stream.sent for stream in streams if stream.first is not None]
-    assert len(waits) == len(bodies), f"{len(waits)} of {len(bodies)} answers began"
+    assert len(waits) == len(streams), f"{len(waits)} of {len(streams)} answers began"
     return {"first_token_seconds": median(waits), **counted([event for one in streams for event in one.events()])}
 
 
@@ -100,8 +112,7 @@ def main() -> None:
     """Answer each line of work."""
     print(json.dumps({"name": "client"}), flush=True)
     for line in sys.stdin:
-        work = json.loads(line)
-        print(json.dumps(asyncio.run(run(work["address"], work["bodies"]))), flush=True)
+        print(json.dumps({"sides": asyncio.run(run(json.loads(line)))}), flush=True)
 
 
 if __name__ == "__main__":

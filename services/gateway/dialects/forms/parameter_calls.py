@@ -142,9 +142,7 @@ class _Arguments:
         found = yield from self._scan.until(Markers((mark,)), parts.append)
         return "".join(parts) if found.marker else None
 
-    def _value(
-        self, emit: Callable[[str], None], passed: Callable[[str], Event] | None = None
-    ) -> Reading[bool]:
+    def _value(self, emit: Callable[[str], None], passed: Callable[[str], Event] | None = None) -> Reading[bool]:
         """Emit a value without the line ends of its tags. Return whether it is whole.
 
         The mark after it may also be a part of it: only what follows the last one can follow a value. `passed` makes

@@ -80,13 +80,12 @@ class DialectDeltas:
 
     def _encoded(self, event: Event) -> bytes:
         """Encode a delta, with what stays the same written once."""
-        kind = type(event)
-        if kind is Text:
-            return b'{"content":' + text_to_json(event[0]).encode()
-        if kind is Reasoning:
-            return self._encoded_thought(event[0])
-        if kind is Arguments:
-            return b"" if self._dropped else self._arguments + text_to_json(event[0]).encode() + b"}}]"
+        if isinstance(event, Text):
+            return b'{"content":' + text_to_json(event.text).encode()
+        if isinstance(event, Reasoning):
+            return self._encoded_thought(event.text)
+        if isinstance(event, Arguments):
+            return b"" if self._dropped else self._arguments + text_to_json(event.text).encode() + b"}}]"
         delta = self._delta(event)
         self._arguments = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % (self.calls - 1)
         return to_json(delta).encode()[:-1] if delta else b""
