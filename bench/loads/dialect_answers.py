@@ -69,10 +69,15 @@ TOOLS = [
 
 
 def model_folder(source: Path, folder: Path) -> Path:
-    """Copy the files of a tokenizer, with the marks of the dialects as tokens; return the folder."""
+    """Copy the files of a tokenizer, with the marks of the dialects as tokens; return the folder.
+
+    Its template begins a thought if `enable_thinking` is true, as those of many models do.
+    """
     folder.mkdir()
     for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(source / name, folder / name)
+    with (folder / "chat_template.jinja").open("a") as template:
+        template.write(f"{{% if add_generation_prompt and enable_thinking %}}{THOUGHT.start}{{% endif %}}")
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.add_tokens(list(_MARKS))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -85,7 +90,10 @@ def described(messages: Sequence[dict[str, str]]) -> list[Any]:
 
 
 def answers(folder: Path, tokens: int) -> dict[str, list[int]]:
-    """Return answers of so many tokens: text, a thought in front of text, and calls in each form, with text behind."""
+    """Return answers of so many tokens: text, the rest of a thought and text, and calls in each form with text behind.
+
+    The prompt has begun the thought.
+    """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def ids(text: str) -> list[int]:
@@ -94,8 +102,7 @@ def answers(folder: Path, tokens: int) -> dict[str, list[int]]:
     def prose(count: int) -> list[int]:
         return list(islice(cycle(ids(_PROSE)), count))
 
-    begin, end = ids(f"{THOUGHT.start}\n"), ids(f"\n{THOUGHT.end}\n\n")
-    thought = [*begin, *prose(tokens // 2), *end]
+    thought = [*prose(tokens // 2), *ids(f"\n{THOUGHT.end}\n\n")]
     found = {"text": prose(tokens), "thought": [*thought, *prose(tokens - len(thought))]}
     for name, form in FORMATS.items():
         calls = _calls(form, ids, tokens)

@@ -98,7 +98,9 @@ class DialectGateways:
 
     def _body(self, arm: Arm, name: str, tokens: int) -> dict[str, Any]:
         messages = [_SYSTEM, {"role": "user", "content": f"Case {name}: the table of ships is wrong. Mend it."}]
-        offered = {"tools": TOOLS} if arm.tools else {}
+        special: dict[str, Any] = {"tools": TOOLS} if arm.tools else {}
+        if arm.answer == "thought":
+            special["chat_template_kwargs"] = {"enable_thinking": True}
         return {
             "model": MODEL,
             "messages": messages if arm.tools else described(messages),
@@ -107,7 +109,7 @@ class DialectGateways:
             "temperature": 0,
             "seed": self.answers.index(arm.answer),
             "max_tokens": tokens,
-            **offered,
+            **special,
         }
 
 

@@ -19,7 +19,7 @@ class ChannelReader:
         self._target = target
         self._scan = target.scan
         self._unfinished = ""  # a header that does not end
-        self._between = Markers((channels.start, channels.channel, *channels.ends))
+        self._between = Markers.of((channels.start, channels.channel, *channels.ends))
         self._recipient = re.compile(rf"\bto={re.escape(channels.recipient)}([^\s<]+)")
 
     def read(self) -> Reading[None]:
@@ -46,7 +46,7 @@ class ChannelReader:
     def _header(self, marker: str) -> Reading[str | None]:
         """Return the header that a mark begins, None if it does not end."""
         parts = [marker]
-        found = yield from self._scan.until(Markers((self._channels.message,)), parts.append)
+        found = yield from self._scan.until(Markers.of((self._channels.message,)), parts.append)
         self._unfinished = "".join(parts)
         return self._unfinished if found.marker else None
 

@@ -83,13 +83,17 @@ class DialectParser:
 
     def push(self, text: str) -> list[Event]:
         """Add generated text; return the events that are certain."""
-        passes = self._scan.passes
-        if passes and text and (event := passes(text)):
+        if event := self.passed(text):
             return [event]
         if text:
             self._scan.push(text)
             self._advance()
         return self._taken()
+
+    def passed(self, text: str) -> Event | None:
+        """Add a text that is one event, and return it. None, and nothing is added, for other texts: push them."""
+        passes = self._scan.passes
+        return passes(text) if passes and text else None
 
     def finish(self) -> list[Event]:
         """Return the events that were held back, at the end of the output."""
@@ -149,7 +153,7 @@ class DialectParser:
         if calls and not calls.opening and (yield from self._bare(calls)):
             yield from self._scan.skip()
         marks = (thought.start, thought.end, *thought.frames) if thought and not self._is_constrained else ()
-        yield from self._answer(Markers((*marks, *(calls.openings if calls else ()))))
+        yield from self._answer(Markers.of((*marks, *(calls.openings if calls else ()))))
 
     def _begins(self, thought: ThoughtFormat) -> Reading[bool]:
         """Return whether the output begins with a thought, and read its mark."""
@@ -164,21 +168,18 @@ class DialectParser:
     def _answer(self, markers: Markers) -> Reading[None]:
         """Read text with calls in it, and thoughts behind them. Elsewhere, the marks of thoughts are text."""
         calls, framed = self._calls, False
+        frames = self._dialect.thought.frames if self._dialect.thought else ()
         passes = None if self._drops_text else markers.passing(self._passed_text)
         read = partial(self._scan.until, markers, self._text, drops_cut=self._is_held, passes=passes)
         while (found := (yield from read())).marker:
             if calls and found.marker in calls.openings:
                 if not (yield from self._called(calls, found)):
                     return
-            elif self._is_fresh or (framed and found.marker in self._frames):
-                framed = found.marker in self._frames or framed
+            elif self._is_fresh or (framed and found.marker in frames):
+                framed = found.marker in frames or framed
                 yield from self._between(found.marker)
             else:
                 self._text(found.before + found.marker)
-
-    @property
-    def _frames(self) -> tuple[str, ...]:
-        return self._dialect.thought.frames if self._dialect.thought else ()
 
     def _between(self, marker: str) -> Reading[None]:
         """Read what a mark of a thought, where one may stand, is followed by."""
@@ -215,7 +216,7 @@ class DialectParser:
     def _thought(self, thought: ThoughtFormat) -> Reading[None]:
         """Read a thought up to its end, or to a call in it."""
         calls = self._calls if thought.end_at_calls and not self._is_constrained else None
-        markers = Markers((thought.end, thought.start, *(calls.openings if calls else ())))
+        markers = Markers.of((thought.end, thought.start, *(calls.openings if calls else ())))
         yield from self._scan.skip("\n")
         passes = markers.passing(_passed_reasoning)
         read = partial(self._scan.until, markers, self._reasoning, drops_cut=True, passes=passes)

@@ -5,7 +5,8 @@ never depends on where the text was cut.
 """
 
 import re
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from services.gateway.dialects.events import Event
@@ -24,7 +25,13 @@ _LITERAL_END = re.compile(r"[\s,:\]}]")
 class Markers:
     """Texts that structure an output. None of them begins with another one."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    @staticmethod
+    @lru_cache(256)
+    def of(texts: tuple[str, ...]) -> "Markers":
+        """Return the markers with these texts, which are those of declarations, so that there are few."""
+        return Markers(texts)
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
         self.texts = tuple(dict.fromkeys(filter(None, texts)))
         self._any = re.compile("|".join(map(re.escape, self.texts)) or "(?!)")
         self._firsts = "".join(sorted({text[0] for text in self.texts}))

@@ -81,7 +81,7 @@ def stream_object(target: CallTarget, closing: str) -> Reading[bool]:
     target.arguments(scan.available()[: streamed.length])
     scan.at += streamed.length or 0
     if streamed.end.broken:
-        found = yield from scan.until(Markers((closing,)), target.arguments)
+        found = yield from scan.until(Markers.of((closing,)), target.arguments)
         scan.at -= len(found.marker)
     return not streamed.end.broken
 

@@ -72,7 +72,7 @@ class NamedCalls:
             return f"{self.prefix * prefixed}{name}:{scan.since(start)}"
         if self.id_mark and (yield from scan.expect(self.id_mark)):
             found: list[str] = []
-            stop = yield from scan.until(Markers((self.between, "{")), found.append)
+            stop = yield from scan.until(Markers.of((self.between, "{")), found.append)
             scan.at -= len(stop.marker)
             return "".join(found)
         return ""

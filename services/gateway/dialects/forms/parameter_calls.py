@@ -101,7 +101,7 @@ class _Arguments:
     def _next(self) -> Reading[str]:
         """Read up to the next argument or the end; return the mark of which it is, empty at the end of the output."""
         marks = (self._form.key[0], self._stop)
-        return (yield from self._scan.until(Markers(marks), lambda _: None)).marker
+        return (yield from self._scan.until(Markers.of(marks), lambda _: None)).marker
 
     def _argument(self) -> Reading[bool]:
         key = yield from self._text_before(self._form.key[1])
@@ -139,7 +139,7 @@ class _Arguments:
 
     def _text_before(self, mark: str) -> Reading[str | None]:
         parts: list[str] = []
-        found = yield from self._scan.until(Markers((mark,)), parts.append)
+        found = yield from self._scan.until(Markers.of((mark,)), parts.append)
         return "".join(parts) if found.marker else None
 
     def _value(self, emit: Callable[[str], None], passed: Callable[[str], Event] | None = None) -> Reading[bool]:
@@ -151,7 +151,7 @@ class _Arguments:
         lines = _WithoutLines(emit) if self._form.in_lines else None
         add = lines.add if lines else emit
         close = self._form.value[1]
-        markers = Markers((close,))
+        markers = Markers.of((close,))
         passes = _passing(markers, passed, lines) if passed else None
         while (yield from self._scan.until(markers, add, keeps_blanks=True, passes=passes)).marker:
             start, self._scan.pinned = self._scan.at, True

@@ -1,7 +1,7 @@
 """Converts the output of one sample to OpenAI's deltas of content, thoughts and tool calls."""
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
@@ -45,7 +45,7 @@ class DialectDeltas:
         """Whether the output ends with calls, and not within one."""
         return self.calls > 0 and not self.parser.failures[ParseFailure.CUT]
 
-    def push(self, text: str, token_ids: Collection[int] = ()) -> list[Delta]:
+    def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Delta]:
         """Add generated text, and its tokens; return the deltas that are final."""
         if self._tokens:
             self.reasoning_tokens += self._tokens.add(token_ids)
@@ -57,15 +57,15 @@ class DialectDeltas:
         self._end()
         return deltas
 
-    def encode(self, text: str, token_ids: Collection[int]) -> list[bytes]:
+    def encode(self, text: str, token_ids: Sequence[int]) -> list[bytes]:
         """As `push`, encoded."""
         if self._tokens:
             self.reasoning_tokens += self._tokens.add(token_ids)
-        events = self.parser.push(text)
-        if len(events) == 1:
-            part = self._encoded(events[0])
-            return [part] if part else []
-        return [part for event in events if (part := self._encoded(event))]
+        passed = self.parser.passed(text)
+        if passed is None:
+            return [part for event in self.parser.push(text) if (part := self._encoded(event))]
+        part = self._encoded(passed)
+        return [part] if part else []
 
     def encode_rest(self) -> list[bytes]:
         """As `finish`, encoded."""

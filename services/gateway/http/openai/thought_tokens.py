@@ -1,6 +1,6 @@
 """Counts the tokens of thoughts."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -18,12 +18,12 @@ class ThoughtTokens:
         self._in_thought = in_thought
         self._texts: list[str] = []
 
-    def add(self, token_ids: Collection[int]) -> int:
+    def add(self, token_ids: Sequence[int]) -> int:
         """Add generated tokens; return how many of them are in thoughts, as far as they show it."""
         if self._marks is None:
             return 0
-        if self._either.isdisjoint(token_ids):
-            return len(token_ids) if self._in_thought else 0
+        if len(token_ids) == 1 and token_ids[0] not in self._either:  # as in most deltas
+            return self._in_thought
         count, (start, _) = 0, self._marks
         for token in token_ids:
             if token in self._either:
