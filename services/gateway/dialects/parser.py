@@ -93,7 +93,11 @@ class DialectParser:
     def passed(self, text: str) -> Event | None:
         """Add a text that is one event, and return it. None, and nothing is added, for other texts: push them."""
         passes = self._scan.passes
-        return passes(text) if passes and text else None
+        if not passes or not text:
+            return None
+        if (event := passes(text)) is None:
+            self._scan.passes = None  # it has looked at this text, which now needs the reader
+        return event
 
     def finish(self) -> list[Event]:
         """Return the events that were held back, at the end of the output."""
