@@ -14,7 +14,9 @@ _TO = "to="
 class ChannelReader:
     """Reads an output that begins behind the start of a message, or in the middle of one."""
 
-    def __init__(self, channels: Channels, target: CallTarget) -> None:
+    def __init__(self, channels: Channels, target: CallTarget, *, drops_text: bool) -> None:
+        """`drops_text`: the target takes no text, so that none may pass it."""
+        self._drops_text = drops_text
         self._channels = channels
         self._target = target
         self._scan = target.scan
@@ -59,7 +61,7 @@ class ChannelReader:
             return (yield from self._call(name))
         _, _, channel = header.partition(channels.channel)
         kind = Reasoning if channel.split()[:1] == [channels.thought] else Text
-        passes = self._between.passing(kind)
+        passes = None if kind is Text and self._drops_text else self._between.passing(kind)
         emit = self._target.emit
         return (yield from self._scan.until(self._between, lambda part: emit(kind(part)), passes=passes)).marker
 

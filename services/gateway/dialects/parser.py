@@ -66,7 +66,7 @@ class DialectParser:
         self._dialect = dialect
         self._tools = tools
         if dialect.channels:
-            self._reading = ChannelReader(dialect.channels, self._target("")).read()
+            self._reading = ChannelReader(dialect.channels, self._target(""), drops_text=drops_text).read()
         else:
             self._reading = self._read(in_thought=in_thought and dialect.thought is not None)
         self._advance()
