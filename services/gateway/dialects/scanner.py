@@ -16,7 +16,7 @@ Reading = Generator[None, None, _T]
 """A generator that yields where it waits for more text, and returns what it has read."""
 
 Pass = Callable[[str], Event | None]
-"""Returns the one event of a whole piece of text. None if the piece needs the reader: it must be the next to read it."""
+"""Returns the one event of a whole piece of text. None if the piece needs the reader, which must read it next."""
 
 _STRING_END = re.compile(r'\\.|["\n]', re.DOTALL)
 _LITERAL_END = re.compile(r"[\s,:\]}]")
