@@ -21,6 +21,8 @@ class ObjectEnd:
 
     def find(self, piece: str) -> int | None:
         """Return the length of the last part if it ends, or breaks, in this piece."""
+        if not self._escapes and not _STRUCTURE.search(piece):
+            return None  # as most pieces, at once
         start, self._escapes = int(self._escapes and bool(piece)), self._escapes and not piece
         for found in _STRUCTURE.finditer(piece, start):
             mark = found[0]

@@ -107,6 +107,7 @@ class _ChatChunkWriter(ChunkWriter):
         self._suffix.add_reasoning(0)
         self._deltas: list[DialectDeltas] = []
         self._is_continuous = self._suffix.is_continuous
+        self._is_light = False  # chunks of dialects have deltas, and nothing else that changes
         self._reasoning = 0  # tokens of thoughts in the suffix
         self._details = bool(chat.body.logprobs or chat.body.return_token_ids)
 
@@ -116,12 +117,15 @@ class _ChatChunkWriter(ChunkWriter):
         self._content_prefixes = [before + b'{"content":' for before in self._prefixes]
         self._tokenizer = self._chat.tokenizer(started.model)
         self._deltas = [deltas for _ in self._prefixes if (deltas := self._chat.new_deltas(started)) is not None]
+        self._is_light = bool(self._deltas) and not (self._details or self._is_continuous)
         prompt = self._chat.token_ids_part("prompt_token_ids", started.prompt_token_ids)
         opening = b'{"role":"assistant","content":""' + self._unfinished + prompt + self._suffix.value
         return b"".join([before + opening for before in self._prefixes])
 
     def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
         """See ChunkWriter."""
+        if self._is_light:
+            return self._chunks(sample := delta.sample, self._deltas[sample].encode(delta.text, delta.token_ids))
         read = self._read(delta) if self._deltas else None
         super().write_delta(delta)
         if self._details:
