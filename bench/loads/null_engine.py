@@ -1,12 +1,14 @@
-"""An engine without a model: the real server, scheduler and pool, and a runner that always returns the same token.
+"""An engine without a model: the real server, scheduler and pool, and a runner that returns set tokens.
 
-For benchmarks of other parts, such as routing: it starts in a second or two, and takes a set time for each token, so
-that its load is realistic.
+For benchmarks of other parts, such as routing: it starts in a second or two, and takes a set time for each token and
+step, so that its load is realistic. It always generates the same token or, with scripts, the answer that the seed of a
+request selects.
 """
 
+import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,11 +50,12 @@ class Nothing:
 
 
 class NullRunner:
-    """Executes plans by waiting a number of seconds for each token of a step."""
+    """Executes plans by waiting a number of seconds for each token of a step, and for the step."""
 
-    def __init__(self, token_id: int, seconds_per_token: float) -> None:
+    def __init__(self, token_id: int, seconds_per_token: float, seconds_per_step: float = 0.0) -> None:
         self._token = Sampled(token_id)
         self._seconds_per_token = seconds_per_token
+        self._seconds_per_step = seconds_per_step
         self._free_at = 0.0
 
     def launch(self, plan: StepPlan) -> Done:
@@ -62,7 +65,8 @@ class NullRunner:
 
     def _wait(self, tokens: int) -> None:
         now = time.monotonic()
-        self._free_at = max(self._free_at, now - _MAX_CREDIT_SECONDS) + tokens * self._seconds_per_token
+        seconds = self._seconds_per_step + tokens * self._seconds_per_token
+        self._free_at = max(self._free_at, now - _MAX_CREDIT_SECONDS) + seconds
         if self._free_at > now:
             time.sleep(self._free_at - now)
 
@@ -73,6 +77,26 @@ class NullRunner:
             return [*scored, Sampled(first, top=tuple((first + rank, -float(rank)) for rank in range(work.candidates)))]
         own = self._token if work.logprobs is None else Sampled(first, 0.0)
         return [*scored, *[own] * (len(work.sample_indices) if work.samples else 0)]
+
+
+class ScriptedRunner(NullRunner):
+    """Returns the tokens of a script in turn: of that at the number that is the seed of the request.
+
+    Requests have one sample, and at most as many tokens as their script; none is preempted.
+    """
+
+    def __init__(self, scripts: Sequence[Sequence[int]], seconds_per_token: float, seconds_per_step: float) -> None:
+        super().__init__(0, seconds_per_token, seconds_per_step)
+        self._scripts = scripts
+        self._counts: dict[int, int] = {}  # tokens so far, by sequence
+
+    def _brought(self, work: Work) -> list[Sampled]:
+        if not work.samples:
+            return []
+        script, count = self._scripts[work.sampling.seed], self._counts.pop(work.sequence, 0)
+        if count + 1 < len(script):
+            self._counts[work.sequence] = count + 1
+        return [Sampled(script[count])]
 
 
 class NullBackend:
@@ -103,13 +127,22 @@ class NullParts:
 
 @dataclass(frozen=True)
 class NullOptions:
-    """The simulated model: context and vocabulary in tokens, the returned token, and its time."""
+    """The simulated model: context and vocabulary in tokens, the returned token or file of scripts, and their time."""
 
     context_tokens: int
     vocabulary_size: int
     token_id: int
     microseconds_per_token: float
     fingerprint: str = "nothing"  # before the digest of the tokenizer
+    microseconds_per_step: float = 0.0
+    scripts: str = ""
+
+    def runner(self) -> Runner:
+        """Return what generates the tokens."""
+        seconds = self.microseconds_per_token / 1e6, self.microseconds_per_step / 1e6
+        if self.scripts:
+            return ScriptedRunner(json.loads(Path(self.scripts).read_text()), *seconds)
+        return NullRunner(self.token_id, *seconds)
 
 
 def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
@@ -122,7 +155,7 @@ def assemble(options: NullOptions, settings: EngineSettings) -> NullParts:
         settings.device_blocks,
         settings.host_blocks,
     )
-    runner: Runner = NullRunner(options.token_id, options.microseconds_per_token / 1e6)
+    runner = options.runner()
     kept = None
     if path := kept_path(settings, "cpu"):
         kept = keep(kept_file(path), _identity(fingerprint, capacity), [NullBackend()])
@@ -162,6 +195,8 @@ def _identity(fingerprint: str, capacity: Capacity) -> KeptIdentity:
 @click.option("--vocabulary-size", default=1 << 20, show_default=True, help="Token ids are smaller than this.")
 @click.option("--token-id", default=100, show_default=True, help="The token that is always generated.")
 @click.option("--microseconds-per-token", default=0.0, show_default=True, help="Time that each computed token takes.")
+@click.option("--microseconds-per-step", default=0.0, show_default=True, help="Time that each step takes besides.")
+@click.option("--scripts", default="", help="File with lists of tokens; the seed of a request selects its answer.")
 @click.option("--fingerprint", default="nothing", show_default=True, help="Without the digest of the tokenizer.")
 @click.option("--metrics-listen", default="127.0.0.1:0", show_default=True, help="Address of the metrics.")
 def main(metrics_listen: str, **values: Any) -> None:

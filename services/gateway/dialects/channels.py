@@ -14,13 +14,15 @@ _TO = "to="
 class ChannelReader:
     """Reads an output that begins behind the start of a message, or in the middle of one."""
 
-    def __init__(self, channels: Channels, target: CallTarget) -> None:
+    def __init__(self, channels: Channels, target: CallTarget, *, drops_text: bool) -> None:
+        """`drops_text`: the target takes no text, so that none may pass it."""
+        self._drops_text = drops_text
         self._channels = channels
         self._target = target
         self._scan = target.scan
         self._unfinished = ""  # a header that does not end
         self._last: type[Event] | None = None  # what the message before has
-        self._between = Markers((channels.start, channels.channel, *channels.ends))
+        self._between = Markers.of((channels.start, channels.channel, *channels.ends))
         self._recipient = re.compile(rf"\bto={re.escape(channels.recipient)}([^\s<]+)")
 
     def read(self) -> Reading[None]:
@@ -47,7 +49,7 @@ class ChannelReader:
     def _header(self, marker: str) -> Reading[str | None]:
         """Return the header that a mark begins, None if it does not end."""
         parts = [marker]
-        found = yield from self._scan.until(Markers((self._channels.message,)), parts.append)
+        found = yield from self._scan.until(Markers.of((self._channels.message,)), parts.append)
         self._unfinished = "".join(parts)
         return self._unfinished if found.marker else None
 
@@ -65,19 +67,22 @@ class ChannelReader:
         """Read a thought or text, behind a line end if the message before has the same; return the mark behind it."""
         goes_on = self._last is kind
 
-        def emit(part: str) -> None:
+        def event(part: str) -> Event:
             nonlocal goes_on
-            self._target.emit(kind(f"\n{part}" if goes_on else part))
+            text = f"\n{part}" if goes_on else part
             goes_on, self._last = False, kind
+            return kind(text)
 
-        return (yield from self._scan.until(self._between, emit)).marker
+        passes = None if kind is Text and self._drops_text else self._between.passing(event)
+        emit = self._target.emit
+        return (yield from self._scan.until(self._between, lambda part: emit(event(part)), passes=passes)).marker
 
     def _call(self, name: str) -> Reading[str]:
         if (yield from self._scan.skip()) != "{":
             return (yield from self._without_object(name))
         self._last = CallStart
         self._target.start(name)
-        yield from stream_object(self._scan, self._target.arguments, self._channels.ends[0])
+        yield from stream_object(self._target, self._channels.ends[0])
         found = yield from self._scan.until(self._between, lambda _: None)
         self._target.end()
         return found.marker

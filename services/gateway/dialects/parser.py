@@ -2,6 +2,7 @@
 
 from collections import Counter
 from enum import Enum
+from functools import partial
 
 from services.gateway.dialects.channels import ChannelReader
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
@@ -15,6 +16,9 @@ _NO_TOOLS = OfferedTools({})
 _BLANKS = " \t\r\n"
 # Openings that are tried at the end of an output, where each may lead through the whole rest.
 _MOST_TRIED_AT_END = 32
+
+
+_new = tuple.__new__  # of events that pass, in half the time of their constructors
 
 
 class ParseFailure(Enum):
@@ -62,7 +66,7 @@ class DialectParser:
         self._dialect = dialect
         self._tools = tools
         if dialect.channels:
-            self._reading = ChannelReader(dialect.channels, self._target("")).read()
+            self._reading = ChannelReader(dialect.channels, self._target(""), drops_text=drops_text).read()
         else:
             self._reading = self._read(in_thought=in_thought and dialect.thought is not None)
         self._advance()
@@ -79,10 +83,21 @@ class DialectParser:
 
     def push(self, text: str) -> list[Event]:
         """Add generated text; return the events that are certain."""
+        if event := self.passed(text):
+            return [event]
         if text:
             self._scan.push(text)
             self._advance()
         return self._taken()
+
+    def passed(self, text: str) -> Event | None:
+        """Add a text that is one event, and return it. None, and nothing is added, for other texts: push them."""
+        passes = self._scan.passes
+        if not passes or not text:
+            return None
+        if (event := passes(text)) is None:
+            self._scan.passes = None  # it has looked at this text, which now needs the reader
+        return event
 
     def finish(self) -> list[Event]:
         """Return the events that were held back, at the end of the output."""
@@ -92,6 +107,7 @@ class DialectParser:
         return self._taken()
 
     def _advance(self) -> None:
+        self._scan.passes = None
         next(self._reading, None)
 
     def _taken(self) -> list[Event]:
@@ -115,11 +131,19 @@ class DialectParser:
         self._is_fresh = False
         self._emit(Text(text))
 
+    def _passed_text(self, text: str) -> Text:
+        self._is_fresh = False
+        return _new(Text, (text,))
+
     def _reasoning(self, text: str) -> None:
         self._emit(Reasoning(text))
 
+    def _passed_arguments(self, text: str) -> Arguments:
+        self._arguments.append(text)
+        return _new(Arguments, (text,))
+
     def _target(self, closing: str) -> CallTarget:
-        return CallTarget(self._scan, self._tools, self._emit, closing)
+        return CallTarget(self._scan, self._tools, self._emit, self._passed_arguments, closing)
 
     @property
     def _calls(self) -> CallFormat | None:
@@ -133,7 +157,7 @@ class DialectParser:
         if calls and not calls.opening and (yield from self._bare(calls)):
             yield from self._scan.skip()
         marks = (thought.start, thought.end, *thought.frames) if thought and not self._is_constrained else ()
-        yield from self._answer(Markers((*marks, *(calls.openings if calls else ()))))
+        yield from self._answer(Markers.of((*marks, *(calls.openings if calls else ()))))
 
     def _begins(self, thought: ThoughtFormat) -> Reading[bool]:
         """Return whether the output begins with a thought, and read its mark."""
@@ -148,19 +172,18 @@ class DialectParser:
     def _answer(self, markers: Markers) -> Reading[None]:
         """Read text with calls in it, and thoughts behind them. Elsewhere, the marks of thoughts are text."""
         calls, framed = self._calls, False
-        while (found := (yield from self._scan.until(markers, self._text, drops_cut=self._is_held))).marker:
+        frames = self._dialect.thought.frames if self._dialect.thought else ()
+        passes = None if self._drops_text else markers.passing(self._passed_text)
+        read = partial(self._scan.until, markers, self._text, drops_cut=self._is_held, passes=passes)
+        while (found := (yield from read())).marker:
             if calls and found.marker in calls.openings:
                 if not (yield from self._called(calls, found)):
                     return
-            elif self._is_fresh or (framed and found.marker in self._frames):
-                framed = found.marker in self._frames or framed
+            elif self._is_fresh or (framed and found.marker in frames):
+                framed = found.marker in frames or framed
                 yield from self._between(found.marker)
             else:
                 self._text(found.before + found.marker)
-
-    @property
-    def _frames(self) -> tuple[str, ...]:
-        return self._dialect.thought.frames if self._dialect.thought else ()
 
     def _between(self, marker: str) -> Reading[None]:
         """Read what a mark of a thought, where one may stand, is followed by."""
@@ -197,9 +220,11 @@ class DialectParser:
     def _thought(self, thought: ThoughtFormat) -> Reading[None]:
         """Read a thought up to its end, or to a call in it."""
         calls = None if self._is_constrained else self._calls
-        markers = Markers((thought.end, thought.start, *(calls.openings if calls else ())))
+        markers = Markers.of((thought.end, thought.start, *(calls.openings if calls else ())))
         yield from self._scan.skip("\n")
-        while (found := (yield from self._scan.until(markers, self._reasoning, drops_cut=True))).marker:
+        passes = markers.passing(_passed_reasoning)
+        read = partial(self._scan.until, markers, self._reasoning, drops_cut=True, passes=passes)
+        while (found := (yield from read())).marker:
             if found.marker == thought.end:
                 yield from self._scan.skip("\n")
                 return
@@ -266,3 +291,7 @@ class DialectParser:
         if not (yield from self._scan.expect(calls.closing or "]" * ("]" in calls.separators))):
             self._scan.at = start
         self._scan.pinned = False
+
+
+def _passed_reasoning(text: str) -> Reasoning:
+    return _new(Reasoning, (text,))

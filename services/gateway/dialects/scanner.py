@@ -5,12 +5,18 @@ never depends on where the text was cut.
 """
 
 import re
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
+
+from services.gateway.dialects.events import Event
 
 _T = TypeVar("_T")
 Reading = Generator[None, None, _T]
 """A generator that yields where it waits for more text, and returns what it has read."""
+
+Pass = Callable[[str], Event | None]
+"""Returns the one event of a whole piece of text. None if the piece needs the reader, which must read it next."""
 
 _STRING_END = re.compile(r'\\.|["\n]', re.DOTALL)
 _LITERAL_END = re.compile(r"[\s,:\]}]")
@@ -19,16 +25,34 @@ _LITERAL_END = re.compile(r"[\s,:\]}]")
 class Markers:
     """Texts that structure an output. None of them begins with another one."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    @staticmethod
+    @lru_cache(256)
+    def of(texts: tuple[str, ...]) -> "Markers":
+        """Return the markers with these texts, which are those of declarations, so that there are few."""
+        return Markers(texts)
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
         self.texts = tuple(dict.fromkeys(filter(None, texts)))
         self._any = re.compile("|".join(map(re.escape, self.texts)) or "(?!)")
-        firsts = "".join(sorted({text[0] for text in self.texts}))
-        self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)")
+        self._firsts = "".join(sorted({text[0] for text in self.texts}))
+        self._first = re.compile(f"[{re.escape(self._firsts)}]" if self._firsts else "(?!)")
         self._longest = max(map(len, self.texts), default=0)
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         """Return the first marker from `start` on."""
         return self._any.search(text, start)
+
+    def passing(self, event: Callable[[str], Event]) -> Pass:
+        """Make events of pieces in which no marker begins, and which do not end with whitespace."""
+        begins, firsts = self._first.search, self._firsts
+
+        def passed(text: str) -> Event | None:
+            return None if begins(text) or text[-1].isspace() else event(text)
+
+        def passed_one(text: str) -> Event | None:
+            return None if firsts in text or text[-1].isspace() else event(text)
+
+        return passed_one if len(firsts) == 1 else passed
 
     def held_from(self, text: str, start: int) -> int:
         """Return where at the end of a text a marker may have begun; its length if none has."""
@@ -53,6 +77,7 @@ class Scanner:
         self.at = 0
         self.ended = False
         self.pinned = False  # a reader may go back
+        self.passes: Pass | None = None  # set while a reader that has read all waits for more
         self._text = ""
 
     def push(self, text: str) -> None:
@@ -64,6 +89,10 @@ class Scanner:
         if self.pinned:
             return
         self._text, self.at = self._text[self.at :], 0
+
+    def offer(self, passes: Pass | None) -> None:
+        """Let `passes` make the events of pieces until one needs the reader, if it has read all and goes not back."""
+        self.passes = None if self._text or self.pinned else passes
 
     def since(self, start: int) -> str:
         """Return the text from `start` up to `at`."""
@@ -101,11 +130,18 @@ class Scanner:
         return not text or (yield from self.one_of((text,))) is not None
 
     def until(
-        self, markers: Markers, emit: Callable[[str], None], *, keeps_blanks: bool = False, drops_cut: bool = False
+        self,
+        markers: Markers,
+        emit: Callable[[str], None],
+        *,
+        keeps_blanks: bool = False,
+        drops_cut: bool = False,
+        passes: Pass | None = None,
     ) -> Reading[Found]:
         """Emit the text in front of the next marker, and read the marker, empty at the end of the text.
 
         Whitespace in front of it is not emitted, unless it is kept. `drops_cut` drops a marker that the end cuts.
+        `passes` has the same effect as `emit` for pieces without either.
         """
         while True:
             found = markers.find(self._text, self.at)
@@ -125,6 +161,7 @@ class Scanner:
                 self.at = len(self._text)
                 return Found("", "")
             self.forget()
+            self.offer(passes)
             yield
 
     def string(self) -> Reading[str | None]:

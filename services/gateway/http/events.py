@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import json.encoder
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -11,6 +12,8 @@ from services.runtime.http.server_sent_events import Events, ServerSentEvents
 DONE = b"data: [DONE]\n\n"
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+text_to_json = json.encoder.encode_basestring
+"""The same for a text, which is sent for each token."""
 
 
 def event(value: Any) -> bytes:

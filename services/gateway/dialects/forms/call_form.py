@@ -47,12 +47,14 @@ class ArgumentTexts(NamedTuple):
 class CallTarget:
     """Where a form reads a call from, and where its events go to. `closing` ends the section of the call.
 
-    `passed` is text of calls of other tools, which stands in front of the next call.
+    `passed` is text of calls of other tools, which stands in front of the next call. `further` makes the event of a
+    further part of the arguments, for pieces that pass the scanner.
     """
 
     scan: Scanner
     tools: OfferedTools
     emit: Callable[[Event], None]
+    further: Callable[[str], Arguments]
     closing: str = ""
     passed: str = ""
 

@@ -82,7 +82,7 @@ class _Object:
         if key in self._form.argument_keys and self._name and following == "{" and not self._started:
             self._started = True
             self._target.start(self._name)
-            return (yield from stream_object(self._scan, self._target.arguments, self._target.closing))
+            return (yield from stream_object(self._target, self._target.closing))
         text = yield from read_value(self._scan)
         if self._started:
             return text is not None  # whatever else it has

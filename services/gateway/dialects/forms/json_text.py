@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable
 
+from services.gateway.dialects.events import Event
+from services.gateway.dialects.forms.call_form import CallTarget
 from services.gateway.dialects.scanner import Markers, Reading, Scanner
 
 _STRUCTURE = re.compile(r'\\.|["{}\[\]\\\n]', re.DOTALL)
@@ -20,6 +21,8 @@ class ObjectEnd:
 
     def find(self, piece: str) -> int | None:
         """Return the length of the last part if it ends, or breaks, in this piece."""
+        if not self._escapes and not _STRUCTURE.search(piece):
+            return None  # as most pieces, at once
         start, self._escapes = int(self._escapes and bool(piece)), self._escapes and not piece
         for found in _STRUCTURE.finditer(piece, start):
             mark = found[0]
@@ -38,26 +41,51 @@ class ObjectEnd:
         return None
 
 
-def stream_object(scan: Scanner, emit: Callable[[str], None], closing: str) -> Reading[bool]:
+class _StreamedObject:
+    """Finds the end of the arguments that a target gets."""
+
+    def __init__(self, target: CallTarget) -> None:
+        self.end = ObjectEnd()
+        self.length: int | None = None  # of the last part, once it is known
+        self._target = target
+
+    def passes(self, piece: str) -> Event | None:
+        """See Pass. A piece in which the object ends needs the reader, which must not look at it again."""
+        self.length = self.end.find(piece)
+        return self._target.further(piece) if self.length is None else None
+
+    def take(self) -> bool:
+        """Take what is there; return whether the object ends in it, and if so leave that to the caller."""
+        scan = self._target.scan
+        piece = scan.available()
+        if self.length is None:
+            self.length = self.end.find(piece)
+        if self.length is not None:
+            return True
+        if piece:
+            self._target.arguments(piece)
+            scan.at += len(piece)
+        scan.forget()
+        return False
+
+
+def stream_object(target: CallTarget, closing: str) -> Reading[bool]:
     """Emit the text of a JSON object or list while it is written. Return whether it is whole.
 
     A broken one ends in front of `closing`.
     """
-    end = ObjectEnd()
-    while (length := end.find(piece := scan.available())) is None:
-        if piece:
-            emit(piece)
-            scan.at += len(piece)
-        scan.forget()
+    scan, streamed = target.scan, _StreamedObject(target)
+    while not streamed.take():
         if scan.ended:
             return False
+        scan.offer(streamed.passes)
         yield
-    emit(piece[:length])
-    scan.at += length
-    if end.broken:
-        found = yield from scan.until(Markers((closing,)), emit)
+    target.arguments(scan.available()[: streamed.length])
+    scan.at += streamed.length or 0
+    if streamed.end.broken:
+        found = yield from scan.until(Markers.of((closing,)), target.arguments)
         scan.at -= len(found.marker)
-    return not end.broken
+    return not streamed.end.broken
 
 
 def read_value(scan: Scanner) -> Reading[str | None]:

@@ -45,7 +45,7 @@ class NamedCalls:
             return False
         if (yield from scan.skip()) == "{":
             target.start(name, call_id)
-            yield from stream_object(scan, target.arguments, self.after.strip() or target.closing)
+            yield from stream_object(target, self.after.strip() or target.closing)
         elif (yield from self._has_none(target)) and not target.tools.requires_arguments(name):
             target.start(name, call_id)
             target.arguments("{}")
@@ -106,7 +106,7 @@ class NamedCalls:
             return f"{self.prefix * prefixed}{name}:{scan.since(start)}"
         if self.id_mark and (yield from scan.expect(self.id_mark)):
             found: list[str] = []
-            stop = yield from scan.until(Markers((self.between, "{")), found.append)
+            stop = yield from scan.until(Markers.of((self.between, "{")), found.append)
             scan.at -= len(stop.marker)
             return "".join(found)
         return ""

@@ -4,10 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.gateway.dialects.events import Event
 from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, CallTarget, WrittenCall
 from services.gateway.dialects.offered_tools import json_of
-from services.gateway.dialects.scanner import Markers, Reading
+from services.gateway.dialects.scanner import Markers, Pass, Reading
 
+_json = json.JSONEncoder(ensure_ascii=False).encode
 _STRING = frozenset(("string",))
 
 
@@ -79,7 +81,7 @@ class ParameterCalls:
         around = "\n" if self.in_lines else ""
         parts = [f"{self.name[0]}{call.name}{self.name[1]}"]
         for key, value in json.loads(call.arguments).items():
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = value if isinstance(value, str) else _json(value)
             says = f'{"true" if isinstance(value, str) else "false"}">' if self.says_type else ""
             parts.append(f"{self.indent}{self.key[0]}{key}{self.key[1]}{says}{self.value[0]}{around}{text}{around}")
             parts.append(self.value[1])
@@ -121,7 +123,7 @@ class _Arguments:
     def _next(self) -> Reading[str]:
         """Read up to the next argument or the end; return the mark of which it is, empty at the end of the output."""
         marks = (self._form.key[0], self._stop)
-        return (yield from self._scan.until(Markers(marks), lambda _: None)).marker
+        return (yield from self._scan.until(Markers.of(marks), lambda _: None)).marker
 
     def _argument(self) -> Reading[bool]:
         key = yield from self._text_before(self._form.key[1])
@@ -132,7 +134,7 @@ class _Arguments:
             is_string = (yield from self._text_before('">')) == "true"
             types = _STRING if is_string else types - _STRING
         yield from self._value_mark()
-        self._target.arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
+        self._target.arguments(f"{_json(key)}: ")
         if types == _STRING:
             return (yield from self._string())
         parts: list[str] = []
@@ -149,25 +151,31 @@ class _Arguments:
 
     def _string(self) -> Reading[bool]:
         self._target.arguments('"')
-        whole = yield from self._value(lambda part: self._target.arguments(json.dumps(part, ensure_ascii=False)[1:-1]))
+        whole = yield from self._value(lambda part: self._target.arguments(_json(part)[1:-1]), self._passed_string)
         if whole:
             self._target.arguments('"')
         return whole
 
+    def _passed_string(self, part: str) -> Event:
+        return self._target.further(_json(part)[1:-1])
+
     def _text_before(self, mark: str) -> Reading[str | None]:
         parts: list[str] = []
-        found = yield from self._scan.until(Markers((mark,)), parts.append)
+        found = yield from self._scan.until(Markers.of((mark,)), parts.append)
         return "".join(parts) if found.marker else None
 
-    def _value(self, emit: Callable[[str], None]) -> Reading[bool]:
+    def _value(self, emit: Callable[[str], None], passed: Callable[[str], Event] | None = None) -> Reading[bool]:
         """Emit a value without the line ends of its tags. Return whether it is whole.
 
-        The mark after it may also be a part of it: only what follows the last one can follow a value.
+        The mark after it may also be a part of it: only what follows the last one can follow a value. `passed` makes
+        the event of a further part.
         """
         lines = _WithoutLines(emit) if self._form.in_lines else None
         add = lines.add if lines else emit
         close = self._form.value[1]
-        while (yield from self._scan.until(Markers((close,)), add, keeps_blanks=True)).marker:
+        markers = Markers.of((close,))
+        passes = _passing(markers, passed, lines) if passed else None
+        while (yield from self._scan.until(markers, add, keeps_blanks=True, passes=passes)).marker:
             start, self._scan.pinned = self._scan.at, True
             following = yield from self._scan.skip()
             ends = not following or (yield from self._scan.one_of((self._form.key[0], self._stop))) is not None
@@ -178,6 +186,16 @@ class _Arguments:
         return False
 
 
+def _passing(markers: Markers, event: Callable[[str], Event], lines: "_WithoutLines | None") -> Pass:
+    """Pass pieces without markers, which neither end with whitespace nor stand next to a line end that is held."""
+    passing = markers.passing(event)
+
+    def passed(text: str) -> Event | None:
+        return None if lines and not lines.pass_on else passing(text)
+
+    return passed
+
+
 class _WithoutLines:
     """Emits a text in parts without one line end at each of its ends."""
 
@@ -185,6 +203,11 @@ class _WithoutLines:
         self._emit = emit
         self._held = ""
         self._begun = False
+
+    @property
+    def pass_on(self) -> bool:
+        """Whether a part that does not end with a line end is emitted as it is."""
+        return self._begun and not self._held
 
     def add(self, part: str) -> None:
         """Add a part. A line end at its end waits for the next part."""

@@ -63,7 +63,7 @@ class QuotedCalls:
 
     def _up_to(self, target: CallTarget) -> Reading[str | None]:
         """Read up to the end of the section, which is outside strings; return the text, None if there is no end."""
-        text, markers = "", Markers((target.closing,))
+        text, markers = "", Markers.of((target.closing,))
         while True:
             parts: list[str] = []
             found = yield from target.scan.until(markers, parts.append, keeps_blanks=True)

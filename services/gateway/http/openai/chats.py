@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
-from services.gateway.http.events import to_json
+from services.gateway.http.events import text_to_json, to_json
 from services.gateway.http.openai import generation_output, logprobs, requests
 from services.gateway.http.openai.dialect_deltas import DialectDeltas, message_of
 from services.gateway.http.openai.dialect_use import DialectUse
@@ -106,6 +106,10 @@ class _ChatChunkWriter(ChunkWriter):
         self._chat = chat
         self._suffix.add_reasoning(0)
         self._deltas: list[DialectDeltas] = []
+        self._is_continuous = self._suffix.is_continuous
+        self._is_light = False  # chunks of dialects have deltas, and nothing else that changes
+        self._reasoning = 0  # tokens of thoughts in the suffix
+        self._details = bool(chat.body.logprobs or chat.body.return_token_ids)
 
     def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
         """See ChunkWriter."""
@@ -113,52 +117,65 @@ class _ChatChunkWriter(ChunkWriter):
         self._content_prefixes = [before + b'{"content":' for before in self._prefixes]
         self._tokenizer = self._chat.tokenizer(started.model)
         self._deltas = [deltas for _ in self._prefixes if (deltas := self._chat.new_deltas(started)) is not None]
+        self._is_light = bool(self._deltas) and not (self._details or self._is_continuous)
         prompt = self._chat.token_ids_part("prompt_token_ids", started.prompt_token_ids)
         opening = b'{"role":"assistant","content":""' + self._unfinished + prompt + self._suffix.value
         return b"".join([before + opening for before in self._prefixes])
 
     def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
         """See ChunkWriter."""
-        read = self._read(delta) if self._deltas else [{"content": delta.text}]
+        if self._is_light:
+            return self._chunks(sample := delta.sample, self._deltas[sample].encode(delta.text, delta.token_ids))
+        read = self._read(delta) if self._deltas else None
         super().write_delta(delta)
-        if self._deltas or self._chat.body.logprobs or self._chat.body.return_token_ids:
-            return self._delta_chunks(delta, read)
+        if self._details:
+            return self._detailed(delta, [_content(delta.text)] if read is None else read or [_content("")])
+        if read is not None:
+            return self._chunks(delta.sample, read)
         if not delta.text:
             return b""
-        return self._content_prefixes[delta.sample] + to_json(delta.text).encode() + self._continuation
+        return self._content_prefixes[delta.sample] + text_to_json(delta.text).encode() + self._continuation
 
     def _write_finish(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
         called, chunks = False, b""
         if self._deltas:
-            deltas, before = self._deltas[sample], self._deltas[sample].reasoning_tokens
-            chunks = b"".join([self._chunk(sample, delta) for delta in deltas.finish()])
-            self._suffix.add_reasoning(deltas.reasoning_tokens - before)
+            deltas = self._deltas[sample]
+            self._continuation = self._unfinished + self._suffix.value
+            chunks = self._chunks(sample, deltas.encode_rest())
+            self._count_reasoning()
             called = deltas.called
         return chunks + self._last_chunk(
             sample, b"{}", generation_output.finish_fields(end, self._chat.body, tool_called=called)
         )
 
-    def _read(self, delta: gateway_pb2.Delta) -> list[dict[str, Any]]:
-        """Return the deltas of new text, and count the tokens of thoughts."""
-        deltas = self._deltas[delta.sample]
-        before = deltas.reasoning_tokens
-        read = deltas.push(delta.text, delta.token_ids)
-        self._suffix.add_reasoning(deltas.reasoning_tokens - before)
+    def _read(self, delta: gateway_pb2.Delta) -> list[bytes]:
+        """Return the encoded deltas of new text, and count the tokens of thoughts if the chunks have their number."""
+        read = self._deltas[delta.sample].encode(delta.text, delta.token_ids)
+        if self._is_continuous:
+            self._count_reasoning()
         return read
 
-    def _delta_chunks(self, delta: gateway_pb2.Delta, deltas: list[dict[str, Any]]) -> bytes:
-        """Encode a delta with tool calls, log-probabilities or token ids. The first chunk has all of the latter two."""
-        body, scores = self._chat.body, None
-        if body.logprobs:
-            scores = logprobs.for_chat(self._tokenizer, delta.token_ids, delta.logprobs)
-        if body.logprobs or body.return_token_ids:
-            deltas = deltas or [{"content": ""}]
-        own = self._chat.token_ids_part("token_ids", delta.token_ids)
-        first = [self._chunk(delta.sample, one, scores, own) for one in deltas[:1]]
-        return b"".join([*first, *(self._chunk(delta.sample, one) for one in deltas[1:])])
+    def _count_reasoning(self) -> None:
+        count = sum(one.reasoning_tokens for one in self._deltas)
+        self._suffix.add_reasoning(count - self._reasoning)
+        self._reasoning = count
 
-    def _chunk(
-        self, sample: int, delta: dict[str, Any], scores: dict[str, Any] | None = None, own: bytes = b""
-    ) -> bytes:
-        parts = (to_json(delta).encode(), b',"logprobs":', to_json(scores).encode(), b',"finish_reason":null', own)
-        return b"".join([self._prefixes[sample], *parts, b"}]", self._suffix.value])
+    def _chunks(self, sample: int, deltas: list[bytes]) -> bytes:
+        prefix, rest = self._prefixes[sample], self._continuation
+        if len(deltas) == 1:
+            return prefix + deltas[0] + rest
+        return b"".join([prefix + one + rest for one in deltas])
+
+    def _detailed(self, delta: gateway_pb2.Delta, deltas: list[bytes]) -> bytes:
+        """Encode deltas. The first chunk has all log-probabilities and token ids, as far as they are requested."""
+        scores = None
+        if self._chat.body.logprobs:
+            scores = logprobs.for_chat(self._tokenizer, delta.token_ids, delta.logprobs)
+        own = self._chat.token_ids_part("token_ids", delta.token_ids)
+        parts = (b'},"logprobs":', to_json(scores).encode(), b',"finish_reason":null', own, b"}]", self._suffix.value)
+        first = b"".join([self._prefixes[delta.sample], deltas[0], *parts])
+        return first + self._chunks(delta.sample, deltas[1:])
+
+
+def _content(text: str) -> bytes:
+    return b'{"content":' + text_to_json(text).encode()

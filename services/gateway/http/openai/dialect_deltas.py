@@ -6,6 +6,7 @@ from typing import Any
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 from services.gateway.dialects.parser import DialectParser, ParseFailure
+from services.gateway.http.events import text_to_json, to_json
 from services.gateway.http.openai.thought_tokens import ThoughtTokens
 
 _ID_BYTES = 5  # Mistral's templates require ids of nine letters and digits
@@ -16,7 +17,8 @@ Delta = dict[str, Any]
 class DialectDeltas:
     """The deltas of one sample. Drops calls after the first without `parallel`, and thoughts without `reasoning`.
 
-    A client joins them, so that a line end precedes text that goes on behind a call, and a thought behind text.
+    A client joins them, so that a line end precedes text that goes on behind a call, and a thought behind text. Read
+    all deltas in one way: as objects, or encoded as JSON without the last brace, in a quarter of the time.
     """
 
     def __init__(
@@ -39,13 +41,14 @@ class DialectDeltas:
         self.calls = 0
         self._last: type[Event] | None = None
         self._begun: set[type[Event]] = set()
+        self._arguments = b""  # what stands in front of those of the current call
 
     @property
     def called(self) -> bool:
         """Whether the output ends with calls, and not within one."""
         return self.calls > 0 and not self.parser.failures[ParseFailure.CUT]
 
-    def push(self, text: str, token_ids: Iterable[int] = ()) -> list[Delta]:
+    def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Delta]:
         """Add generated text, and its tokens; return the deltas that are final."""
         if self._tokens:
             self.reasoning_tokens += self._tokens.add(token_ids)
@@ -54,10 +57,47 @@ class DialectDeltas:
     def finish(self) -> list[Delta]:
         """Return the deltas held back after the last push."""
         deltas = self._deltas(self.parser.finish())
+        self._end()
+        return deltas
+
+    def encode(self, text: str, token_ids: Sequence[int]) -> list[bytes]:
+        """As `push`, encoded."""
+        if self._tokens:
+            self.reasoning_tokens += self._tokens.add(token_ids)
+        passed = self.parser.passed(text)
+        if passed is None:
+            return [part for event in self.parser.push(text) if (part := self._encoded(event))]
+        part = self._encoded(passed)
+        return [part] if part else []
+
+    def encode_rest(self) -> list[bytes]:
+        """As `finish`, encoded."""
+        parts = [part for event in self.parser.finish() if (part := self._encoded(event))]
+        self._end()
+        return parts
+
+    def _end(self) -> None:
         if self._tokens:
             self.reasoning_tokens += self._tokens.finish()
         self._on_finish(self.parser)
-        return deltas
+
+    def _encoded(self, event: Event) -> bytes:
+        """Encode a delta, with what stays the same written once."""
+        if isinstance(event, Text):
+            return b'{"content":' + text_to_json(self._separated(Text, event.text)).encode()
+        if isinstance(event, Reasoning):
+            return self._encoded_thought(event.text)
+        if isinstance(event, Arguments):
+            return b"" if self._dropped else self._arguments + text_to_json(event.text).encode() + b"}}]"
+        delta = self._delta(event)
+        self._arguments = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % (self.calls - 1)
+        return to_json(delta).encode()[:-1] if delta else b""
+
+    def _encoded_thought(self, text: str) -> bytes:
+        if self._tokens:
+            self._tokens.add_text(text)
+        encoded = text_to_json(self._separated(Reasoning, text)).encode()
+        return b'{"reasoning":' + encoded + b',"reasoning_content":' + encoded if self._reasoning else b""
 
     def _deltas(self, events: Iterable[Event]) -> list[Delta]:
         return [delta for event in events if (delta := self._delta(event))]
@@ -83,7 +123,9 @@ class DialectDeltas:
 
     def _separated(self, kind: type[Event], text: str) -> str:
         """Return a part of the content or of the thoughts, behind a line end if something else stands before it."""
-        goes_on = kind in self._begun and kind is not self._last and not text[0].isspace()
+        if kind is self._last:
+            return text
+        goes_on = kind in self._begun and not text[0].isspace()
         self._begun.add(kind)
         self._last = kind
         return f"\n{text}" if goes_on else text

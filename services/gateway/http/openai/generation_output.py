@@ -105,6 +105,11 @@ class ChunkSuffix:
         self.reasoning: int | None = None  # tokens in thoughts; None for completions
         self.value = b',"usage":null}\n\n' if include else b"}\n\n"
 
+    @property
+    def is_continuous(self) -> bool:
+        """Whether chunks have the usage so far."""
+        return self._usage is not None
+
     def add_prompt_usage(self, started: gateway_pb2.Started) -> None:
         """Add the tokens of a prompt."""
         if self._usage is not None:

@@ -1,6 +1,6 @@
 """Counts the tokens of thoughts."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -14,21 +14,23 @@ class ThoughtTokens:
     def __init__(self, tokenizer: Tokenizer, *, in_thought: bool) -> None:
         self._tokenizer = tokenizer
         self._marks = tokenizer.dialect_tokens.around_thought
+        self._either = frozenset(self._marks or ())
         self._in_thought = in_thought
         self._texts: list[str] = []
-        self._count = 0
 
-    def add(self, token_ids: Iterable[int]) -> int:
+    def add(self, token_ids: Sequence[int]) -> int:
         """Add generated tokens; return how many of them are in thoughts, as far as they show it."""
         if self._marks is None:
             return 0
-        before, (start, end) = self._count, self._marks
+        if len(token_ids) == 1 and token_ids[0] not in self._either:  # as in most deltas
+            return self._in_thought
+        count, (start, _) = 0, self._marks
         for token in token_ids:
-            if token in (start, end):
+            if token in self._either:
                 self._in_thought = token == start
             else:
-                self._count += self._in_thought
-        return self._count - before
+                count += self._in_thought
+        return count
 
     def add_text(self, text: str) -> None:
         """Add the text of a thought."""
