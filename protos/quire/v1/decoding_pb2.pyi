@@ -409,7 +409,9 @@ class ToolCallGrammar(_message.Message):
     `answer`. Empty: the output is calls.
     """
     mark_only_at_start: _builtins.bool
-    """Only behind whitespace at the beginning of the output the mark begins calls, and nothing follows them."""
+    """Calls begin at the beginning of the output alone, with the name of a tool behind the mark, and nothing follows them. Special
+    tokens may stand in front, and whitespace may differ.
+    """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableTool]: ...
     @_builtins.property

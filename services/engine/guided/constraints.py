@@ -152,9 +152,11 @@ class Constraints:
         tools = tools_of(source)
         if not tools.mark:
             return calls
-        from services.engine.guided.free_text import FreeTextConstraint
+        from services.engine.guided.free_text import CallsOrTextConstraint, FreeTextConstraint
 
-        return FreeTextConstraint(self._tokens_of_marks(), tools.mark, calls, only_at_start=tools.only_at_start)
+        if tools.only_at_start:
+            return CallsOrTextConstraint(self._tokens_of_marks(), tools.beginnings, calls)
+        return FreeTextConstraint(self._tokens_of_marks(), tools.mark, calls)
 
     @property
     def _supported(self) -> "tuple[Vocabulary, CompileSandbox]":

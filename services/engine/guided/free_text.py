@@ -4,6 +4,7 @@ The state follows from the tokens. No token that goes on behind the mark is allo
 token of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.constraint import ConstraintState
@@ -14,15 +15,13 @@ from services.engine.guided.mark_tokens import MarkTokens
 class FreeTextConstraint:
     """Lets text stand around calls. Implements services.engine.guided.constraints.CompiledConstraint.
 
-    `calls` is the grammar of calls with the opening mark. The mark counts `only_at_start` of an output if it is no mark
-    that text lacks; whitespace may stand in front of it.
+    `calls` is the grammar of calls, with their opening mark.
     """
 
-    def __init__(self, tokens: MarkTokens, mark: str, calls: CompiledGrammar, *, only_at_start: bool) -> None:
+    def __init__(self, tokens: MarkTokens, mark: str, calls: CompiledGrammar) -> None:
         """Begin the grammar. Raises ConstraintFailed if it does not begin with the mark."""
         self.tokens = tokens
         self.mark = tokens.first_mark(mark)
-        self.only_at_start = only_at_start
         self.omitted = calls.omitted
         self.crossing = tokens.crossing(self.mark.text)
         self.begun = calls.start()
@@ -31,11 +30,11 @@ class FreeTextConstraint:
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
-        return _State(self)
+        return _InText(self)
 
 
 @dataclass
-class _State:
+class _InText:
     """The state of one output. Implements engine.constraint.ConstraintState.
 
     `calls` is the state of calls that have begun, None in text. `tail` is the text that may be the beginning of a mark.
@@ -44,56 +43,114 @@ class _State:
     constraint: FreeTextConstraint
     calls: ConstraintState | None = None
     tail: bytes = b""
-    may_begin: bool = True
 
     @property
     def complete(self) -> bool:
-        return self.calls is not None and self.constraint.only_at_start and self.calls.complete
+        return False
 
     def allowed(self) -> bytes:
-        if self.calls is not None and not self._may_go_on():
+        if self.calls is not None and not self._may_end(self.calls):
             return self.calls.allowed()
-        return self.constraint.tokens.as_bytes(self._in_text(b"" if self.calls else self.tail))
+        return self.constraint.tokens.as_bytes(self._free(b"" if self.calls else self.tail))
 
     def advance(self, token_id: int) -> None:
-        if self.calls is not None and self._may_go_on():
+        if self.calls is not None and self._may_end(self.calls):
             self.calls, self.tail = None, b""
-        if self.calls is not None:
-            self.calls.advance(token_id)
-        elif self.may_begin:
+        if self.calls is None:
             self._advance_text(token_id)
+        else:
+            self.calls.advance(token_id)
 
-    def copy(self) -> "_State":
+    def copy(self) -> "_InText":
         return replace(self, calls=self.calls.copy() if self.calls else None)
 
-    def _may_go_on(self) -> bool:
-        """Return whether the calls may end, so that text follows."""
-        if self.calls is None or self.constraint.only_at_start:
-            return False
-        allowed = int.from_bytes(self.calls.allowed(), "little")
-        return self.calls.complete or bool(allowed & self.constraint.tokens.end_mask)
+    def _may_end(self, calls: ConstraintState) -> bool:
+        """Return whether text may follow the calls."""
+        allowed = int.from_bytes(calls.allowed(), "little")
+        return calls.complete or bool(allowed & self.constraint.tokens.end_mask)
 
-    def _in_text(self, tail: bytes) -> int:
+    def _free(self, tail: bytes) -> int:
         """Return the mask of tokens that do not go on behind a mark."""
-        tokens, mark = self.constraint.tokens, self.constraint.mark.text
-        free = tokens.all
-        if not mark or not self.may_begin:
-            return free
+        free, mark = self.constraint.tokens.all, self.constraint.mark.text
         for length, crossing in enumerate(self.constraint.crossing):
-            if tail == mark[:length] if self.constraint.only_at_start else tail.endswith(mark[:length]):
+            if tail.endswith(mark[:length]):
                 free &= ~crossing
         return free
 
     def _advance_text(self, token_id: int) -> None:
-        constraint = self.constraint
-        mark = constraint.mark
-        if not mark.text:
-            is_begun, self.may_begin = token_id == mark.ids[0], not constraint.only_at_start
-        elif constraint.only_at_start:
-            self.tail = (self.tail + constraint.tokens.text(token_id)).lstrip()
-            is_begun, self.may_begin = self.tail == mark.text, mark.text.startswith(self.tail)
-        else:
-            tail = self.tail + constraint.tokens.text(token_id)
+        mark = self.constraint.mark
+        if mark.text:
+            tail = self.tail + self.constraint.tokens.text(token_id)
             is_begun, self.tail = tail.endswith(mark.text), tail[-len(mark.text) :]
+        else:
+            is_begun = token_id == mark.ids[0]
         if is_begun:
-            self.calls = constraint.begun.copy()
+            self.calls = self.constraint.begun.copy()
+
+
+class CallsOrTextConstraint:
+    """An output of calls, or of text: its beginning says which. Implements CompiledConstraint, as above.
+
+    `beginnings` are those of calls, up to the name of a tool and the character behind it. Whitespace in them may differ
+    from that of the output, and special tokens may stand in front.
+    """
+
+    def __init__(self, tokens: MarkTokens, beginnings: Sequence[str], calls: CompiledGrammar) -> None:
+        """Begin the grammar. Raises ConstraintFailed if it does not begin in one of these ways."""
+        self.tokens = tokens
+        self.omitted = calls.omitted
+        self.begun = {}
+        for beginning in beginnings:
+            state = calls.start()
+            for token in tokens.spelled(beginning.encode()):
+                state.advance(token)
+            self.begun[_squeezed(beginning.encode())] = state
+
+    def start(self) -> ConstraintState:
+        """Return the state of an empty output."""
+        return _AtStart(self)
+
+
+@dataclass
+class _AtStart:
+    """The state of one output. Implements engine.constraint.ConstraintState.
+
+    `text` is the output without whitespace while it may be the beginning of calls, then None.
+    """
+
+    constraint: CallsOrTextConstraint
+    calls: ConstraintState | None = None
+    text: bytes | None = b""
+
+    @property
+    def complete(self) -> bool:
+        return self.calls is not None and self.calls.complete
+
+    def allowed(self) -> bytes:
+        if self.calls is not None:
+            return self.calls.allowed()
+        tokens = self.constraint.tokens
+        free = tokens.all
+        if self.text is not None:
+            ways = [way[len(self.text) :] for way in self.constraint.begun if way.startswith(self.text)]
+            free &= ~tokens.going_beyond(ways)
+        return tokens.as_bytes(free)
+
+    def advance(self, token_id: int) -> None:
+        if self.calls is not None:
+            self.calls.advance(token_id)
+        elif self.text is not None and not self.constraint.tokens.is_special(token_id):
+            self._advance_text(self.text + _squeezed(self.constraint.tokens.text(token_id)))
+
+    def copy(self) -> "_AtStart":
+        return replace(self, calls=self.calls.copy() if self.calls else None)
+
+    def _advance_text(self, text: bytes) -> None:
+        begun = self.constraint.begun
+        if text in begun:
+            self.calls = begun[text].copy()
+        self.text = text if any(way.startswith(text) for way in begun) else None
+
+
+def _squeezed(text: bytes) -> bytes:
+    return b"".join(text.split())

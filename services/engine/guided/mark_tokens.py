@@ -1,7 +1,9 @@
 """Tokens that complete marks of texts, such as those around thoughts and in front of calls."""
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from services.engine.guided.grammars import Vocabulary
@@ -48,6 +50,31 @@ class MarkTokens:
             return self.mark(own)
         ends = [at for name in names if (at := text.find(name)) > 0]
         return self.mark(text[: min(ends, default=len(text))])
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is no text."""
+        return token_id in self._special
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self._names.values()) | self.ends
+
+    def going_beyond(self, rests: Iterable[bytes]) -> int:
+        """Return the mask of tokens that begin with one of these texts, and go on. Whitespace in tokens counts not."""
+        return mask_of(token for rest in rests for token in self._beginning_with(rest))
+
+    def _beginning_with(self, rest: bytes) -> Iterator[int]:
+        ordered = self._in_order
+        for text, token in islice(ordered, bisect_left(ordered, (rest, -1)), None):
+            if not text.startswith(rest):
+                return
+            if text != rest or self.text(token)[-1:].isspace():
+                yield token
+
+    @cached_property
+    def _in_order(self) -> list[tuple[bytes, int]]:
+        """The texts of tokens without whitespace, in order."""
+        return sorted((b"".join(self.text(token).split()), token) for token in range(self._size))
 
     @cached_property
     def end_mask(self) -> int:

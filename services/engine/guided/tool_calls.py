@@ -51,6 +51,15 @@ class CallableTools(NamedTuple):
     mark: str  # with which calls begin in text, empty if the output is calls
     only_at_start: bool
 
+    @property
+    def beginnings(self) -> list[str]:
+        """The texts in front of arguments, up to the name of a tool and the character behind it."""
+        found = []
+        for name, (begin, _) in zip(self.names, self.around, strict=True):
+            before, written, after = split_at_name(name, begin)
+            found.append(f"{self.section.begin}{before}{written}{after[:1]}")
+        return found
+
 
 def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
     """Return a text that determines the grammar, for `tools_of`."""
@@ -123,6 +132,15 @@ def tool_call_grammar(
     return "\n".join([*lines, "NUMBER: /[0-9]{1,3}/"] if number else lines)
 
 
+def split_at_name(name: str, text: str) -> tuple[str, str, str]:
+    """Return what stands in front of a tool's name, the name as it is written, and what follows."""
+    for written in (json.dumps(name, ensure_ascii=False)[1:-1], name):
+        before, found, after = text.rpartition(written)
+        if found:
+            return before, found, after
+    return text, "", ""
+
+
 class _Texts:
     """Implements GrammarTexts, with tokens where texts have the names of tokens."""
 
@@ -138,11 +156,8 @@ class _Texts:
 
     def around(self, name: str, text: str) -> str:
         """Return a text with the name of a tool in it, which is no token whatever it is."""
-        for written in (json.dumps(name, ensure_ascii=False)[1:-1], name):
-            before, found, after = text.rpartition(written)
-            if found:
-                return " ".join(filter(None, [self.of(before), self.literal(written), self.of(after)]))
-        return self.of(text)
+        before, written, after = split_at_name(name, text)
+        return " ".join(filter(None, [self.of(before), self.literal(written) if written else "", self.of(after)]))
 
     def literal(self, text: str) -> str:
         """See GrammarTexts."""

@@ -9,11 +9,11 @@ import pytest
 from engine.constraint import ConstraintState
 from engine.errors import ConstraintFailed
 from quire.v1 import decoding_pb2
-from services.engine.guided.free_text import FreeTextConstraint
+from services.engine.guided.free_text import CallsOrTextConstraint, FreeTextConstraint
 from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
 from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from services.engine.guided.mark_tokens import MarkTokens
-from services.engine.guided.tool_calls import source_of
+from services.engine.guided.tool_calls import CallableTools, source_of, tools_of
 from tests.tiny_models import VOCABULARY
 
 END = 0
@@ -26,11 +26,21 @@ def tiny(tiny_model: Callable[[str], Path]) -> Vocabulary:
     return Vocabulary(tiny_model("llama"), VOCABULARY, [END])
 
 
-def in_text(vocabulary: Vocabulary, begin: str, end: str, mark: str, *, only_at_start: bool = False) -> ConstraintState:
+def compiled(vocabulary: Vocabulary, begin: str, end: str, mark: str) -> tuple[CompiledGrammar, CallableTools]:
     calls = decoding_pb2.ToolCallGrammar(max_calls=2, separator=";", mark=mark)
     calls.tools.add(name="f", parameters=json.dumps(SCHEMA), begin=begin, end=end)
-    grammar = CompiledGrammar(vocabulary, GrammarSpec("tool_calls", source_of(calls)))
-    return FreeTextConstraint(MarkTokens(vocabulary), mark, grammar, only_at_start=only_at_start).start()
+    source = source_of(calls)
+    return CompiledGrammar(vocabulary, GrammarSpec("tool_calls", source)), tools_of(source)
+
+
+def in_text(vocabulary: Vocabulary, begin: str, end: str, mark: str) -> ConstraintState:
+    grammar, _ = compiled(vocabulary, begin, end, mark)
+    return FreeTextConstraint(MarkTokens(vocabulary), mark, grammar).start()
+
+
+def calls_or_text(vocabulary: Vocabulary, begin: str, end: str, mark: str) -> ConstraintState:
+    grammar, tools = compiled(vocabulary, begin, end, mark)
+    return CallsOrTextConstraint(MarkTokens(vocabulary), tools.beginnings, grammar).start()
 
 
 def single(vocabulary: Vocabulary, byte: str) -> int:
@@ -112,15 +122,41 @@ def test_a_mark_that_is_a_token_begins_calls_as_that_token_alone(tiny: Vocabular
     assert follows(tiny, state, "text")
 
 
-def test_a_mark_at_the_start_begins_calls_there_alone(tiny: Vocabulary) -> None:
-    state = in_text(tiny, "[f", "]", "[", only_at_start=True)
-    assert follows(tiny, state, "x[1]")
-    assert follows(tiny, state, ' \n[f{"a": 1}]')
-    assert not follows(tiny, state, " [1")
-    written(tiny, state, '[f{"a": 1}]')
+@pytest.mark.parametrize("text", ["x[f(1)", "[1, 2]", "[fg(1)", "[f", '{"f": 1}', ""])
+def test_text_that_does_not_begin_with_a_call_is_free(tiny: Vocabulary, text: str) -> None:
+    state = written(tiny, calls_or_text(tiny, "[f(", ")]", "["), text)
     assert allows(state, END)
-    assert follows(tiny, state, ';[f{"a": 2}]')
+    assert follows(tiny, state, " and")
+
+
+@pytest.mark.parametrize("beginning", ["[f(", " \n[f(", "[ f\n("])
+def test_an_output_that_begins_with_the_name_of_a_tool_is_calls(tiny: Vocabulary, beginning: str) -> None:
+    state = written(tiny, calls_or_text(tiny, "[f(", ")]", "["), beginning)
+    assert not allows(state, END)
+    assert not follows(tiny, state, "1")
+    written(tiny, state, '{"a": 1})]')
+    assert allows(state, END)
+    assert follows(tiny, state, ';[f({"a": 2})]')
     assert not follows(tiny, state, " and")
+
+
+def test_special_tokens_may_stand_in_front_of_calls(tiny: Vocabulary) -> None:
+    state = calls_or_text(tiny, '{"name": "f", "parameters": ', "}", '{"name": "')
+    state.advance(next(at for at in tiny.marks.values() if at > END))
+    written(tiny, state, '{"name":"f"')
+    assert not follows(tiny, state, ', "x')
+    assert follows(tiny, state, ', "parameters": {"a": 1}}')
+
+
+def test_no_token_goes_on_behind_the_beginning_of_calls(tiny: Vocabulary) -> None:
+    longer = next(token for token in range(1, VOCABULARY) if len(set(tiny.tokens.decode_bytes([token]).strip())) > 1)
+    text = tiny.tokens.decode_str([longer]).strip()
+    state = calls_or_text(tiny, text[:1] + "f", "", text[:1])
+    assert allows(state, longer)
+    grammar, _ = compiled(tiny, text[:1] + "f", "", text[:1])
+    state = CallsOrTextConstraint(MarkTokens(tiny), [text[:1]], grammar).start()
+    assert not allows(state, longer)
+    assert allows(state, single(tiny, text[:1]))
 
 
 def test_a_copy_goes_its_own_way(tiny: Vocabulary, state: ConstraintState) -> None:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.v1 import gateway_pb2
-from services.engine.guided.free_text import FreeTextConstraint
+from engine.constraint import ConstraintState
+from quire.v1 import decoding_pb2, gateway_pb2
+from services.engine.guided.free_text import CallsOrTextConstraint, FreeTextConstraint
 from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
 from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from services.engine.guided.mark_tokens import MarkTokens
-from services.engine.guided.tool_calls import source_of
+from services.engine.guided.tool_calls import source_of, tools_of
 from services.gateway.dialects.declarations import CALL_FORMATS, PLAIN_JSON
 from services.gateway.dialects.dialect import CallFormat, Dialect
 from services.gateway.dialects.events import merged
@@ -111,21 +112,30 @@ def test_calls_of_every_form_end_and_are_valid(walker: Walker, calls: CallFormat
     assert sum(check_walks(walker, calls, SIMPLE, seed) for seed in range(10)) > 5
 
 
+def begun(walker: Walker, grammar: decoding_pb2.ToolCallGrammar) -> tuple[ConstraintState, str]:
+    """Return the state behind the beginning of calls in text, and that beginning."""
+    source = source_of(grammar)
+    held, tokens = CompiledGrammar(walker.vocabulary, GrammarSpec("tool_calls", source)), MarkTokens(walker.vocabulary)
+    if grammar.mark_only_at_start:
+        [beginning] = tools_of(source).beginnings
+        state = CallsOrTextConstraint(tokens, [beginning], held).start()
+    else:
+        constraint = FreeTextConstraint(tokens, grammar.mark, held)
+        state, beginning = constraint.start(), constraint.mark.text.decode()
+    for token in tokens.spelled(beginning.encode()):
+        assert state.allowed()[token // 8] >> token % 8 & 1
+        state.advance(token)
+    return state, beginning
+
+
 @pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda calls: calls.name)
 def test_calls_in_text_are_valid_in_every_form(walker: Walker, calls: CallFormat) -> None:
     tool = gateway_pb2.Tool(name="act", parameters=json.dumps(SIMPLE))
     grammar = in_text(call_grammar([tool], calls, parallel=True), calls, set())
     assert grammar
-    held = CompiledGrammar(walker.vocabulary, GrammarSpec("tool_calls", source_of(grammar)))
-    tokens = MarkTokens(walker.vocabulary)
-    constraint = FreeTextConstraint(tokens, grammar.mark, held, only_at_start=grammar.mark_only_at_start)
-    source, answers = random.Random(0), list[str]()
-    for _ in range(20):
-        state = constraint.start()
-        for token in constraint.mark.ids:
-            assert state.allowed()[token // 8] >> token % 8 & 1
-            state.advance(token)
-        if (rest := walker.calls_from(state, source)) is not None:
-            answers.append(constraint.mark.text.decode() + rest)
+    state, beginning = begun(walker, grammar)
+    source = random.Random(0)
+    rests = [walker.calls_from(state.copy(), source) for _ in range(20)]
+    answers = [beginning + rest for rest in rests if rest is not None]
     assert len(answers) > 5
     check_answers(answers, calls, SIMPLE, is_held=False)
