@@ -94,7 +94,7 @@ _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "parse_failures": (
         "quire_tool_call_parse_failures",
         "What answers over HTTP have instead of calls, by kind: no-call (the mark of a call, and none behind it),"
-        " arguments (no JSON object), cut (by the end of the answer).",
+        " arguments (begun, and no JSON object), cut (by the end of the answer).",
         ("model_name", "dialect", "kind"),
     ),
     "slow_clients": (

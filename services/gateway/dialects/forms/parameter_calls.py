@@ -49,6 +49,8 @@ class ParameterCalls:
         first = self.name[1] or self.key[0]
         if following and not (yield from self._begins(target, first)):
             return False
+        if target.tools.requires_arguments(name) and (yield from self._has_none(target)):
+            return False
         target.start(name)
         yield from _Arguments(self, target, name).read()
         target.end()
@@ -95,6 +97,14 @@ class ParameterCalls:
         found = yield from scan.one_of((first, self.end or target.closing))
         scan.at = start
         return found is not None
+
+    def _has_none(self, target: CallTarget) -> Reading[bool]:
+        """Return whether the call, or the output, ends in front of the first argument."""
+        following = yield from target.scan.skip()
+        start = target.scan.at
+        found = yield from target.scan.one_of((self.key[0], self.end or target.closing))
+        target.scan.at = start
+        return found != self.key[0] if found else not following
 
 
 class _Arguments:

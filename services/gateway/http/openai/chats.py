@@ -45,6 +45,7 @@ class ChatCompletionCall(GenerationCall):
             self._request.prompt.token_ids.ids[:] = prompt_ids
             in_thought = self.tokenizer(self._request.model).dialect_tokens.open_thought(prompt_ids)
         collected = await generation_output.collect(self.generate(self._request))
+        self.add_warnings(collected.started)
         collected.started.in_thought |= in_thought
         model = collected.started.model
         response = {
@@ -85,6 +86,10 @@ class ChatCompletionCall(GenerationCall):
             self.handler.check(self._request)  # while it has the fields that required calls ignore
         self._use.prepare(self._request)
 
+    def add_warnings(self, started: gateway_pb2.Started) -> None:
+        """Add what the gateway has left out of the request."""
+        started.warnings.extend(self._use.warnings)
+
     def _choice(self, sample: int, collected: CollectedGeneration) -> dict[str, Any]:
         output = collected.samples[sample]
         deltas = self.new_deltas(collected.started)
@@ -113,6 +118,7 @@ class _ChatChunkWriter(ChunkWriter):
 
     def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
         """See ChunkWriter."""
+        self._chat.add_warnings(started)
         super().write_started(started, first)
         self._content_prefixes = [before + b'{"content":' for before in self._prefixes]
         self._tokenizer = self._chat.tokenizer(started.model)

@@ -39,9 +39,10 @@ def _check_strict(
     has_format = names.get("constraint", "").startswith("response_format")
     if not offered or not (strict or has_format) or (request.HasField("constraint") and not has_format):
         return None
+    names |= {"constraint.tool_calls": "tools"}
     if strict and not has_format:
         check_alone(request, "constraint", f"tools[{strict[0]}].function.strict", InvalidField)
-        names |= {"constraint": "tools", "constraint.tool_calls": "tools"}
+        names |= {"constraint": "tools"}
     return ConstraintTools([(at, tool.function.name) for at, tool in enumerate(offered)])
 
 

@@ -32,6 +32,7 @@ class DialectUse:
         self._is_strict = choice == "auto" and any(one.strict for one in offered)
         self._free = {one.name for one in offered if not one.strict}
         self._is_held = False  # to calls or an answer
+        self.warnings: list[str] = []
         self._has_format = bool(offered) and body.response_format is not None and body.response_format.type != "text"
 
     def prepare(self, request: gateway_pb2.GenerateRequest) -> None:
@@ -48,8 +49,8 @@ class DialectUse:
             request.constraint.tool_calls.CopyFrom(self._call_or_answer(request, self._dialect.calls))
             self._is_held = True
         self._constrained = request.HasField("constraint")
-        if self._is_strict and not self._constrained and (grammar := self._strict_calls(request)):
-            request.constraint.tool_calls.CopyFrom(grammar)
+        if self._is_strict and not self._constrained:
+            self._hold_strict_calls(request)
         if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
         if self._constrained and self._thought_before_answer:
@@ -90,13 +91,20 @@ class DialectUse:
         grammar.answer = request.constraint.json_schema or _ANY_OBJECT
         return grammar
 
-    def _strict_calls(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.ToolCallGrammar | None:
-        """Return the grammar of calls in free text; None if there is none for the model's form, or these tools."""
-        calls = self._dialect.calls
-        if calls is None or not self._can_be_guided or self._dialect.channels:
-            return None
-        grammar = call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel)
-        return in_text(grammar, calls, self._free)
+    def _hold_strict_calls(self, request: gateway_pb2.GenerateRequest) -> None:
+        """Hold calls in free text to a grammar, or warn that there is none for the model's form, or these tools."""
+        calls, reason = self._dialect.calls, ""
+        if calls is None or self._dialect.channels:
+            reason = f"no grammar holds calls of the model's form ({calls.name if calls else 'none'})"
+        elif not self._can_be_guided:
+            reason = f"a tool's schema cannot be written in the model's form ({calls.name})"
+        elif grammar := in_text(
+            call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel), calls, self._free
+        ):
+            request.constraint.tool_calls.CopyFrom(grammar)
+        else:
+            reason = "the schemas of all tools together are too large"
+        self.warnings += [f"strict has no effect: {reason}"] * bool(reason)
 
     def _constraint(self, request: gateway_pb2.GenerateRequest) -> decoding_pb2.OutputConstraint:
         tools = [tool for tool in request.prompt.chat.tools if self._named in (None, tool.name)]

@@ -83,7 +83,9 @@ class _Answer(BaseModel):
     created: int = Field(description="Unix time in seconds.")
     model: str = Field(description="Name of the model.")
     usage: Usage = Field(description="Token counts.")
-    warnings: list[str] | None = Field(None, description="Cases of a schema that were left out, with their places.")
+    warnings: list[str] | None = Field(
+        None, description="What has no effect: `strict`, or cases of a schema, with their places."
+    )
 
 
 class Completion(_Answer):

@@ -338,3 +338,14 @@ def test_a_required_call_that_is_cut_has_the_arguments_so_far_and_no_other_text(
         assert found[:3] == (call("a", arguments[: end - start]) if end > start else [])
         assert found[3:] in ([], call("b", "{"), call("b", "{}"))
     assert found == [*call("a", arguments), *call("b", "{}")]
+
+
+@pytest.mark.parametrize("calls", ["qwen3-coder", "glm", "minimax-m2"])
+def test_a_call_between_tags_without_arguments_that_are_required_is_text(calls: str) -> None:
+    form = FORMATS[calls]
+    for name, is_call in (("c", False), ("b", True)):
+        text = form.section([form.form.written(WrittenCall(name, "{}"))])
+        for size in (1, 1000):
+            assert events(calls, text, size) == (call(name, "{}") if is_call else [Text(text)])
+    cut_in_front = form.section([form.form.written(WrittenCall("c", '{"x": 1}'))]).partition(form.form.marks[0])[0]
+    assert events(calls, cut_in_front) == [Text(cut_in_front)]

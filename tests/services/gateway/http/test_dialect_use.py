@@ -220,6 +220,20 @@ def test_calls_that_no_grammar_can_hold_stay_free(fields: dict[str, Any]) -> Non
     assert not request.HasField("constraint")
 
 
+@pytest.mark.parametrize(
+    ("template", "tools", "reason"),
+    [
+        (TAGS, strict_tools(True, minProperties=1), "a tool's schema cannot be written in the model's form (glm)"),
+        (TAGS, strict_tools(True, description="x" * 70_000), "the schemas of all tools together are too large"),
+        (PLAIN, strict_tools(True), ""),
+        (TAGS, strict_tools(False, minProperties=1), ""),
+    ],
+)
+def test_strict_tools_that_have_no_effect_are_a_warning(template: str, tools: Any, reason: str) -> None:
+    one, _ = use(template, tools=tools)
+    assert one.warnings == ([f"strict has no effect: {reason}"] if reason else [])
+
+
 def test_another_constraint_wins_over_strict_tools() -> None:
     _, request = chat_request(tools=strict_tools(True), guided_regex="a+")
     assert request.constraint.regex == "a+"

@@ -83,6 +83,7 @@ class ResponseCall(ChatCompletionCall):
         return OutputItems(self.translated.request_id.removeprefix(self.id_prefix), self.new_deltas(started))
 
     def _response(self, started: gateway_pb2.Started) -> ResponseObject:
+        self.add_warnings(started)
         return ResponseObject(self._asked, started, self._created)
 
     def _scores(

@@ -92,7 +92,9 @@ class ResponseBody(BaseModel):
     usage: ResponseUsage | None = Field(description="Token counts; null while it is generated.")
     temperature: float = Field(description="The temperature that was used.")
     top_p: float = Field(description="The `top_p` that was used.")
-    warnings: list[str] | None = Field(None, description="Cases of a schema that were left out, with their places.")
+    warnings: list[str] | None = Field(
+        None, description="What has no effect: `strict`, or cases of a schema, with their places."
+    )
     instructions: str | None = Field(description="As in the request.")
     max_output_tokens: int | None = Field(description="As in the request.")
     metadata: dict[str, str] = Field(description="As in the request.")
