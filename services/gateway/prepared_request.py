@@ -143,7 +143,10 @@ def _thought(given: decoding_pb2.Thought, model: ServedModel, *, in_thought: boo
     thought.CopyFrom(given)
     if not given.end:
         if marks is None:
-            raise InvalidField("thought requires a model whose form of thoughts is known; --reasoning-parser of the gateway names one", "thought")
+            raise InvalidField(
+                "thought requires a model whose form of thoughts is known; --reasoning-parser of the gateway names one",
+                "thought",
+            )
         thought.begin, thought.end = marks.start, marks.end
     if in_thought:
         thought.ClearField("begin")

@@ -1,10 +1,10 @@
 """Grammars of arguments that are written one by one, between texts of their own, instead of as one JSON object."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from services.engine.guided.plain_strings import PlainStrings
 from services.engine.guided.schemas.schema_nodes import (
     ANNOTATIONS,
     SchemaNode,
@@ -13,17 +13,11 @@ from services.engine.guided.schemas.schema_nodes import (
     mapping,
     pointer_part,
 )
-from services.engine.guided.schemas.string_texts import regex, text_of, without_strings
+from services.engine.guided.schemas.string_texts import strings_of, without_strings
 
 # What a tool's schema may have beside its properties.
 _BESIDE = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", *ANNOTATIONS}
-)
-# Texts that could be read as another value than a string, in JSON or Python, where a mark does not say which it is.
-_WORDS = "true|false|null|True|False|None"
-_LIKE_VALUES = (
-    r"""(?s:\s*(?:[-+.0-9"'\[{(#\\]|[bBrRuUfF]{1,2}["']).*)""",
-    rf"(?s:\s*(?:{_WORDS})(?:[^A-Za-z_].*)?)",
 )
 
 
@@ -85,22 +79,15 @@ def _argument(
     root: SchemaNode, schema: Any, texts: ArgumentTexts, path: str, has_fault: Callable[[str], bool]
 ) -> Argument:
     """Return an argument without its key. Combined keywords may leave nothing of a part: then it has no such values."""
-    text = text_of(root, schema, path) if texts.before_text else ""
-    if not text:
+    sets = strings_of(root, schema, path) if texts.before_text else []
+    if not sets:
         return Argument("", "", schema, required=False)
     value = without_strings(root, schema)
     if value is not False and has_fault(f"start: %json {json.dumps(_whole(root, value))}"):
         value = False
-    expression = _string(text, texts, has_values=value is not False)
-    return Argument("", "" if has_fault(f"start: STRING\nSTRING: {expression}") else expression, value, required=False)
-
-
-def _string(text: str, texts: ArgumentTexts, *, has_values: bool) -> str:
-    """Return the expression of a string that can stand between tags."""
-    excluded = [f"(?s:.*{re.escape(texts.mark)}.*)"]
-    if has_values and texts.are_alike:
-        excluded += _LIKE_VALUES
-    return " & ".join([f"({text})", *(f"~{regex(one)}" for one in excluded)])
+    unlike_values = value is not False and texts.are_alike
+    strings = PlainStrings(texts.mark, lambda one: has_fault(f"start: ONE\nONE: {one}"), unlike_values=unlike_values)
+    return Argument("", strings.of(sets), value, required=False)
 
 
 class GrammarTexts(Protocol):
@@ -133,15 +120,18 @@ class ArgumentRules:
     def _order(self, required: list[bool]) -> Iterator[str]:
         """Yield the rules of the order of arguments, which is that of the schema.
 
-        `first` has no argument in front of it, `more` does.
+        `some` with a number are those in front of it, of which there is at least one. They stand on the left, as
+        llguidance follows long rows best.
         """
         name, separator = self._prefix, self._write.of(self._texts.separator)
-        yield f"arguments_{name}: first_{name}_0"
+        last = len(required)
+        nothing = ['""'] if not any(required) else []
+        yield f"arguments_{name}: {' | '.join([*([f'some_{name}_{last}'] if required else []), *nothing])}"
         for at, is_required in enumerate(required):
-            for kind, before in (("first", ""), ("more", separator)):
-                skipped = "" if is_required else f" | {kind}_{name}_{at + 1}"
-                yield f"{kind}_{name}_{at}: {before} argument_{name}_{at} more_{name}_{at + 1}{skipped}"
-        yield from (f'{kind}_{name}_{len(required)}: ""' for kind in ("first", "more"))
+            cases = [f"argument_{name}_{at}"] if not any(required[:at]) else []
+            cases += [f"some_{name}_{at} {separator} argument_{name}_{at}"] if at else []
+            cases += [f"some_{name}_{at}"] if at and not is_required else []
+            yield f"some_{name}_{at + 1}: {' | '.join(cases)}"
 
     def _argument(self, root: SchemaNode, argument: Argument, at: int) -> Iterator[str]:
         texts, name, value = self._texts, f"{self._prefix}_{at}", argument.value

@@ -37,6 +37,10 @@ class CompiledConstraint(Constraint, Protocol):
     def omitted(self) -> tuple[str, ...]:
         """A sentence for each part, with its place."""
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether an output has exceeded a limit that all outputs share."""
+
 
 class _Compilation:
     """A pending or completed compilation. Its outcome is the constraint, or the fault of its grammar."""
@@ -44,6 +48,14 @@ class _Compilation:
     def __init__(self, outcome: "asyncio.Future[CompiledConstraint | str]") -> None:
         self.outcome = outcome
         self.waiting = 0
+
+    @property
+    def is_unusable(self) -> bool:
+        """Whether it must be done again: nobody waited for it, or an output has exhausted the grammar."""
+        outcome = self.outcome
+        if not outcome.done() or outcome.cancelled() or outcome.exception():
+            return outcome.cancelled()
+        return not isinstance(found := outcome.result(), str) and found.is_exhausted
 
 
 class Constraints:
@@ -79,7 +91,7 @@ class Constraints:
         """
         key = _key(constraint)
         compilation = self._cache.get(key)
-        if compilation is None or compilation.outcome.cancelled():
+        if compilation is None or compilation.is_unusable:
             compilation = self._begin(key)
         self._cache.move_to_end(key)
         compilation.waiting += 1

@@ -22,6 +22,7 @@ class FreeTextConstraint:
         """Begin the grammar. Raises ConstraintFailed if it does not begin with the mark."""
         self.tokens = tokens
         self.mark = tokens.first_mark(mark)
+        self._calls = calls
         self.omitted = calls.omitted
         self.crossing = tokens.crossing(self.mark.text)
         self.begun = calls.start()
@@ -31,6 +32,11 @@ class FreeTextConstraint:
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
         return _InText(self)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """See CompiledConstraint."""
+        return self._calls.is_exhausted
 
 
 @dataclass
@@ -98,6 +104,7 @@ class CallsOrTextConstraint:
     def __init__(self, tokens: MarkTokens, beginnings: Sequence[str], calls: CompiledGrammar) -> None:
         """Begin the grammar. Raises ConstraintFailed if it does not begin in one of these ways."""
         self.tokens = tokens
+        self._calls = calls
         self.omitted = calls.omitted
         self.begun = {}
         for beginning in beginnings:
@@ -109,6 +116,11 @@ class CallsOrTextConstraint:
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
         return _AtStart(self)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """See CompiledConstraint."""
+        return self._calls.is_exhausted
 
 
 @dataclass

@@ -5,6 +5,7 @@ them a state fails, but never the engine. `compile_sandbox` bounds the compilati
 """
 
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,6 +99,7 @@ class CompiledGrammar:
         for keys, path in source.counted:
             self._check_keys(keys, path)
         self._matcher = vocabulary.matcher(source.text)
+        self._health = _Health()
         self._json = None
         if spec.kind != "regex":
             names = source.names
@@ -113,7 +115,7 @@ class CompiledGrammar:
         """Write an object's keys, because those of patterns may run out. Raises InvalidGrammar if they do."""
         vocabulary = self._vocabulary
         tracker = KeyTracker(vocabulary.tokens, vocabulary.keys, frozenset())
-        state = _State(vocabulary, vocabulary.matcher(keys), _JsonState(vocabulary, tracker))
+        state = _State(vocabulary, vocabulary.matcher(keys), _JsonState(vocabulary, tracker), _Health())
         try:
             for _ in range(_TRIED_KEYS):
                 mask = state.allowed()
@@ -126,7 +128,12 @@ class CompiledGrammar:
 
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
-        return _State(self._vocabulary, self._matcher.deep_copy(), self._json)
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._json, self._health)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether an output has exceeded a limit: all outputs share what counts towards it."""
+        return self._health.is_exhausted
 
     def probe(self) -> None:
         """Follow one output for some tokens, because expensive grammars show it early. Raises InvalidGrammar."""
@@ -173,11 +180,21 @@ class _JsonState(NamedTuple):
         return self._replace(position=position, start=start)
 
 
+@dataclass
+class _Health:
+    """What the outputs of one grammar share."""
+
+    is_exhausted: bool = False
+
+
 class _State:
     """Implements engine.constraint.ConstraintState. `json` is None for other grammars than JSON's."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, json_state: _JsonState | None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, matcher: LLMatcher, json_state: _JsonState | None, health: _Health
+    ) -> None:
         self._vocabulary = vocabulary
+        self._health = health
         self._matcher = matcher
         self._json = json_state
 
@@ -201,10 +218,11 @@ class _State:
             self._json = self._json.after(before, token_id)
 
     def copy(self) -> "_State":
-        return _State(self._vocabulary, self._matcher.deep_copy(), self._json)
+        return _State(self._vocabulary, self._matcher.deep_copy(), self._json, self._health)
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._health.is_exhausted = True
             raise ConstraintFailed(sentence(self._matcher.get_error()))
 
 

@@ -44,6 +44,11 @@ class ThoughtConstraint:
         self.crossing = tokens.crossing(self.end.text)
         self.completing = tokens.completing(self.begin.text) if self.begin and self.most == 0 else []
 
+    @property
+    def is_exhausted(self) -> bool:
+        """See services.engine.guided.constraints.CompiledConstraint; it is not kept."""
+        return False
+
     def start(self) -> ConstraintState:
         """Return the state of an empty output."""
         answer, begun = (self.answer.start() if self.answer else None for _ in range(2))

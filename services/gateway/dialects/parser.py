@@ -289,7 +289,9 @@ class DialectParser:
         if calls.closing:
             yield from self._scan.skip(calls.separators + _BLANKS)
         if not (yield from self._scan.expect(calls.closing or "]" * ("]" in calls.separators))):
-            self._scan.at = start
+            rest = self._scan.available()
+            is_cut = bool(rest) and self._scan.ended and calls.closing.startswith(rest)
+            self._scan.at = start + is_cut * len(self._scan.since(start) + rest)
         self._scan.pinned = False
 
 

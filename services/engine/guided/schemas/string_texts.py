@@ -1,13 +1,12 @@
-"""The strings that a schema admits, as llguidance's expressions of texts; and the schema of all other values.
+"""The strings that a schema admits, and the schema of all other values.
 
 Arguments of some models are strings without quotes. What JSON Schema says of strings then applies to the text itself.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.engine.guided.schemas.schema_nodes import (
     TYPES,
@@ -18,8 +17,10 @@ from services.engine.guided.schemas.schema_nodes import (
     target_of,
 )
 
-ANY_TEXT = "/(?s:.*)/"
+FREE = "\ue000"
+"""Stands in a pattern for any text, which a grammar may have to bound."""
 
+_MAX_SETS = 64
 _OF_STRINGS = ("pattern", "minLength", "maxLength", "format")
 _COMBINING = ("anyOf", "oneOf", "allOf", "$ref", "enum", "const")
 _OTHER_TYPES = [name for name in TYPES if name != "string"]
@@ -35,7 +36,7 @@ _FORMATS = {
     "ipv6": f"(?:{_GROUP}:){{7}}{_GROUP}",
     "uri": r"[a-z][a-z0-9+.-]{1,15}://[A-Za-z0-9._~-]{1,253}(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]{0,200}){0,16}"
     r"(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,500})?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,200})?",
-    "unknown": "(?s:.*)",
+    "unknown": FREE,
 }
 
 
@@ -49,66 +50,84 @@ def regex(pattern: str) -> str:
     return f"/{_ESCAPE.sub(lambda escape: escape[0].replace('/', '[/]'), pattern).replace('/', chr(92) + '/')}/"
 
 
-def text_of(root: SchemaNode, schema: Any, path: str) -> str:
-    """Return the expression of the strings that a part of a schema admits, empty if it admits none.
+class StringSet(NamedTuple):
+    """Strings that one case of a schema admits: all that everything here admits. `literals` is None for no list."""
 
-    llguidance must have compiled the schema before, which checks it.
+    literals: tuple[str, ...] | None = None
+    least: int = 0
+    most: int | None = None
+    patterns: tuple[str, ...] = ()  # regular expressions of whole strings, with FREE where anything may stand
 
-    Raises UnsupportedSchema.
+    def both(self, other: "StringSet") -> "StringSet":
+        """Return the strings that are in both sets."""
+        lists = [one.literals for one in (self, other) if one.literals is not None]
+        literals = tuple(one for one in lists[0] if all(one in more for more in lists[1:])) if lists else None
+        most = min((one.most for one in (self, other) if one.most is not None), default=None)
+        patterns = tuple(dict.fromkeys((*self.patterns, *other.patterns)))
+        return StringSet(literals, max(self.least, other.least), most, patterns)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether lists and lengths leave no string."""
+        fits = [one for one in self.literals or () if self.has_length(len(one))]
+        return (self.most is not None and self.least > self.most) or (self.literals is not None and not fits)
+
+    def has_length(self, length: int) -> bool:
+        """Return whether strings may have this length."""
+        return self.least <= length and (self.most is None or length <= self.most)
+
+
+def strings_of(root: SchemaNode, schema: Any, path: str) -> list[StringSet]:
+    """Return the strings that a part of a schema admits, as sets of which one must have a string.
+
+    llguidance must have compiled the schema before, which checks it. Raises UnsupportedSchema.
     """
-    return _Texts(root).of(schema, path, frozenset())
+    return _Strings(root).of(schema, path, frozenset())
 
 
-class _Texts:
+class _Strings:
     def __init__(self, root: SchemaNode) -> None:
         self._root = root
 
-    def of(self, schema: Any, path: str, seen: frozenset[int]) -> str:
-        """Return an expression, empty for none. `seen` are the schemas around this one."""
+    def of(self, schema: Any, path: str, seen: frozenset[int]) -> list[StringSet]:
+        """Return the sets of strings. `seen` are the schemas around this one."""
         if schema is True:
-            return ANY_TEXT
+            return [StringSet()]
         if schema is False or id(schema) in seen or "string" not in _named_types(schema):
-            return ""
-        parts = list(self._parts(schema, path, seen | {id(schema)}))
-        if not all(parts):
-            return ""
-        narrow = dict.fromkeys(part for part in parts if part != ANY_TEXT)
-        return " & ".join(f"({part})" for part in narrow) or ANY_TEXT
+            return []
+        sets = [_own_set(schema, path)]
+        for part in self._parts(schema, path, seen | {id(schema)}):
+            sets = [one.both(other) for one in sets for other in part]
+            if len(sets) > _MAX_SETS:
+                raise UnsupportedSchema(f"{path}: its strings have more than {_MAX_SETS} cases")
+        return [one for one in sets if not one.is_empty]
 
-    def _parts(self, schema: SchemaNode, path: str, seen: frozenset[int]) -> Iterator[str]:
-        """Yield expressions that all must match."""
-        for keyword in ("enum", "const"):
-            if keyword in schema:
-                values = schema[keyword] if keyword == "enum" else [schema[keyword]]
-                yield " | ".join(json.dumps(one, ensure_ascii=False) for one in values if isinstance(one, str))
+    def _parts(self, schema: SchemaNode, path: str, seen: frozenset[int]) -> Iterator[list[StringSet]]:
+        """Yield the sets of parts that all must have a string."""
         if "$ref" in schema:
             yield self.of(target_of(self._root, schema["$ref"]), schema["$ref"], seen)
         for at, part in enumerate(listing(schema, "allOf")):
             yield self.of(part, f"{path}/allOf/{at}", seen)
-        for keyword in ("anyOf", "oneOf"):
+        for keyword in ("anyOf", "oneOf"):  # llguidance has found that the cases of a oneOf do not overlap
             if keyword in schema:
-                yield self._union(schema, keyword, path, seen)
-        yield from _own_parts(schema, path)
-
-    def _union(self, schema: SchemaNode, keyword: str, path: str, seen: frozenset[int]) -> str:
-        """Return the expression of some cases. llguidance has found that those of a `oneOf` do not overlap."""
-        cases = enumerate(listing(schema, keyword))
-        found = (self.of(part, f"{path}/{keyword}/{at}", seen) for at, part in cases)
-        return " | ".join(f"({text})" for text in found if text)
+                cases = enumerate(listing(schema, keyword))
+                yield [one for at, part in cases for one in self.of(part, f"{path}/{keyword}/{at}", seen)]
 
 
-def _own_parts(schema: SchemaNode, path: str) -> Iterator[str]:
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if most is not None and least > most:
-        yield ""
-    elif least or most is not None:
-        yield regex(f"(?s:.{{{least},{'' if most is None else most}}})")
+def _own_set(schema: SchemaNode, path: str) -> StringSet:
+    found = StringSet(None, schema.get("minLength", 0), schema.get("maxLength"))
+    for keyword in ("enum", "const"):
+        if keyword in schema:
+            values = schema[keyword] if keyword == "enum" else [schema[keyword]]
+            found = found.both(StringSet(tuple(one for one in values if isinstance(one, str))))
+    patterns = []
     if "pattern" in schema:
-        yield regex(_whole(with_ascii_classes(schema["pattern"])))
+        patterns.append(_whole(with_ascii_classes(schema["pattern"])))
     if "format" in schema:
         if schema["format"] not in _FORMATS:
             raise UnsupportedSchema(f"{path}/format: {pointer_part(str(schema['format']))} is not supported")
-        yield regex(_FORMATS[schema["format"]])
+        patterns.append(_FORMATS[schema["format"]])
+    return found._replace(patterns=tuple(patterns))
 
 
 def _whole(pattern: str) -> str:
@@ -127,9 +146,9 @@ def _whole_case(parts: list[str]) -> str:
     case = "".join(parts)
     if _is_one_group(parts):
         return f"(?:{_whole(case.removeprefix('(').removeprefix('?:')[:-1])})"
-    before = "" if case.startswith("^") else "(?s:.*)"
+    before = "" if case.startswith("^") else FREE
     ends = case.endswith("$") and (len(case) - len(case[:-1].rstrip("\\"))) % 2 == 1
-    return f"{before}(?:{case.removeprefix('^')[: -1 if ends else None]}){'' if ends else '(?s:.*)'}"
+    return f"{before}(?:{case.removeprefix('^')[: -1 if ends else None]}){'' if ends else FREE}"
 
 
 def _is_one_group(parts: list[str]) -> bool:

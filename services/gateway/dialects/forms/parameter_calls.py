@@ -185,15 +185,21 @@ class _Arguments:
         close = self._form.value[1]
         markers = Markers.of((close,))
         passes = _passing(markers, passed, lines) if passed else None
-        while (yield from self._scan.until(markers, add, keeps_blanks=True, passes=passes)).marker:
+        while (yield from self._scan.until(markers, add, keeps_blanks=True, drops_cut=True, passes=passes)).marker:
             start, self._scan.pinned = self._scan.at, True
             following = yield from self._scan.skip()
             ends = not following or (yield from self._scan.one_of((self._form.key[0], self._stop))) is not None
+            ends = ends or self._is_cut_mark()
             self._scan.at, self._scan.pinned = start, False
             if ends:
                 return True
             add(close)
         return False
+
+    def _is_cut_mark(self) -> bool:
+        """Return whether the end of the output cuts a mark that may follow a value."""
+        rest = self._scan.available()
+        return self._scan.ended and any(mark.startswith(rest) for mark in (self._form.key[0], self._stop))
 
 
 def _passing(markers: Markers, event: Callable[[str], Event], lines: "_WithoutLines | None") -> Pass:

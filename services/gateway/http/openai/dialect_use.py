@@ -1,5 +1,7 @@
 """How a chat thinks and calls tools: the constraint of its output, and the parser of thoughts and calls."""
 
+from dataclasses import replace
+
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.dialects.declarations import PLAIN_JSON
 from services.gateway.dialects.dialect import CallFormat, Dialect, ThoughtFormat
@@ -32,6 +34,7 @@ class DialectUse:
         self._is_strict = choice == "auto" and any(one.strict for one in offered)
         self._free = {one.name for one in offered if not one.strict}
         self._is_held = False  # to calls or an answer
+        self._holds_strict_calls = False
         self.warnings: list[str] = []
         self._has_format = bool(offered) and body.response_format is not None and body.response_format.type != "text"
 
@@ -69,6 +72,8 @@ class DialectUse:
             )
         if self._constrained:
             dialect = Dialect(thought, dialect.calls)
+        if dialect.calls and self._holds_strict_calls:  # others would not be held
+            dialect = replace(dialect, calls=replace(dialect.calls, more_openings=(), more_forms=()))
         if not dialect.thought and not (dialect.calls and self._tools.names):
             return None
         constrained = {"is_constrained": self._constrained, "is_held": self._is_held}
@@ -102,6 +107,7 @@ class DialectUse:
             call_grammar(request.prompt.chat.tools, calls, parallel=self._parallel), calls, self._free
         ):
             request.constraint.tool_calls.CopyFrom(grammar)
+            self._holds_strict_calls = True
         else:
             reason = "the schemas of all tools together are too large"
         self.warnings += [f"strict has no effect: {reason}"] * bool(reason)

@@ -139,3 +139,32 @@ def test_calls_in_text_are_valid_in_every_form(walker: Walker, calls: CallFormat
     answers = [beginning + rest for rest in rests if rest is not None]
     assert len(answers) > 5
     check_answers(answers, calls, SIMPLE, is_held=False)
+
+
+def string(**keywords: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"s": {"type": "string"} | keywords}, "required": ["s"]}
+
+
+LONG = [
+    string(minLength=10, maxLength=200),
+    string(minLength=60, maxLength=90),
+    string(minLength=1, maxLength=100),
+    string(minLength=60),
+    string(minLength=60, maxLength=90, pattern="^[<>/a-z_ =\"']*$"),
+    string(pattern=r"\.py$", maxLength=200),
+    string(pattern=r"\S", maxLength=300),
+    string(pattern="^.*a.{12}$"),
+    string(type=["string", "null"], maxLength=5000),
+    string(type=["string", "null"], minLength=1, maxLength=10_000),
+    {"type": "object", "properties": {f"p{at}": {"type": "integer"} for at in range(60)}},
+    {"type": "object", "properties": {f"p{at}": {"type": ["string", "null"]} for at in range(200)}},
+]
+
+
+@pytest.mark.parametrize("calls", [one for one in ONE_BY_ONE if one.name in ("glm", "minimax-m2", "functiongemma")])
+@pytest.mark.parametrize("schema", LONG, ids=lambda schema: json.dumps(schema)[30:90])
+def test_long_strings_and_many_arguments_do_not_exhaust_the_grammar(
+    walker: Walker, calls: CallFormat, schema: Any
+) -> None:
+    for seed in range(3):
+        check_walks(walker, calls, schema, seed)

@@ -349,3 +349,27 @@ def test_a_call_between_tags_without_arguments_that_are_required_is_text(calls: 
             assert events(calls, text, size) == (call(name, "{}") if is_call else [Text(text)])
     cut_in_front = form.section([form.form.written(WrittenCall("c", '{"x": 1}'))]).partition(form.form.marks[0])[0]
     assert events(calls, cut_in_front) == [Text(cut_in_front)]
+
+
+@pytest.mark.parametrize("calls", ["qwen3-coder", "glm", "minimax-m2", "deepseek-v3.2"])
+def test_marks_that_the_end_of_the_output_cuts_are_no_part_of_values(calls: str) -> None:
+    form = FORMATS[calls]
+    text = form.section([form.form.written(WrittenCall("look_up", '{"word": "Oslo", "pages": [7]}'))])
+    for at in range(text.index("Oslo") + 4, text.index("[7]")):
+        [_, arguments, *_] = parsed(Dialect(None, form), [text[:at]])
+        assert isinstance(arguments, Arguments)
+        assert arguments.text in (
+            '{"word": "Oslo',
+            '{"word": "Oslo"',
+            '{"word": "Oslo", ',
+            '{"word": "Oslo", "pages": ',
+        )
+
+
+@pytest.mark.parametrize("calls", ["hermes", "kimi-k2", "deepseek-v3", "qwen3-coder"])
+def test_a_mark_behind_calls_that_the_end_of_the_output_cuts_is_no_text(calls: str) -> None:
+    form = FORMATS[calls]
+    text = form.section([form.form.written(WrittenCall("b", "{}", "functions.b:0"))])
+    whole = events(calls, text)
+    for at in range(len(text) - len(form.closing), len(text)):
+        assert events(calls, text[:at]) == whole
