@@ -60,13 +60,15 @@ class PlainStrings:
 
     def _of_patterns(self, one: StringSet) -> str:
         parts = list(map(self._bounded, one.patterns))
-        if one.least or one.most is not None:
+        has_length = one.least or one.most is not None
+        if has_length:
             parts.append(regex(f"(?s:.{{{one.least},{'' if one.most is None else one.most}}})"))
         if self._unlike_values:
             parts += [f"~{regex(like)}" for like in _LIKE_VALUES]
         expression = " & ".join(parts)
         if not self._has_fault(f"{expression} & {regex(f'(?s:.*{self._first}.*)')}"):
-            expression = f"{expression} & ~{self._with_mark}"
+            excluded = regex(f"(?s:[^{self._first}]*)") if has_length else f"~{self._with_mark}"
+            expression = f"{expression} & {excluded}"
         return "" if self._has_fault(expression) else expression
 
     def _bounded(self, pattern: str) -> str:

@@ -53,11 +53,15 @@ class CallableTools(NamedTuple):
 
     @property
     def beginnings(self) -> list[str]:
-        """The texts in front of arguments, up to the name of a tool and the character behind it."""
+        """The texts in front of arguments, up to the name of a tool and the character behind it.
+
+        A quote there is left out where no other name goes on: models often write it in one token with what follows.
+        """
         found = []
         for name, (begin, _) in zip(self.names, self.around, strict=True):
             before, written, after = split_at_name(name, begin)
-            found.append(f"{self.section.begin}{before}{written}{after[:1]}")
+            is_whole = after[:1] == '"' and not any(one.startswith(name) and one != name for one in self.names)
+            found.append(f"{self.section.begin}{before}{written}{'' if is_whole else after[:1]}")
         return found
 
 

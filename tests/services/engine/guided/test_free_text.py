@@ -143,16 +143,26 @@ def test_an_output_that_begins_with_the_name_of_a_tool_is_calls(tiny: Vocabulary
 def test_special_tokens_may_stand_in_front_of_calls(tiny: Vocabulary) -> None:
     state = calls_or_text(tiny, '{"name": "f", "parameters": ', "}", '{"name": "')
     state.advance(next(at for at in tiny.marks.values() if at > END))
-    written(tiny, state, '{"name":"f"')
-    assert not follows(tiny, state, ', "x')
-    assert follows(tiny, state, ', "parameters": {"a": 1}}')
+    written(tiny, state, '{"name":"f')
+    assert not follows(tiny, state, 'oo"')
+    assert not follows(tiny, state, '", "x')
+    assert follows(tiny, state, '", "parameters": {"a": 1}}')
+
+
+@pytest.mark.parametrize(
+    ("names", "beginnings"),
+    [(["f", "g"], ['{"name": "f', '{"name": "g']), (["f", "fg"], ['{"name": "f"', '{"name": "fg'])],
+)
+def test_calls_begin_with_a_name_that_no_other_one_goes_on(names: list[str], beginnings: list[str]) -> None:
+    calls = decoding_pb2.ToolCallGrammar(mark="{", mark_only_at_start=True)
+    for name in names:
+        calls.tools.add(name=name, parameters="{}", begin=f'{{"name": "{name}", "parameters": ', end="}")
+    assert tools_of(source_of(calls)).beginnings == beginnings
 
 
 def test_no_token_goes_on_behind_the_beginning_of_calls(tiny: Vocabulary) -> None:
     longer = next(token for token in range(1, VOCABULARY) if len(set(tiny.tokens.decode_bytes([token]).strip())) > 1)
     text = tiny.tokens.decode_str([longer]).strip()
-    state = calls_or_text(tiny, text[:1] + "f", "", text[:1])
-    assert allows(state, longer)
     grammar, _ = compiled(tiny, text[:1] + "f", "", text[:1])
     state = CallsOrTextConstraint(MarkTokens(tiny), [text[:1]], grammar).start()
     assert not allows(state, longer)
