@@ -30,7 +30,7 @@ def _counts(result: Mapping[str, Any]) -> str:
     counts = {metric: f"{row['value']:.0f}" for metric, row in found.items()}
     return (
         f"Of {counts['texts']} texts, Quire and {found[EQUAL]['peer']} read {counts[EQUAL]} alike;"
-        f" {counts[EXPLAINED]} differences are explained below, {counts[UNEXPLAINED]} are not."
+        f" {counts[EXPLAINED]} differ as explained below, some in two ways, and {counts[UNEXPLAINED]} otherwise."
         f" In {counts[WORSE]} texts vLLM's reading is the better one (the bold lines)."
     )
 
