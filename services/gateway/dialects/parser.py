@@ -135,9 +135,6 @@ class DialectParser:
         self._is_fresh = False
         return _new(Text, (text,))
 
-    def _reasoning(self, text: str) -> None:
-        self._emit(Reasoning(text))
-
     def _passed_arguments(self, text: str) -> Arguments:
         self._arguments.append(text)
         return _new(Arguments, (text,))
@@ -223,7 +220,9 @@ class DialectParser:
         markers = Markers.of((thought.end, thought.start, *(calls.openings if calls else ())))
         yield from self._scan.skip("\n")
         passes = markers.passing(_passed_reasoning)
-        read = partial(self._scan.until, markers, self._reasoning, drops_cut=True, passes=passes)
+        read = partial(
+            self._scan.until, markers, lambda text: self._emit(Reasoning(text)), drops_cut=True, passes=passes
+        )
         while (found := (yield from read())).marker:
             if found.marker == thought.end:
                 yield from self._scan.skip("\n")
@@ -234,7 +233,7 @@ class DialectParser:
             if calls and (yield from self._section(calls, found.marker)):
                 yield from self._scan.skip()
                 return
-            self._reasoning(found.before + found.marker)
+            self._emit(Reasoning(found.before + found.marker))
             if not self._goes_on():
                 return
 
