@@ -90,9 +90,9 @@ def described(messages: Sequence[dict[str, str]]) -> list[Any]:
 
 
 def answers(folder: Path, tokens: int) -> dict[str, list[int]]:
-    """Return answers of so many tokens: text, the rest of a thought and text, and calls in each form with text behind.
+    """Return the answers, each with `tokens` tokens: plain text; a thought and text; calls in each form, and text.
 
-    The prompt has begun the thought.
+    The thought has no opening mark, because the prompt ends with it.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 

@@ -16,8 +16,15 @@ from quire.v1 import engine_pb2
 from services.engine.gateway_link import GatewayLink
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
-from services.wire.output import TokenWriter, add_output, failed_message, finished_message, merge, refused_message
-from services.wire.request import request_of
+from services.wire.requests.output import (
+    TokenWriter,
+    add_output,
+    failed_message,
+    finished_message,
+    merge,
+    refused_message,
+)
+from services.wire.requests.request import request_of
 
 # Time limit for sending one message to a gateway.
 _MAX_SEND_SECONDS = 5.0

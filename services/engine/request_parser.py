@@ -11,8 +11,8 @@ from services.engine.gateway_link import GatewayLink
 from services.engine.gateway_requests import Arrival
 from services.engine.guided.constraints import Constraints
 from services.wire.duration import seconds_of
-from services.wire.output import early_end_message, refused_message
-from services.wire.request import check
+from services.wire.requests.output import early_end_message, refused_message
+from services.wire.requests.request import check
 
 log = logging.getLogger("quire.engine")
 

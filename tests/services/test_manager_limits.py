@@ -16,7 +16,7 @@ from services.gateway.access.namespace import MAX_SALT_BYTES as MAX_CLIENT_SALT_
 from services.gateway.access.namespace import Namespace, qualified
 from services.gateway.request_checks import MAX_REQUEST_ID_BYTES
 from services.wire.field_rules import declared_fields
-from services.wire.request import check
+from services.wire.requests.request import check
 from services.wire.wire_fields import ENTRY_BYTES
 
 BUDGET, SEQUENCES = (

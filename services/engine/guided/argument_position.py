@@ -6,8 +6,9 @@ What JSON forbids beyond its grammar (see `json_output`) applies within values i
 from enum import Enum
 from typing import NamedTuple
 
-from services.engine.guided.argument_texts import Argument, ArgumentTexts
+from services.engine.guided.argument_texts import Argument
 from services.engine.guided.json_output import JsonPart, JsonPosition
+from services.wire.requests.argument_texts import ArgumentTexts
 
 _BEGINS_JSON = frozenset(b'-0123456789[{"')
 _NOT_IN_SCALARS = frozenset(b",)}<\n")

@@ -14,32 +14,12 @@ from services.engine.guided.schemas.schema_nodes import (
     pointer_part,
 )
 from services.engine.guided.schemas.string_texts import strings_of, without_strings
+from services.wire.requests.argument_texts import ArgumentTexts
 
 # What a tool's schema may have beside its properties.
 _BESIDE = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", *ANNOTATIONS}
 )
-
-
-class ArgumentTexts(NamedTuple):
-    """The texts around arguments: see the message in decoding.proto. Without `before_text`, strings are JSON."""
-
-    before_key: str = ""
-    before_text: str = ""
-    after_text: str = ""
-    before_value: str = ""
-    after_value: str = ""
-    separator: str = ""
-
-    @property
-    def mark(self) -> str:
-        """The text that ends a string, which it cannot have in it."""
-        return self.after_text.strip()
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether a string and another value have the same texts around them."""
-        return self.before_text == self.before_value
 
 
 class Argument(NamedTuple):
@@ -118,7 +98,7 @@ class ArgumentRules:
         return [*self._order([argument.required for argument in arguments]), *rules]
 
     def _order(self, required: list[bool]) -> Iterator[str]:
-        """Yield the rules of the order of arguments, which is that of the schema.
+        """Yield the rules that keep the arguments in the order of the schema.
 
         `some` with a number are those in front of it, of which there is at least one. They stand on the left, as
         llguidance follows long rows best.

@@ -12,7 +12,21 @@ from services.engine.guided.grammars import CompiledGrammar
 from services.engine.guided.mark_tokens import MarkTokens
 
 
-class FreeTextConstraint:
+class _CallsBesideText:
+    """What both constraints have in common."""
+
+    def __init__(self, tokens: MarkTokens, calls: CompiledGrammar) -> None:
+        self.tokens = tokens
+        self.omitted = calls.omitted
+        self._calls = calls
+
+    @property
+    def is_exhausted(self) -> bool:
+        """See CompiledConstraint."""
+        return self._calls.is_exhausted
+
+
+class FreeTextConstraint(_CallsBesideText):
     """Lets text stand around calls. Implements services.engine.guided.constraints.CompiledConstraint.
 
     `calls` is the grammar of calls, with their opening mark.
@@ -20,10 +34,8 @@ class FreeTextConstraint:
 
     def __init__(self, tokens: MarkTokens, mark: str, calls: CompiledGrammar) -> None:
         """Begin the grammar. Raises ConstraintFailed if it does not begin with the mark."""
-        self.tokens = tokens
+        super().__init__(tokens, calls)
         self.mark = tokens.first_mark(mark)
-        self._calls = calls
-        self.omitted = calls.omitted
         self.crossing = tokens.crossing(self.mark.text)
         self.begun = calls.start()
         for token in self.mark.ids:
@@ -33,15 +45,10 @@ class FreeTextConstraint:
         """Return the state of an empty output."""
         return _InText(self)
 
-    @property
-    def is_exhausted(self) -> bool:
-        """See CompiledConstraint."""
-        return self._calls.is_exhausted
-
 
 @dataclass
 class _InText:
-    """The state of one output. Implements engine.constraint.ConstraintState.
+    """What one output has so far. Implements engine.constraint.ConstraintState.
 
     `calls` is the state of calls that have begun, None in text. `tail` is the text that may be the beginning of a mark.
     """
@@ -94,8 +101,8 @@ class _InText:
             self.calls = self.constraint.begun.copy()
 
 
-class CallsOrTextConstraint:
-    """An output of calls, or of text: its beginning says which. Implements CompiledConstraint, as above.
+class CallsOrTextConstraint(_CallsBesideText):
+    """Holds an output that begins with a call to calls; any other output is text. Implements CompiledConstraint.
 
     `beginnings` are those of calls, up to the name of a tool and the character behind it. Whitespace in them may differ
     from that of the output, and special tokens may stand in front.
@@ -103,9 +110,7 @@ class CallsOrTextConstraint:
 
     def __init__(self, tokens: MarkTokens, beginnings: Sequence[str], calls: CompiledGrammar) -> None:
         """Begin the grammar. Raises ConstraintFailed if it does not begin in one of these ways."""
-        self.tokens = tokens
-        self._calls = calls
-        self.omitted = calls.omitted
+        super().__init__(tokens, calls)
         self.begun = {}
         for beginning in beginnings:
             state = calls.start()
@@ -117,15 +122,10 @@ class CallsOrTextConstraint:
         """Return the state of an empty output."""
         return _AtStart(self)
 
-    @property
-    def is_exhausted(self) -> bool:
-        """See CompiledConstraint."""
-        return self._calls.is_exhausted
-
 
 @dataclass
 class _AtStart:
-    """The state of one output. Implements engine.constraint.ConstraintState.
+    """What one output has so far. Implements engine.constraint.ConstraintState.
 
     `text` is the output without whitespace while it may be the beginning of calls, then None.
     """

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from llguidance import LLMatcher
 
 from services.engine.guided.argument_position import ArgumentMarks, ArgumentPart, ArgumentPosition
-from services.engine.guided.argument_texts import Argument, ArgumentTexts, arguments_of
+from services.engine.guided.argument_texts import Argument, arguments_of
 from services.engine.guided.faults import is_unsupported, locate, sentence
 from services.engine.guided.schemas.prepared_schema import PreparedSchema, prepare_schema
 from services.engine.guided.schemas.rewritten_keywords import with_exclusive_cases
 from services.engine.guided.schemas.schema_nodes import InvalidSchema, SchemaNode, UnsupportedSchema
 from services.engine.guided.schemas.string_texts import with_ascii_classes
 from services.engine.guided.tool_calls import CallableTools, InvalidTool, split_fault, tool_call_grammar, tools_of
+from services.wire.requests.argument_texts import ArgumentTexts
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -57,7 +57,7 @@ class ThoughtConstraint:
 
 @dataclass
 class _State:
-    """The state of one output. Implements engine.constraint.ConstraintState.
+    """What one output has so far. Implements engine.constraint.ConstraintState.
 
     `begun` is the answer if the output begins with it, and None if that is free; `is_answer` whether it still can be
     that. `written` is the number of tokens of an end mark that is being written, `counted` those of the thought or the

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from quire.v1 import decoding_pb2
-from services.engine.guided.argument_texts import Argument, ArgumentRules, ArgumentTexts
+from services.engine.guided.argument_texts import Argument, ArgumentRules
+from services.wire.requests.argument_texts import ArgumentTexts, argument_texts_of
 
 END_OF_SEQUENCE = -1
 """The id that `tags` have for every end-of-sequence token."""
@@ -71,13 +72,9 @@ def source_of(calls: decoding_pb2.ToolCallGrammar) -> str:
     own = CallTexts(calls.section_begin, calls.section_end, calls.separator, calls.after_number)
     has_texts = any(tool.begin for tool in calls.tools)
     most = calls.max_calls if calls.HasField("max_calls") else 1
-    texts = _argument_texts(calls.argument_texts) if calls.HasField("argument_texts") else None
+    texts = argument_texts_of(calls.argument_texts) if calls.HasField("argument_texts") else None
     in_text = calls.mark, calls.mark_only_at_start
     return json.dumps([most, tools, own if has_texts else CallTexts(), calls.answer, has_texts, texts, *in_text])
-
-
-def _argument_texts(texts: decoding_pb2.ArgumentTexts) -> ArgumentTexts:
-    return ArgumentTexts(*(getattr(texts, name) for name in ArgumentTexts._fields))
 
 
 def _around(tool: decoding_pb2.CallableTool) -> tuple[str, str]:
@@ -111,7 +108,7 @@ def tool_call_grammar(
     tags: Mapping[str, int],
     arguments: list[list[Argument]] | None = None,
 ) -> str:
-    """Write the grammar of an output that calls tools, in llguidance's Lark syntax.
+    """Return the grammar, in llguidance's Lark syntax, of an output that calls tools.
 
     `schemas` are those of the tools as llguidance gets them, with `options` for it. `tags` are the names of tokens that
     the model has for marks: a model trained on these does not spell them out. An end-of-sequence token is no part of

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import ArgumentTexts
+from services.wire.requests.argument_texts import ArgumentTexts
 
 # What a schema may have beside its properties; the engine refuses others.
 _BESIDE = frozenset(

@@ -9,6 +9,7 @@ from services.gateway.dialects.dialect import CallFormat
 from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
 from services.wire.field_rules import declared_fields
+from services.wire.requests.argument_texts import argument_texts_message
 
 _MAX_BYTES = int(declared_fields(decoding_pb2.OutputConstraint.DESCRIPTOR)["tool_calls"].rules.max_bytes)
 _MAX_CALLS = int(declared_fields(decoding_pb2.ToolCallGrammar.DESCRIPTOR)["max_calls"].rules.max)
@@ -89,7 +90,7 @@ def call_grammar(
         added = grammar.tools.add(name=tool.name, parameters=arguments_schema(tool))
         added.begin, added.end = (one.begin, one.end) if in_one else (begin + one.begin, one.end + end)
     if texts := calls.form.argument_texts:
-        grammar.argument_texts.CopyFrom(decoding_pb2.ArgumentTexts(**texts._asdict()))
+        grammar.argument_texts.CopyFrom(argument_texts_message(texts))
     return grammar
 
 

@@ -25,7 +25,7 @@ from services.engine.observer import EngineObserver
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.runtime.tracing.spans import Tracing
-from services.wire import output
+from services.wire.requests import output
 from tests.engine_in_process import ModelEngine
 
 pytestmark = pytest.mark.anyio

@@ -28,7 +28,7 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.gateway.access.api_keys import make_key
 from services.gateway.fleet import engine_events
 from services.runtime import errors, statuses
-from services.wire import output
+from services.wire.requests import output
 from services.wire.duration import duration
 from tests.api_keys import bearer, write_keys
 from tests.faults import wait_until

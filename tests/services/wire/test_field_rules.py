@@ -15,8 +15,8 @@ from engine.schedule.request import MAX_LOGPROBS, Sampling
 from quire.v1 import decoding_pb2, engine_pb2, field_rules_pb2, gateway_pb2
 from services.runtime.errors import InvalidField
 from services.wire.field_rules import check, check_alone, declared_fields, effective, field_paths, fill
-from services.wire.request import check as check_submission
-from services.wire.request import request_of
+from services.wire.requests.request import check as check_submission
+from services.wire.requests.request import request_of
 
 Request: Any = gateway_pb2.GenerateRequest
 Submission: Any = engine_pb2.Submission

@@ -13,7 +13,7 @@ from engine.schedule.step_plan import Sampled
 from quire.v1 import decoding_pb2, engine_pb2
 from services.gateway.fleet.engine_events import EventBatch
 from services.wire.duration import seconds_of
-from services.wire.output import TokenWriter, add_output, finished_message, merge, refused_message
+from services.wire.requests.output import TokenWriter, add_output, finished_message, merge, refused_message
 
 TOKENS = st.integers(0, (1 << 31) - 1)
 LOGPROBS = st.floats(-1000, 0, width=32)

@@ -8,7 +8,7 @@ from engine.bad_words import BadWords
 from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from quire.v1 import decoding_pb2, engine_pb2
 from services.wire.duration import duration
-from services.wire.request import check, request_of
+from services.wire.requests.request import check, request_of
 
 NOW = 1 << 20  # an exact float, as all multiples of 1/512 below
 END_OF_TEXT = frozenset((1, 2))

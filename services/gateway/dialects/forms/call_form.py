@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Text
 from services.gateway.dialects.offered_tools import OfferedTools
 from services.gateway.dialects.scanner import Reading, Scanner
+from services.wire.requests.argument_texts import ArgumentTexts
 
 NO_ARGUMENTS = ("null", '""')
 """What models write in place of arguments."""
@@ -30,17 +31,6 @@ class Around(NamedTuple):
     begin: str
     end: str
     after_number: str = ""
-
-
-class ArgumentTexts(NamedTuple):
-    """The texts around arguments that are written one by one; see the message in decoding.proto."""
-
-    before_key: str = ""
-    before_text: str = ""
-    after_text: str = ""
-    before_value: str = ""
-    after_value: str = ""
-    separator: str = ""
 
 
 @dataclass

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.gateway.dialects.events import Event
-from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
 from services.gateway.dialects.offered_tools import json_of
 from services.gateway.dialects.scanner import Markers, Pass, Reading
+from services.wire.requests.argument_texts import ArgumentTexts
 
 _json = json.JSONEncoder(ensure_ascii=False).encode
 _STRING = frozenset(("string",))

@@ -7,8 +7,9 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
 from services.gateway.dialects.scanner import Reading, Scanner
+from services.wire.requests.argument_texts import ArgumentTexts
 
 _STRUCTURE = re.compile(r"""\\.|["'()\[\]{}]""", re.DOTALL)
 _NAME = string.ascii_letters + string.digits + "_."

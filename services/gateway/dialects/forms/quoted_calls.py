@@ -4,9 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.dialects.forms.call_form import ArgumentTexts, Around, CallTarget, WrittenCall
+from services.gateway.dialects.forms.call_form import Around, CallTarget, WrittenCall
 from services.gateway.dialects.forms.json_text import loaded
 from services.gateway.dialects.scanner import Markers, Reading
+from services.wire.requests.argument_texts import ArgumentTexts
 
 _MAX_DEPTH = 64
 _ENDS = ",}]"

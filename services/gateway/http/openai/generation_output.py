@@ -92,7 +92,7 @@ class GenerationCall:
 
 
 class ChunkSuffix:
-    """The last bytes of each chunk, with the usage so far if the client requested it.
+    """The bytes that end each chunk. They include the usage so far if the client requested it.
 
     It counts all choices of all prompts together, so that no count falls from one chunk to the next. The last counts
     are those of the response.

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ConstraintFailed
 from quire.v1 import decoding_pb2
 from services.engine.guided.grammar_sources import GrammarSpec, InvalidGrammar
 from services.engine.guided.grammars import CompiledGrammar, Vocabulary
 from services.engine.guided.tool_calls import source_of
+from tests.services.engine.guided.test_tool_calls import matches
 from tests.tiny_models import VOCABULARY
 
 BETWEEN_TAGS = {
@@ -36,17 +36,6 @@ def grammar(vocabulary: Vocabulary, texts: dict[str, str], schema: dict[str, Any
     calls = decoding_pb2.ToolCallGrammar(argument_texts=decoding_pb2.ArgumentTexts(**texts), answer=answer)
     calls.tools.add(name="f", parameters=json.dumps({"type": "object"} | schema), begin="<f>", end="</f>")
     return CompiledGrammar(vocabulary, GrammarSpec("tool_calls", source_of(calls)))
-
-
-def matches(vocabulary: Vocabulary, compiled: CompiledGrammar, text: str) -> bool:
-    """Return True if the text is a complete output."""
-    state = compiled.start()
-    try:
-        for token in vocabulary.tokens.tokenize_str(text):
-            state.advance(token)
-        return state.complete or bool(state.allowed()[0] & 1)  # token 0 ends an output
-    except ConstraintFailed:
-        return False
 
 
 def tagged(**arguments: str) -> str:

@@ -1,0 +1,1 @@
+"""What requests and their outputs are as messages."""
