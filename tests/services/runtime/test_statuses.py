@@ -28,8 +28,8 @@ from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.gateway.access.api_keys import make_key
 from services.gateway.fleet import engine_events
 from services.runtime import errors, statuses
-from services.wire.requests import output
 from services.wire.duration import duration
+from services.wire.requests import output
 from tests.api_keys import bearer, write_keys
 from tests.faults import wait_until
 from tests.load import prompt_request
