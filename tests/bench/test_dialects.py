@@ -162,7 +162,7 @@ def test_the_page_lists_explanations_with_their_texts() -> None:
     found = [{"metric": name, "value": value, "peer": "vLLM 1"} for name, value in counts.items()]
     text = table({"avx2": json.loads(json.dumps({"started": "1", "rows": found, "differences": lines}))})
     assert text.startswith(
-        "Of 300 texts, Quire and vLLM 1 read 297 alike; 3 differences are explained below, 0 are not."
+        "Of 300 texts, Quire and vLLM 1 read 297 alike; 3 differ as explained below, some in two ways, and 0 otherwise."
     )
     assert "| 3 | text-behind-calls: text around calls | drops the text behind the first call |" in text
     assert len(text.splitlines()) == len(EXPLANATIONS) + 4
