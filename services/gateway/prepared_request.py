@@ -15,7 +15,7 @@ from services.gateway.deadlines import Deadline
 from services.gateway.fleet.engine_events import deadline_error
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.observe.observer import RequestInfo, RequestProgress
-from services.gateway.request_checks import check_fits, check_truncation, check_vocabulary
+from services.gateway.request_checks import check_fits, check_room, check_truncation, check_vocabulary
 from services.gateway.text.bad_words import sequences_of as sequences_of_words
 from services.gateway.tokenization import PromptTokenizer
 from services.runtime.errors import InvalidField
@@ -60,9 +60,7 @@ class PreparedRequest:
     def token_upper_bound(self) -> int:
         """Return an upper bound of its tokens, prompt and samples together."""
         sequences = max(len(self.submission.samples), self.submission.beam_search.width)
-        # The engine refuses a larger max_tokens; until then it must not make the gateway reject other requests.
-        sample_tokens = min(self.submission.stopping.max_tokens, self.model.description().context_tokens)
-        return len(self.submission.prompt_token_ids) + sequences * sample_tokens
+        return len(self.submission.prompt_token_ids) + sequences * self.submission.stopping.max_tokens
 
     def resumption(self, samples: Collection[engine_pb2.SampleState], *, isolated: bool) -> engine_pb2.Submission:
         """Return a submission that resumes from these samples at another engine."""
@@ -98,6 +96,7 @@ class Preparation:
             token_ids = await _before(admitted.deadline, self.prompt_ids(given, model, info.origin.caller))
         check_fits(len(token_ids), "prompt", model)
         submission = submission_of(admitted, token_ids)
+        check_room(len(token_ids), submission.stopping.max_tokens, model.description().context_tokens)
         submission.request_id = qualified(tenant, request.request_id)
         submission.salt = self._namespace.salt(tenant, request.cache.salt)
         if words := request.logit_rules.bad_words:

@@ -39,11 +39,9 @@ class CompletionCall(GenerationCall):
 
     body: requests.CompletionRequest
 
-    def __init__(
-        self, handler: RequestHandler, origin: Origin, body: requests.CompletionRequest, request_id: str | None
-    ) -> None:
+    def __init__(self, handler: RequestHandler, origin: Origin, body: requests.CompletionRequest) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField."""
-        super().__init__(handler, origin, body, completion_call(body, request_id))
+        super().__init__(handler, origin, body, completion_call(body))
         self.prompts = [_Prompt()] * len(self.translated.generations)
         if len(self.prompts) > 1:
             handler.check_count(self.translated.generations, origin)

@@ -22,7 +22,7 @@ LARGE = "a " * WORDS
 MIB = 1024 * 1024
 MOST_GROWTH = 50 * MIB
 # The tiny models' longest token has 10 bytes.
-REFUSAL = "must have at most 2048 tokens, the model's context, and so at most 20480 bytes, not "
+REFUSAL = "must have at most 2048 tokens, and so at most 20480 bytes, not "
 
 
 def chat_of(text: str, **fields: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def test_an_input_is_rendered_as_the_chat_with_the_same_messages(tiny_quire: Run
 
 
 def test_the_id_of_a_response_is_that_of_its_explanation(tiny_quire: RunningQuire, http: httpx.Client) -> None:
-    answer = http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 2}, headers={"x-request-id": "mine"})
+    answer = http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 2, "request_id": "mine"})
     assert answer.headers["x-request-id"] == answer.json()["id"] == "resp_mine"
     tiny_quire.output.wait_for("resp_mine")  # the gateway's log of the request
 

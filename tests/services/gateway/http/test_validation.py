@@ -61,7 +61,12 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
             "x" * 80 + "...",
             "x" * 80 + "... is not a field of this request",
         ),
-        (CompletionRequest, {"prompt": "a", "add_special_tokens": "y"}, "add_special_tokens", 'must be true, not "y"'),
+        (
+            CompletionRequest,
+            {"prompt": "a", "add_special_tokens": "y"},
+            "add_special_tokens",
+            "not supported: it can only be true",
+        ),
         (
             CompletionRequest,
             {"prompt": "a", "user": ["b" * 99]},

@@ -37,10 +37,9 @@ class ResponseCall(ChatCompletionCall):
         origin: Origin,
         asked: ResponsesRequest,
         conversation: InputConversation,
-        request_id: str | None,
     ) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField with a chat's names of the fields."""
-        super().__init__(handler, origin, chat_body(asked, conversation), request_id)
+        super().__init__(handler, origin, chat_body(asked, conversation))
         self._asked = asked
         names = InputFieldNames.of(conversation, self.translated.field_names)
         self.translated = replace(self.translated, field_names=names)
