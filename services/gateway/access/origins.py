@@ -1,12 +1,13 @@
 """Origins of web pages that may call the HTTP API."""
 
-from urllib.parse import urlsplit
+import re
 
+from services.runtime.addresses import port_fault
 from services.runtime.settings import InvalidSetting
 
 ALL = "*"
-# Of pages, and of the pages of browser extensions and desktop applications.
-_SCHEMES = ("http", "https", "chrome-extension", "moz-extension", "app", "tauri", "capacitor")
+# Schemes are also those of browser extensions and desktop applications.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]*))?")
 
 
 def origins_of(text: str) -> list[str]:
@@ -25,10 +26,5 @@ def check_origins(option: str, text: str) -> None:
 
 
 def _is_origin(origin: str) -> bool:
-    try:
-        parts = urlsplit(origin)
-        port_is_valid = parts.port is None or parts.port > 0
-    except ValueError:  # of brackets, or of the port
-        return False
-    whole = origin == f"{parts.scheme}://{parts.netloc}" and "@" not in parts.netloc
-    return whole and port_is_valid and parts.scheme in _SCHEMES and bool(parts.hostname)
+    found = _ORIGIN.fullmatch(origin)
+    return found is not None and not (found["port"] and port_fault(found["port"], least=1))

@@ -81,7 +81,9 @@ def test_pages_of_other_origins_cannot_call(url: str, http: httpx.Client) -> Non
     assert "access-control-allow-origin" not in http.post(PATH, json=CHAT, headers={"origin": PAGE}).headers
 
 
-@pytest.mark.parametrize("text", ["chat.example", "https://chat.example/", "https://a b", "*.example", "https://", ","])
+@pytest.mark.parametrize(
+    "text", ["chat.example", "https://chat.example/", "https://a b", "*.example", "https://", ",", "http://a:0"]
+)
 def test_an_origin_that_no_browser_sends_is_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match="must have origins"):
         check_origins("allowed_origins", text)
