@@ -83,8 +83,9 @@ class CompletionCall(GenerationCall):
             given = self.body.prompt
             if isinstance(given, str) or isinstance(given[0], int) or not _IN_PROMPT.match(error.field):
                 raise
-            field, message = (_IN_PROMPT.sub(f"prompt[{at}]", text, count=1) for text in (error.field, str(error)))
-            raise InvalidField(message, field) from error
+            texts = (error.field, str(error))
+            error.field, *error.args = (_IN_PROMPT.sub(f"prompt[{at}]", text, count=1) for text in texts)
+            raise
 
     async def _read_prompts(self) -> None:
         """Tokenize or detokenize the prompts, if the response includes them."""
