@@ -84,7 +84,8 @@ class CompletionCall(GenerationCall):
             if isinstance(given, str) or isinstance(given[0], int) or not _IN_PROMPT.match(error.field):
                 raise
             texts = (error.field, str(error))
-            error.field, *error.args = (_IN_PROMPT.sub(f"prompt[{at}]", text, count=1) for text in texts)
+            error.field, message = (_IN_PROMPT.sub(f"prompt[{at}]", text, count=1) for text in texts)
+            error.args = (message,)
             raise
 
     async def _read_prompts(self) -> None:
