@@ -7,8 +7,9 @@ import pytest
 
 from blocks import Copy, Free, FreeReason, Refusal, Step, StepItem, StepRefusal, StepResult, TableChange, WindowKind
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
-from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
+from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Copies, Sampled
 from simulation.runner import DigestRunner, expected_tokens
