@@ -107,7 +107,6 @@ def test_a_cancelled_one_releases_its_blocks(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "most", "field", "text"),
     [
-        ({}, -1, "stopping.max_tokens", "must be at least 0, not -1"),
         ({"beam_search": BeamSearch(2)}, 0, "stopping.max_tokens", "must be at least 1 with beam_search, not 0"),
         ({"samples": ((5,),)}, 0, "samples.generated_token_ids", "fewer than stopping.max_tokens .0. tokens, not 1"),
     ],
