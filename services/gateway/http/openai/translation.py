@@ -138,6 +138,8 @@ def _limit(
     if len(set(limits.values())) > 1:
         raise InvalidField("max_tokens must equal max_completion_tokens if both are set", "max_tokens")
     for name, limit in limits.items():
+        if limit == 0 and body.prompt_logprobs is None:  # an empty message would look like the model's answer
+            raise InvalidField(f"{name} must be at least 1, not 0", name)
         names["stopping.max_tokens"] = name
         request.stopping.max_tokens = limit
 

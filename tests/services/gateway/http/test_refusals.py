@@ -138,7 +138,7 @@ def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str,
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
-        ({"prompt": "x", "stream": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "x", "use_beam_search": True, "best_of": 2, "max_tokens": 0}, "max_tokens"),
     ],
 )
 def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str, Any], param: str) -> None:
