@@ -42,6 +42,7 @@ class ScriptedHandler:
         self.text = "x"  # of each token, if the prompt is a chat
         self.script: list[tuple[str, list[int]]] = []  # texts and tokens to generate instead
         self.in_thought = False
+        self.ends_at_limit = False
         self.requests: list[gateway_pb2.GenerateRequest] = []
         self.parsed: list[tuple[str, int, dict[str, int]]] = []
         self.rejection: Exception | None = None
@@ -70,7 +71,8 @@ class ScriptedHandler:
                 await self.hold.wait()
                 if self.failure:
                     raise self.failure
-            end = gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)
+            limit, stop = decoding_pb2.FINISH_REASON_LENGTH, decoding_pb2.FINISH_REASON_STOP
+            end = gateway_pb2.SampleFinish(reason=limit if self.ends_at_limit else stop)
             yield Response(finished=gateway_pb2.Finished(samples=[end], usage=usage))
         finally:
             self.running -= 1

@@ -33,5 +33,5 @@ def server(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def player(server: ScriptedServer) -> Iterator[Player]:
     yield Player(server)
-    server.handler.script = []
+    server.handler.script, server.handler.ends_at_limit = [], False
     server.handler.requests.clear()
