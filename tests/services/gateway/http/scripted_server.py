@@ -44,6 +44,7 @@ class ScriptedHandler:
         self.script: list[tuple[str, list[int]]] = []  # texts and tokens to generate instead,
         self.deltas: list[gateway_pb2.Delta] | None = None  # or those of as many samples as the client wants
         self.in_thought = False
+        self.ends_at_limit = False
         self.requests: list[gateway_pb2.GenerateRequest] = []
         self.parsed: list[tuple[str, int, dict[str, int]]] = []
         self.rejection: Exception | None = None
@@ -74,7 +75,9 @@ class ScriptedHandler:
                 await self.hold.wait()
                 if self.failure:
                     raise self.failure
-            ends = [gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)] * sampling.sample_count
+            limit, stop = decoding_pb2.FINISH_REASON_LENGTH, decoding_pb2.FINISH_REASON_STOP
+            end = gateway_pb2.SampleFinish(reason=limit if self.ends_at_limit else stop)
+            ends = [end] * sampling.sample_count
             yield Response(finished=gateway_pb2.Finished(samples=ends, usage=usage))
         finally:
             self.running -= 1
