@@ -1,4 +1,4 @@
-"""Bodies with nulls, wrong types, missing and unknown members anywhere: none is a server error, and errors name a field."""
+"""No body is a server error, with nulls, wrong types, missing or unknown members anywhere; errors name a field."""
 
 import random
 from collections.abc import Iterator

@@ -5,7 +5,7 @@ Clients copy items of earlier responses, with their ids and statuses, which have
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.http.json_types import Items, Schema
@@ -33,21 +33,7 @@ _REASONS = {
 }
 
 
-class DumpedBody(StrictBody):
-    """A part of the input that clients copy from a response. An unknown member is ignored if it is null.
-
-    OpenAI's client dumps every member that its own version has, and newer versions have more.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unknown_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
-
-
-class InputText(DumpedBody):
+class InputText(StrictBody):
     """A text of a message. Images, audio and files are not supported."""
 
     type: Literal["input_text", "output_text"] = Field(description="`input_text`, or `output_text` of the assistant.")
@@ -58,7 +44,7 @@ class InputText(DumpedBody):
     prompt_cache_breakpoint: Any = Field(None, description="Accepted and ignored: prefix caching is automatic.")
 
 
-class CopiedItem(DumpedBody):
+class CopiedItem(StrictBody):
     """What items of all types have."""
 
     id: str | None = Field(None, description="Id of the item, which no other item of the input has.")
@@ -68,7 +54,7 @@ class CopiedItem(DumpedBody):
     )
 
 
-class DirectCaller(DumpedBody):
+class DirectCaller(StrictBody):
     """The model calls the tool itself."""
 
     type: Literal["direct"] = Field(description="No program calls tools.")
@@ -129,7 +115,7 @@ class InputShellCall(CopiedItem):
     call_id: str | None = Field(None, description="Id of the call, for its output. Default: `id`.")
 
 
-class InputShellResult(DumpedBody):
+class InputShellResult(StrictBody):
     """The output of a command."""
 
     type: Literal["local_shell_call_output"] = Field(description="Type of the item.")
@@ -148,7 +134,7 @@ class InputSearch(BaseModel):
     id: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
 
 
-class ReasoningText(DumpedBody):
+class ReasoningText(StrictBody):
     """A text of a thought."""
 
     type: Literal["reasoning_text", "text"] = Field(description="Type of the part.")

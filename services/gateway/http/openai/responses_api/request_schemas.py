@@ -73,13 +73,6 @@ class ReasoningOptions(StrictBody):
     mode: Literal["standard"] | None = Field(None, description="Only `standard` is supported.")
 
 
-class PromptCacheOptions(StrictBody):
-    """Options of a cache. Quire caches prefixes of all prompts, as long as there is memory."""
-
-    mode: Literal["implicit", "explicit"] | None = Field(None, description=_IGNORED)
-    ttl: str | None = Field(None, description=_IGNORED)
-
-
 class ResponseStreamOptions(StrictBody):
     """Options of a stream."""
 
@@ -120,13 +113,9 @@ class ResponsesRequest(requests.GenerationRequest):
         None, description="`auto` is as `disabled`: an input that does not fit is refused."
     )
     metadata: Members[str] | None = Field(None, description="Returned with the response.")
-    client_metadata: Schema | None = Field(None, description=_IGNORED)
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description=_IGNORED)
-    prompt_cache_options: PromptCacheOptions | None = Field(None, description=_IGNORED)
     max_tool_calls: Int32 | None = Field(
         None, description="Accepted and ignored: it limits calls of built-in tools, which are not run."
     )
-    store: bool | None = Field(None, description="Accepted and ignored: nothing is stored.")
     stream_options: ResponseStreamOptions | None = Field(None, description="Options with `stream`.")  # type: ignore[assignment]
 
     background: Literal[False] | None = Field(None, description="Only false is supported: nothing is stored.")

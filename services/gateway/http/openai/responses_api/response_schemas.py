@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from services.gateway.http.openai.requests import Schema
+from services.gateway.http.json_types import Schema
 from services.gateway.http.openai.responses import ChatTokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
