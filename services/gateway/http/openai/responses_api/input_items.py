@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -87,7 +87,7 @@ class InputConversation:
             if isinstance(item, CopiedItem):
                 self._results.add_item(item.id, path)
             if isinstance(item, InputMessage):
-                self._add(item.role, item.content, MessageOrigin(path, f"{path}.content"))
+                self._add_message(item, path)
             elif isinstance(item, InputReasoning):
                 self._thought = _joined(self._thought, _thought(item))
             elif isinstance(item, InputCallResult | InputShellResult):
@@ -98,17 +98,32 @@ class InputConversation:
                 self._add_call(item, path)
         self._results.check()
 
+    def _add_message(self, item: InputMessage, path: str) -> None:
+        """Add a message. The assistant's text behind its calls belongs to their message: templates have it there."""
+        origin = MessageOrigin(path, f"{path}.content")
+        if item.role != "assistant" or not self._messages or "tool_calls" not in self._messages[-1]:
+            self._add(item.role, item.content, origin)
+            return
+        message = self._messages[-1]
+        message["content"] = _parts(message["content"]) + _parts(_content(item.content))
+        self._add_thought()
+        self.origins[-1] = replace(self.origins[-1], content=origin.content)
+
     def _add_call(self, item: InputCall | InputShellCall, path: str) -> None:
         """Add a call to the assistant's message before it, or to a new one."""
         call = _call(item, path)
         self._results.add_call(call["id"], path)
         if not self._messages or self._messages[-1]["role"] != "assistant":
             self._add("assistant", None, MessageOrigin(path, path))
-        message, thought = self._messages[-1], self._thought
-        if thought:
-            message["reasoning"], self._thought = _joined(message.get("reasoning", ""), thought), ""
-        message.setdefault("tool_calls", []).append(call)
+        self._add_thought()
+        self._messages[-1].setdefault("tool_calls", []).append(call)
         self.origins[-1].calls.append(path)
+
+    def _add_thought(self) -> None:
+        """Add a thought to the last message."""
+        thought, self._thought = self._thought, ""
+        if thought:
+            self._messages[-1]["reasoning"] = _joined(self._messages[-1].get("reasoning", ""), thought)
 
     def _add_result(self, item: InputCallResult | InputShellResult, path: str) -> None:
         call_id = item.call_id or item.id or ""
@@ -170,6 +185,12 @@ def _content(content: str | list[InputText] | None) -> str | list[dict[str, str]
     if not isinstance(content, list):
         return content
     return [{"type": "text", "text": part.text} for part in content]
+
+
+def _parts(content: str | list[dict[str, str]] | None) -> list[dict[str, str]]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
 
 
 def _call(item: InputCall | InputShellCall, path: str) -> dict[str, Any]:

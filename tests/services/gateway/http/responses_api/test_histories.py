@@ -58,3 +58,15 @@ def test_an_output_may_follow_other_items(player: Player) -> None:
     player.play("Hi")
     player.respond(input=[SAID, called("a", id=""), called("b", id=""), returned("b"), returned("a")])
     assert [message.tool_call_id for message in player.request.prompt.chat.messages[2:]] == ["b", "a"]
+
+
+def test_text_behind_calls_belongs_to_their_message(player: Player) -> None:
+    before = {"role": "assistant", "content": "I add."}
+    behind = {"role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]}
+    player.play("Hi")
+    for items, content in (([before, behind], ["I add.", "Wait."]), ([behind], ["Wait."])):
+        turn = [*items[:-1], called("a"), called("b"), items[-1], returned("a"), returned("b")]
+        player.respond(input=[SAID, *turn, {"role": "assistant", "content": "4"}, SAID])
+        said, *results, answer, _ = player.request.prompt.chat.messages[1:]
+        assert (said.content, [call.id for call in said.tool_calls]) == ("\n".join(content), ["a", "b"])
+        assert ([one.role for one in results], answer.content) == (["tool", "tool"], "4")
