@@ -256,4 +256,4 @@ def test_what_exceeds_the_context_has_the_code_and_the_words_that_clients_recogn
     answer = http.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded"), error
-    assert error["message"].endswith("this model's maximum context length is 2048 tokens")
+    assert error["message"].endswith("this model's maximum context length is 2048 tokens (context_length_exceeded)")
