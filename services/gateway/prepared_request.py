@@ -29,7 +29,8 @@ _AS_MANY_AS_FIT = -1
 class AdmittedRequest:
     """A checked request, which has no prompt, with its model and its resources.
 
-    `model_defaults` are the values that the model has for what it leaves out.
+    `model_defaults` are the values that the model has for what it leaves out. `caps_output` makes max_tokens at most
+    what fits.
     """
 
     model: ServedModel
@@ -38,6 +39,7 @@ class AdmittedRequest:
     reservation: Reservation
     slot: AdmissionSlot
     deadline: Deadline
+    caps_output: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,8 @@ def _engine_stopping(admitted: AdmittedRequest, prompt_tokens: int) -> decoding_
     """Return what the engine needs of the stopping: stop strings are the gateway's."""
     given = admitted.request.stopping
     max_tokens = given.max_tokens if given.HasField("max_tokens") else _default_max_tokens(admitted, prompt_tokens)
+    if admitted.caps_output:
+        max_tokens = min(max_tokens, _fitting_tokens_of(admitted, prompt_tokens))
     return decoding_pb2.Stopping(
         max_tokens=max_tokens,
         min_tokens=given.min_tokens,
@@ -212,10 +216,14 @@ def _engine_stopping(admitted: AdmittedRequest, prompt_tokens: int) -> decoding_
 
 def _default_max_tokens(admitted: AdmittedRequest, prompt_tokens: int) -> int:
     """Return the model's default, but at least min_tokens, and at most as many as fit; without a default, these."""
-    fitting = _fitting_tokens(prompt_tokens, sequences_of(admitted.request).count, admitted.model)
+    fitting = _fitting_tokens_of(admitted, prompt_tokens)
     if not admitted.model_defaults.HasField("max_tokens"):
         return fitting
     return min(fitting, max(admitted.model_defaults.max_tokens, admitted.request.stopping.min_tokens))
+
+
+def _fitting_tokens_of(admitted: AdmittedRequest, prompt_tokens: int) -> int:
+    return _fitting_tokens(prompt_tokens, sequences_of(admitted.request).count, admitted.model)
 
 
 def _fitting_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:

@@ -54,7 +54,9 @@ class ScriptedHandler:
         self.running = 0
         self.started = 0
 
-    async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin) -> Responses:
+    async def generate(
+        self, request: gateway_pb2.GenerateRequest, origin: Origin, *, caps_output: bool = False
+    ) -> Responses:
         self.callers.append(origin.caller)
         self.requests.append(request)
         if self.rejection:
