@@ -182,7 +182,7 @@ def test_all_other_paths_need_a_valid_key(secured: SecuredGateway, values: list[
     headers = [(b"authorization", value.encode("latin-1")) for value in values]
     described = secured.anyone.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, methods in described.items() for method in methods if path not in OPEN]
-    assert len(calls) == 9
+    assert len(calls) == 10
     answers = [secured.anyone.request(method, path, headers=headers, json={}) for method, path in calls]
     assert {rejection(answer) for answer in answers} == {(401, "invalid_api_key")}
     assert {answer.headers["www-authenticate"] for answer in answers} == {"Bearer"}
