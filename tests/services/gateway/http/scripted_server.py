@@ -42,6 +42,7 @@ class ScriptedHandler:
         self.text = "x"  # of each token, if the prompt is a chat
         self.script: list[tuple[str, list[int]]] = []  # texts and tokens to generate instead
         self.in_thought = False
+        self.finished: gateway_pb2.Finished | None = None  # instead of an end of the sequence
         self.requests: list[gateway_pb2.GenerateRequest] = []
         self.parsed: list[tuple[str, int, dict[str, int]]] = []
         self.rejection: Exception | None = None
@@ -63,6 +64,11 @@ class ScriptedHandler:
         try:
             sampling = decoding_pb2.Sampling(sample_count=1)
             started = gateway_pb2.Started(model="played", sampling=sampling, in_thought=self.in_thought)
+            if self.finished:
+                started.prompt_tokens, started.cached_tokens = (
+                    self.finished.usage.prompt_tokens,
+                    self.finished.usage.cached_tokens,
+                )
             yield Response(started=started)
             repeated = [(request.prompt.text or self.text, [1])] * request.stopping.max_tokens
             usage = gateway_pb2.Usage()
@@ -73,7 +79,7 @@ class ScriptedHandler:
                 if self.failure:
                     raise self.failure
             end = gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)
-            yield Response(finished=gateway_pb2.Finished(samples=[end], usage=usage))
+            yield Response(finished=self.finished or gateway_pb2.Finished(samples=[end], usage=usage))
         finally:
             self.running -= 1
 

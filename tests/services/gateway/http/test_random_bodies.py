@@ -13,10 +13,10 @@ SCHEMA = {"type": "object", "properties": {"place": {"type": "string", "maxLengt
 FUNCTION = {"name": "look", "description": "Look.", "parameters": SCHEMA, "strict": True}
 CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"place": "sea"}'}}
 COMMON: dict[str, Any] = {
-    **{"model": "tiny-llama", "n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.0, "seed": 3},
-    **{"stop": ["~~"], "stop_token_ids": [7], "logit_bias": {"5": -1}, "presence_penalty": 0.1, "stream": False},
-    **{"stream_options": {"include_usage": True}, "user": "me", "metadata": {"a": "b"}, "store": False, "timeout": 30},
-    **{"priority": 0, "cache_salt": "s", "request_id": None, "max_tokens": 1},
+    "model": "tiny-llama", "n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.0, "seed": 3,
+    "stop": ["~~"], "stop_token_ids": [7], "logit_bias": {"5": -1}, "presence_penalty": 0.1, "stream": False,
+    "stream_options": {"include_usage": True}, "user": "me", "metadata": {"a": "b"}, "store": False, "timeout": 30,
+    "priority": 0, "cache_salt": "s", "request_id": None, "max_tokens": 1,
 }
 CHAT: dict[str, Any] = {
     **COMMON,
@@ -37,7 +37,7 @@ CHAT: dict[str, Any] = {
 }
 COMPLETION: dict[str, Any] = {
     **COMMON,
-    **{"prompt": ["a", "b"], "echo": True, "logprobs": 1, "suffix": "", "best_of": 1, "bad_words": ["zz"]},
+    "prompt": ["a", "b"], "echo": True, "logprobs": 1, "suffix": "", "best_of": 1, "bad_words": ["zz"],
 }
 OTHERS: tuple[Any, ...] = (None, None, None, 0, -1, 1.5, True, "", "x", [], {}, [None], {"a": None}, 10**30, [[]])
 
@@ -75,7 +75,7 @@ def changed(body: dict[str, Any], source: random.Random) -> dict[str, Any]:
 def test_no_body_is_a_server_error_and_every_refusal_names_its_field(
     http: httpx.Client, path: str, body: dict[str, Any]
 ) -> None:
-    source = random.Random(52)  # noqa: S311
+    source = random.Random(52)
     assert (unchanged := http.post(path, json=body)).status_code == 200, unchanged.text
     statuses = set[int]()
     for _ in range(BODIES_OF_EACH_PATH):
