@@ -18,7 +18,7 @@ from services.gateway.observe.observer import RequestInfo, RequestProgress
 from services.gateway.request_checks import check_fits, check_room, check_truncation, check_vocabulary
 from services.gateway.text.bad_words import sequences_of as sequences_of_words
 from services.gateway.tokenization import PromptTokenizer
-from services.runtime.errors import InvalidField
+from services.runtime.errors import ContextExceeded, InvalidField
 from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
 
@@ -205,7 +205,7 @@ def _engine_stopping(admitted: AdmittedRequest, prompt_tokens: int) -> decoding_
     given = admitted.request.stopping
     max_tokens = given.max_tokens if given.HasField("max_tokens") else _default_max_tokens(admitted, prompt_tokens)
     if admitted.caps_output:
-        max_tokens = min(max_tokens, _fitting_tokens_of(admitted, prompt_tokens))
+        max_tokens = min(max_tokens, _room(admitted, prompt_tokens))
     return decoding_pb2.Stopping(
         max_tokens=max_tokens,
         min_tokens=given.min_tokens,
@@ -214,24 +214,31 @@ def _engine_stopping(admitted: AdmittedRequest, prompt_tokens: int) -> decoding_
     )
 
 
+def _room(admitted: AdmittedRequest, prompt_tokens: int) -> int:
+    """Return how many tokens fit after the prompt. Raises ContextExceeded if none does."""
+    most = _most_tokens(prompt_tokens, sequences_of(admitted.request).count, admitted.model)
+    if prompt_tokens >= most:
+        message = f"prompt must have at most {most - 1} tokens, not {prompt_tokens}"
+        raise ContextExceeded(message, "prompt", prompt_tokens, most)
+    return most - prompt_tokens
+
+
 def _default_max_tokens(admitted: AdmittedRequest, prompt_tokens: int) -> int:
     """Return the model's default, but at least min_tokens, and at most as many as fit; without a default, these."""
-    fitting = _fitting_tokens_of(admitted, prompt_tokens)
+    sequences = sequences_of(admitted.request).count
+    # At least 1, so that the engine reports the excess.
+    fitting = max(1, _most_tokens(prompt_tokens, sequences, admitted.model) - prompt_tokens)
     if not admitted.model_defaults.HasField("max_tokens"):
         return fitting
     return min(fitting, max(admitted.model_defaults.max_tokens, admitted.request.stopping.min_tokens))
 
 
-def _fitting_tokens_of(admitted: AdmittedRequest, prompt_tokens: int) -> int:
-    return _fitting_tokens(prompt_tokens, sequences_of(admitted.request).count, admitted.model)
-
-
-def _fitting_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
-    """Return how many tokens fit after the prompt at any engine; at least 1, so that the engine reports the excess.
+def _most_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
+    """Return how many tokens of a sequence, prompt and output together, fit at any engine.
 
     Sequences share the whole blocks of the prompt. The last generated token needs no slot, because it is not fed back.
     """
     description, request_blocks = model.description(), model.request_blocks()
     shared = min(prompt_tokens // description.block_size, request_blocks)
     slots = (shared + (request_blocks - shared) // sequences) * description.block_size + 1
-    return max(1, min(description.context_tokens, slots) - prompt_tokens)
+    return min(description.context_tokens, slots)

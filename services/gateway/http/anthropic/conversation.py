@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from services.gateway.http.anthropic.block_schemas import (
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -19,6 +20,7 @@ from services.gateway.http.openai.responses_api.input_items import MessageOrigin
 from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
 
+_SAID = (TextBlock, ThinkingBlock, RedactedThinkingBlock)
 _CHAT = TypeAdapter(list[requests.ChatMessage])
 # Claude Code's first system block describes the client. It changes with every request, and so would the whole prompt.
 _BILLING = "x-anthropic-billing-header:"
@@ -67,7 +69,9 @@ class Conversation:
     @staticmethod
     def _is_prefill(turns: list[_Turn]) -> bool:
         """Return whether the last turn begins the answer; remove one that is empty."""
-        if any("".join(part) for part in (turns[-1].texts(), turns[-1].thoughts())) or _calls_of(turns[-1]):
+        last = turns[-1]
+        is_plain = all(isinstance(block, _SAID) for block, _ in last.blocks)
+        if not is_plain or any((*last.texts(), *last.thoughts())):
             return True
         turns.pop()
         return False

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from services.gateway.http import error_responses
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.request_ids import REQUEST_ID
+from services.gateway.request_checks import new_request_id
 from services.runtime import errors, statuses
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
@@ -50,12 +51,14 @@ def for_messages(respond: Handler) -> Handler:
         response = await respond(request, error)
         if not is_of_messages(request.url.path):
             return response
-        request_id = getattr(request.state, "request_id", None) or response.headers.get(REQUEST_ID, "")
+        own_id = getattr(request.state, "request_id", None)
+        request_id = own_id or response.headers.get(REQUEST_ID) or new_request_id()
         status = _status_of(error, response.status_code)
         message = _too_long(error) or _message(json.loads(bytes(response.body)))
         headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
         body = json.dumps(_body(status, message, request_id))
-        return Response(body, status, headers | {OWN_REQUEST_ID: request_id}, "application/json")
+        headers = {REQUEST_ID: request_id, **headers, OWN_REQUEST_ID: request_id}
+        return Response(body, status, headers, "application/json")
 
     return respond_in_format
 

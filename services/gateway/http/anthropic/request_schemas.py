@@ -45,7 +45,7 @@ class ThinkingConfig(StrictBody):
     type: Literal["enabled", "disabled", "adaptive"] = Field(
         description="`adaptive` leaves it to the chat template, or to `output_config.effort`."
     )
-    budget_tokens: Int32 | None = Field(None, description="With `enabled`: maximum tokens of the thought.")
+    budget_tokens: Int32 | None = Field(None, ge=1, description="With `enabled`: maximum tokens of the thought.")
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="`omitted` leaves the texts of thoughts out of the answer. Default: they are returned."
     )

@@ -45,6 +45,7 @@ class ScriptedHandler:
         self.deltas: list[gateway_pb2.Delta] | None = None  # or those of as many samples as the client wants
         self.in_thought = False
         self.ends_at_limit = False
+        self.finished: gateway_pb2.Finished | None = None  # instead of an end of the sequence
         self.requests: list[gateway_pb2.GenerateRequest] = []
         self.parsed: list[tuple[str, int, dict[str, int]]] = []
         self.rejection: Exception | None = None
@@ -66,9 +67,14 @@ class ScriptedHandler:
         try:
             sampling = decoding_pb2.Sampling(sample_count=max(1, request.sampling.sample_count))
             usage = gateway_pb2.Usage(prompt_tokens=PROMPT_TOKENS)
+            counted = self.finished.usage if self.finished else usage
             yield Response(
                 started=gateway_pb2.Started(
-                    model="played", sampling=sampling, prompt_tokens=PROMPT_TOKENS, in_thought=self.in_thought
+                    model="played",
+                    sampling=sampling,
+                    prompt_tokens=counted.prompt_tokens,
+                    cached_tokens=counted.cached_tokens,
+                    in_thought=self.in_thought,
                 )
             )
             for delta in self._one_sample(request) if self.deltas is None else self.deltas:
@@ -80,7 +86,7 @@ class ScriptedHandler:
             limit, stop = decoding_pb2.FINISH_REASON_LENGTH, decoding_pb2.FINISH_REASON_STOP
             end = gateway_pb2.SampleFinish(reason=limit if self.ends_at_limit else stop)
             ends = [end] * sampling.sample_count
-            yield Response(finished=gateway_pb2.Finished(samples=ends, usage=usage))
+            yield Response(finished=self.finished or gateway_pb2.Finished(samples=ends, usage=usage))
         finally:
             self.running -= 1
 
