@@ -32,7 +32,7 @@ OPERATIONS = [
     ("/reset_prefix_cache", "POST"),
     ("/version", "GET"),
 ]
-WITH_BODIES = OPERATIONS[:7]
+WITH_BODIES = OPERATIONS[:8]
 # Server errors that a valid request can get: overload, or deadline exceeded.
 EXPECTED = {503, 504}
 
