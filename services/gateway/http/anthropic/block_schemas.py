@@ -36,7 +36,7 @@ class RedactedThinkingBlock(StrictBody):
     data: str | None = Field(None, description=_IGNORED)
 
 
-class Caller(StrictBody):
+class CallOrigin(StrictBody):
     """What made a call."""
 
     type: Literal["direct"] = Field(description="The model.")
@@ -49,7 +49,7 @@ class ToolUseBlock(StrictBody):
     id: str = Field(min_length=1, description="Id of the call.")
     name: str = Field(description="Name of the tool.")
     input: Schema = Field(description="The arguments.")
-    caller: Caller | None = Field(None, description="What made the call: the model.")
+    caller: CallOrigin | None = Field(None, description="What made the call: the model.")
     toolset_name: None = Field(None, description="Not supported.")
 
 

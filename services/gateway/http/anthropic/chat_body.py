@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from services.gateway.http.anthropic.conversation import Conversation
+from services.gateway.http.anthropic.conversation import MessageConversation
 from services.gateway.http.anthropic.request_schemas import JsonOutputFormat, MessageFields
 from services.gateway.http.anthropic.tool_schemas import CustomTool
 from services.gateway.http.openai import requests
 from services.runtime.errors import InvalidField
 
 
-def chat_body(body: MessageFields, conversation: Conversation) -> requests.ChatCompletionRequest:
+def chat_body(body: MessageFields, conversation: MessageConversation) -> requests.ChatCompletionRequest:
     """Return the chat of a request. Raises InvalidField."""
     shared = {name: getattr(body, name) for name in requests.GenerationRequest.model_fields}
     answer_format = _format(body)

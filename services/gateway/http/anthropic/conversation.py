@@ -1,6 +1,7 @@
 """Converts the conversation of /v1/messages to the messages of a chat."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,8 @@ from services.runtime.http.validation import shown
 
 _SAID = (TextBlock, ThinkingBlock, RedactedThinkingBlock)
 _CHAT = TypeAdapter(list[requests.ChatMessage])
-# Claude Code's first system block describes the client. It changes with every request, and so would the whole prompt.
-_BILLING = "x-anthropic-billing-header:"
+# Claude Code begins the system message with a line about itself. It changes with every request: no prefix was cached.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 @dataclass
@@ -43,7 +44,7 @@ class _Turn:
         return [block.thinking for block, _ in self.blocks if isinstance(block, ThinkingBlock) and block.thinking]
 
 
-class Conversation:
+class MessageConversation:
     """The conversation of a request, as messages of a chat with their places in the body."""
 
     def __init__(self, body: MessageFields) -> None:
@@ -132,7 +133,7 @@ class Conversation:
 def _system_texts(system: str | Sequence[TextBlock] | None) -> list[str]:
     """Return the texts of the system message, without what Claude Code says there to its provider."""
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    return [text for text in texts if not text.startswith(_BILLING)]
+    return [rest for text in texts if (rest := _BILLING.sub("", text)) or not text]
 
 
 def _leading_system_messages(messages: Sequence[Message]) -> list[Message]:

@@ -8,7 +8,7 @@ from quire.v1 import gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.http.anthropic.chat_body import chat_body
 from services.gateway.http.anthropic.content_blocks import BlockSeparator, OutputEvents, whole_blocks
-from services.gateway.http.anthropic.conversation import Conversation
+from services.gateway.http.anthropic.conversation import MessageConversation
 from services.gateway.http.anthropic.error_format import error_body
 from services.gateway.http.anthropic.event_writer import MessageEventWriter, error_event
 from services.gateway.http.anthropic.field_names import MessageFieldNames
@@ -26,7 +26,7 @@ class MessageCall(ChatCompletionCall):
     id_prefix: ClassVar = "msg_"
 
     def __init__(
-        self, handler: RequestHandler, origin: Origin, asked: MessageFields, conversation: Conversation
+        self, handler: RequestHandler, origin: Origin, asked: MessageFields, conversation: MessageConversation
     ) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField with a chat's names of the fields."""
         super().__init__(handler, origin, chat_body(asked, conversation))

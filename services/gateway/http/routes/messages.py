@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.http.anthropic import response_schemas
-from services.gateway.http.anthropic.conversation import Conversation
+from services.gateway.http.anthropic.conversation import MessageConversation
 from services.gateway.http.anthropic.error_format import OVERLOADED, OWN_REQUEST_ID
 from services.gateway.http.anthropic.field_names import MessageFieldNames
 from services.gateway.http.anthropic.message_call import MessageCall
@@ -51,7 +51,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
 
 def _call(body: MessageFields, request: Request) -> MessageCall:
     """Translate the body, with its own names of the fields in errors. Raises InvalidField or UnsupportedField."""
-    conversation = Conversation(body)
+    conversation = MessageConversation(body)
     request.state.field_names = MessageFieldNames.of(body, conversation.origins, FieldNames())
     call = MessageCall(handler_of(request), origin_of(request), body, conversation)
     request.state.field_names = call.translated.field_names

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.anthropic.conversation import Conversation
+from services.gateway.http.anthropic.conversation import MessageConversation
 from services.gateway.http.anthropic.request_schemas import MessagesRequest
 from services.runtime.errors import InvalidField
 
@@ -35,8 +35,8 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": list(blocks)}
 
 
-def converted(*messages: dict[str, Any], **body: Any) -> Conversation:
-    return Conversation(MessagesRequest.model_validate({"messages": list(messages), "max_tokens": 1, **body}))
+def converted(*messages: dict[str, Any], **body: Any) -> MessageConversation:
+    return MessageConversation(MessagesRequest.model_validate({"messages": list(messages), "max_tokens": 1, **body}))
 
 
 def chat(*messages: dict[str, Any], **body: Any) -> list[dict[str, Any]]:
@@ -54,6 +54,8 @@ def test_what_claude_code_says_to_its_provider_is_no_part_of_the_prompt() -> Non
     billing = text("x-anthropic-billing-header: cc_version=2.1; cch=00000;")
     assert chat(SAID, system=[billing, text("Be brief.")])[0] == {"role": "system", "content": "Be brief."}
     assert chat(SAID, system=[billing]) == [SAID]
+    joined = f"{billing['text']}\nBe brief."
+    assert chat(SAID, system=joined)[0] == {"role": "system", "content": "Be brief."}
 
 
 def test_a_later_system_message_is_a_part_of_the_user_s_turn() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from quire.v1 import gateway_pb2
 from services.gateway.http.anthropic.chat_body import chat_body
-from services.gateway.http.anthropic.conversation import Conversation
+from services.gateway.http.anthropic.conversation import MessageConversation
 from services.gateway.http.anthropic.request_schemas import MessagesRequest
 from services.gateway.http.openai.translation import chat_call
 from tests.services.gateway.http.messages.streams import message_of
@@ -21,7 +21,7 @@ TOOL = {"name": "sum", "input_schema": {"type": "object"}}
 
 def translated(**body: Any) -> gateway_pb2.GenerateRequest:
     asked = MessagesRequest.model_validate({"messages": [SAID], "max_tokens": 8, **body})
-    (request,) = chat_call(chat_body(asked, Conversation(asked)), "msg_").generations
+    (request,) = chat_call(chat_body(asked, MessageConversation(asked)), "msg_").generations
     return request
 
 
