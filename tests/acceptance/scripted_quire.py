@@ -42,6 +42,11 @@ def script() -> list[tuple[str, str]]:
         (said["enforced_results"][0], "\n".join(enforced)),
         *[(one, _call("final_answer", {"answer": said["answer"]})) for one in said["enforced_results"][1:]],
         (said["object_question"], json.dumps(said["object"], ensure_ascii=False)),
+        (said["called_object_question"], _call("Train", said["object"])),
+        (said["partial_question"], _call("PartialTrain", said["object"])),
+        (said["list_question"], _call("IterableStop", {"tasks": said["object"]["stops"]})),
+        (said["parallel_question"], "\n".join(_call(one["name"].title(), one["arguments"]) for one in said["calls"][1:])),
+        (said["code_question"], said["code"]),
         (said["long_question"], said["long_answer"]),
     ]
 

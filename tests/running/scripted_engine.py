@@ -175,7 +175,7 @@ def assemble(script: Script, context_tokens: int, settings: EngineSettings) -> N
     ),
     device_blocks=1024,
 )
-@click.option("--context-tokens", default=4096, show_default=True, help="Tokens of prompt and output.")
+@click.option("--context-tokens", default=8192, show_default=True, help="Tokens of prompt and output.")
 @click.option("--script", required=True, help="File with pairs of a text and the answer to a prompt that ends in it.")
 @click.option("--prompts", default="", help="File to which each prompt is appended, as a line of JSON.")
 @click.option("--metrics-listen", default="127.0.0.1:0", show_default=True, help="Address of the metrics.")
