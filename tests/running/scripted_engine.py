@@ -148,10 +148,13 @@ class ScriptedRunner:
 
 
 def scripted_folder(source: Path, folder: Path) -> Path:
-    """Copy a model's tokenizer to a new folder, with the template of the scripts; return the folder."""
+    """Copy a model's tokenizer to a new folder, with the template of the scripts and its marks; return the folder."""
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("config.json", "tokenizer_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_special_tokens([START, END])
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 

@@ -8,6 +8,7 @@ from check_openai_chat import Train
 from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS
 from conversation import check_prompt, trains, weather
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput
+from pydantic_ai.exceptions import ModelContextWindowExceededError
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -67,8 +68,8 @@ def test_a_limit_is_a_finish_reason(model: Any) -> None:
     assert result.response.finish_reason == "length"
 
 
-def test_a_prompt_beyond_the_context_is_a_bad_request_with_its_code(model: Any) -> None:
-    with pytest.raises(ModelHTTPError) as refused:
+def test_a_prompt_beyond_the_context_is_pydantic_ais_own_error(model: Any) -> None:
+    with pytest.raises(ModelContextWindowExceededError) as refused:
         Agent(model).run_sync(OVERFLOW)
     assert refused.value.status_code == 400
     assert refused.value.body["code"] == "context_length_exceeded"
