@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import chain
 
 from quire.v1 import gateway_pb2
 from services.engine.settings import EngineSettings
+from services.gateway.http import member_policy
 from services.gateway.http.openai.declared_fields import DECLARED, HTTP_NAMES
 from services.runtime.settings import Requires
 from services.wire.field_rules import DeclaredField, field_paths
@@ -34,6 +36,17 @@ def http_table() -> str:
         if not path.field.rules.openai
     )
     return _table(("field", "range", "default", "meaning"), rows)
+
+
+def policy_table() -> str:
+    """Return the table of members without effect: where they stand, what is accepted, and why."""
+    anywhere = (("every object", f"`{name}`", "anything", why) for name, why in member_policy.ANYWHERE.items())
+    others = (
+        (place, f"`{name}`", one.values, one.why)
+        for place, members in member_policy.PLACES.items()
+        for name, one in members.items()
+    )
+    return _table(("in", "member", "accepted", "because"), chain(anywhere, others))
 
 
 def requirements_table() -> str:

@@ -5,7 +5,7 @@ targets and their measured values, `headlines` the table of those with a `headli
 class of CPU, `formats` those of weights by form, and `picture NAME` the picture of a benchmark. `papers` and `papers
 pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core. `fields of
 gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements` that of
-settings that exclude each other. `counts of types`, `served types`, `refused types` and `other types` are what became
+settings that exclude each other, and `members without effect` that of the policy for them. `counts of types`, `served types`, `refused types` and `other types` are what became
 of transformers' model types, from the results of `make models`, and `dialect differences` what Quire and vLLM read
 differently.
 
@@ -143,6 +143,7 @@ class Pages:
             return self._picture(name.removeprefix("picture "))
         blocks = {"performance": self._table, "headlines": self._headlines}
         blocks |= {"fields of gRPC": tables.grpc_table, "fields of HTTP": tables.http_table}
+        blocks |= {"members without effect": tables.policy_table}
         blocks["requirements"] = tables.requirements_table
         blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
         blocks |= {"counts of types": model_types.counts, "served types": model_types.served}

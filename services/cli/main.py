@@ -249,8 +249,8 @@ def forget(path: Path) -> None:
 def explain(request_id: str, connection: "Connection", timeout: float) -> None:
     """Explain what happened to a request's blocks, and why.
 
-    REQUEST_ID is the client's own, or the one in the answer: `quire generate` prints it, over HTTP it is in the header
-    x-request-id. With API keys the tenant precedes it: TENANT/REQUEST_ID. The explanation covers the events that the
+    REQUEST_ID is the client's own, or the one in the answer: `quire generate` prints it, over HTTP it is the answer's
+    id. With API keys the tenant precedes it: TENANT/REQUEST_ID. The explanation covers the events that the
     KV manager's ledger still holds. Several KV managers are asked if --address lists them, or has dns:NAME:PORT.
     """
     from services.cli.commands.talk import explain as run

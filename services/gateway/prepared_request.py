@@ -15,10 +15,10 @@ from services.gateway.deadlines import Deadline
 from services.gateway.fleet.engine_events import deadline_error
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.observe.observer import RequestInfo, RequestProgress
-from services.gateway.request_checks import check_fits, check_truncation, check_vocabulary
+from services.gateway.request_checks import check_fits, check_room, check_truncation, check_vocabulary
 from services.gateway.text.bad_words import sequences_of as sequences_of_words
 from services.gateway.tokenization import PromptTokenizer
-from services.runtime.errors import InvalidField
+from services.runtime.errors import ContextExceeded, InvalidField
 from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
 
@@ -29,7 +29,8 @@ _AS_MANY_AS_FIT = -1
 class AdmittedRequest:
     """A checked request, which has no prompt, with its model and its resources.
 
-    `model_defaults` are the values that the model has for what it leaves out.
+    `model_defaults` are the values that the model has for what it leaves out. `caps_output` makes max_tokens at most
+    what fits.
     """
 
     model: ServedModel
@@ -38,6 +39,7 @@ class AdmittedRequest:
     reservation: Reservation
     slot: AdmissionSlot
     deadline: Deadline
+    caps_output: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,7 @@ class PreparedRequest:
     def token_upper_bound(self) -> int:
         """Return an upper bound of its tokens, prompt and samples together."""
         sequences = max(len(self.submission.samples), self.submission.beam_search.width)
-        # The engine refuses a larger max_tokens; until then it must not make the gateway reject other requests.
-        sample_tokens = min(self.submission.stopping.max_tokens, self.model.description().context_tokens)
-        return len(self.submission.prompt_token_ids) + sequences * sample_tokens
+        return len(self.submission.prompt_token_ids) + sequences * self.submission.stopping.max_tokens
 
     def resumption(self, samples: Collection[engine_pb2.SampleState], *, isolated: bool) -> engine_pb2.Submission:
         """Return a submission that resumes from these samples at another engine."""
@@ -98,6 +98,7 @@ class Preparation:
             token_ids = await _before(admitted.deadline, self.prompt_ids(given, model, info.origin.caller))
         check_fits(len(token_ids), "prompt", model)
         submission = submission_of(admitted, token_ids)
+        check_room(len(token_ids), submission.stopping.max_tokens, model.description().context_tokens)
         submission.request_id = qualified(tenant, request.request_id)
         submission.salt = self._namespace.salt(tenant, request.cache.salt)
         if words := request.logit_rules.bad_words:
@@ -185,9 +186,10 @@ def _truncated(token_ids: list[int], request: gateway_pb2.GenerateRequest, model
 
 def _most_prompt_tokens(request: gateway_pb2.GenerateRequest, model: ServedModel) -> int:
     """Return how many prompt tokens surely fit with max_tokens, at least 1, so that the engine reports the excess."""
-    description, max_tokens = model.description(), max(1, request.stopping.max_tokens)
+    description, stopping = model.description(), request.stopping
+    max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else 1
     size = description.block_size
-    own_blocks = sequences_of(request).count * (blocks_for(max_tokens, size) + 1)
+    own_blocks = sequences_of(request).count * (blocks_for(max_tokens, size) + 1) if max_tokens else 0
     return max(1, min(description.context_tokens - max_tokens, (model.request_blocks() - own_blocks) * size))
 
 
@@ -202,6 +204,8 @@ def _engine_stopping(admitted: AdmittedRequest, prompt_tokens: int) -> decoding_
     """Return what the engine needs of the stopping: stop strings are the gateway's."""
     given = admitted.request.stopping
     max_tokens = given.max_tokens if given.HasField("max_tokens") else _default_max_tokens(admitted, prompt_tokens)
+    if admitted.caps_output:
+        max_tokens = min(max_tokens, _room(admitted, prompt_tokens))
     return decoding_pb2.Stopping(
         max_tokens=max_tokens,
         min_tokens=given.min_tokens,
@@ -210,20 +214,31 @@ def _engine_stopping(admitted: AdmittedRequest, prompt_tokens: int) -> decoding_
     )
 
 
+def _room(admitted: AdmittedRequest, prompt_tokens: int) -> int:
+    """Return how many tokens fit after the prompt. Raises ContextExceeded if none does."""
+    most = _most_tokens(prompt_tokens, sequences_of(admitted.request).count, admitted.model)
+    if prompt_tokens >= most:
+        message = f"prompt must have at most {most - 1} tokens, not {prompt_tokens}"
+        raise ContextExceeded(message, "prompt", prompt_tokens, most)
+    return most - prompt_tokens
+
+
 def _default_max_tokens(admitted: AdmittedRequest, prompt_tokens: int) -> int:
     """Return the model's default, but at least min_tokens, and at most as many as fit; without a default, these."""
-    fitting = _fitting_tokens(prompt_tokens, sequences_of(admitted.request).count, admitted.model)
+    sequences = sequences_of(admitted.request).count
+    # At least 1, so that the engine reports the excess.
+    fitting = max(1, _most_tokens(prompt_tokens, sequences, admitted.model) - prompt_tokens)
     if not admitted.model_defaults.HasField("max_tokens"):
         return fitting
     return min(fitting, max(admitted.model_defaults.max_tokens, admitted.request.stopping.min_tokens))
 
 
-def _fitting_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
-    """Return how many tokens fit after the prompt at any engine; at least 1, so that the engine reports the excess.
+def _most_tokens(prompt_tokens: int, sequences: int, model: ServedModel) -> int:
+    """Return how many tokens of a sequence, prompt and output together, fit at any engine.
 
     Sequences share the whole blocks of the prompt. The last generated token needs no slot, because it is not fed back.
     """
     description, request_blocks = model.description(), model.request_blocks()
     shared = min(prompt_tokens // description.block_size, request_blocks)
     slots = (shared + (request_blocks - shared) // sequences) * description.block_size + 1
-    return max(1, min(description.context_tokens, slots) - prompt_tokens)
+    return min(description.context_tokens, slots)

@@ -4,10 +4,11 @@ import secrets
 import uuid
 from collections.abc import Collection
 
+from blocks import counted
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.text.tool_choice import check_arguments_schema, check_names
-from services.runtime.errors import InvalidField
+from services.runtime.errors import ContextExceeded, InvalidField
 from services.runtime.http.json_body import parse_text
 from services.wire.duration import checked_seconds_of
 from services.wire.field_rules import check, check_message, declared_fields, fill
@@ -25,6 +26,9 @@ def checked(request: gateway_pb2.GenerateRequest) -> gateway_pb2.GenerateRequest
     """
     check(request, InvalidField)
     _check_id(request.request_id)
+    if request.HasField("beam_search") and request.stopping.HasField("max_tokens"):
+        most = request.stopping.max_tokens
+        _require(most > 0, "stopping.max_tokens", f"must be at least 1 with beam_search, not {most}")
     _check_constraint(request)
     made = gateway_pb2.GenerateRequest(
         request_id=request.request_id or new_request_id(),
@@ -118,9 +122,22 @@ def check_ids(token_ids: Collection[int], field: str, vocabulary_size: int) -> N
 
 
 def check_fits(count: int, field: str, model: ServedModel) -> None:
-    """Raise InvalidField if there are more tokens than the model's context."""
+    """Raise ContextExceeded if there are more tokens than the model's context."""
     context = model.description().context_tokens
-    _require(count <= context, field, f"must have at most {context} tokens, the model's context, not {count}")
+    if count > context:
+        raise ContextExceeded(f"{field} must have at most {context} tokens, not {count}", field, count, context)
+
+
+def check_room(prompt_tokens: int, max_tokens: int, context_tokens: int) -> None:
+    """Raise ContextExceeded if a prompt leaves too little of the context for the output."""
+    total = prompt_tokens + max_tokens
+    if total > context_tokens:
+        message = (
+            f"prompt ({counted(prompt_tokens, 'token')}) and stopping.max_tokens ({max_tokens}) must be at most"
+            f" {context_tokens} tokens, not {total}"
+        )
+        field = "stopping.max_tokens" if prompt_tokens < context_tokens else "prompt"
+        raise ContextExceeded(message, field, prompt_tokens, context_tokens)
 
 
 def _check_token(token: int, field: str, vocabulary_size: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.v1 import gateway_pb2
 from services.gateway.access.admission import AdmissionControl, AdmissionSlot
@@ -83,8 +83,10 @@ class RequestHandler:
         if parser.calls or failures:
             self._observer.on_parsed(model_name, parser.calls_name, parser.calls, failures)
 
-    async def generate(self, request: gateway_pb2.GenerateRequest, origin: Origin = DEFAULT_ORIGIN) -> Responses:
-        """Yield the responses. Raises a ServiceError.
+    async def generate(
+        self, request: gateway_pb2.GenerateRequest, origin: Origin = DEFAULT_ORIGIN, *, caps_output: bool = False
+    ) -> Responses:
+        """Yield the responses. Raises a ServiceError. `caps_output` makes max_tokens at most what fits.
 
         One stack owns the request's resources and releases them in reverse order. Observers own none; their last
         event comes after the release.
@@ -93,7 +95,7 @@ class RequestHandler:
         observer, finished = self._observer.on_request(info), None
         try:
             async with AsyncExitStack() as resources:
-                admitted = self._admit(resources, request, info, observer)
+                admitted = replace(self._admit(resources, request, info, observer), caps_output=caps_output)
                 observer.on_admitted(admitted.request.request_id)
                 prepared = await self._preparation.prepare(request, info, admitted)
                 observer.on_prepared(prepared.progress)

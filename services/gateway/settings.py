@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.gateway.access.origins import check_origins
 from services.gateway.dialects.selection import AUTO, check_call_parser, check_reasoning_parser
 from services.gateway.fleet.discovery import ServiceAddresses
 from services.gateway.fleet.routing import RoutingPolicy
@@ -35,6 +36,19 @@ class GatewaySettings:
         60.0,
         "Timeout in seconds without progress of writing an HTTP response; then the client is disconnected.",
         least=0.1,
+    )
+    http_idle_seconds: float = setting(
+        120.0,
+        "Timeout in seconds without a request on an HTTP connection; then it is closed. Longer than the timeout of "
+        "clients and load balancers, so that they close first and no request is lost.",
+        least=1,
+        most=86400,
+    )
+    allowed_origins: str = setting(
+        "",
+        "Origins of web pages that may call the HTTP API, separated by commas, such as https://chat.example; * for "
+        "all. Empty: none.",
+        form=check_origins,
     )
     max_connection_age_seconds: float = setting(
         0.0,

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from quire.v1 import gateway_pb2
+from services.gateway.call_results import check_results
 from services.gateway.fleet.fleet import ServedModel
 from services.gateway.request_checks import check_ids, check_prompt
 from services.gateway.text.chat_template import ChatTemplateError
@@ -26,7 +27,7 @@ from services.gateway.text.conversation import conversation_of
 from services.gateway.text.rendering.shares import FirstShareUsed, share_of_chat
 from services.gateway.text.rendering.turns import MAX_WAIT_SECONDS, Turns
 from services.gateway.text.tokenizer import RenderedChat, TextTooLong, Tokenizer
-from services.runtime.errors import InvalidField
+from services.runtime.errors import ContextExceeded, InvalidField
 
 _MAX_INLINE_BYTES = 4096
 _LARGE_BYTES = 64 * 1024
@@ -77,16 +78,17 @@ class PromptTokenizer:
         try:
             if prompt.WhichOneof("kind") == "text":
                 return await self._of_text(model.tokenizer, prompt.text, prompt.ByteSize(), most)
+            check_results(prompt.chat)
             rendering = _Rendering(model.tokenizer, prompt.chat, most, open_turn)
             return await self._of_chat(model.tokenizer, rendering, tenant)
         except ChatTemplateError as error:
             field = f"prompt.chat{error.field}"
             raise InvalidField(f"{field}: {error}", field) from error
         except TextTooLong as error:
-            limit = f"must have at most {most} tokens, the model's context"
-            raise InvalidField(
-                f"prompt {limit}, and so at most {error.most} bytes, not {error.size}", "prompt"
-            ) from None
+            assert most is not None
+            limit = f"must have at most {most} tokens, and so at most {error.most} bytes, not {error.size}"
+            least = -(-error.size * most // error.most)
+            raise ContextExceeded(f"prompt {limit}", "prompt", least, most) from None
 
     async def _of_text(self, tokenizer: Tokenizer, text: str, size: int, most: int | None) -> list[int]:
         if size <= _MAX_INLINE_BYTES:

@@ -38,6 +38,19 @@ class InvalidField(ServiceError):
     """The value of a field is invalid."""
 
 
+class ContextExceeded(InvalidField):
+    """Prompt and output do not fit the model's context.
+
+    `prompt_tokens` is the length of the prompt, or a lower bound if it was not tokenized. The message has the words by
+    which clients of OpenAI's API recognise it.
+    """
+
+    def __init__(self, message: str, field: str, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(f"{message}: this model's maximum context length is {context_tokens} tokens", field)
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
 class UnsupportedField(ServiceError):
     """The field is not supported by this version."""
 

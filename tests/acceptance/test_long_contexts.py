@@ -406,9 +406,9 @@ def waiting(quire: RunningQuire) -> float:
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "field", "words"),
     [
-        (131_073, 1, "prompt.token_ids.ids", "at most 131072 tokens, the model's context, not 131073"),
-        (131_072, 1, "prompt", "at most 131072 tokens (the model's context), not 131073"),
-        (131_000, 73, "stopping.max_tokens", "at most 131072 tokens (the model's context), not 131073"),
+        (131_073, 1, "prompt.token_ids.ids", "at most 131072 tokens, not 131073"),
+        (131_072, 1, "prompt", "at most 131072 tokens, not 131073"),
+        (131_000, 73, "stopping.max_tokens", "at most 131072 tokens, not 131073"),
         (131_000, 72, "prompt", "6250"),
         (PROMPT, ANSWER + 2, "stopping.max_tokens", "6250"),
     ],

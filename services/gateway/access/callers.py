@@ -38,12 +38,14 @@ class Origin:
     """Origin of a request: its caller, its protocol (`grpc` or `http`), its trace, and its call's deadline.
 
     `trace_parent` is the value of W3C's `traceparent`, or empty. `seconds_left` is the time to the call's deadline.
+    `client_request_id` is the client's own name for the request, which need not be unique, or empty.
     """
 
     caller: Caller = ANONYMOUS
     protocol: str = "grpc"
     trace_parent: str = ""
     seconds_left: float | None = None
+    client_request_id: str = ""
 
 
 DEFAULT_ORIGIN = Origin()

@@ -10,8 +10,9 @@ from starlette.exceptions import HTTPException
 from services.gateway.access.callers import ANONYMOUS
 from services.gateway.administration import FleetAdministration
 from services.gateway.http import error_responses
+from services.gateway.http.anthropic.error_format import for_messages
 from services.gateway.http.json_request import Authenticate
-from services.gateway.http.routes import generation, models, operations
+from services.gateway.http.routes import generation, messages, models, operations
 from services.gateway.request_handler import RequestHandler
 from services.runtime.errors import ServiceError
 from services.runtime.service import Readiness
@@ -27,18 +28,18 @@ def make_app(
     app = FastAPI(
         title="Quire",
         version=operations.server_version(),
-        description="OpenAI's API with vLLM's extensions.",
+        description="OpenAI's API with vLLM's extensions, and Anthropic's messages.",
         redirect_slashes=False,
     )
     app.state.handler = handler
     app.state.administration = administration
     app.state.readiness = readiness
     app.state.authenticate = authenticate
-    app.add_exception_handler(ServiceError, error_responses.on_service_error)
-    app.add_exception_handler(HTTPException, error_responses.on_http_error)
-    app.add_exception_handler(RequestValidationError, error_responses.on_validation_error)
-    app.add_exception_handler(Exception, error_responses.on_unexpected_error)
-    for router in (generation.router, models.router, operations.router, operations.open_router):
+    app.add_exception_handler(ServiceError, for_messages(error_responses.on_service_error))
+    app.add_exception_handler(HTTPException, for_messages(error_responses.on_http_error))
+    app.add_exception_handler(RequestValidationError, for_messages(error_responses.on_validation_error))
+    app.add_exception_handler(Exception, for_messages(error_responses.on_unexpected_error))
+    for router in (generation.router, messages.router, models.router, operations.router, operations.open_router):
         app.include_router(router)
     _remove_validation_responses(app)
     return app

@@ -14,7 +14,8 @@ from starlette.routing import Match
 
 from services.gateway.http.not_served import reason_of
 from services.gateway.http.openai.field_names import FieldNames
-from services.gateway.http.openai.translation import request_id_or_new
+from services.gateway.http.request_ids import id_headers
+from services.gateway.request_checks import new_request_id
 from services.runtime import errors, statuses
 from services.runtime.http.validation import violation
 
@@ -29,6 +30,7 @@ _TYPES = {
 }
 _CODES: dict[type[Exception], str] = {
     errors.InvalidField: "invalid_value",
+    errors.ContextExceeded: "context_length_exceeded",
     errors.UnsupportedField: "unsupported_value",
     errors.Unauthenticated: "invalid_api_key",
     errors.PermissionDenied: "not_permitted",
@@ -41,7 +43,6 @@ _CODES: dict[type[Exception], str] = {
     errors.GenerationFailed: "generation_failed",
     errors.RepeatedEngineLoss: "request_given_up",
 }
-REQUEST_ID = "x-request-id"
 _MAX_PATH = 100
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _INTERNAL_ERROR = "internal server error; see the log of the gateway"
@@ -60,6 +61,8 @@ def error_body(error: Exception, names: FieldNames) -> dict[str, Any]:
     """Return the response body for a ServiceError. `names` are the HTTP names of the request's fields."""
     param, message = names.named(getattr(error, "field", ""), str(error))
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
+    if isinstance(error, errors.ContextExceeded):  # LangChain looks for the code in the message
+        message = f"{message} ({code})"
     return _body(statuses.status_of(error).http, message, param or None, code)
 
 
@@ -121,9 +124,7 @@ def _response(status: int, body: dict[str, Any], headers: Mapping[str, str]) -> 
 
 
 def _request_id(request: Request) -> dict[str, str]:
-    """Return the header with the request's id; if the body was not read, with the client's id or a new one."""
-    given = getattr(request.state, "request_id", None)
-    return {REQUEST_ID: given or request_id_or_new(request.headers.get(REQUEST_ID))}
+    return id_headers(request, getattr(request.state, "request_id", None) or new_request_id())
 
 
 def _headers(error: Exception) -> dict[str, str]:

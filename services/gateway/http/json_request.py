@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 
 from services.gateway.access.callers import Caller
 from services.gateway.http.error_responses import HttpError
+from services.runtime.errors import Unauthenticated
 from services.runtime.http.disconnect import ClientDisconnected
 from services.runtime.http.json_body import MalformedJson, parse
 from services.runtime.transport import CLIENT_MESSAGE_BYTES
@@ -17,6 +18,7 @@ from services.runtime.transport import CLIENT_MESSAGE_BYTES
 Authenticate = Callable[[str | None], Caller]
 
 _CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
+_KEY = "x-api-key"
 _CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics
 
 
@@ -52,14 +54,26 @@ class ApiRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def authenticate_and_handle(request: Request) -> Response:
-            authenticate: Authenticate = request.app.state.authenticate
-            request.state.caller = authenticate(_authorization(request))
+            request.state.caller = _caller(request)
             try:
                 return await handle(JsonRequest(request.scope, request.receive))
             except ClientDisconnected:
                 return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
         return authenticate_and_handle
+
+
+def _caller(request: Request) -> Caller:
+    """Return the owner of the key of a request, in OpenAI's header or in Anthropic's. Raises Unauthenticated."""
+    authenticate: Authenticate = request.app.state.authenticate
+    given = request.headers.getlist(_KEY)
+    if not given:
+        return authenticate(_authorization(request))
+    # Several values count as none, as those of `authorization`.
+    caller = authenticate(f"Bearer {given[0]}" if len(given) == 1 else None)
+    if "authorization" in request.headers and authenticate(_authorization(request)) != caller:
+        raise Unauthenticated(f"authorization and {_KEY} have keys of different callers")
+    return caller
 
 
 def _authorization(request: Request) -> str | None:

@@ -1,4 +1,4 @@
-"""Endpoints of OpenAI's API and of vLLM's server that Quire does not serve.
+"""Endpoints of OpenAI's and Anthropic's APIs and of vLLM's server that Quire does not serve.
 
 Each is answered with status 404 and a sentence. Status 501 is more exact, but clients retry every status from 500.
 """
@@ -28,9 +28,8 @@ _REASONS = {
     "/v1/images": _TEXT_ONLY.format("images"),
     "/v1/videos": _TEXT_ONLY.format("videos"),
     "/v1/realtime": "Quire has no Realtime API",
-    "/v1/messages": "Quire has no Messages API; use /v1/chat/completions",
+    "/v1/messages/batches": _BATCHES,
     "/v1/responses": "Quire does not store responses, because gateways share no state",
-    "/v1/responses/input_tokens": "Quire counts tokens at POST /tokenize",
     "/v1/responses/compact": "Quire does not compact conversations",
     "/v1/conversations": "Quire does not store conversations, because gateways share no state",
     "/v1/chat/completions": "Quire does not store chat completions, because gateways share no state",

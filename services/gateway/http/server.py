@@ -1,12 +1,15 @@
 """The HTTP server, with the headers of every response and the observation of requests."""
 
 import ssl
+from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.access.callers import ANONYMOUS
+from services.gateway.access.origins import origins_of
 from services.gateway.administration import FleetAdministration
 from services.gateway.http.app import make_app
 from services.gateway.http.json_request import Authenticate
@@ -20,6 +23,8 @@ from services.runtime.service import Readiness
 _UNKNOWN_ROUTE = "other"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _CLIENT_CLOSED_REQUEST = 499
+# What a page may read of a response besides its body.
+_EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry")
 
 
 def http_server(
@@ -32,14 +37,33 @@ def http_server(
     context: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """Build the HTTP server of a gateway. With a context it uses TLS."""
-    app = ObservedApp(make_app(handler, administration, readiness, authenticate), readiness, observer)
+    app = make_app(handler, administration, readiness, authenticate)
+    observed = ObservedApp(with_origins(app, origins_of(settings.allowed_origins)), readiness, observer)
     limits = HttpLimits(
         settings.http_connections,
         settings.http_read_seconds,
         settings.http_write_seconds,
         settings.max_connection_age_seconds,
+        settings.http_idle_seconds,
     )
-    return HttpServer(app, limits, context, lambda status: count_rejection(observer, status))
+    return HttpServer(observed, limits, context, lambda status: count_rejection(observer, status))
+
+
+def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Return the application with CORS for the pages of these origins.
+
+    Preflights need no API key. Pages send keys in headers, so that browsers send no cookies.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        allow_private_network=True,
+        expose_headers=_EXPOSED_HEADERS,
+    )
 
 
 class ObservedApp:

@@ -101,6 +101,8 @@ class _Report(RequestObserver):
         }
         if tenant := self._request.origin.caller.tenant:
             fields["tenant"] = tenant
+        if client_id := self._request.origin.client_request_id:
+            fields["client_request_id"] = client_id
         if self._model_defaults:
             fields["model_defaults"] = self._model_defaults
         if self._progress is not None:
@@ -126,6 +128,8 @@ class _Report(RequestObserver):
             "quire.tenant": self._request.origin.caller.tenant,
             "quire.protocol": self._request.origin.protocol,
         }
+        if client_id := self._request.origin.client_request_id:
+            attributes["quire.client_request_id"] = client_id
         if (progress := self._progress) is not None:
             attributes |= {
                 "gen_ai.usage.prompt_tokens": progress.prompt_tokens,

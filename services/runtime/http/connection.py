@@ -32,18 +32,24 @@ _PROBE_SECONDS = 1.0
 _CLOSE = (b"connection", b"close")
 
 
+# Longer than clients and load balancers keep idle connections (most 60, Go's client 90), so that they close first.
+IDLE_SECONDS = 120.0
+
+
 @dataclass(frozen=True)
 class HttpLimits:
     """Maximum connections, and time limits of each.
 
     `read_seconds` limits the head of a request, and its body. `write_seconds` without progress close the connection of
-    a slow client. After `age_seconds` the next response is the last one of its connection; 0: no limit.
+    a slow client. After `age_seconds` the next response is the last one of its connection; 0: no limit. Without a
+    request for `idle_seconds` after a response, the connection is closed.
     """
 
     connections: int
     read_seconds: float
     write_seconds: float
     age_seconds: float = 0.0
+    idle_seconds: float = IDLE_SECONDS
 
 
 class _Deadline:

@@ -16,8 +16,6 @@ from services.runtime.http.connection import HttpConnection, HttpLimits
 from services.runtime.transport import AddressUnavailable
 
 _LAST_SECONDS = 1.0
-# Longer than clients and load balancers keep idle connections, so that they close them and no request is lost.
-_KEEP_ALIVE_SECONDS = 75
 # Kernel buffer per connection. The default is megabytes, which would hide slow clients for long.
 _UNREAD_BYTES = 64 * 1024
 
@@ -51,7 +49,7 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]
         )
         self._config.load()
         self._state = ServerState()

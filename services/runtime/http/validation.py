@@ -112,10 +112,11 @@ def _describe(meant: Sequence[_Found]) -> Violation:
         case _ if error["type"] == UNSUPPORTED:
             return Violation(path, f"{name} is not supported: {error['msg']}", "unsupported_value")
         case "union_tag_not_found":
-            return Violation(_tag(error), f"{_tag(error)} is missing", "missing")
+            tag = _tag(path, error)
+            return Violation(tag, f"{tag} is missing", "missing")
         case "union_tag_invalid":
-            tags, tag = error["ctx"]["expected_tags"].replace("'", ""), shown(error["ctx"]["tag"])
-            return Violation(_tag(error), f"{_tag(error)} must be one of {tags}, not {tag}", "invalid_value")
+            tag, tags = _tag(path, error), error["ctx"]["expected_tags"].replace("'", "")
+            return Violation(tag, f"{tag} must be one of {tags}, not {shown(error['ctx']['tag'])}", "invalid_value")
     code = "invalid_type" if error["type"] in _EXPECTED else "invalid_value"
     expected = list(dict.fromkeys(_expected(one) for one in meant))
     *others, last = expected
@@ -161,8 +162,10 @@ def _number(bound: Any) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
-def _tag(error: Mapping[str, Any]) -> str:
-    return str(error["ctx"]["discriminator"]).strip("'")
+def _tag(path: str, error: Mapping[str, Any]) -> str:
+    """Return the path of the member that tells the members of a union type apart."""
+    name = str(error["ctx"]["discriminator"]).strip("'")
+    return f"{path}.{name}".removeprefix(".")
 
 
 def _cut(part: str) -> str:

@@ -183,13 +183,15 @@ def test_an_http_response_has_the_id_of_its_log_lines_explanation_and_spans(
     headers = {"traceparent": client.parent(), "x-request-id": "from-outside"}
     answer = httpx.post(f"{quire.http_url}/v1/completions", json=body, headers=headers, timeout=CALL_SECONDS)
     assert answer.status_code == 200
-    name = answer.headers["x-request-id"]
-    assert "from-outside" in name
+    name = answer.json()["id"]
+    assert answer.headers["x-request-id"] == "from-outside"
     spans = client.spans(collector, *(name for name in SPANS for _ in range(2)))
     roots = [span for span in spans if span.name == "generate"]
     assert {root.parent_id for root in roots} == {client.span_id}
     assert {root.attributes["gen_ai.request.id"] for root in roots} == {f"{name}-0", f"{name}-1"}
-    assert ends(quire, f"{name}-0")["gateway"]["protocol"] == "http"
+    assert {root.attributes["quire.client_request_id"] for root in roots} == {"from-outside"}
+    line = ends(quire, f"{name}-0")["gateway"]
+    assert (line["protocol"], line["client_request_id"]) == ("http", "from-outside")
     explained = quire.kvmanager.Explain(kvmanager_pb2.ExplainRequest(request_id=f"{name}-0"), timeout=CALL_SECONDS)
     assert {event.request_id for event in explained.events} == {f"{name}-0"}
 

@@ -34,7 +34,7 @@ FITTING: dict[str, dict[str, Any]] = {
 }
 ADDRESSES = ("listen", "http_listen", "map_listen", "kvmanager", "engines")
 VALUES = dict.fromkeys(ADDRESSES, "127.0.0.1:9") | {"otlp_endpoint": "http://127.0.0.1:9"}
-VALUES |= {"tool_call_parser": "qwen3_coder", "reasoning_parser": "qwen3"}
+VALUES |= {"tool_call_parser": "qwen3_coder", "reasoning_parser": "qwen3", "allowed_origins": "https://chat.example"}
 # Settings that a setting of TLS requires.
 NEEDED = {
     "tls_certificate": {"tls_key": "k"},
@@ -55,7 +55,7 @@ def out_of_bounds() -> Iterator[tuple[str, str, Any]]:
             yield label, field.name, bounds["most"] + 1
         if isinstance(field.default, float):
             yield from ((label, field.name, value) for value in (math.nan, math.inf))
-        if bounds["choices"] or field.name.endswith("_parser"):
+        if bounds["choices"] or field.name.endswith(("_parser", "_origins")):
             yield label, field.name, "nonsense"
         elif isinstance(field.default, str) and field.default and not bounds["may_be_empty"]:
             yield label, field.name, ""

@@ -26,11 +26,9 @@ class ChatCompletionCall(GenerationCall):
     body: requests.ChatCompletionRequest
     id_prefix: ClassVar = CHAT_ID_PREFIX
 
-    def __init__(
-        self, handler: RequestHandler, origin: Origin, body: requests.ChatCompletionRequest, request_id: str | None
-    ) -> None:
+    def __init__(self, handler: RequestHandler, origin: Origin, body: requests.ChatCompletionRequest) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField."""
-        super().__init__(handler, origin, body, chat_call(body, request_id, self.id_prefix))
+        super().__init__(handler, origin, body, chat_call(body, self.id_prefix))
         self._request = self.translated.generations[0]
         if body.stream and body.prompt_logprobs is not None:
             raise UnsupportedField("prompt_logprobs is not supported with stream", "prompt_logprobs")

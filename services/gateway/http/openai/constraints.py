@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from quire.v1 import decoding_pb2, gateway_pb2
+from services.gateway.http.json_types import Schema
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.field_names import ConstraintTools
 from services.runtime.errors import InvalidField
@@ -84,7 +85,7 @@ def _structured(body: requests.GenerationRequest) -> Iterator[tuple[str, decodin
         yield f"{path}.json_object", decoding_pb2.OutputConstraint(json_object=True)
 
 
-def _schema(schema: requests.Schema | str | bool) -> decoding_pb2.OutputConstraint:
+def _schema(schema: Schema | str | bool) -> decoding_pb2.OutputConstraint:
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return decoding_pb2.OutputConstraint(json_schema=text)
 

@@ -60,6 +60,19 @@ class DialectDeltas:
         self._end()
         return deltas
 
+    def events(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
+        """As `push`, as events without what is dropped."""
+        if self._tokens:
+            self.reasoning_tokens += self._tokens.add(token_ids)
+        passed = self.parser.passed(text)
+        return self._kept(self.parser.push(text) if passed is None else (passed,))
+
+    def rest_of_events(self) -> list[Event]:
+        """As `finish`, as events without what is dropped."""
+        events = self._kept(self.parser.finish())
+        self._end()
+        return events
+
     def encode(self, text: str, token_ids: Sequence[int]) -> list[bytes]:
         """As `push`, encoded."""
         if self._tokens:
@@ -80,6 +93,19 @@ class DialectDeltas:
         if self._tokens:
             self.reasoning_tokens += self._tokens.finish()
         self._on_finish(self.parser)
+
+    def _kept(self, events: Iterable[Event]) -> list[Event]:
+        """Count the calls and the thoughts of events, and return those that are not dropped."""
+        kept: list[Event] = []
+        for event in events:
+            if isinstance(event, Reasoning):
+                if self._tokens:
+                    self._tokens.add_text(event.text)
+            elif isinstance(event, CallStart):
+                self._begin_call()
+            if not (self._dropped and isinstance(event, CallStart | Arguments | CallEnd)):
+                kept.append(event)
+        return kept
 
     def _encoded(self, event: Event) -> bytes:
         """Encode a delta, with what stays the same written once."""
@@ -130,13 +156,17 @@ class DialectDeltas:
         self._last = kind
         return f"\n{text}" if goes_on else text
 
-    def _start(self, name: str, call_id: str) -> Delta:
+    def _begin_call(self) -> None:
+        """Count a call, or drop it."""
         self._dropped = bool(self.calls) and not self._parallel
+        self.calls += not self._dropped
+
+    def _start(self, name: str, call_id: str) -> Delta:
+        self._begin_call()
         if self._dropped:
             return {}
-        self.calls += 1
         function = {"name": name, "arguments": ""}
-        call = {"index": self.calls - 1, "id": call_id or _new_id(), "type": "function", "function": function}
+        call = {"index": self.calls - 1, "id": call_id or new_call_id(), "type": "function", "function": function}
         return {"tool_calls": [call]}
 
 
@@ -160,5 +190,6 @@ def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
     return message | {"tool_calls": calls} if calls else message
 
 
-def _new_id() -> str:
+def new_call_id() -> str:
+    """Return a random id of a call."""
     return secrets.token_hex(_ID_BYTES)[:9]

@@ -30,6 +30,8 @@ class DialectUse:
         texts = dialect.calls.form.argument_texts if dialect.calls else None
         callable_ones = [one.parameters or {} for one in offered if self._named in (None, one.name)]
         self._can_be_guided = all(can_be_guided(texts, schema) for schema in callable_ones)
+        # Clients send the budget of `thinking` to every model; that of vLLM's field is meant for the model.
+        self._budget_is_neutral = body.thinking_token_budget is None
         self._constrained = False
         self._is_strict = choice == "auto" and any(one.strict for one in offered)
         self._free = {one.name for one in offered if not one.strict}
@@ -56,6 +58,8 @@ class DialectUse:
             self._hold_strict_calls(request)
         if self._tokenizer.dialect_tokens.are_special and (self._dialect.thought or self._tools.names):
             request.output.special_tokens = True
+        if self._budget_is_neutral and not self._dialect.thought:
+            request.ClearField("thought")
         if self._constrained and self._thought_before_answer:
             request.thought.SetInParent()  # with the marks of the model
 

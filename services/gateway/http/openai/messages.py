@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.v1 import gateway_pb2
+from services.gateway.http.member_policy import ANYWHERE
 from services.gateway.http.openai import requests
 from services.runtime.errors import InvalidField, UnsupportedField
 
@@ -32,13 +33,22 @@ def chat(
 
 def _variables(template: requests.ChatTemplateFields) -> dict[str, Any]:
     """Return the variables of the template. Those that the client gives by their names win."""
-    effort, switch = template.reasoning_effort, template.enable_thinking
-    if switch is None and effort is not None:
-        switch = effort != "none"
+    effort, switch = template.reasoning_effort, _switch(template)
     variables: dict[str, Any] = {} if switch is None else dict.fromkeys(_SWITCHES, switch)
     if effort not in (None, "none"):
         variables["reasoning_effort"] = effort
+    if template.verbosity is not None:
+        variables["verbosity"] = template.verbosity
     return variables | (template.chat_template_kwargs or {})
+
+
+def _switch(template: requests.ChatTemplateFields) -> bool | None:
+    """Return whether the model thinks, as the most exact of the fields says it; None leaves it to the template."""
+    if template.enable_thinking is not None:
+        return template.enable_thinking
+    if template.thinking is not None and template.thinking.type != "adaptive":
+        return template.thinking.type == "enabled"
+    return None if template.reasoning_effort is None else template.reasoning_effort != "none"
 
 
 def _message(message: requests.ChatMessage, path: str) -> gateway_pb2.ChatMessage:
@@ -69,7 +79,8 @@ def _text(content: str | list[requests.ContentPart], path: str) -> str:
             )
         if part.text is None:
             raise InvalidField(f"{path}[{at}].text is missing", f"{path}[{at}].text")
-        if unknown := [*(part.model_extra or ())]:
+        extra = part.model_extra or {}
+        if unknown := [name for name, value in extra.items() if value is not None and name not in ANYWHERE]:
             raise UnsupportedField(f"{path}[{at}].{unknown[0]} is not supported", f"{path}[{at}].{unknown[0]}")
     return "\n".join(part.text or "" for part in content)
 

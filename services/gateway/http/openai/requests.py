@@ -3,59 +3,24 @@
 Unknown fields are rejected by name. Unsupported fields that could change the output accept only null.
 """
 
-from collections.abc import Callable
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from google.protobuf.descriptor import FieldDescriptor
-from pydantic import BaseModel, ConfigDict, Field, WrapValidator, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from services.gateway.http import member_policy
+from services.gateway.http.json_types import Int32, Int64, Items, Members, Real, Schema
+from services.gateway.http.member_policy import UnusedMember
 from services.gateway.http.openai.declared_fields import DECLARED
+from services.gateway.http.strict_body import StrictBody
 from services.wire.field_rules import DeclaredField
 
-T = TypeVar("T")
-
-Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-# Validation ends at the first error: a body has room for a million, and each costs microseconds.
-Items = Annotated[list[T], Field(fail_fast=True)]
 Tokens = Items[Int32]
 # Of any size: a bound would blur the errors of the union type that prompts have. The translation checks it.
 PromptTokens = Items[int]
-_AT_ONCE = 16
-
-
-def _in_parts(given: Any, validate: Callable[[Any], Any]) -> Any:
-    """Validate the members of an object in parts, and end with the first part that has an error."""
-    if not isinstance(given, dict) or len(given) <= _AT_ONCE:
-        return validate(given)
-    members, valid = iter(given.items()), dict[str, Any]()
-    while part := dict(islice(members, _AT_ONCE)):
-        valid |= validate(part)
-    return valid
-
-
-Members = Annotated[dict[str, T], WrapValidator(_in_parts)]
-Real = Annotated[float, Field(allow_inf_nan=False)]
-Schema = dict[str, Any]
 
 MAX_PROMPTS = 128
-
-
-class StrictBody(BaseModel):
-    """Strict types: strings and numbers are not converted to each other. Unknown fields are errors, but only a few."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_few_unknown_fields(cls, given: Any) -> Any:
-        """Keep the first unknown fields: the error names one, and a body has room for a million."""
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields) + _AT_ONCE:
-            return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = islice((name for name in given if name not in known), _AT_ONCE)
-        return {name: given[name] for name in given if name in known} | {name: given[name] for name in unknown}
 
 
 class StreamOptions(StrictBody):
@@ -119,13 +84,43 @@ if TYPE_CHECKING:
         prompt_logprobs: int | None
         return_token_ids: bool | None
         stop_token_ids: list[int] | None
+        thinking_token_budget: int | None
+
+    class UnusedMembers(StrictBody):
+        """The members of every request that have no effect, of which answers repeat some."""
+
+        user: str | None
+        metadata: dict[str, Any] | None
+        store: bool | None
+        safety_identifier: str | None
+        prompt_cache_key: str | None
+
+    class UnusedOfCompletions(StrictBody):
+        """The members of completions that have no effect."""
+
+    class UnusedOfChats(StrictBody):
+        """The members of chats that have no effect."""
+
+    class UnusedOfMessages(StrictBody):
+        """The members of messages that have no effect."""
 
 else:
     _SCHEMAS = {name: _schema_of(path.field) for name, path in DECLARED.items()}
     DeclaredFields = create_model("DeclaredFields", __base__=StrictBody, **_SCHEMAS)
 
+    def _unused(members: Mapping[str, UnusedMember]) -> type[StrictBody]:
+        fields = {
+            name: (one.field_type | None, Field(None, description=one.described)) for name, one in members.items()
+        }
+        return create_model("UnusedMembers", __base__=StrictBody, **fields)
 
-class GenerationRequest(DeclaredFields):
+    UnusedMembers = _unused(member_policy.BODIES)
+    UnusedOfCompletions = _unused(member_policy.COMPLETIONS)
+    UnusedOfChats = _unused(member_policy.CHATS)
+    UnusedOfMessages = _unused(member_policy.MESSAGES)
+
+
+class GenerationRequest(DeclaredFields, UnusedMembers):
     """Fields common to completions and chats: those that the contract declares, and others."""
 
     model: str = Field("", description="Name of a served model. Default: the only served model.")
@@ -135,7 +130,6 @@ class GenerationRequest(DeclaredFields):
     response_format: ResponseFormat | None = Field(None, description="The format of the output.")
 
     skip_special_tokens: bool | None = Field(None, description="Remove special tokens from the output. Default true.")
-    spaces_between_special_tokens: Literal[True] | None = Field(None, description="Only true is supported.")
     allowed_token_ids: Annotated[Tokens, Field(min_length=1)] | None = Field(
         None, description="Sample only from these tokens."
     )
@@ -153,33 +147,26 @@ class GenerationRequest(DeclaredFields):
     guided_regex: str | None = Field(None, description="Same as `structured_outputs.regex`.")
     guided_choice: Items[str] | None = Field(None, description="Same as `structured_outputs.choice`.")
     structured_outputs: StructuredOutputs | None = Field(None, description="The format of the output.")
-    request_id: str | None = Field(None, description="Id of the request; same as the header X-Request-Id.")
+    request_id: str | None = Field(
+        None, description="Id of the request, unlike that of any live request. Default: a new one."
+    )
     timeout: Real | None = Field(None, description="Deadline in seconds, from arrival to the last token.")
 
-    user: str | None = Field(None, description="Accepted and ignored.")
-    metadata: Members[str] | None = Field(None, description="Accepted and ignored.")
-    store: bool | None = Field(None, description="Accepted and ignored: nothing is stored.")
-    service_tier: str | None = Field(None, description="Accepted and ignored.")
-    safety_identifier: str | None = Field(None, description="Accepted and ignored.")
-    prompt_cache_key: str | None = Field(None, description="Accepted and ignored: prefix caching is automatic.")
 
-    guided_grammar: None = Field(None, description="Not supported.")
-
-
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, UnusedOfCompletions):
     """The body of /v1/completions."""
 
     prompt: str | Items[str] | PromptTokens | Items[PromptTokens] = Field(
         description=f"Text or token ids, or a list of up to {MAX_PROMPTS} of either."
     )
-    max_tokens: Int32 | None = Field(None, description="Maximum number of tokens for each choice. Default 16.")
+    max_tokens: Int32 | None = Field(
+        None, description="Maximum number of tokens for each choice; 0 generates none. Default 16."
+    )
+    max_completion_tokens: Int32 | None = Field(None, description="Same as `max_tokens`.")
     logprobs: Int32 | None = Field(
         None, description="Number of most likely tokens to return for each position, 0 to 20."
     )
     echo: bool | None = Field(None, description="Include the prompt in the output. Default false.")
-    add_special_tokens: Literal[True] | None = Field(None, description="Only true is supported.")
-    suffix: None = Field(None, description="Not supported.")
-    reasoning_effort: None = Field(None, description="Not supported.")
 
 
 class FunctionCall(StrictBody):
@@ -210,7 +197,7 @@ class ContentPart(BaseModel):
     text: str | None = Field(None, description="The text.")
 
 
-class ChatMessage(StrictBody):
+class ChatMessage(UnusedOfMessages):
     """A message of a conversation."""
 
     role: str = Field(description="`system`, `user`, `assistant`, `tool`, or another role of the chat template.")
@@ -220,10 +207,6 @@ class ChatMessage(StrictBody):
     tool_call_id: str | None = Field(None, description="Id of the call that a message of role `tool` responds to.")
     reasoning_content: str | None = Field(None, description="The thought of the assistant.")
     reasoning: str | None = Field(None, description="Same as `reasoning_content`.")
-
-    parsed: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
-    refusal: None = Field(None, description="Must be null.")
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Must be empty.")
     audio: None = Field(None, description="Not supported.")
     function_call: None = Field(None, description="Not supported.")
 
@@ -259,6 +242,13 @@ class NamedTool(StrictBody):
     function: NamedFunction = Field(description="The function.")
 
 
+class Thinking(StrictBody):
+    """Whether the model thinks, as Anthropic's and others' chats say it."""
+
+    type: Literal["enabled", "disabled", "adaptive"] = Field(description="`adaptive` leaves it to the template.")
+    budget_tokens: Int32 | None = Field(None, description="With `enabled`: same as `thinking_token_budget`.")
+
+
 class ChatTemplateFields(StrictBody):
     """Fields that change how a chat becomes a prompt."""
 
@@ -280,9 +270,13 @@ class ChatTemplateFields(StrictBody):
     enable_thinking: bool | None = Field(
         None, description="The template's switch for thoughts. Default: the template's."
     )
+    thinking: Thinking | None = Field(None, description="The switch for thoughts, as other servers write it.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="The template's variable `verbosity`; most templates have none."
+    )
 
 
-class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
+class ChatCompletionRequest(GenerationRequest, ChatTemplateFields, UnusedOfChats):
     """The body of /v1/chat/completions."""
 
     messages: Items[ChatMessage] = Field(description="The conversation, oldest message first.")
@@ -303,13 +297,8 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateFields):
     )
     parallel_tool_calls: bool | None = Field(None, description="If false, at most one call. Default true.")
     include_reasoning: bool | None = Field(None, description="Return thoughts. Default true.")
-    modalities: Items[Literal["text"]] | None = Field(None, description="Only `text` is supported.")
 
     audio: None = Field(None, description="Not supported.")
-    functions: None = Field(None, description="Not supported: use `tools`.")
-    function_call: None = Field(None, description="Not supported: use `tool_choice`.")
-    prediction: None = Field(None, description="Not supported.")
-    verbosity: None = Field(None, description="Not supported.")
     web_search_options: None = Field(None, description="Not supported.")
     chat_template: None = Field(None, description="Not supported.")
 

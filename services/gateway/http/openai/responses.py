@@ -180,6 +180,12 @@ class Model(BaseModel):
     id: str = Field(description="Name of the model.")
     object: Literal["model"] = Field(description="Type of the object.")
     created: int = Field(description="Always 0: unknown.")
+    type: Literal["model"] = Field(description="Type of the object, for Anthropic's clients.")
+    display_name: str = Field(description="Name of the model.")
+    created_at: str = Field(description="The start of 1970: unknown.")
+    lifecycle: Literal["active"] = Field(description="Always `active`.")
+    max_input_tokens: int = Field(description="Context length.")
+    max_tokens: int = Field(description="Context length.")
     owned_by: str = Field(description="Always `quire`.")
     root: str = Field(description="Name of the model.")
     parent: None = Field(description="Always null.")
@@ -194,6 +200,9 @@ class Models(BaseModel):
 
     object: Literal["list"] = Field(description="Type of the object.")
     data: list[Model] = Field(description="The models.")
+    has_more: Literal[False] = Field(description="Always false: there are no pages.")
+    first_id: str | None = Field(description="Name of the first model; null without models.")
+    last_id: str | None = Field(description="Name of the last model; null without models.")
 
 
 class Tokens(BaseModel):

@@ -40,16 +40,14 @@ class TranslatedCall:
     field_names: FieldNames
 
 
-def completion_call(body: requests.CompletionRequest, request_id: str | None) -> TranslatedCall:
-    """Translate the body of /v1/completions. Raises InvalidField or UnsupportedField.
-
-    `request_id` is the value of the header X-Request-Id.
-    """
+def completion_call(body: requests.CompletionRequest) -> TranslatedCall:
+    """Translate the body of /v1/completions. Raises InvalidField or UnsupportedField."""
     common, names = _common(body)
-    common.stopping.max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    common.stopping.max_tokens = _DEFAULT_COMPLETION_TOKENS
+    _limit(common, body, names)
     if body.logprobs is not None:
         common.output.logprobs = body.logprobs
-    prompts, full_id = _prompts(body.prompt), f"cmpl-{_request_id(body.request_id, request_id)}"
+    prompts, full_id = _prompts(body.prompt), f"cmpl-{_request_id(body.request_id)}"
     generations = [gateway_pb2.GenerateRequest(prompt=prompt) for prompt in prompts]
     for at, generation in enumerate(generations):
         generation.MergeFrom(common)
@@ -57,27 +55,23 @@ def completion_call(body: requests.CompletionRequest, request_id: str | None) ->
     return TranslatedCall(full_id, generations, FieldNames(names))
 
 
-def chat_call(
-    body: requests.ChatCompletionRequest, request_id: str | None, id_prefix: str = CHAT_ID_PREFIX
-) -> TranslatedCall:
+def chat_call(body: requests.ChatCompletionRequest, id_prefix: str = CHAT_ID_PREFIX) -> TranslatedCall:
     """Translate the body of /v1/chat/completions; see `completion_call`."""
     common, names = _common(body)
-    common.request_id = f"{id_prefix}{_request_id(body.request_id, request_id)}"
+    common.request_id = f"{id_prefix}{_request_id(body.request_id)}"
     tools = [] if body.tool_choice == "none" else body.tools or []
     common.prompt.chat.CopyFrom(chat(body.messages, tools, body))
-    _limit_chat(common, body, names)
-    if body.top_logprobs is not None and not body.logprobs:
+    _limit(common, body, names)
+    _check_generates(common, body, names)
+    if body.thinking and body.thinking_token_budget is None:
+        set_declared(common, {"thinking_token_budget": body.thinking.budget_tokens})
+    if body.top_logprobs and not body.logprobs:
         raise InvalidField("top_logprobs requires logprobs to be true", "top_logprobs")
     if body.logprobs:
         names["output.logprobs"] = "logprobs" if body.top_logprobs is None else "top_logprobs"
         common.output.logprobs = body.top_logprobs or 0
     constraint_tools = check_tool_choice(common, body, names)
     return TranslatedCall(common.request_id, [common], FieldNames(names | _PROMPT, constraint_tools))
-
-
-def request_id_or_new(given: str | None) -> str:
-    """Return the client's request id if it is valid, else a new one, for a request rejected before it is read."""
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else new_request_id()
 
 
 def _common(body: requests.GenerationRequest) -> tuple[gateway_pb2.GenerateRequest, dict[str, str]]:
@@ -135,8 +129,10 @@ def _beam_search(body: requests.GenerationRequest) -> decoding_pb2.BeamSearch | 
     return None
 
 
-def _limit_chat(
-    request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
+def _limit(
+    request: gateway_pb2.GenerateRequest,
+    body: requests.CompletionRequest | requests.ChatCompletionRequest,
+    names: dict[str, str],
 ) -> None:
     given = {name: getattr(body, name) for name in ("max_tokens", "max_completion_tokens")}
     limits = {name: limit for name, limit in given.items() if limit is not None}
@@ -145,6 +141,15 @@ def _limit_chat(
     for name, limit in limits.items():
         names["stopping.max_tokens"] = name
         request.stopping.max_tokens = limit
+
+
+def _check_generates(
+    request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
+) -> None:
+    """Raise InvalidField for a chat without tokens: an empty message would look like the model's answer."""
+    if request.stopping.HasField("max_tokens") and not request.stopping.max_tokens and body.prompt_logprobs is None:
+        name = names["stopping.max_tokens"]
+        raise InvalidField(f"{name} must be at least 1, not 0", name)
 
 
 def _timeout(seconds: float | None) -> Duration | None:
@@ -179,13 +184,11 @@ def _tokens_prompt(token_ids: Any, path: str) -> gateway_pb2.Prompt:
     return gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=token_ids))
 
 
-def _request_id(in_body: str | None, in_header: str | None) -> str:
+def _request_id(given: str | None) -> str:
     """Return the client's request id, or a new one. Only characters that are safe in a header are valid."""
-    given = in_header if in_body is None else in_body
     if given is None:
         return new_request_id()
     if not _REQUEST_ID.fullmatch(given):
-        name = "X-Request-Id" if in_body is None else "request_id"
         bounds = "1 to 100 printable ASCII characters other than the space"
-        raise InvalidField(f"{name} must have {bounds}, not {shown(given)}", name)
+        raise InvalidField(f"request_id must have {bounds}, not {shown(given)}", "request_id")
     return given

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway.access.callers import Origin
 from services.gateway.administration import FleetAdministration
+from services.gateway.http.request_ids import client_request_id
 from services.gateway.request_handler import RequestHandler
 
 
@@ -38,7 +39,8 @@ def administration_of(request: Request) -> FleetAdministration:
 def origin_of(request: Request) -> Origin:
     """Return the caller and the trace of a request."""
     parents = request.headers.getlist("traceparent")  # ignored if sent more than once, because none is trusted
-    return Origin(request.state.caller, "http", parents[0] if len(parents) == 1 else "")
+    parent = parents[0] if len(parents) == 1 else ""
+    return Origin(request.state.caller, "http", parent, client_request_id=client_request_id(request))
 
 
 def json_response(value: Any, headers: dict[str, str] | None = None) -> Response:

@@ -5,7 +5,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.http import error_responses
-from services.gateway.http.error_responses import REQUEST_ID
 from services.gateway.http.events import EventStream
 from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import requests, responses
@@ -16,6 +15,8 @@ from services.gateway.http.openai.responses_api import response_schemas
 from services.gateway.http.openai.responses_api.input_items import InputConversation, InputFieldNames
 from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
 from services.gateway.http.openai.responses_api.response_call import ResponseCall
+from services.gateway.http.openai.responses_api.response_tools import ResponseTools
+from services.gateway.http.request_ids import id_headers
 from services.gateway.http.routes.context import handler_of, json_response, origin_of
 from services.gateway.http.routes.descriptions import ERRORS, event_stream
 from services.runtime.errors import ServiceError
@@ -32,32 +33,43 @@ router = APIRouter(route_class=ApiRoute, responses=ERRORS)
 @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _CHUNKS}})
 async def complete(body: requests.CompletionRequest, request: Request) -> Response:
     """Complete one or more prompts."""
-    call = CompletionCall(handler_of(request), origin_of(request), body, request.headers.get(REQUEST_ID))
+    call = CompletionCall(handler_of(request), origin_of(request), body)
     return await _respond(call, request, stream=bool(body.stream))
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _CHUNKS}})
 async def complete_chat(body: requests.ChatCompletionRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
-    call = ChatCompletionCall(handler_of(request), origin_of(request), body, request.headers.get(REQUEST_ID))
+    call = ChatCompletionCall(handler_of(request), origin_of(request), body)
     return await _respond(call, request, stream=bool(body.stream))
 
 
 @router.post("/v1/responses", responses={200: {"model": response_schemas.ResponseBody, "content": _RESPONSE_EVENTS}})
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Generate a response to an input. Nothing is stored."""
-    conversation = InputConversation(body)
-    request.state.field_names = InputFieldNames.of(conversation, FieldNames())  # until the body is translated
-    origin, request_id = origin_of(request), request.headers.get(REQUEST_ID)
-    call = ResponseCall(handler_of(request), origin, body, conversation, request_id)
-    return await _respond(call, request, stream=bool(body.stream))
+    return await _respond(_response_call(body, request), request, stream=bool(body.stream))
+
+
+@router.post("/v1/responses/input_tokens", responses={200: {"model": response_schemas.InputTokenCount}})
+async def count_input_tokens(body: ResponsesRequest, request: Request) -> Response:
+    """Count the tokens of an input, without a generation."""
+    call = _response_call(body, request)
+    request.state.field_names = call.translated.field_names
+    return json_response(await call.count_tokens())
+
+
+def _response_call(body: ResponsesRequest, request: Request) -> ResponseCall:
+    """Translate the body of a response. Raises InvalidField or UnsupportedField with the names of the body."""
+    conversation, tools = InputConversation(body), ResponseTools.of(body)
+    request.state.field_names = InputFieldNames.of(conversation, tools, FieldNames())  # until the body is translated
+    return ResponseCall(handler_of(request), origin_of(request), body, conversation, tools)
 
 
 async def _respond(call: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:
     """Generate while the client is connected. The first chunk is sent when the generation starts."""
     names = request.state.field_names = call.translated.field_names
     request.state.request_id = call.translated.request_id
-    headers = {REQUEST_ID: call.translated.request_id}
+    headers = id_headers(request, call.translated.request_id)
     if not stream:
         return json_response(await while_connected(request.receive, call.complete()), headers)
     events = call.stream()

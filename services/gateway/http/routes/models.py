@@ -15,13 +15,18 @@ from services.gateway.http.routes.descriptions import ERRORS
 from services.runtime.errors import InvalidField
 from services.wire.field_rules import declared_fields
 
+# As `created` is 0.
+_UNKNOWN_TIME = "1970-01-01T00:00:00Z"
+
 router = HeadRouter(route_class=ApiRoute, responses=ERRORS)
 
 
 @router.get("/v1/models", responses={200: {"model": responses.Models}})
 async def list_models(request: Request) -> Response:
     """List the served models."""
-    return json_response({"object": "list", "data": [_model(one) for one in handler_of(request).models()]})
+    models = [_model(one) for one in handler_of(request).models()]
+    ends = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
+    return json_response({"object": "list", "data": models, "has_more": False, **ends})
 
 
 @router.get("/v1/models/{name:path}", responses={200: {"model": responses.Model}})
@@ -75,6 +80,12 @@ def _model(described: gateway_pb2.GetModelResponse) -> dict[str, Any]:
     return {
         "id": described.model,
         "object": "model",
+        "type": "model",
+        "display_name": described.model,
+        "created_at": _UNKNOWN_TIME,
+        "lifecycle": "active",
+        "max_input_tokens": described.context_tokens,
+        "max_tokens": described.context_tokens,
         "created": 0,
         "owned_by": "quire",
         "root": described.model,

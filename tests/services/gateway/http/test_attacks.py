@@ -79,14 +79,14 @@ class SecuredGateway:
         return self._context.wrap_socket(plain, server_hostname="localhost")
 
     @contextmanager
-    def held(self, key: str, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
+    def held(self, key: str, **fields: Any) -> Iterator[httpx.Response]:
         """Start a stream that does not end inside, because its client does not read it."""
         options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)]
         transport = httpx.HTTPTransport(verify=self._context, socket_options=options)
-        all_headers = {"authorization": f"Bearer {key}", **(headers or {})}
+        headers = {"authorization": f"Bearer {key}"}
         with (
-            httpx.Client(base_url=self.url, transport=transport, timeout=CALL_SECONDS, headers=all_headers) as client,
-            client.stream("POST", "/v1/chat/completions", json=LONG_CHAT) as response,
+            httpx.Client(base_url=self.url, transport=transport, timeout=CALL_SECONDS, headers=headers) as client,
+            client.stream("POST", "/v1/chat/completions", json={**LONG_CHAT, **fields}) as response,
         ):
             assert response.status_code == 200, response.read()
             yield response
@@ -94,8 +94,8 @@ class SecuredGateway:
     def chat(self, key: str, name: str = "", **fields: Any) -> httpx.Response:
         """Send a short chat, with `name` as request id."""
         chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "ignore_eos": True, **fields}
-        headers = {"x-request-id": name} if name else {}
-        return self.clients[key].post("/v1/chat/completions", json=chat, headers=headers)
+        named = {"request_id": name} if name else {}
+        return self.clients[key].post("/v1/chat/completions", json={**chat, **named})
 
     def close(self) -> None:
         for client in (self.anyone, *self.clients.values()):
@@ -182,40 +182,40 @@ def test_all_other_paths_need_a_valid_key(secured: SecuredGateway, values: list[
     headers = [(b"authorization", value.encode("latin-1")) for value in values]
     described = secured.anyone.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, methods in described.items() for method in methods if path not in OPEN]
-    assert len(calls) == 9
+    assert len(calls) == 12
     answers = [secured.anyone.request(method, path, headers=headers, json={}) for method, path in calls]
-    assert {rejection(answer) for answer in answers} == {(401, "invalid_api_key")}
-    assert {answer.headers["www-authenticate"] for answer in answers} == {"Bearer"}
+    assert {(answer.status_code, answer.headers["www-authenticate"]) for answer in answers} == {(401, "Bearer")}
     errors = [answer.json()["error"] for answer in answers]
-    assert all(error == errors[0] for error in errors), "paths differ in their error"
-    assert (errors[0]["type"], errors[0]["param"]) == ("authentication_error", None)
-    assert errors[0]["message"].startswith(words)
+    assert {error["type"] for error in errors} == {"authentication_error"}
+    assert all(error["message"].startswith(words) for error in errors)
+    of_openai = [error for (_, path), error in zip(calls, errors, strict=True) if "/messages" not in path]
+    assert len(of_openai) == 10
+    assert all(error == {**of_openai[0], "param": None, "code": "invalid_api_key"} for error in of_openai)
 
 
 # Tenants.
 
 
 def test_a_request_id_in_use_is_rejected_for_its_tenant_alone_until_the_request_ends(secured: SecuredGateway) -> None:
-    named = {"x-request-id": "x"}
-    with secured.held(A, named) as response:
+    named = {"request_id": "x"}
+    with secured.held(A, **named) as response:
         assert response.headers["x-request-id"] == "chatcmpl-x"
         assert rejection(secured.chat(A, "x")) == (409, "request_is_live")
-        assert rejection(secured.chat(A, "", request_id="x")) == (409, "request_is_live")
         for name in ("x", "a/x", "a/chatcmpl-x"):
             assert secured.chat(B, name).headers["x-request-id"] == f"chatcmpl-{name}"
         assert secured.chat(A, "y").status_code == 200
     wait_until(lambda: secured.chat(A, "x").status_code == 200, "the request of the disconnected client has ended")
-    with secured.clients[A].stream("POST", "/v1/completions", json=body(stream=True), headers=named) as response:
+    with secured.clients[A].stream("POST", "/v1/completions", json=body(stream=True, **named)) as response:
         assert response.headers["x-request-id"] == "cmpl-x"
         assert len(list(events(response))) > 1
-    assert secured.complete(A, named).status_code == 200  # at once, because the client read the whole stream
+    assert secured.complete(A, **named).status_code == 200  # at once, because the client read the whole stream
 
 
 def test_a_rejected_request_has_its_id_in_the_header_and_in_the_log(secured: SecuredGateway) -> None:
     never = secured.complete(SINGLE, prompt=["a", "b"])
     assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
     with secured.held(SINGLE):
-        rejected = [secured.complete(SINGLE, {"x-request-id": "one-too-many"}), secured.complete(SINGLE)]
+        rejected = [secured.complete(SINGLE, request_id="one-too-many"), secured.complete(SINGLE)]
         assert secured.complete(A).status_code == 200
     assert [rejection(one) for one in rejected] == [(429, "overloaded")] * 2
     assert rejected[0].json()["error"]["type"] == "rate_limit_error"
@@ -275,7 +275,7 @@ def test_a_path_as_model_name_is_unknown_and_no_file_is_read(secured: SecuredGat
 
 def test_an_encoded_header_in_a_request_id_or_model_name_is_not_decoded(secured: SecuredGateway) -> None:
     name = "a%0d%0aset-cookie:evil=1"
-    assert secured.complete(A, {"x-request-id": name}).headers["x-request-id"] == f"cmpl-{name}"
+    assert secured.complete(A, {"x-request-id": name}).headers["x-request-id"] == name
     rejected = secured.complete(A, model="m\r\nset-cookie: evil=1")
     assert rejection(rejected) == (404, "model_not_found")
     assert "set-cookie" not in rejected.headers

@@ -290,6 +290,30 @@ def test_models_and_version(http: httpx.Client) -> None:
 
 def test_the_client_can_choose_the_request_id(tiny_quire: RunningQuire, http: httpx.Client) -> None:
     body = {"prompt": PROMPT, **LIMIT}
-    answer = http.post("/v1/completions", json=body, headers={"x-request-id": "mine-1"})
-    assert answer.json()["id"] == answer.headers["x-request-id"] == "cmpl-mine-1"
-    assert http.post("/v1/completions", json={**body, "request_id": "two"}).json()["id"] == "cmpl-two"
+    answer = http.post("/v1/completions", json={**body, "request_id": "two"})
+    assert answer.json()["id"] == answer.headers["x-request-id"] == "cmpl-two"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 0}], ids=["answered", "refused"])
+def test_the_header_of_the_request_is_repeated_and_need_not_be_unique(
+    http: httpx.Client, stream: bool, fields: dict[str, Any]
+) -> None:
+    body, name = {"prompt": PROMPT, **LIMIT, "stream": stream, "n": 0 if fields else 1}, "trace-" + "7" * 114
+    answers = [http.post("/v1/completions", json=body, headers={"x-request-id": name}) for _ in range(2)]
+    assert [answer.headers["x-request-id"] for answer in answers] == [name] * 2
+    assert {answer.status_code for answer in answers} == {400 if fields else 200}
+    assert name not in "".join(answer.text for answer in answers)
+
+
+@pytest.mark.parametrize("name", ["two words", "x" * 257, "\u00e9", ""])
+def test_a_header_that_cannot_be_repeated_is_replaced(http: httpx.Client, name: str) -> None:
+    headers = [(b"x-request-id", name.encode())]
+    answer = http.post("/v1/completions", json={"prompt": PROMPT, **LIMIT}, headers=headers)
+    assert answer.headers["x-request-id"] == answer.json()["id"]
+
+
+def test_of_two_headers_neither_is_repeated(http: httpx.Client) -> None:
+    headers = [("x-request-id", "one"), ("x-request-id", "two")]
+    answer = http.post("/v1/completions", json={"prompt": PROMPT, **LIMIT}, headers=headers)
+    assert answer.headers["x-request-id"] == answer.json()["id"]

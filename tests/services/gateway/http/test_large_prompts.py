@@ -22,7 +22,7 @@ LARGE = "a " * WORDS
 MIB = 1024 * 1024
 MOST_GROWTH = 50 * MIB
 # The tiny models' longest token has 10 bytes.
-REFUSAL = "must have at most 2048 tokens, the model's context, and so at most 20480 bytes, not "
+REFUSAL = "must have at most 2048 tokens, and so at most 20480 bytes, not "
 
 
 def chat_of(text: str, **fields: Any) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def requests_with(text: str) -> list[tuple[str, dict[str, Any]]]:
     tool = {"type": "function", "function": {"name": "f", "description": text}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
     called = [*chat_of("a")["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    called.append({"role": "tool", "tool_call_id": "1", "content": "5"})
     return [
         ("/v1/completions", {"prompt": text}),
         ("/v1/completions", {"prompt": text, "stream": True}),

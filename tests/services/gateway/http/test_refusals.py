@@ -76,7 +76,7 @@ UNKNOWN_TYPE = tool(name="y", parameters={"type": "object", "properties": {"a": 
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        ({"modalities": ["audio"]}, "modalities[0]"),
+        ({"modalities": ["audio"]}, "modalities"),
         ({"audio": {}}, "audio"),
         ({"reasoning_effort": ""}, "reasoning_effort"),
         ({"enable_thinking": "no"}, "enable_thinking"),
@@ -110,7 +110,7 @@ UNKNOWN_TYPE = tool(name="y", parameters={"type": "object", "properties": {"a": 
         ({"chat_template_kwargs": {"add_generation_prompt": 1}}, "chat_template_kwargs.add_generation_prompt"),
         ({"chat_template_kwargs": {"a": "x" * 16_384}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{"name": "f"}]}, "functions"),
     ],
 )
 def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str, Any], param: str) -> None:
@@ -138,7 +138,7 @@ def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str,
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
-        ({"prompt": "x", "stream": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "x", "use_beam_search": True, "best_of": 2, "max_tokens": 0}, "max_tokens"),
     ],
 )
 def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str, Any], param: str) -> None:
@@ -235,3 +235,25 @@ def test_fields_without_effect_are_accepted(http: httpx.Client) -> None:
 def test_a_request_past_its_deadline_gets_504(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 900, "ignore_eos": True, "timeout": 0.05})
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_passed")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 3000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 30_000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 5000}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "x " * 3000}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 3000}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", "x " * 3000]}, "prompt[1]"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2048}, "max_tokens"),
+        ("/v1/responses", {"input": "x " * 3000}, "input"),
+    ],
+)
+def test_what_exceeds_the_context_has_the_code_and_the_words_that_clients_recognise(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = http.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded"), error
+    assert error["message"].endswith("this model's maximum context length is 2048 tokens (context_length_exceeded)")
