@@ -99,13 +99,13 @@ def _order(found: _Found) -> tuple[int, ...]:
 
 def _describe(meant: Sequence[_Found]) -> Violation:
     location, error = meant[0].location, meant[0].error
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{_cut(part)}" for part in location).removeprefix(".")
+    path = "".join(map(_step, location)).removeprefix(".")
     name = path or "the body"
     match error["type"]:
         case "missing":
             return Violation(path, f"{name} is missing", "missing")
         case "extra_forbidden":
-            known = path if str(location[-1]).isidentifier() else shown(path)
+            known = path if not location[-1] or str(location[-1]).isidentifier() else shown(path)
             return Violation(path, f"{known} is not a field of this request", "unknown_parameter")
         case "none_required":
             return Violation(path, f"{name} is not supported", "unsupported_value")
@@ -124,6 +124,12 @@ def _describe(meant: Sequence[_Found]) -> Violation:
     given = error.get("input")
     described = shown(given) if error["type"] in _OF_FEW_VALUES else _described(given)
     return Violation(path, f"{name} must be {either}, not {described}", code)
+
+
+def _step(part: int | str) -> str:
+    if isinstance(part, int):
+        return f"[{part}]"
+    return f".{_cut(part)}" if part else '[""]'
 
 
 def _described(value: Any) -> str:

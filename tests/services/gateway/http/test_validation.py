@@ -54,7 +54,7 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
         ),
         (CompletionRequest, {"prompt": "a", "suffix": "x"}, "suffix", "suffix is not supported"),
         (CompletionRequest, {"prompt": "a", "top_k": True}, "top_k", "top_k must be an integer, not true"),
-        (CompletionRequest, {"prompt": "a", "": 1}, "", '"" is not a field of this request'),
+        (CompletionRequest, {"prompt": "a", "": 1}, '[""]', '[""] is not a field of this request'),
         (
             CompletionRequest,
             {"prompt": "a", "x" * 5000: 1},

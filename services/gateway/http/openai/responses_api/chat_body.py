@@ -1,6 +1,5 @@
 """Converts the body of /v1/responses to that of a chat."""
 
-from services.gateway.http.json_types import Schema
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.responses_api.input_items import InputConversation
 from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest, TextFormat
@@ -26,17 +25,11 @@ def chat_body(
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body.text.format) if body.text and body.text.format else None,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
-        "chat_template_kwargs": _template_variables(body),
+        "verbosity": body.text.verbosity if body.text else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
         "stream_options": None,
     }
     return requests.ChatCompletionRequest.model_construct(**chat)
-
-
-def _template_variables(body: ResponsesRequest) -> Schema | None:
-    """Return the variables of the template. Those that the client gives by their names win."""
-    verbosity = body.text.verbosity if body.text else None
-    given = body.chat_template_kwargs
-    return given if verbosity is None else {"verbosity": verbosity, **(given or {})}
 
 
 def _response_format(given: TextFormat) -> requests.ResponseFormat:
