@@ -73,7 +73,7 @@ wheel: .venv/installed ## serve from a wheel in an empty environment after chang
 	$(BIN)/python deploy/build_wheel.py build/wheel
 	$(KEEPING) $(BIN)/pytest tests/wheel --timeout=1800 $(ARGS)
 
-npm-clients: .venv/installed ## install the Node client for tests of the HTTP API
+npm-clients: .venv/installed ## install the Node clients for tests of the HTTP API
 	$(BIN)/python -m tests.services.gateway.http.clients.node_client
 
 last-green: .venv/installed ## print at which commit acceptance, wheel, and the checks of pages, alerts and the stack passed last

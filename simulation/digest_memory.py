@@ -10,7 +10,7 @@ import torch
 from blocks import Copy
 from engine.attention.backend import Direction
 from engine.attention.cache import copy_blocks, swap_blocks
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 
 NOTHING = -1
 _NO_SLOTS: frozenset[int] = frozenset()

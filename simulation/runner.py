@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from engine.gpu.copy_stream import InlineCopyStream
 from engine.run.block_copies import BlockCopies
-from engine.schedule.request import BeamSearch, Capacity
+from engine.schedule.capacity import Capacity
+from engine.schedule.request import BeamSearch
 from engine.schedule.step_plan import PENDING, Done, Launched, Sampled, StepPlan, Work
 from simulation.digest_memory import NOTHING, DigestMemory, Outliving, chain
 

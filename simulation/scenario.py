@@ -24,6 +24,8 @@ _LONGEST_PROMPT = 40
 _LONGEST_OUTPUT = 40
 # Of a fault, on average, behind a request's arrival: about as long as a request lives.
 _FAULT_DELAY_SECONDS = 0.02
+# One of this many requests generates nothing.
+_PROMPTS_ALONE = 16
 # Between requests of a burst, at most.
 _BURST_SECONDS = 0.004
 
@@ -236,23 +238,22 @@ def _requests(random: Random, engines: Sequence[EngineSize], gateways: int, leng
         room = max(2, tokens // samples) if fits else 30
         max_tokens, prompt = _max_tokens_and_prompt(random, room, shared, lengths)
         beams = samples if random.random() < 0.1 else 0
-        made.append(
-            PlannedRequest(
-                at=at,
-                gateway=random.randrange(gateways),
-                name=f"r{len(made)}",
-                prompt=prompt,
-                max_tokens=max_tokens,
-                samples=samples,
-                beams=beams,
-                seed=random.getrandbits(16),
-                stop="" if beams else random.choice(("", "", "", random.choice(LETTERS))),
-                salt=random.choice(salts),
-                priority=random.choice((0, 0, 0, -1, 3)),
-                timeout=random.choice((None, None, None, 0.5, 5.0)),
-                cancel_after=random.expovariate(10) if random.random() < 0.15 else None,
-            )
+        one = PlannedRequest(
+            at=at,
+            gateway=random.randrange(gateways),
+            name=f"r{len(made)}",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            samples=samples,
+            beams=beams,
+            seed=random.getrandbits(16),
+            stop="" if beams else random.choice(("", "", "", random.choice(LETTERS))),
+            salt=random.choice(salts),
+            priority=random.choice((0, 0, 0, -1, 3)),
+            timeout=random.choice((None, None, None, 0.5, 5.0)),
+            cancel_after=random.expovariate(10) if random.random() < 0.15 else None,
         )
+        made.append(one._replace(max_tokens=0) if not (beams or one.seed % _PROMPTS_ALONE) else one)
     return made
 
 

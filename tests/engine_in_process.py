@@ -20,9 +20,10 @@ from engine.proof.block_proof import BlockProof
 from engine.run.loop import Engine, Turn
 from engine.run.runner import ModelRunner
 from engine.run.samplers import Sampler, TorchSampler
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.outputs import Finished, Scored, Started, Tokens
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import Runner, Sampled

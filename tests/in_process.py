@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import kvmanager
 from blocks import Step, StepResult
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 
 
 class InProcessBlocks:

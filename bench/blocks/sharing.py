@@ -27,8 +27,9 @@ from bench.loads.memory import (
 )
 from bench.report.results import Row, publish, row
 from bench.report.terms import Terms
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity, Request
+from engine.schedule.request import Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from services.engine.settings import EngineSettings

@@ -25,8 +25,8 @@ from bench.loads.memory import (
 )
 from bench.report.results import Row, publish, row
 from bench.report.terms import Terms
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 
 BLOCK_SIZE = 16

@@ -31,8 +31,9 @@ from engine.attention.cache import CacheGeometry, LayerShape
 from engine.kinds.layer_kinds import LayerKind, layer_kinds
 from engine.kinds.split import SplitSizes, split_blocks, split_memory
 from engine.run.loop import Engine
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from tests.in_process import InProcessBlocks
 

@@ -26,8 +26,9 @@ from bench.report.terms import Terms
 from engine.model.loaded import dtype_name
 from engine.parallel.plan_message import PlanDecoder, PlanEncoder
 from engine.run.loop import Engine
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan
 from services.engine.ranks.link import Kind, RankLink

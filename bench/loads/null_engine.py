@@ -19,7 +19,7 @@ import torch
 
 from engine.attention.cache import CacheGeometry, CacheLayout
 from engine.kept.kept_memory import KeptIdentity, KeptKind
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Runner, Sampled, StepPlan, Work
 from services.cli.options import options_of, settings_from

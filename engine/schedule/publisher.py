@@ -74,7 +74,10 @@ class Publisher:
                 self._take_scores(group, scores)
             if group.beams:
                 return tokens
-            self._take_tokens(group, zip(work.sample_indices, tokens, strict=False), now)
+            if work.end >= group.common and not group.request.stopping.max_tokens:
+                self._endings.end(group, FinishReason.LENGTH)
+            else:
+                self._take_tokens(group, zip(work.sample_indices, tokens, strict=False), now)
         except Exception as fault:
             self._endings.record_fault(group, fault)
         return []

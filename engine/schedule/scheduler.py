@@ -5,6 +5,7 @@ from collections.abc import Sequence as Items
 from enum import Enum
 
 from blocks import FreeReason, Reattached, Step, StepResult
+from engine.schedule.capacity import Capacity
 from engine.schedule.endings import RequestEndings
 from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.limits import Limits
@@ -26,7 +27,7 @@ from engine.schedule.pool.preemption import PreemptionCosts
 from engine.schedule.pool.recomputations import Recomputations
 from engine.schedule.pool.releases import Releases
 from engine.schedule.publisher import Publisher
-from engine.schedule.request import Capacity, Failure, FinishReason
+from engine.schedule.request import Failure, FinishReason
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.speculation.speculator import Speculator
 from engine.schedule.step_plan import Sampled, StepPlan

@@ -197,9 +197,9 @@ class Group:
 
     `aging` is the number of seconds by which each priority level delays the arrival; 0 orders by priority first.
     `beams` is the state of a search, and `answers` its result. `common` counts the leading tokens that the trunk
-    computes for all samples before the fork. `scored` counts the leading prompt tokens whose log-probabilities are
-    output; the first token has none. `links` identify blocks of its prompt, see `PrefixClaims`. While `isolated`, no
-    other group takes part in its steps; `isolated_since` is the time of the first of these.
+    computes for all samples, before the fork or the end. `scored` counts the leading prompt tokens whose
+    log-probabilities are output; the first token has none. `links` identify blocks of its prompt, see `PrefixClaims`.
+    While `isolated`, no other group takes part in its steps; `isolated_since` is the time of the first of these.
     """
 
     id: int
@@ -263,7 +263,9 @@ class Group:
     @property
     def width(self) -> int:
         """Number of sequences it runs, now or after it has branched."""
-        return self.beams.width if self.beams else len(self.live)
+        if self.beams:
+            return self.beams.width
+        return len(self.live) if self.request.generates else 1
 
     @property
     def samples(self) -> list[Sequence]:
@@ -286,8 +288,8 @@ class Group:
         for member in live:
             member.clear_parent()
         self.trunk = live[0]
-        self.forked = len(live) == 1 and not self.request.prefill_only
-        self.common = len(self.trunk.tokens)
+        self.forked = len(live) == 1 and self.request.generates
+        self.common = len(self.trunk.tokens) if self.request.generates else self.request.prompt_slots
         for other in live[1:]:
             pairs = zip(self.trunk.tokens[: self.common], other.tokens, strict=False)
             self.common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -302,8 +304,8 @@ class Group:
                 if behind > 0 and member.finish is None:
                     uncomputed += behind
             return uncomputed
-        own = sum(len(member.tokens) - self.common for member in self.live)
-        return self.common - self.trunk.computed + own
+        own = [len(member.tokens) - self.common for member in self.live] if self.request.generates else ()
+        return self.common - self.trunk.computed + sum(own)
 
     @property
     def active(self) -> list[Sequence]:

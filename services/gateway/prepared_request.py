@@ -186,9 +186,10 @@ def _truncated(token_ids: list[int], request: gateway_pb2.GenerateRequest, model
 
 def _most_prompt_tokens(request: gateway_pb2.GenerateRequest, model: ServedModel) -> int:
     """Return how many prompt tokens surely fit with max_tokens, at least 1, so that the engine reports the excess."""
-    description, max_tokens = model.description(), max(1, request.stopping.max_tokens)
+    description, stopping = model.description(), request.stopping
+    max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else 1
     size = description.block_size
-    own_blocks = sequences_of(request).count * (blocks_for(max_tokens, size) + 1)
+    own_blocks = sequences_of(request).count * (blocks_for(max_tokens, size) + 1) if max_tokens else 0
     return max(1, min(description.context_tokens - max_tokens, (model.request_blocks() - own_blocks) * size))
 
 

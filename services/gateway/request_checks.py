@@ -26,6 +26,9 @@ def checked(request: gateway_pb2.GenerateRequest) -> gateway_pb2.GenerateRequest
     """
     check(request, InvalidField)
     _check_id(request.request_id)
+    if request.HasField("beam_search") and request.stopping.HasField("max_tokens"):
+        most = request.stopping.max_tokens
+        _require(most > 0, "stopping.max_tokens", f"must be at least 1 with beam_search, not {most}")
     _check_constraint(request)
     made = gateway_pb2.GenerateRequest(
         request_id=request.request_id or new_request_id(),

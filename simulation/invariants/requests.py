@@ -123,7 +123,7 @@ def _answer(request: PlannedRequest, tokens: Sequence[int]) -> _Answer:
     if stop is not None:
         end = finish(reason=decoding_pb2.FINISH_REASON_STOP, stop_string=request.stop)
         return _Answer(tokens[: stop + 1], text_of(tokens[:stop]), end)
-    if tokens[-1] in STOP:
+    if tokens and tokens[-1] in STOP:
         return _Answer(
             tokens, text_of(tokens), finish(reason=decoding_pb2.FINISH_REASON_STOP, stop_token_id=tokens[-1])
         )

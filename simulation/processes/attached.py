@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from blocks import WindowKind
 from engine.kept.seal_writer import SealWriter
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from kvmanager import Pool, PoolReport, PoolSpec
 from services.engine.block_client import AttachRefused, BlockClient, SealedBlocks
 from services.engine.kept.kept_report import kept_report

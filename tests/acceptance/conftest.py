@@ -6,6 +6,7 @@ of the code. Delete the file to run everything again.
 
 import hashlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -86,7 +87,10 @@ def _code(test_file: Path) -> str:
     """Hash the test, its shared modules and every source file that can change its result."""
     digest = hashlib.sha256(test_file.read_bytes())
     helpers = [one for folder in ("", "engine", "running") for one in (ROOT / "tests" / folder).glob("*.py")]
-    for helper in sorted([*helpers, *Path(__file__).parent.glob("clients/*.*")]):
+    here = Path(__file__).parent
+    own = [one for one in here.glob("*.py") if not one.name.startswith("test_")]
+    digest.update(os.environ.get("QUIRE_NEWEST_CLIENTS", "").encode())
+    for helper in sorted([*helpers, *own, *here.glob("clients/**/*.*")]):
         digest.update(helper.name.encode() + helper.read_bytes())
     for folder in (*CODE, "simulation") if "simulation" in test_file.stem else CODE:
         for file in sorted((ROOT / folder).rglob("*.py")):

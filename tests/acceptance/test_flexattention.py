@@ -9,7 +9,7 @@ import torch
 from engine.attention.backend import Scoring
 from engine.attention.flex_backend import FlexBackend
 from engine.model.loading import load_model
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from services.engine.startup.backends import BackendOptions, choose_backend
 from tests.engine.paged_case import Case, Feed
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import kvmanager
 from blocks import BlockManager, Reattached, Step, StepResult
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from services.engine.block_client import AttachRefused, BlockClient
 from services.engine.replica import Replica
 from services.kvmanager.server import KVManagerService

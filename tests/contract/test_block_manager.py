@@ -24,9 +24,10 @@ from blocks import (
     TableChange,
 )
 from engine.run.loop import Engine
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Tokens
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from simulation.runner import DigestRunner, expected_tokens
 from tests.contract.block_managers import (

@@ -2,8 +2,8 @@
 
 import kvmanager
 from blocks import Allocate, Step, StepItem, StepRefusal
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from simulation.runner import DigestRunner, expected_tokens
 from tests.engine_in_process import EngineInProcess
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Items
 
 import kvmanager
 from blocks import FreeReason, Step, StepItem, StepResult
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Started
 from engine.schedule.pool.preemption import PreemptionCosts
-from engine.schedule.request import Capacity
 from engine.schedule.scheduler import IdleReason, Scheduler
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.speculation.speculation_costs import SpeculationCosts
@@ -160,7 +160,7 @@ class WatchedScheduler(Scheduler):
         else:
             assert work.end <= group.common, "the trunk computes only the common tokens"
             fresh = [member.index for member in group.live if len(member.tokens) == work.end == group.common]
-            assert list(work.sample_indices) == ([] if group.request.prefill_only else fresh)
+            assert list(work.sample_indices) == (fresh if group.request.generates else [])
             for member in group.live:
                 assert member.tokens[: work.end] == sequence.tokens[: work.end]
 
@@ -208,10 +208,9 @@ class WatchedScheduler(Scheduler):
             assert not on_device or group.id in self._blocks._victims.swapping_out, (
                 "a waiting group holds no device block"
             )
-        assert (
-            sum(max(group.width, len(group.live)) for state in groups[1:] for group in state)
-            <= self.limits.max_sequences
-        )
+        holding = [group for state in groups[1:] for group in state]
+        widths = [max(one.width, len(one.live)) if one.request.generates else 1 for one in holding]
+        assert sum(widths) <= self.limits.max_sequences
 
     def _check_victims(self, running: list[Group], step: Step, plan: StepPlan | None) -> None:
         ends = {work.sequence: work.least_end for work in plan.work} if plan else {}

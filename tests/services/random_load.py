@@ -274,6 +274,13 @@ def _logprobs(request: Request, draw: random.Random) -> None:
         request.output.prompt_logprobs = draw.choice((0, 1, 5, 20))
 
 
+def _prompt_alone(request: Request, draw: random.Random) -> None:
+    request.stopping.max_tokens = 0
+    request.sampling.sample_count = draw.randint(1, 3)
+    if draw.random() < 0.7:
+        request.output.prompt_logprobs = draw.choice((0, 1, 5, 20))
+
+
 def _stop_strings(request: Request, draw: random.Random) -> None:
     _sampled(request, draw)
     request.sampling.sample_count = draw.randint(1, 3)
@@ -302,6 +309,7 @@ _KINDS: tuple[tuple[str, Make], ...] = (
     ("beams", _beams),
     ("rules", _rules),
     ("logprobs", _logprobs),
+    ("prompt alone", _prompt_alone),
     ("stop strings", _stop_strings),
     ("constrained", _constrained),
 )
@@ -331,7 +339,8 @@ _FAULTS: tuple[tuple[Callable[[Request], None], str, Code], ...] = (
     (_change(beam_search={"width": 2}, stopping={"stop_strings": ["x"]}), "stopping.stop_strings", _INVALID),
     (_change(logit_rules={"repetition_penalty": 0}), "logit_rules.repetition_penalty", _INVALID),
     (_change(logit_rules={"presence_penalty": _NO_NUMBER}), "logit_rules.presence_penalty", _INVALID),
-    (_change(stopping={"max_tokens": 0}), "stopping.max_tokens", _INVALID),
+    (_change(stopping={"max_tokens": -1}), "stopping.max_tokens", _INVALID),
+    (_change(beam_search={"width": 2}, stopping={"max_tokens": 0}), "stopping.max_tokens", _INVALID),
     (_change(stopping={"max_tokens": 390}), "stopping.max_tokens", _INVALID),
     (_change(stopping={"min_tokens": GROWING_TOKENS + 1}), "stopping.min_tokens", _INVALID),
     (_change(stopping={"stop_strings": [""]}), "stopping.stop_strings[0]", _INVALID),

@@ -15,7 +15,7 @@ from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Result, R
 from engine.model.decoder import ModulesDecoder
 from engine.model.loaded import LoadedModel, with_kv_dtype
 from engine.model.loading import load_model
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from services.engine.settings import EngineSettings
 from services.engine.startup import assembly, backends
 from services.engine.startup.backends import (

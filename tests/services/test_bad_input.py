@@ -137,7 +137,6 @@ OUT_OF_RANGE = [
     ("no samples", sampling(sample_count=0), "sampling.sample_count", "0"),
     ("more samples than the maximum", sampling(sample_count=129), "sampling.sample_count", "129"),
     ("more samples than run at once", sampling(sample_count=65), "sampling.sample_count", "65"),
-    ("max_tokens 0", stopping(max_tokens=0), "stopping.max_tokens", "0"),
     ("negative max_tokens", stopping(max_tokens=-5), "stopping.max_tokens", "-5"),
     ("300 stop strings", stopping(stop_strings=["x"] * 300), "stopping.stop_strings", "300"),
     ("an empty stop string", stopping(stop_strings=["x", ""]), "stopping.stop_strings[1]", "not 0"),

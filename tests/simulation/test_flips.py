@@ -8,7 +8,7 @@ import torch
 
 from blocks import Copy
 from engine.attention.backend import Direction
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from simulation.digest_memory import DigestMemory
 from simulation.invariants.expected_contents import differ
 from simulation.scenario import FLIPS, drawn

@@ -11,8 +11,8 @@ from bench.gpu_check.notes import Notes
 from bench.gpu_check.pools.in_process import Connection, in_process
 from engine.model.loaded import LoadedModel
 from engine.run.loop import Engine
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from kvmanager import PoolSpec
 

@@ -31,8 +31,8 @@ import torch
 from blocks import Step, blocks_for
 from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Launched, StepPlan
 from quire.v1 import engine_pb2, engine_pb2_grpc

@@ -24,9 +24,10 @@ from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.papers.simulation.simulated_runner import VirtualClock
 from blocks import Step
 from engine.run.loop import Engine
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Tokens
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Launched, Runner, Sampled, StepPlan
 from services.engine.settings import EngineSettings

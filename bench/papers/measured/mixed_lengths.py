@@ -8,8 +8,8 @@ import kvmanager
 from bench.loads.memory import CONTEXT_TOKENS, VOCABULARY, Lengths, NoRunner, sampled_requests, serve
 from bench.papers.case import Values
 from blocks import blocks_for
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 
 STEP, LONGEST, OUTPUT = 256, 4096, 128

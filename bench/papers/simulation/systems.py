@@ -9,8 +9,9 @@ from bench.papers.simulation.scenario import FASTER_TRANSFORMER, PAGED, VOCABULA
 from bench.papers.simulation.traces import Arrival
 from blocks import BlockManager
 from engine.errors import InvalidRequest
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
-from engine.schedule.request import Capacity, Request
+from engine.schedule.request import Request
 from tests.in_process import InProcessBlocks
 
 _UNBOUNDED = 1 << 40  # requests that may wait

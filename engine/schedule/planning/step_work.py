@@ -151,7 +151,7 @@ def _sampled_by(sequence: Sequence, end: int) -> tuple[int, ...]:
     group = sequence.group
     if group.forked:
         return (sequence.index,) if end == len(sequence.tokens) else ()
-    if end < group.common or group.request.prefill_only:
+    if end < group.common or not group.request.generates:
         return ()
     return tuple(member.index for member in group.live if len(member.tokens) == end)
 

@@ -232,7 +232,7 @@ class Admissions:
 
     def _blocks_beyond(self, group: Group) -> int:
         """Return the blocks that the samples or beams of a group need separately once they are forked."""
-        if not _is_unforked(group):
+        if not (_is_unforked(group) and group.request.generates):
             return 0
         blocks_for, whole = self._view.blocks_for, group.common // self._view.block_size
         lengths = [len(member.tokens) for member in group.live]

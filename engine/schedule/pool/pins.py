@@ -19,10 +19,11 @@ from engine.errors import (
     PinUnavailable,
     UnknownPin,
 )
+from engine.schedule.capacity import Capacity
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.pool.step_builder import StepBuilder
 from engine.schedule.pool.window_view import WindowView
-from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
+from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group
 

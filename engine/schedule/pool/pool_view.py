@@ -6,9 +6,9 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from blocks import TableChange
+from engine.schedule.capacity import Capacity
 from engine.schedule.pool.prefix_claims import PrefixClaims
 from engine.schedule.pool.window_view import WindowView
-from engine.schedule.request import Capacity
 from engine.schedule.sequence_group import Sequence
 
 

@@ -35,7 +35,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """A stop string, a stop token or the model's end-of-sequence token."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_tokens were generated, or the context or the pool is full."""
+    """max_tokens were generated, perhaps none, or the context or the pool is full."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
     """The request was cancelled, or its deadline passed."""
     FINISH_REASON_FAILED: _FinishReason.ValueType  # 4
@@ -49,7 +49,7 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """A stop string, a stop token or the model's end-of-sequence token."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_tokens were generated, or the context or the pool is full."""
+"""max_tokens were generated, perhaps none, or the context or the pool is full."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """The request was cancelled, or its deadline passed."""
 FINISH_REASON_FAILED: FinishReason.ValueType  # 4
@@ -536,6 +536,9 @@ class Stopping(_message.Message):
     max_tokens: _builtins.int
     """Absent: the model's default (GenerationDefaults), and at most what fits the model's context and the pool. If the prompt
     and max_tokens exceed the context or the pool: INVALID_ARGUMENT, with both numbers.
+
+    With 0 the request ends with its prompt, which may fill the context: no sample has a token, and all of them end with
+    FINISH_REASON_LENGTH. With output.prompt_logprobs the prompt is scored. Beside beam_search: INVALID_ARGUMENT.
     """
     min_tokens: _builtins.int
     """Before that, end-of-sequence tokens (also with ignore_eos) and stop tokens are not chosen, and a complete stop string

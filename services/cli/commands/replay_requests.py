@@ -15,9 +15,10 @@ from engine.errors import RequestRefused
 from engine.run.loop import Engine
 from engine.run.record import RecordedRequest, RecordSettings
 from engine.run.replay import STOP_TOKEN, ReplayRunner, SampleTokens, SyntheticTokens
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.outputs import Finished
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 
 _ANY = 2**31 - 1  # tokens of context, ids of the vocabulary, requests that wait: without bounds

@@ -15,7 +15,7 @@ from engine.kept.checksums import NAME
 from engine.kept.kept_memory import KeptIdentity, KeptKind, KeptMemory
 from engine.kept.seal_writer import SealWriter
 from engine.model.loaded import LoadedModel, dtype_name
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from engine.schedule.step_plan import Launched, Runner, StepPlan
 from kvmanager import PoolReport
 from services.engine.kept.boot import boot_id

@@ -20,7 +20,7 @@ from engine.parallel import TorchRanks
 from engine.parallel.loading import ModelFolder
 from engine.run.runner import ModelRunner
 from engine.run.samplers import sampler_for
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from engine.schedule.step_plan import StepPlan
 from services.engine.ranks.placement import LOOPBACK, Placement
 from services.engine.ranks.recording import recorded_or_launched

@@ -31,8 +31,8 @@ from engine.proof.block_proof import BlockProof
 from engine.proof.closeness import close_blocks
 from engine.run.runner import ModelRunner
 from engine.run.samplers import sampler_for
+from engine.schedule.capacity import Capacity
 from engine.schedule.pool.preemption import PreemptionCosts
-from engine.schedule.request import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from services.engine.kept.digests import FileDigests, ModelFiles

@@ -24,7 +24,7 @@ from engine.model.decoder import Decoder, ModulesDecoder, row_unit
 from engine.model.loaded import LoadedModel
 from engine.native.cpu_backend import CpuBackend
 from engine.native.kernels import MAX_HEAD_SIZE, PACKED_SIZE, Kernels, populate
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from services.engine.settings import CODED_BACKENDS
 from services.engine.startup.decoder_check import (
     check_logits,

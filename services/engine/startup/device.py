@@ -14,7 +14,7 @@ from engine.kinds.layer_kinds import LayerKind, layer_kinds, one_kind
 from engine.kinds.split import SplitSizes, host_blocks_of, split_blocks, split_memory
 from engine.model.loaded import MAX_CONTEXT_TOKENS, LoadedModel
 from engine.native.kernels import Kernels
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from kvmanager import limits
 from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings

@@ -8,8 +8,9 @@ import torch
 from blocks import blocks_for
 from engine.model.loaded import LoadedModel
 from engine.model.sizing import DoesNotFit, RecordedSizes, blocks_on_gpu, cache_bytes
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity, LogitRules, Sampling
+from engine.schedule.request import LogitRules, Sampling
 from engine.schedule.step_plan import RowRules, Runner, StepPlan, Work
 from kvmanager.pool_spec import MAX_TIER_BLOCKS
 from services.engine.settings import EngineSettings

@@ -61,6 +61,8 @@ def error_body(error: Exception, names: FieldNames) -> dict[str, Any]:
     """Return the response body for a ServiceError. `names` are the HTTP names of the request's fields."""
     param, message = names.named(getattr(error, "field", ""), str(error))
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
+    if isinstance(error, errors.ContextExceeded):  # LangChain looks for the code in the message
+        message = f"{message} ({code})"
     return _body(statuses.status_of(error).http, message, param or None, code)
 
 

@@ -30,7 +30,6 @@ _REASONS = {
     "/v1/realtime": "Quire has no Realtime API",
     "/v1/messages/batches": _BATCHES,
     "/v1/responses": "Quire does not store responses, because gateways share no state",
-    "/v1/responses/input_tokens": "Quire counts tokens at POST /tokenize",
     "/v1/responses/compact": "Quire does not compact conversations",
     "/v1/conversations": "Quire does not store conversations, because gateways share no state",
     "/v1/chat/completions": "Quire does not store chat completions, because gateways share no state",

@@ -19,6 +19,8 @@ _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 def check(submission: engine_pb2.Submission) -> None:
     """Check a submission by the rules of its fields. Raises InvalidRequest."""
     check_rules(submission, InvalidRequest)
+    if not submission.stopping.HasField("max_tokens"):  # else it would count as 0, which generates nothing
+        raise InvalidRequest("stopping.max_tokens must be given", "stopping.max_tokens")
 
 
 def request_of(

@@ -9,9 +9,10 @@ from bench.papers.baselines.contiguous_blocks import ContiguousBlocks, Demand
 from bench.papers.baselines.slabs import Reservation, reservations
 from blocks import Allocate, Extend, Fork, Free, FreeReason, Step, StepResult
 from engine.run.loop import Engine
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Tokens
-from engine.schedule.request import BeamSearch, Capacity, Request, Sampling, Stopping
+from engine.schedule.request import BeamSearch, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Sampled, StepPlan
 

@@ -15,7 +15,7 @@ from engine.attention.host_memory import registered_zeros
 from engine.errors import HostTierUnavailable
 from engine.model.loading import load_model
 from engine.model.sizing import cache_bytes
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from services.engine.startup.backends import BackendOptions, choose_backend
 from services.runtime.settings import InvalidSetting
 from tests.engine.gpu_in_host_memory import GpuInHostMemory

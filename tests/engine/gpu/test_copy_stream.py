@@ -17,8 +17,8 @@ from engine.errors import CopyFailed
 from engine.gpu.copy_stream import CopyStream, CudaCopyStream, InlineCopyStream, copy_stream_for
 from engine.run.block_copies import BlockCopies
 from engine.run.runner import ModelRunner
+from engine.schedule.capacity import Capacity
 from engine.schedule.outputs import Finished
-from engine.schedule.request import Capacity
 from engine.schedule.step_plan import Copies, Done, StepPlan, Work
 from tests.engine.copy_streams import (
     MAX_SECONDS,

@@ -8,9 +8,10 @@ import torch
 from engine.errors import CopyFailed, DeviceLost
 from engine.gpu.device_watch import WatchedRunner, check_of, watched
 from engine.run.loop import Engine
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Finished, Output
-from engine.schedule.request import Capacity, Failure, Request, Stopping
+from engine.schedule.request import Failure, Request, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan
 from simulation.runner import FailedLater

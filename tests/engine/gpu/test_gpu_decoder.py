@@ -21,7 +21,8 @@ from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.model.sizing import RecordedSizes
 from engine.run.runner import ModelRunner
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.capacity import Capacity
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.step_plan import Work
 from tests.engine.decoding import logits, prompt
 from tests.engine.families import FAMILIES, Checkpoint, Family

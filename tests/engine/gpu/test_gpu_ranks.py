@@ -13,7 +13,8 @@ from engine.model.loading import load_model
 from engine.parallel import TorchRanks
 from engine.parallel.loading import ModelFolder
 from engine.run.runner import ModelRunner
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.capacity import Capacity
+from engine.schedule.request import Request, Sampling, Stopping
 from tests.engine.decoding import logits, prompt
 from tests.engine.gpu.test_gpu_decoder import BLOCK, RECORDER, check_batches
 from tests.engine.triton_case import DEVICE, make_triton_backend

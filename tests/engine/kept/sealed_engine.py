@@ -16,7 +16,7 @@ from engine.kinds.kinds_backend import CachingBackend, backends_of
 from engine.native.cpu_backend import CpuBackend
 from engine.proof.block_proof import BlockProof
 from engine.proof.closeness import close_blocks
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from kvmanager import PoolReport
 from services.engine.kept.kept_report import kept_report
 from services.engine.replica import Replica

@@ -11,7 +11,7 @@ from engine.model.decoder import row_unit
 from engine.model.loaded import with_kv_dtype
 from engine.model.loading import load_model
 from engine.run.runner import ModelRunner
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from services.engine.startup.backends import BackendOptions, choose_backend
 from tests.engine import native_kernels
 from tests.engine.decoding import logits, prompt

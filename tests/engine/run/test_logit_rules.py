@@ -25,7 +25,8 @@ from transformers import (
 from engine.errors import InvalidRequest
 from engine.run.logit_rules import apply_rules
 from engine.run.sampling import Draw, sample
-from engine.schedule.request import NO_RULES, Capacity, FinishReason, LogitRules, Request, Sampling, Stopping
+from engine.schedule.capacity import Capacity
+from engine.schedule.request import NO_RULES, FinishReason, LogitRules, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from engine.schedule.step_plan import RowRules
 from tests.engine.run.chi_square import chi_square_is_likely

@@ -10,10 +10,11 @@ import torch
 from engine.run.logprobs import score
 from engine.run.runner import outcomes
 from engine.schedule.limits import Preemption
-from engine.schedule.request import LogitRules, Sampling
+from engine.schedule.request import FinishReason, LogitRules, Sampling
 from engine.schedule.step_plan import PromptPart, RowRules, Sampled, Work
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import reference_logprobs
+from tests.tiny_models import CONTEXT
 
 TOLERANCE = 1e-4
 PROMPT = tuple(range(40, 77))
@@ -121,6 +122,15 @@ class TestPrompts:
         name = engine.submit(PROMPT, 3, prompt_logprobs=count)
         engine.run()
         check(engine.folder, PROMPT, engine.scored[name], 1, count)
+
+    @pytest.mark.parametrize("kind", ["llama", "gpt2", "windowed"])
+    def test_of_a_whole_context_are_scored_if_nothing_is_generated(self, tiny_model: Tiny, kind: str) -> None:
+        engine = ModelEngine(tiny_model(kind), kinds=kind == "windowed")
+        tokens = [40 + 7 * number % 300 for number in range(CONTEXT)]
+        name = engine.submit(tokens, 0, prompt_logprobs=1)
+        engine.run()
+        check(engine.folder, tokens, engine.scored[name], 1, 1)
+        assert engine.finished[name].finish is FinishReason.LENGTH
 
     def test_of_one_token_have_none(self, tiny_model: Tiny) -> None:
         engine = ModelEngine(tiny_model("llama"))

@@ -5,8 +5,9 @@ from itertools import count
 
 from engine.run.record import RecordSettings, RequestsRecord
 from engine.run.replay import STOP_TOKEN, SyntheticTokens
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity, FinishReason, Request, Sampling, Stopping
+from engine.schedule.request import FinishReason, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence_group import Group
 

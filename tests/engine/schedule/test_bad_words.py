@@ -13,8 +13,9 @@ from transformers import NoBadWordsLogitsProcessor
 from engine.bad_words import MAX_LENGTH, MAX_SEQUENCES, BadWords
 from engine.errors import InvalidRequest
 from engine.run.logit_rules import apply_rules
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Preemption
-from engine.schedule.request import BeamSearch, Capacity, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import BeamSearch, LogitRules, Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from tests.engine_in_process import GREEDY, ModelEngine
 from tests.reference import NEAR_TIE, beam_reference, reference_logprobs

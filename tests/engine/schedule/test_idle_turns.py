@@ -8,8 +8,9 @@ import random
 
 import pytest
 
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import BeamSearch, Capacity, Sampling
+from engine.schedule.request import BeamSearch, Sampling
 from engine.schedule.scheduler import IdleReason
 from simulation.runner import DigestRunner
 from tests.engine.watched_scheduler import WatchedScheduler

@@ -4,9 +4,10 @@ from itertools import pairwise
 
 import pytest
 
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.outputs import Started
-from engine.schedule.request import BeamSearch, Capacity, Sampling
+from engine.schedule.request import BeamSearch, Sampling
 from engine.schedule.step_plan import StepPlan
 from simulation.runner import DigestRunner, expected_answers, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.planning.prefill_order import LIMITED_PART, MAX_LIMITED_STEPS, divided
-from engine.schedule.request import Capacity
 from engine.schedule.step_plan import StepPlan
 from simulation.runner import DigestRunner
 from tests.engine.watched_scheduler import WatchedScheduler

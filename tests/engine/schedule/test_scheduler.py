@@ -7,8 +7,9 @@ import pytest
 
 from blocks import Copy, Free, FreeReason, Refusal, Step, StepItem, StepRefusal, StepResult, TableChange, WindowKind
 from engine.errors import BlockManagerBroken, EngineUnavailable, InvalidRequest, QueueFull, RequestExists
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
-from engine.schedule.request import Capacity, Failure, FinishReason, Request, Sampling, Stopping
+from engine.schedule.request import Failure, FinishReason, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Copies, Sampled
 from simulation.runner import DigestRunner, expected_tokens
@@ -51,8 +52,7 @@ class TestRefusals:
         ("request_", "field", "words"),
         [
             (a_request(prompt=()), "prompt", "prompt must have at least 1 token, not 0"),
-            (a_request(max_tokens=0), "stopping.max_tokens", "max_tokens must be at least 1, not 0"),
-            (a_request(max_tokens=-3), "stopping.max_tokens", "max_tokens must be at least 1, not -3"),
+            (a_request(max_tokens=-3), "stopping.max_tokens", "max_tokens must be at least 0, not -3"),
             (a_request(prompt=(1, 50)), "prompt.token_ids", "must be between 0 and 49, not 50"),
             (a_request(prompt=(1, -1)), "prompt.token_ids", "must be between 0 and 49, not -1"),
             (

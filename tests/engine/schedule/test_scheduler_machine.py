@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.errors import InvalidPin, InvalidRequest, PinExists, PinTooLarge, UnknownPin
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
-from engine.schedule.request import BeamSearch, Capacity, Failure, FinishReason, Sampling
+from engine.schedule.request import BeamSearch, Failure, FinishReason, Sampling
 from simulation.runner import DigestRunner, expected_answers, expected_scores, expected_tokens
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import GREEDY, EngineInProcess
@@ -77,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple),
-        max_tokens=st.integers(1, 10),
+        max_tokens=st.integers(0, 10),
         priority=st.integers(0, 2),
         age=st.integers(0, 3),
         salt=st.sampled_from([b"", b"", b"x"]),
@@ -110,16 +111,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         capacity = self.scheduler.capacity
         shared = len(prompt) // capacity.block_size
-        own = -(-(len(prompt) + max_tokens - 1) // capacity.block_size) - shared
+        own = -(-max(1, len(prompt) + max_tokens - 1) // capacity.block_size) - shared
         samples = min(samples, search.width) if search else samples
         now = self.engine.turns * self.engine.turn_seconds
         deadline = None if patience is None else now + patience * self.engine.turn_seconds
         for _ in range(copies):
             seed = len(self.submitted)
             begun, ended = self._begun(prompt, seed, max_tokens, stop, samples, () if search or not cuts else cuts)
-            sequences = search.width if search else samples - len(ended)
+            sequences = search.width if search else samples - len(ended) if max_tokens else 1
             blocks = shared + sequences * own
             fits = blocks <= capacity.unpinned_blocks and sequences <= self.scheduler.limits.max_sequences
+            fits = fits and not (search and not max_tokens)
             try:
                 name = self.engine.submit(
                     prompt,
@@ -155,6 +157,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         cuts: Sequence[int],
     ) -> tuple[tuple[tuple[int, ...], ...], frozenset[int]]:
         """Return the tokens of each sample at the cut, and the ended samples: never all of them."""
+        if not max_tokens:
+            return ((),) * samples, frozenset()
         wholes = [
             tuple(expected_tokens(prompt, seed, max_tokens, stop, VOCABULARY, sample)) for sample in range(samples)
         ]
@@ -300,7 +304,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert tokens == expected[: len(tokens)]
         elif finish in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == expected
-            assert (finish is FinishReason.STOP) == (tokens[-1] in self.submitted[name].stop)
+            assert (finish is FinishReason.STOP) == (not self.submitted[name].stop.isdisjoint(tokens[-1:]))
+            if self.submitted[name].scored:
+                assert len(self.engine.scored[name]) == len(self.submitted[name].prompt) - 1
         elif finish is FinishReason.CANCELLED:
             assert name in self.cancelled
         else:

@@ -9,8 +9,9 @@ import pytest
 
 from blocks import Step
 from engine.bad_words import BadWords
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
-from engine.schedule.request import BeamSearch, Capacity, FinishReason, LogitRules, Request, Sampling, Stopping
+from engine.schedule.request import BeamSearch, FinishReason, LogitRules, Request, Sampling, Stopping
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation.ngram_index import Draft, NgramIndex
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.bad_words import BadWords
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Preemption
-from engine.schedule.request import BeamSearch, Capacity, LogitRules, Sampling
+from engine.schedule.request import BeamSearch, LogitRules, Sampling
 from engine.schedule.step_plan import PENDING, Launched, Sampled, StepPlan
 from simulation.runner import DigestRunner, expected_tokens
 from tests.engine_in_process import GREEDY, EngineInProcess, ModelEngine

@@ -17,7 +17,7 @@ from engine.model.sizing import cache_bytes
 from engine.run.runner import ModelRunner
 from engine.run.samplers import TorchSampler
 from engine.run.sampling import Draw
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from engine.schedule.step_plan import StepPlan
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import BackendOptions, choose_backend

@@ -193,7 +193,7 @@ def test_a_second_submission_of_a_live_id_is_refused_and_the_first_continues(
 INVALID = {
     "prompt": {"prompt_token_ids": []},
     "prompt.token_ids": {"prompt_token_ids": [5, VOCABULARY]},
-    "stopping.max_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=0)},
+    "stopping.max_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=-1)},
     "stopping.min_tokens": {"stopping": decoding_pb2.Stopping(max_tokens=5, min_tokens=6)},
     "logit_rules.repetition_penalty": {"logit_rules": decoding_pb2.LogitRules(repetition_penalty=0)},
     "logit_rules.logit_bias": {"logit_rules": decoding_pb2.LogitRules(logit_bias={VOCABULARY: 1.0})},

@@ -4,7 +4,7 @@ from typing import Any
 
 from services.gateway.http.anthropic.conversation import MessageConversation
 from services.gateway.http.anthropic.request_schemas import JsonOutputFormat, MessageFields
-from services.gateway.http.anthropic.tool_schemas import CustomTool
+from services.gateway.http.anthropic.tool_schemas import ClientTool
 from services.gateway.http.openai import requests
 from services.runtime.errors import InvalidField
 
@@ -18,7 +18,7 @@ def chat_body(body: MessageFields, conversation: MessageConversation) -> request
         "continue_final_message": conversation.continues_answer or None,
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
-        "tools": [_tool(tool) for tool in body.tools or () if isinstance(tool, CustomTool)],
+        "tools": [_tool(tool) for tool in body.tools or () if isinstance(tool, ClientTool)],
         "tool_choice": _choice(body),
         "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         "thinking": _thinking(body),
@@ -29,7 +29,7 @@ def chat_body(body: MessageFields, conversation: MessageConversation) -> request
     return requests.ChatCompletionRequest.model_construct(**chat)
 
 
-def _tool(tool: CustomTool) -> requests.Tool:
+def _tool(tool: ClientTool) -> requests.Tool:
     schema = tool.input_schema
     if tool.input_examples:
         schema = {"examples": tool.input_examples, **schema}
@@ -47,7 +47,7 @@ def _choice(body: MessageFields) -> Any:
         raise InvalidField(f"tool_choice.name {fault}", "tool_choice.name")
     if choice.type in ("auto", "none"):
         return choice.type
-    names = [tool.name for tool in body.tools or () if isinstance(tool, CustomTool)]
+    names = [tool.name for tool in body.tools or () if isinstance(tool, ClientTool)]
     if not names:
         raise InvalidField(f"tool_choice.type is {choice.type!r}, but tools is empty", "tool_choice.type")
     if choice.name is None:

@@ -10,7 +10,7 @@ from services.gateway.http.strict_body import StrictBody
 from services.runtime.http.validation import UNSUPPORTED, shown
 
 
-class CustomTool(StrictBody):
+class ClientTool(StrictBody):
     """A tool of the client, which the model can call."""
 
     type: Literal["custom"] | None = Field(None, description="Only tools of the client are supported.")
@@ -46,7 +46,7 @@ def _tag(tool: Any) -> str:
     return "custom" if not isinstance(tool, dict) or tool.get("type") in (None, "custom") else "other"
 
 
-Tool = Annotated[Annotated[CustomTool, Tag("custom")] | Annotated[OtherTool, Tag("other")], Discriminator(_tag)]
+Tool = Annotated[Annotated[ClientTool, Tag("custom")] | Annotated[OtherTool, Tag("other")], Discriminator(_tag)]
 
 
 class ToolChoice(StrictBody):

@@ -6,6 +6,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
 from quire.v1 import gateway_pb2
+from quire.v1.decoding_pb2 import TokenLogprobs
 from services.gateway.access.callers import Origin
 from services.gateway.http.events import merge, to_json
 from services.gateway.http.openai import generation_output, logprobs, requests, text_offsets
@@ -15,7 +16,7 @@ from services.gateway.http.openai.generation_output import (
     CollectedSample,
     GenerationCall,
 )
-from services.gateway.http.openai.text_offsets import TextOffsets
+from services.gateway.http.openai.text_offsets import PlacedToken, StreamedTokens, TextOffsets
 from services.gateway.http.openai.translation import completion_call
 from services.gateway.request_handler import RequestHandler, Responses
 from services.gateway.text.tokenizer import Tokenizer
@@ -83,8 +84,10 @@ class CompletionCall(GenerationCall):
             given = self.body.prompt
             if isinstance(given, str) or isinstance(given[0], int) or not _IN_PROMPT.match(error.field):
                 raise
-            field, message = (_IN_PROMPT.sub(f"prompt[{at}]", text, count=1) for text in (error.field, str(error)))
-            raise InvalidField(message, field) from error
+            texts = (error.field, str(error))
+            error.field, message = (_IN_PROMPT.sub(f"prompt[{at}]", text, count=1) for text in texts)
+            error.args = (message,)
+            raise
 
     async def _read_prompts(self) -> None:
         """Tokenize or detokenize the prompts, if the response includes them."""
@@ -138,10 +141,7 @@ class CompletionCall(GenerationCall):
         of_output = text_offsets.output_offsets(tokenizer, output.text, output.token_ids, special_tokens=special)
         if not self.body.echo:
             return of_output
-        of_prompt = text_offsets.prompt_offsets(
-            tokenizer, prompt.text, prompt.token_ids, given_as_text=prompt.given_as_text
-        )
-        return [*of_prompt, *(len(prompt.text) + offset for offset in of_output)]
+        return [*_prompt_offsets(tokenizer, prompt), *(len(prompt.text) + offset for offset in of_output)]
 
 
 class _CompletionChunkWriter(ChunkWriter):
@@ -149,50 +149,86 @@ class _CompletionChunkWriter(ChunkWriter):
         super().__init__(completion, _KIND, "text", b',"logprobs":null,"finish_reason":null}]')
         self._completion = completion
         self._at = at
+        self._is_scored = completion.body.logprobs is not None
+        self._is_plain = not (self._is_scored or completion.body.return_token_ids)
+        self._prompt_scores: list[TokenLogprobs | None] = [None]  # so far
 
     def write_started(self, started: gateway_pb2.Started, first: int = 0) -> bytes:
         """See ChunkWriter."""
         completion, body, count = self._completion, self._completion.body, started.sampling.sample_count
         super().write_started(started, first + self._at * count)
         self._tokenizer = completion.tokenizer(started.model)
-        special = body.skip_special_tokens is False
-        self._offsets = [TextOffsets(self._tokenizer, special_tokens=special) for _ in range(count)]
+        special, start = body.skip_special_tokens is False, len(completion.prompts[self._at].text) if body.echo else 0
+        self._tokens = [
+            StreamedTokens(TextOffsets(self._tokenizer, special_tokens=special, start=start), start)
+            for _ in range(count)
+        ]
         if not body.echo and not body.return_token_ids:
             return b""
-        text = to_json(completion.prompts[self._at].text if body.echo else "").encode()
         prompt = completion.token_ids_part("prompt_token_ids", started.prompt_token_ids)
-        rest = self._choice_end(b"null", prompt + completion.token_ids_part("token_ids", ()))
-        return b"".join([before + text + rest for before in self._prefixes])
+        self._own = prompt + completion.token_ids_part("token_ids", ())
+        if body.echo and self._is_scored:
+            return self._write_scored_prompt()
+        return self._write_prompt(completion.prompts[self._at].text if body.echo else "", b"null")
+
+    def write_prompt_scores(self, part: gateway_pb2.PromptLogprobs, /) -> bytes:
+        """See ChunkWriter."""
+        self._prompt_scores += part.logprobs
+        return self._write_scored_prompt()
 
     def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
         """See ChunkWriter."""
         super().write_delta(delta)
-        text = to_json(delta.text).encode()
-        body, scores = self._completion.body, None
-        if body.logprobs is None and not body.return_token_ids:
-            return self._prefixes[delta.sample] + text + self._continuation if delta.text else b""
-        if body.logprobs is not None:
-            offsets = self._offsets[delta.sample].of(delta.token_ids)
-            scores = logprobs.for_completion(self._tokenizer, delta.token_ids, delta.logprobs, offsets)
-        own = self._completion.token_ids_part("token_ids", delta.token_ids)
-        return self._prefixes[delta.sample] + text + self._choice_end(to_json(scores).encode(), own)
+        if self._is_plain:
+            before = self._prefixes[delta.sample]
+            return before + to_json(delta.text).encode() + self._continuation if delta.text else b""
+        if not self._is_scored:
+            return self._chunk(delta.sample, delta.text, b"null", delta.token_ids)
+        placed = self._tokens[delta.sample].add(delta.text, delta.token_ids, delta.logprobs)
+        return self._write_placed(delta.sample, delta.text, placed) if delta.text or placed else b""
+
+    def _write_finish(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
+        rest = self._tokens[sample].finish()
+        chunk = self._write_placed(sample, "", rest) if rest else b""
+        return chunk + self._last_chunk(sample, b'""', generation_output.finish_fields(end, self._completion.body))
+
+    def _write_scored_prompt(self) -> bytes:
+        """Encode the prompt once it is scored."""
+        prompt = self._completion.prompts[self._at]
+        if len(self._prompt_scores) < len(prompt.token_ids):
+            return b""
+        offsets = _prompt_offsets(self._tokenizer, prompt)
+        scores = logprobs.for_completion(self._tokenizer, prompt.token_ids, self._prompt_scores, offsets)
+        return self._write_prompt(prompt.text, to_json(scores).encode())
+
+    def _write_prompt(self, text: str, scores: bytes) -> bytes:
+        rest = to_json(text).encode() + self._choice_end(scores, self._own)
+        return b"".join([before + rest for before in self._prefixes])
+
+    def _write_placed(self, sample: int, text: str, placed: Sequence[PlacedToken]) -> bytes:
+        token_ids = [token.token_id for token in placed]
+        offsets = [token.offset for token in placed]
+        scores = logprobs.for_completion(self._tokenizer, token_ids, [token.scores for token in placed], offsets)
+        return self._chunk(sample, text, to_json(scores).encode(), token_ids)
+
+    def _chunk(self, sample: int, text: str, scores: bytes, token_ids: Sequence[int]) -> bytes:
+        own = self._completion.token_ids_part("token_ids", token_ids)
+        return self._prefixes[sample] + to_json(text).encode() + self._choice_end(scores, own)
 
     def _choice_end(self, scores: bytes, own: bytes) -> bytes:
         """Encode the rest of a chunk after the text. `own` are further fields of the choice."""
         return b',"logprobs":%b,"finish_reason":null%b}]%b' % (scores, own, self._suffix.value)
 
-    def _write_finish(self, sample: int, end: gateway_pb2.SampleFinish) -> bytes:
-        return self._last_chunk(sample, b'""', generation_output.finish_fields(end, self._completion.body))
+
+def _prompt_offsets(tokenizer: Tokenizer, prompt: _Prompt) -> list[int]:
+    return text_offsets.prompt_offsets(tokenizer, prompt.text, prompt.token_ids, given_as_text=prompt.given_as_text)
 
 
 def _check_compatible(body: requests.CompletionRequest) -> None:
     if body.stream and body.prompt_logprobs is not None:
         raise UnsupportedField("prompt_logprobs is not supported with stream", "prompt_logprobs")
-    if body.echo and body.logprobs is not None:
-        if body.stream:
-            raise UnsupportedField("echo with logprobs is not supported with stream", "echo")
-        if body.prompt_logprobs not in (None, body.logprobs):
-            raise InvalidField(
-                f"prompt_logprobs must equal logprobs ({body.logprobs}) with echo, not {body.prompt_logprobs}",
-                "prompt_logprobs",
-            )
+    if body.echo and body.logprobs is not None and body.prompt_logprobs not in (None, body.logprobs):
+        raise InvalidField(
+            f"prompt_logprobs must equal logprobs ({body.logprobs}) with echo, not {body.prompt_logprobs}",
+            "prompt_logprobs",
+        )

@@ -163,6 +163,10 @@ class ChunkWriter(ABC):
         self._continuation = self._unfinished + self._suffix.value
         return b""
 
+    def write_prompt_scores(self, _part: gateway_pb2.PromptLogprobs, /) -> bytes:
+        """Encode the log-probabilities of a part of the prompt."""
+        return b""
+
     def write_delta(self, delta: gateway_pb2.Delta) -> bytes:
         """Encode the next tokens of one sample."""
         if self._suffix.add_usage(delta):
@@ -192,6 +196,8 @@ async def stream_chunks(responses: Responses, writer: ChunkWriter) -> Events:
                     yield writer.write_delta(response.delta)
                 case "started":
                     yield writer.write_started(response.started)
+                case "prompt_logprobs":
+                    yield writer.write_prompt_scores(response.prompt_logprobs)
                 case "finished":
                     yield writer.write_finished(response.finished)
 

@@ -159,7 +159,9 @@ class CompletionRequest(GenerationRequest, UnusedOfCompletions):
     prompt: str | Items[str] | PromptTokens | Items[PromptTokens] = Field(
         description=f"Text or token ids, or a list of up to {MAX_PROMPTS} of either."
     )
-    max_tokens: Int32 | None = Field(None, description="Maximum number of tokens for each choice. Default 16.")
+    max_tokens: Int32 | None = Field(
+        None, description="Maximum number of tokens for each choice; 0 generates none. Default 16."
+    )
     max_completion_tokens: Int32 | None = Field(None, description="Same as `max_tokens`.")
     logprobs: Int32 | None = Field(
         None, description="Number of most likely tokens to return for each position, 0 to 20."

@@ -5,7 +5,9 @@ begin where the next text begins. No offset is beyond the text.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from quire.v1 import decoding_pb2
 from services.gateway.text.detokenizer import Detokenizer
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -32,6 +34,42 @@ class TextOffsets:
         # In a run of byte tokens, an incomplete character hides the complete ones before it.
         self._last = max(self._last, offset)
         return self._last
+
+
+class PlacedToken(NamedTuple):
+    """A token, its log-probabilities, and its offset."""
+
+    token_id: int
+    scores: decoding_pb2.TokenLogprobs
+    offset: int
+
+
+class StreamedTokens:
+    """The tokens of a streamed text. Each is returned with the text that it begins in, so that its offset is final.
+
+    A token whose text is held back, as the start of a character or of a stop string may be, waits for it.
+    """
+
+    def __init__(self, offsets: TextOffsets, start: int = 0) -> None:
+        """The text begins at `start`, as do the offsets."""
+        self._offsets = offsets
+        self._end = start
+        self._waiting: list[PlacedToken] = []
+
+    def add(
+        self, text: str, token_ids: Sequence[int], logprobs: Sequence[decoding_pb2.TokenLogprobs]
+    ) -> list[PlacedToken]:
+        """Add text and tokens; return the tokens that begin in the text so far."""
+        self._end += len(text)
+        self._waiting += map(PlacedToken, token_ids, logprobs, self._offsets.of(token_ids))
+        begun = sum(token.offset < self._end for token in self._waiting)
+        found, self._waiting = self._waiting[:begun], self._waiting[begun:]
+        return found
+
+    def finish(self) -> list[PlacedToken]:
+        """Return the other tokens, which have no text: they are at its end."""
+        found, self._waiting = self._waiting, []
+        return [token._replace(offset=self._end) for token in found]
 
 
 def prompt_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int], *, given_as_text: bool) -> list[int]:

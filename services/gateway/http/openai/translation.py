@@ -62,6 +62,7 @@ def chat_call(body: requests.ChatCompletionRequest, id_prefix: str = CHAT_ID_PRE
     tools = [] if body.tool_choice == "none" else body.tools or []
     common.prompt.chat.CopyFrom(chat(body.messages, tools, body))
     _limit(common, body, names)
+    _check_generates(common, body, names)
     if body.thinking and body.thinking_token_budget is None:
         set_declared(common, {"thinking_token_budget": body.thinking.budget_tokens})
     if body.top_logprobs and not body.logprobs:
@@ -140,6 +141,15 @@ def _limit(
     for name, limit in limits.items():
         names["stopping.max_tokens"] = name
         request.stopping.max_tokens = limit
+
+
+def _check_generates(
+    request: gateway_pb2.GenerateRequest, body: requests.ChatCompletionRequest, names: dict[str, str]
+) -> None:
+    """Raise InvalidField for a chat without tokens: an empty message would look like the model's answer."""
+    if request.stopping.HasField("max_tokens") and not request.stopping.max_tokens and body.prompt_logprobs is None:
+        name = names["stopping.max_tokens"]
+        raise InvalidField(f"{name} must be at least 1, not 0", name)
 
 
 def _timeout(seconds: float | None) -> Duration | None:

@@ -15,6 +15,7 @@ from services.gateway.http.openai.responses_api import response_schemas
 from services.gateway.http.openai.responses_api.input_items import InputConversation, InputFieldNames
 from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
 from services.gateway.http.openai.responses_api.response_call import ResponseCall
+from services.gateway.http.openai.responses_api.response_tools import ResponseTools
 from services.gateway.http.request_ids import id_headers
 from services.gateway.http.routes.context import handler_of, json_response, origin_of
 from services.gateway.http.routes.descriptions import ERRORS, event_stream
@@ -46,10 +47,22 @@ async def complete_chat(body: requests.ChatCompletionRequest, request: Request) 
 @router.post("/v1/responses", responses={200: {"model": response_schemas.ResponseBody, "content": _RESPONSE_EVENTS}})
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Generate a response to an input. Nothing is stored."""
-    conversation = InputConversation(body)
-    request.state.field_names = InputFieldNames.of(conversation, FieldNames())  # until the body is translated
-    call = ResponseCall(handler_of(request), origin_of(request), body, conversation)
-    return await _respond(call, request, stream=bool(body.stream))
+    return await _respond(_response_call(body, request), request, stream=bool(body.stream))
+
+
+@router.post("/v1/responses/input_tokens", responses={200: {"model": response_schemas.InputTokenCount}})
+async def count_input_tokens(body: ResponsesRequest, request: Request) -> Response:
+    """Count the tokens of an input, without a generation."""
+    call = _response_call(body, request)
+    request.state.field_names = call.translated.field_names
+    return json_response(await call.count_tokens())
+
+
+def _response_call(body: ResponsesRequest, request: Request) -> ResponseCall:
+    """Translate the body of a response. Raises InvalidField or UnsupportedField with the names of the body."""
+    conversation, tools = InputConversation(body), ResponseTools.of(body)
+    request.state.field_names = InputFieldNames.of(conversation, tools, FieldNames())  # until the body is translated
+    return ResponseCall(handler_of(request), origin_of(request), body, conversation, tools)
 
 
 async def _respond(call: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:

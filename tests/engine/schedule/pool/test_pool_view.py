@@ -3,8 +3,9 @@
 from itertools import count
 
 from blocks import TableChange
+from engine.schedule.capacity import Capacity
 from engine.schedule.pool.pool_view import PoolView
-from engine.schedule.request import Capacity, Request, Sampling, Stopping
+from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 
 

@@ -5,9 +5,9 @@ from collections import deque
 import pytest
 
 from blocks import Step
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits, Preemption
 from engine.schedule.pool.preemption import PreemptionCosts
-from engine.schedule.request import Capacity
 from simulation.runner import DigestRunner
 from tests.engine.watched_scheduler import WatchedScheduler
 from tests.engine_in_process import EngineInProcess

@@ -14,7 +14,7 @@ from engine.errors import ModelUnsupported
 from engine.model.loaded import LoadedModel, with_kv_dtype
 from engine.model.model_shape import read_shape
 from engine.model.sizing import PoolSize, cache_bytes
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from kvmanager import KVManager, PoolSpec
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from engine.run.record import RequestsRecord
+from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
-from engine.schedule.request import Capacity
 from quire.v1 import records_pb2
 from services.cli.main import cli
 from services.wire.records.requests import header_entry, request_entry

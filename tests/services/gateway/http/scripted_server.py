@@ -27,6 +27,7 @@ from tests.running_quire import CALL_SECONDS
 
 Response = gateway_pb2.GenerateResponse
 CONNECTIONS = 8
+PROMPT_TOKENS = 3
 # No client reaches these limits, even on a slow machine.
 LONG_LIMITS = HttpLimits(CONNECTIONS, read_seconds=60, write_seconds=60)
 # For tests of the limits.
@@ -40,8 +41,10 @@ class ScriptedHandler:
         self.own_tokenizer = Tokenizer.load(folder)
         self.callers: list[Caller] = []
         self.text = "x"  # of each token, if the prompt is a chat
-        self.script: list[tuple[str, list[int]]] = []  # texts and tokens to generate instead
+        self.script: list[tuple[str, list[int]]] = []  # texts and tokens to generate instead,
+        self.deltas: list[gateway_pb2.Delta] | None = None  # or those of as many samples as the client wants
         self.in_thought = False
+        self.ends_at_limit = False
         self.finished: gateway_pb2.Finished | None = None  # instead of an end of the sequence
         self.requests: list[gateway_pb2.GenerateRequest] = []
         self.parsed: list[tuple[str, int, dict[str, int]]] = []
@@ -62,26 +65,34 @@ class ScriptedHandler:
         self.running += 1
         self.started += 1
         try:
-            sampling = decoding_pb2.Sampling(sample_count=1)
-            started = gateway_pb2.Started(model="played", sampling=sampling, in_thought=self.in_thought)
-            if self.finished:
-                started.prompt_tokens, started.cached_tokens = (
-                    self.finished.usage.prompt_tokens,
-                    self.finished.usage.cached_tokens,
+            sampling = decoding_pb2.Sampling(sample_count=max(1, request.sampling.sample_count))
+            usage = gateway_pb2.Usage(prompt_tokens=PROMPT_TOKENS)
+            counted = self.finished.usage if self.finished else usage
+            yield Response(
+                started=gateway_pb2.Started(
+                    model="played",
+                    sampling=sampling,
+                    prompt_tokens=counted.prompt_tokens,
+                    cached_tokens=counted.cached_tokens,
+                    in_thought=self.in_thought,
                 )
-            yield Response(started=started)
-            repeated = [(request.prompt.text or self.text, [1])] * request.stopping.max_tokens
-            usage = gateway_pb2.Usage()
-            for text, token_ids in self.script or repeated:
-                usage.generated_tokens += len(token_ids)
-                yield Response(delta=gateway_pb2.Delta(text=text, token_ids=token_ids))
+            )
+            for delta in self._one_sample(request) if self.deltas is None else self.deltas:
+                usage.generated_tokens += len(delta.token_ids)
+                yield Response(delta=delta)
                 await self.hold.wait()
                 if self.failure:
                     raise self.failure
-            end = gateway_pb2.SampleFinish(reason=decoding_pb2.FINISH_REASON_STOP)
-            yield Response(finished=self.finished or gateway_pb2.Finished(samples=[end], usage=usage))
+            limit, stop = decoding_pb2.FINISH_REASON_LENGTH, decoding_pb2.FINISH_REASON_STOP
+            end = gateway_pb2.SampleFinish(reason=limit if self.ends_at_limit else stop)
+            ends = [end] * sampling.sample_count
+            yield Response(finished=self.finished or gateway_pb2.Finished(samples=ends, usage=usage))
         finally:
             self.running -= 1
+
+    def _one_sample(self, request: gateway_pb2.GenerateRequest) -> list[gateway_pb2.Delta]:
+        repeated = [(request.prompt.text or self.text, [1])] * request.stopping.max_tokens
+        return [gateway_pb2.Delta(text=text, token_ids=ids) for text, ids in self.script or repeated]
 
     async def token_ids(
         self, model: str, prompt: gateway_pb2.Prompt, caller: object = None, *, open_turn: bool = True
@@ -96,6 +107,9 @@ class ScriptedHandler:
         self.parsed.append((parser.calls_name, parser.calls, failures))
 
     def check(self, request: gateway_pb2.GenerateRequest) -> None:
+        pass
+
+    def check_count(self, requests: list[gateway_pb2.GenerateRequest], origin: Origin) -> None:
         pass
 
     def tokenizer(self, model: str) -> Tokenizer:

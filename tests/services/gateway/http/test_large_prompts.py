@@ -34,6 +34,7 @@ def requests_with(text: str) -> list[tuple[str, dict[str, Any]]]:
     tool = {"type": "function", "function": {"name": "f", "description": text}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
     called = [*chat_of("a")["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    called.append({"role": "tool", "tool_call_id": "1", "content": "5"})
     return [
         ("/v1/completions", {"prompt": text}),
         ("/v1/completions", {"prompt": text, "stream": True}),

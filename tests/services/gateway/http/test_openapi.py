@@ -16,6 +16,7 @@ OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
     ("/v1/responses", "POST"),
+    ("/v1/responses/input_tokens", "POST"),
     ("/v1/messages", "POST"),
     ("/v1/messages/count_tokens", "POST"),
     ("/tokenize", "POST"),
@@ -31,7 +32,7 @@ OPERATIONS = [
     ("/reset_prefix_cache", "POST"),
     ("/version", "GET"),
 ]
-WITH_BODIES = OPERATIONS[:7]
+WITH_BODIES = OPERATIONS[:8]
 # Server errors that a valid request can get: overload, or deadline exceeded.
 EXPECTED = {503, 504}
 

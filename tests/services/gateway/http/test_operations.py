@@ -104,7 +104,6 @@ def test_a_reset_needs_an_operators_key(server: ScriptedServer) -> None:
         ("/v1/load_lora_adapter", "no LoRA adapters"),
         ("/v1/responses/resp_1", "does not store responses"),
         ("/v1/responses/resp_1/cancel", "does not store responses"),
-        ("/v1/responses/input_tokens/", "POST /tokenize"),
         ("/v1/chat/completions/chatcmpl-1", "does not store chat completions"),
         ("/metrics", "--metrics-listen"),
     ],

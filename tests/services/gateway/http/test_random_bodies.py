@@ -1,4 +1,4 @@
-"""Bodies with nulls, wrong types, missing and unknown members anywhere: none is a server error, and errors name a field."""
+"""No body is a server error, with nulls, wrong types, missing or unknown members anywhere; errors name a field."""
 
 import random
 from collections.abc import Iterator
@@ -13,10 +13,27 @@ SCHEMA = {"type": "object", "properties": {"place": {"type": "string", "maxLengt
 FUNCTION = {"name": "look", "description": "Look.", "parameters": SCHEMA, "strict": True}
 CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"place": "sea"}'}}
 COMMON: dict[str, Any] = {
-    "model": "tiny-llama", "n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.0, "seed": 3,
-    "stop": ["~~"], "stop_token_ids": [7], "logit_bias": {"5": -1}, "presence_penalty": 0.1, "stream": False,
-    "stream_options": {"include_usage": True}, "user": "me", "metadata": {"a": "b"}, "store": False, "timeout": 30,
-    "priority": 0, "cache_salt": "s", "request_id": None, "max_tokens": 1,
+    "model": "tiny-llama",
+    "n": 1,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.0,
+    "seed": 3,
+    "stop": ["~~"],
+    "stop_token_ids": [7],
+    "logit_bias": {"5": -1},
+    "presence_penalty": 0.1,
+    "stream": False,
+    "stream_options": {"include_usage": True},
+    "user": "me",
+    "metadata": {"a": "b"},
+    "store": False,
+    "timeout": 30,
+    "priority": 0,
+    "cache_salt": "s",
+    "request_id": None,
+    "max_tokens": 1,
 }
 CHAT: dict[str, Any] = {
     **COMMON,
@@ -37,7 +54,12 @@ CHAT: dict[str, Any] = {
 }
 COMPLETION: dict[str, Any] = {
     **COMMON,
-    "prompt": ["a", "b"], "echo": True, "logprobs": 1, "suffix": "", "best_of": 1, "bad_words": ["zz"],
+    "prompt": ["a", "b"],
+    "echo": True,
+    "logprobs": 1,
+    "suffix": "",
+    "best_of": 1,
+    "bad_words": ["zz"],
 }
 OTHERS: tuple[Any, ...] = (None, None, None, 0, -1, 1.5, True, "", "x", [], {}, [None], {"a": None}, 10**30, [[]])
 

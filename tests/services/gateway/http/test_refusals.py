@@ -138,7 +138,7 @@ def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str,
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
-        ({"prompt": "x", "stream": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "x", "use_beam_search": True, "best_of": 2, "max_tokens": 0}, "max_tokens"),
     ],
 )
 def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str, Any], param: str) -> None:
@@ -245,7 +245,7 @@ def test_a_request_past_its_deadline_gets_504(http: httpx.Client) -> None:
         ("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 5000}, "max_completion_tokens"),
         ("/v1/completions", {"prompt": "x " * 3000}, "prompt"),
         ("/v1/completions", {"prompt": [5] * 3000}, "prompt"),
-        ("/v1/completions", {"prompt": ["a", "x " * 3000], "stream": True}, "prompt[1]"),
+        ("/v1/completions", {"prompt": ["a", "x " * 3000]}, "prompt[1]"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 2048}, "max_tokens"),
         ("/v1/responses", {"input": "x " * 3000}, "input"),
     ],
@@ -256,4 +256,4 @@ def test_what_exceeds_the_context_has_the_code_and_the_words_that_clients_recogn
     answer = http.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded"), error
-    assert error["message"].endswith("this model's maximum context length is 2048 tokens")
+    assert error["message"].endswith("this model's maximum context length is 2048 tokens (context_length_exceeded)")

@@ -22,6 +22,7 @@ from tests.services.gateway.http.scripted_server import ScriptedServer
 
 TOOL = {"type": "function", "name": "sum", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "1", "name": "sum", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "1", "output": "2"}
 SAID = {"role": "user", "content": "Hi"}
 
 
@@ -45,9 +46,20 @@ def streamed(response: httpx.Response) -> list[dict[str, Any]]:
     [
         ({"input": []}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input[0].call_id"),
-        ({"input": [SAID, {**CALL, "name": ""}]}, "input[1].name"),
-        ({"input": [SAID, {**CALL, "name": ""}], "instructions": "x"}, "input[1].name"),
-        ({"input": [SAID, CALL, {**CALL, "name": ""}]}, "input[2].name"),
+        ({"input": [SAID, {**CALL, "name": ""}, RESULT]}, "input[1].name"),
+        ({"input": [SAID, {**CALL, "name": ""}, RESULT], "instructions": "x"}, "input[1].name"),
+        (
+            {
+                "input": [
+                    SAID,
+                    CALL,
+                    {**CALL, "name": "", "call_id": "2"},
+                    {**RESULT, "call_id": "2"},
+                    RESULT,
+                ]
+            },
+            "input[2].name",
+        ),
         ({"use_beam_search": True, "include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -1,17 +1,16 @@
 """Converts the body of /v1/responses to that of a chat."""
 
+from services.gateway.http.json_types import Schema
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.responses_api.input_items import InputConversation
-from services.gateway.http.openai.responses_api.request_schemas import (
-    FunctionChoice,
-    FunctionTool,
-    ResponsesRequest,
-    TextFormat,
-)
+from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest, TextFormat
+from services.gateway.http.openai.responses_api.response_tools import ResponseTools
 from services.runtime.errors import InvalidField
 
 
-def chat_body(body: ResponsesRequest, conversation: InputConversation) -> requests.ChatCompletionRequest:
+def chat_body(
+    body: ResponsesRequest, conversation: InputConversation, tools: ResponseTools
+) -> requests.ChatCompletionRequest:
     """Return the chat of a request. Raises InvalidField."""
     if body.top_logprobs and not body.wants_logprobs:
         message = "top_logprobs requires 'message.output_text.logprobs' in include"
@@ -22,24 +21,22 @@ def chat_body(body: ResponsesRequest, conversation: InputConversation) -> reques
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": body.wants_logprobs,
         "top_logprobs": body.top_logprobs if body.wants_logprobs else None,
-        "tools": [_tool(tool) for tool in body.tools or ()],
-        "tool_choice": _choice(body),
+        "tools": [tool.as_function() for tool in tools.offered],
+        "tool_choice": tools.choice,
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body.text.format) if body.text and body.text.format else None,
-        "chat_template_kwargs": body.chat_template_kwargs,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "chat_template_kwargs": _template_variables(body),
         "stream_options": None,
     }
     return requests.ChatCompletionRequest.model_construct(**chat)
 
 
-def _tool(tool: FunctionTool) -> requests.Tool:
-    return requests.Tool.model_validate({"type": "function", "function": tool.model_dump(exclude={"type"})})
-
-
-def _choice(body: ResponsesRequest) -> object:
-    if not isinstance(body.tool_choice, FunctionChoice):
-        return body.tool_choice
-    return requests.NamedTool.model_validate({"type": "function", "function": {"name": body.tool_choice.name}})
+def _template_variables(body: ResponsesRequest) -> Schema | None:
+    """Return the variables of the template. Those that the client gives by their names win."""
+    verbosity = body.text.verbosity if body.text else None
+    given = body.chat_template_kwargs
+    return given if verbosity is None else {"verbosity": verbosity, **(given or {})}
 
 
 def _response_format(given: TextFormat) -> requests.ResponseFormat:

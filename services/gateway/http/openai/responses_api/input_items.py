@@ -1,29 +1,43 @@
 """Converts the input of /v1/responses to the messages of a chat."""
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.field_names import FieldNames
-from services.gateway.http.openai.responses_api.request_schemas import (
-    FunctionCallResult,
+from services.gateway.http.openai.responses_api.call_results import CallResults
+from services.gateway.http.openai.responses_api.custom_input import arguments_of
+from services.gateway.http.openai.responses_api.item_schemas import (
+    CopiedItem,
+    InputCall,
+    InputCallResult,
+    InputCustomCall,
     InputFunctionCall,
     InputItem,
     InputMessage,
     InputReasoning,
+    InputSearch,
+    InputShellCall,
+    InputShellResult,
     InputText,
-    ResponsesRequest,
 )
+from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
+from services.gateway.http.openai.responses_api.response_tools import DeclaredTool, ResponseTools, name_for_model
+from services.gateway.http.openai.responses_api.thought_carrier import thought_of
 from services.runtime.errors import InvalidField
 
 _CHAT = TypeAdapter(list[requests.ChatMessage])
 _MESSAGES = "input.messages"
+_SHELL = "local_shell"
 _IN_MESSAGE = re.compile(r"\b(?:input\.)?messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?|(\.content\b))?")
-_IN_TOOL = re.compile(r"\b(tools\[\d+\])\.function\b")
+_IN_TOOL = re.compile(
+    r"(?<![\w.])tools\[(\d+)\](?:\.function\b)?(?:(\.parameters\b)(: #/properties/input(?:/pattern)?(?=[:/ ]|\Z))?)?"
+)
 # The names of a chat's fields. Messages are renamed in a second step, because their places differ.
 _NAMES = {
     "prompt.chat": "input",
@@ -33,6 +47,7 @@ _NAMES = {
     "stopping.max_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
@@ -54,9 +69,10 @@ class InputConversation:
     def __init__(self, body: ResponsesRequest) -> None:
         """Convert the instructions and the input. Raises InvalidField."""
         self.origins: list[MessageOrigin] = []
+        self.warnings: list[str] = []
         self._messages: list[dict[str, Any]] = []
-        self._call_ids: set[str] = set()
-        self._thought = ""  # of the next message of the assistant
+        self._results = CallResults()
+        self._thought = ""  # of the next message or call of the assistant
         if body.instructions is not None:
             self._add("system", body.instructions, MessageOrigin("instructions", "instructions"))
         if isinstance(body.input, str):
@@ -68,28 +84,51 @@ class InputConversation:
     def _add_items(self, items: Sequence[InputItem]) -> None:
         for at, item in enumerate(items):
             path = f"input[{at}]"
+            if isinstance(item, CopiedItem):
+                self._results.add_item(item.id, path)
             if isinstance(item, InputMessage):
-                self._add(item.role, item.content, MessageOrigin(path, f"{path}.content"))
-            elif isinstance(item, InputFunctionCall):
-                self._add_call(item, path)
-            elif isinstance(item, FunctionCallResult):
-                self._add_result(item, path)
+                self._add_message(item, path)
             elif isinstance(item, InputReasoning):
-                self._thought = "\n".join(part.text for part in item.content or ())
+                self._thought = _joined(self._thought, _thought(item))
+            elif isinstance(item, InputCallResult | InputShellResult):
+                self._add_result(item, path)
+            elif isinstance(item, InputSearch):
+                self.warnings.append(f"{path} ({item.type}) is left out of the conversation")
+            elif isinstance(item, InputCall | InputShellCall):
+                self._add_call(item, path)
+        self._results.check()
 
-    def _add_call(self, item: InputFunctionCall, path: str) -> None:
+    def _add_message(self, item: InputMessage, path: str) -> None:
+        """Add a message. The assistant's text behind its calls belongs to their message: templates have it there."""
+        origin = MessageOrigin(path, f"{path}.content")
+        if item.role != "assistant" or not self._messages or "tool_calls" not in self._messages[-1]:
+            self._add(item.role, item.content, origin)
+            return
+        message = self._messages[-1]
+        message["content"] = _parts(message["content"]) + _parts(_content(item.content))
+        self._add_thought()
+        self.origins[-1] = replace(self.origins[-1], content=origin.content)
+
+    def _add_call(self, item: InputCall | InputShellCall, path: str) -> None:
         """Add a call to the assistant's message before it, or to a new one."""
+        call = _call(item, path)
+        self._results.add_call(call["id"], path)
         if not self._messages or self._messages[-1]["role"] != "assistant":
             self._add("assistant", None, MessageOrigin(path, path))
-        function = {"name": item.name, "arguments": item.arguments}
-        self._messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+        self._add_thought()
+        self._messages[-1].setdefault("tool_calls", []).append(call)
         self.origins[-1].calls.append(path)
-        self._call_ids.add(item.call_id)
 
-    def _add_result(self, item: FunctionCallResult, path: str) -> None:
-        if item.call_id not in self._call_ids:
-            raise InvalidField(f"{path}.call_id must be that of an earlier function_call", f"{path}.call_id")
-        self._add("tool", item.output, MessageOrigin(path, f"{path}.output"), tool_call_id=item.call_id)
+    def _add_thought(self) -> None:
+        """Add a thought to the last message."""
+        thought, self._thought = self._thought, ""
+        if thought:
+            self._messages[-1]["reasoning"] = _joined(self._messages[-1].get("reasoning", ""), thought)
+
+    def _add_result(self, item: InputCallResult | InputShellResult, path: str) -> None:
+        call_id = item.call_id or item.id or ""
+        self._results.add_result(call_id, path)
+        self._add("tool", item.output, MessageOrigin(path, f"{path}.output"), tool_call_id=call_id)
 
     def _add(self, role: str, content: str | list[InputText] | None, origin: MessageOrigin, **fields: str) -> None:
         thought, self._thought = self._thought, ""
@@ -104,12 +143,13 @@ class InputFieldNames(FieldNames):
     """The names of one request's fields: those of a chat, with the place of each message in the input."""
 
     origins: Sequence[MessageOrigin] = ()
+    tools: Sequence[DeclaredTool] = ()
 
     @classmethod
-    def of(cls, conversation: InputConversation, names: FieldNames) -> "InputFieldNames":
+    def of(cls, conversation: InputConversation, tools: ResponseTools, names: FieldNames) -> "InputFieldNames":
         """Return the names of a request; `names` are those of its chat."""
         renamed = {path: _NAMES.get(name, name) for path, name in names.overrides.items()}
-        return cls({**renamed, **_NAMES}, names.constraint_tools, conversation.origins)
+        return cls({**renamed, **_NAMES}, names.constraint_tools, conversation.origins, tools.offered)
 
     def http_name(self, path: str) -> str:
         """See FieldNames."""
@@ -120,7 +160,16 @@ class InputFieldNames(FieldNames):
         return self._in_input(super().translate(message))
 
     def _in_input(self, text: str) -> str:
-        return _IN_TOOL.sub(r"\1", _IN_MESSAGE.sub(self._place, text)).replace(_MESSAGES, "input")
+        return _IN_TOOL.sub(self._tool, _IN_MESSAGE.sub(self._place, text)).replace(_MESSAGES, "input")
+
+    def _tool(self, match: re.Match[str]) -> str:
+        tool, schema, of_input = match.groups()
+        if int(tool) >= len(self.tools):
+            return match[0].replace(".function", "")
+        declared = self.tools[int(tool)]
+        if schema:
+            return declared.schema_path + ("" if declared.is_custom else of_input or "")
+        return declared.path
 
     def _place(self, match: re.Match[str]) -> str:
         message, call, content = match.groups()
@@ -136,3 +185,36 @@ def _content(content: str | list[InputText] | None) -> str | list[dict[str, str]
     if not isinstance(content, list):
         return content
     return [{"type": "text", "text": part.text} for part in content]
+
+
+def _parts(content: str | list[dict[str, str]] | None) -> list[dict[str, str]]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _call(item: InputCall | InputShellCall, path: str) -> dict[str, Any]:
+    """Return the tool call of a chat."""
+    if isinstance(item, InputShellCall):
+        call_id, name = item.call_id or item.id, _SHELL
+        if not call_id:
+            raise InvalidField(f"{path}.call_id is missing", f"{path}.call_id")
+        return {"id": call_id, "function": {"name": name, "arguments": json.dumps(item.action, ensure_ascii=False)}}
+    arguments = ""
+    if isinstance(item, InputCustomCall):
+        arguments = arguments_of(item.input)
+    elif isinstance(item, InputFunctionCall):
+        arguments = item.arguments
+    return {
+        "id": item.call_id,
+        "function": {"name": name_for_model(item.name, item.namespace), "arguments": arguments},
+    }
+
+
+def _thought(item: InputReasoning) -> str:
+    """Return the text of a thought, from where the client kept it."""
+    return "\n".join(part.text for part in item.content or ()) or thought_of(item.encrypted_content)
+
+
+def _joined(first: str, second: str) -> str:
+    return f"{first}\n{second}" if first and second else first or second

@@ -1,10 +1,13 @@
 """Builds the output items of a response, with the events that announce them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.gateway.http.openai.dialect_deltas import DialectDeltas
+from services.gateway.http.openai.responses_api.custom_input import CustomInput
+from services.gateway.http.openai.responses_api.response_tools import DeclaredTool
+from services.gateway.http.openai.responses_api.thought_carrier import carried
 
 # The type and the fields of an event, without its sequence number.
 ItemEvent = tuple[str, dict[str, Any]]
@@ -12,15 +15,27 @@ Scores = Sequence[dict[str, Any]]
 
 
 class OutputItems:
-    """The items of one response: thoughts, messages and function calls, in the order in which they are generated.
+    """The items of one response: thoughts, messages and calls, in the order in which they are generated.
 
-    `deltas` separates them; None if all output is text.
+    `deltas` separates them; None if all output is text. `tools` are those of the request, by the names that the model
+    calls them. With `encrypted_thoughts`, thoughts have the form in which clients send them back, too.
     """
 
-    def __init__(self, name: str, deltas: DialectDeltas | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        deltas: DialectDeltas | None,
+        tools: Mapping[str, DeclaredTool] | None = None,
+        *,
+        encrypted_thoughts: bool = False,
+    ) -> None:
         """`name` makes the ids of the items unique."""
         self._name = name
         self._deltas = deltas
+        self._tools = tools or {}
+        self._encrypted_thoughts = encrypted_thoughts
+        self._arguments = ""  # of the open custom call
+        self._input = CustomInput()  # of the same
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the open item
         self._scores: list[dict[str, Any]] = []  # of the open message
@@ -87,8 +102,20 @@ class OutputItems:
                 yield from self._close("completed")
                 yield self._start_call(call["id"], call["function"]["name"])
             if arguments := call["function"]["arguments"]:
-                self._texts.append(arguments)
-                yield "response.function_call_arguments.delta", {**self._call_place(), "delta": arguments}
+                yield from self._arguments_delta(arguments)
+
+    def _arguments_delta(self, arguments: str) -> Iterator[ItemEvent]:
+        if not self._in("custom_tool_call"):
+            self._texts.append(arguments)
+            yield "response.function_call_arguments.delta", {**self._call_place(), "delta": arguments}
+            return
+        self._arguments += arguments
+        yield from self._input_delta(self._input.push(arguments))
+
+    def _input_delta(self, text: str) -> Iterator[ItemEvent]:
+        if text:
+            self._texts.append(text)
+            yield "response.custom_tool_call_input.delta", {**self._call_place(), "delta": text}
 
     def _in(self, kind: str) -> bool:
         return self._open and self._items[-1]["type"] == kind
@@ -102,7 +129,12 @@ class OutputItems:
         yield "response.content_part.added", {**self._place(), "part": _text_part("", [])}
 
     def _start_call(self, call_id: str, name: str) -> ItemEvent:
-        return self._start({"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}, "fc")
+        tool = self._tools.get(name)
+        item = {"call_id": call_id, **(tool.names() if tool else {"name": name})}
+        if tool and tool.is_custom:
+            self._arguments, self._input = "", CustomInput()
+            return self._start({"type": "custom_tool_call", **item, "input": ""}, "ctc")
+        return self._start({"type": "function_call", **item, "arguments": ""}, "fc")
 
     def _start(self, item: dict[str, Any], kind: str) -> ItemEvent:
         at = len(self._items)
@@ -121,27 +153,47 @@ class OutputItems:
     def _close(self, status: str) -> Iterator[ItemEvent]:
         if not self._open:
             return
-        item, text = self._items[-1], "".join(self._texts)
+        item = self._items[-1]
         if item["type"] == "message":
-            scores, self._scores = self._scores, []
-            part = _text_part(text, scores)
-            yield "response.output_text.done", {**self._place(), "text": text, "logprobs": scores}
-            yield "response.content_part.done", {**self._place(), "part": part}
-            item["content"] = [part]
-        elif item["type"] == "reasoning":
-            self._pending.clear()
-            yield "response.reasoning_text.done", {**self._place(), "text": text}
-            yield "response.content_part.done", {**self._place(), "part": _thought_part(text)}
-            item["content"] = [_thought_part(text)]
+            yield from self._close_message(item)
         else:
-            self._pending.clear()  # a call has no log-probabilities
-            item["arguments"] = text
-            status = "completed" if _is_json(text) else status
-            done = {**self._call_place(), "name": item["name"], "arguments": text}
-            yield "response.function_call_arguments.done", done
+            self._pending.clear()  # only messages have log-probabilities
+            if item["type"] == "reasoning":
+                yield from self._close_reasoning(item)
+            elif item["type"] == "custom_tool_call":
+                yield from self._close_custom_call(item)
+                status = "completed" if _is_json(self._arguments) else status
+            else:
+                yield from self._close_call(item)
+                status = "completed" if _is_json(item["arguments"]) else status
         item["status"] = status
         self._open = False
         yield "response.output_item.done", {"output_index": len(self._items) - 1, "item": item}
+
+    def _close_message(self, item: dict[str, Any]) -> Iterator[ItemEvent]:
+        text, scores, self._scores = "".join(self._texts), self._scores, []
+        part = _text_part(text, scores)
+        yield "response.output_text.done", {**self._place(), "text": text, "logprobs": scores}
+        yield "response.content_part.done", {**self._place(), "part": part}
+        item["content"] = [part]
+
+    def _close_reasoning(self, item: dict[str, Any]) -> Iterator[ItemEvent]:
+        text = "".join(self._texts)
+        yield "response.reasoning_text.done", {**self._place(), "text": text}
+        yield "response.content_part.done", {**self._place(), "part": _thought_part(text)}
+        item["content"] = [_thought_part(text)]
+        if self._encrypted_thoughts:
+            item["encrypted_content"] = carried(text)
+
+    def _close_custom_call(self, item: dict[str, Any]) -> Iterator[ItemEvent]:
+        yield from self._input_delta(self._input.finish())
+        item["input"] = "".join(self._texts)
+        yield "response.custom_tool_call_input.done", {**self._call_place(), "input": item["input"]}
+
+    def _close_call(self, item: dict[str, Any]) -> Iterator[ItemEvent]:
+        item["arguments"] = "".join(self._texts)
+        done = {**self._call_place(), "name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", done
 
     def _call_place(self) -> dict[str, Any]:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}

@@ -1,5 +1,6 @@
 """One request to /v1/responses."""
 
+import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,6 +18,7 @@ from services.gateway.http.openai.responses_api.input_items import InputConversa
 from services.gateway.http.openai.responses_api.output_items import OutputItems, Scores
 from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
 from services.gateway.http.openai.responses_api.response_object import ResponseObject, status_of_end
+from services.gateway.http.openai.responses_api.response_tools import ResponseTools
 from services.gateway.request_handler import RequestHandler
 from services.runtime import statuses
 from services.runtime.errors import ServiceError
@@ -24,6 +26,7 @@ from services.runtime.http.server_sent_events import Events
 
 # OpenAI's codes of errors in a response; all others are `server_error`.
 _CODES = {HTTPStatus.BAD_REQUEST: "invalid_prompt", HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_exceeded"}
+_ID_BYTES = 8
 
 
 class ResponseCall(ChatCompletionCall):
@@ -37,11 +40,14 @@ class ResponseCall(ChatCompletionCall):
         origin: Origin,
         asked: ResponsesRequest,
         conversation: InputConversation,
+        tools: ResponseTools,
     ) -> None:
         """Translate the body. Raises InvalidField or UnsupportedField with a chat's names of the fields."""
-        super().__init__(handler, origin, chat_body(asked, conversation))
+        super().__init__(handler, origin, chat_body(asked, conversation, tools))
         self._asked = asked
-        names = InputFieldNames.of(conversation, self.translated.field_names)
+        self._tools = tools
+        self._warnings = [*tools.warnings, *conversation.warnings]
+        names = InputFieldNames.of(conversation, tools, self.translated.field_names)
         self.translated = replace(self.translated, field_names=names)
 
     async def complete(self) -> dict[str, Any]:
@@ -78,8 +84,21 @@ class ResponseCall(ChatCompletionCall):
                 raise
             yield writer.fail(*self._failure(error))
 
+    async def count_tokens(self) -> dict[str, Any]:
+        """Count the tokens of the conversation and its tools, without a generation. Raises ServiceError."""
+        ids = await self.handler.token_ids(self._request.model, self._request.prompt, self.origin.caller)
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+    def add_warnings(self, started: gateway_pb2.Started) -> None:
+        """See ChatCompletionCall."""
+        super().add_warnings(started)
+        started.warnings.extend(self._warnings)
+
     def _new_items(self, started: gateway_pb2.Started) -> OutputItems:
-        return OutputItems(self.translated.request_id.removeprefix(self.id_prefix), self.new_deltas(started))
+        # Unlike the request's id, which a client may choose again, this differs in all turns of a conversation.
+        name = secrets.token_hex(_ID_BYTES)
+        encrypted = self._asked.wants_encrypted_thoughts
+        return OutputItems(name, self.new_deltas(started), self._tools.by_name, encrypted_thoughts=encrypted)
 
     def _response(self, started: gateway_pb2.Started) -> ResponseObject:
         self.add_warnings(started)

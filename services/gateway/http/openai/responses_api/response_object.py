@@ -4,10 +4,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from quire.v1 import decoding_pb2, gateway_pb2
-from services.gateway.http.openai.responses_api.request_schemas import FunctionChoice, ResponsesRequest
+from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
 
 _TEXT = {"type": "text"}
+# Members that clients expect in a tool of the type, null if the request did not set them.
+_TOOL: dict[str, dict[str, Any]] = {"function": {"description": None, "parameters": None, "strict": None}}
 _UNFINISHED: dict[str, Any] = {
     "completed_at": None,
     "error": None,
@@ -66,31 +70,32 @@ def status_of_end(end: gateway_pb2.SampleFinish) -> str:
 
 def _echo(body: ResponsesRequest) -> dict[str, Any]:
     """Return the fields that the request set, and those that have one value only."""
-    text_format = body.text and body.text.format
     return {
         "background": False,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "text": {"format": text_format.model_dump(by_alias=True, exclude_unset=True) if text_format else _TEXT},
-        "tool_choice": _choice(body.tool_choice),
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "text": {"format": _TEXT, **_dumped(body.text)} if body.text else {"format": _TEXT},
+        "tool_choice": _dumped(body.tool_choice)
+        if isinstance(body.tool_choice, BaseModel)
+        else body.tool_choice or "auto",
+        "tools": [_TOOL.get(tool.type, {}) | _dumped(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
         "user": body.user,
     }
 
 
-def _choice(choice: str | FunctionChoice | None) -> Any:
-    return choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto"
+def _dumped(part: BaseModel) -> dict[str, Any]:
+    return part.model_dump(by_alias=True, exclude_none=True)
 
 
 def _usage(usage: gateway_pb2.Usage, reasoning_tokens: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from services.gateway.http.openai.requests import Schema
+from services.gateway.http.json_types import Schema
 from services.gateway.http.openai.responses import ChatTokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -30,6 +30,38 @@ class OutputMessage(BaseModel):
     content: list[OutputText] = Field(description="One text.")
 
 
+class OutputThoughtText(BaseModel):
+    """The text of a thought."""
+
+    type: Literal["reasoning_text"] = Field(description="Type of the object.")
+    text: str = Field(description="The generated text.")
+
+
+class OutputReasoning(BaseModel):
+    """A thought."""
+
+    type: Literal["reasoning"] = Field(description="Type of the object.")
+    id: str = Field(description="Id of the item.")
+    summary: list[Any] = Field(max_length=0, description="Always empty.")
+    content: list[OutputThoughtText] = Field(description="One text.")
+    encrypted_content: str | None = Field(
+        None, description="If requested: the same text, encoded, for clients that send only this back."
+    )
+    status: ItemStatus = Field(description="`incomplete` if the response ended in it.")
+
+
+class OutputCustomCall(BaseModel):
+    """A generated call of a custom tool."""
+
+    type: Literal["custom_tool_call"] = Field(description="Type of the object.")
+    id: str = Field(description="Id of the item.")
+    call_id: str = Field(description="Id of the call, for its output.")
+    name: str = Field(description="Name of the tool.")
+    namespace: str | None = Field(None, description="Namespace of the tool, if it has one.")
+    input: str = Field(description="The input of the tool.")
+    status: ItemStatus = Field(description="`incomplete` if the response ended in it.")
+
+
 class OutputFunctionCall(BaseModel):
     """A generated function call."""
 
@@ -37,6 +69,7 @@ class OutputFunctionCall(BaseModel):
     id: str = Field(description="Id of the item.")
     call_id: str = Field(description="Id of the call, for its output.")
     name: str = Field(description="Name of the function.")
+    namespace: str | None = Field(None, description="Namespace of the function, if it has one.")
     arguments: str = Field(description="The arguments, a JSON object as text.")
     status: ItemStatus = Field(description="`incomplete` if the response ended in it.")
 
@@ -88,12 +121,15 @@ class ResponseBody(BaseModel):
     error: ResponseFailure | None = Field(description="The error of a failed response.")
     incomplete_details: IncompleteDetails | None = Field(description="Why it is incomplete.")
     model: str = Field(description="Name of the model.")
-    output: list[OutputMessage | OutputFunctionCall] = Field(description="The generated items.")
+    output: list[OutputMessage | OutputFunctionCall | OutputCustomCall | OutputReasoning] = Field(
+        description="The generated items."
+    )
     usage: ResponseUsage | None = Field(description="Token counts; null while it is generated.")
     temperature: float = Field(description="The temperature that was used.")
     top_p: float = Field(description="The `top_p` that was used.")
     warnings: list[str] | None = Field(
-        None, description="What has no effect: `strict`, or cases of a schema, with their places."
+        None,
+        description="What has no effect: `strict`, built-in tools, grammars, or cases of a schema, with their places.",
     )
     instructions: str | None = Field(description="As in the request.")
     max_output_tokens: int | None = Field(description="As in the request.")
@@ -101,15 +137,22 @@ class ResponseBody(BaseModel):
     parallel_tool_calls: bool = Field(description="As in the request.")
     prompt_cache_key: str | None = Field(description="As in the request.")
     safety_identifier: str | None = Field(description="As in the request.")
-    text: dict[str, Schema] = Field(description="As in the request.")
-    tool_choice: str | dict[str, str] = Field(description="As in the request.")
+    text: dict[str, str | Schema] = Field(description="As in the request.")
+    tool_choice: str | Schema = Field(description="As in the request.")
     tools: list[Schema] = Field(description="As in the request.")
     top_logprobs: int = Field(description="As in the request.")
     user: str | None = Field(description="As in the request.")
     background: Literal[False] = Field(description="Always false.")
     store: Literal[False] = Field(description="Always false: nothing is stored.")
     previous_response_id: None = Field(description="Always null.")
-    max_tool_calls: None = Field(description="Always null.")
-    reasoning: dict[str, None] = Field(description="Always without effort and summary.")
+    max_tool_calls: int | None = Field(description="As in the request.")
+    reasoning: dict[str, str | None] = Field(description="The effort as in the request; no summary.")
     service_tier: Literal["default"] = Field(description="Always `default`.")
     truncation: Literal["disabled"] = Field(description="Always `disabled`.")
+
+
+class InputTokenCount(BaseModel):
+    """The response of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = Field(description="Type of the object.")
+    input_tokens: int = Field(description="Tokens of the conversation, as `usage` of its response counts them.")

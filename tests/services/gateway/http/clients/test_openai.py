@@ -11,6 +11,7 @@ from tests.running_quire import RunningQuire
 
 if TYPE_CHECKING:
     from openai import OpenAI
+    from openai.types.chat.chat_completion import ChoiceLogprobs
 
 PROMPT = "The quick brown fox"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -48,6 +49,43 @@ def test_a_chat_and_its_stream(client: "OpenAI") -> None:
         usage = chunk.usage
     assert texts == [choice.message.content for choice in made.choices]
     assert usage.total_tokens == made.usage.total_tokens
+
+
+def summary(logprobs: "ChoiceLogprobs | None") -> list[tuple[list[int], float, int]]:
+    """Return bytes, log-probability and number of candidates of each token."""
+    content = logprobs.content if logprobs else []
+    return [(one.bytes, round(one.logprob, 2), len(one.top_logprobs)) for one in content]
+
+
+@pytest.mark.parametrize("stop", [None, "e"])
+def test_streams_of_two_choices_have_each_log_probability_once(client: "OpenAI", stop: str | None) -> None:
+    common = {"model": "tiny-llama", "max_tokens": 12, "seed": 5, "n": 2, "stop": stop}
+    counted = {"stream": True, "stream_options": {"include_usage": True}}
+    chat = {**common, "messages": MESSAGES, "logprobs": True, "top_logprobs": 3}
+    made = client.chat.completions.create(**chat)
+    scores: list[list[tuple[list[int], float, int]]] = [[], []]
+    *chunks, last = client.chat.completions.create(**chat, **counted)
+    for chunk in chunks:
+        assert chunk.usage is None
+        for choice in chunk.choices:
+            scores[choice.index] += summary(choice.logprobs)
+    assert scores == [summary(choice.logprobs) for choice in made.choices]
+    assert (last.choices, last.usage) == ([], made.usage)
+    assert last.usage.completion_tokens == sum(map(len, scores))
+    completion = {**common, "prompt": PROMPT, "logprobs": 3, "echo": True}
+    answer = client.completions.create(**completion)
+    texts, tokens, offsets = ["", ""], [[], []], [[], []]
+    *parts, last_part = client.completions.create(**completion, **counted)
+    for part in parts:
+        assert part.usage is None
+        for one in part.choices:
+            texts[one.index] += one.text
+            tokens[one.index] += one.logprobs.tokens if one.logprobs else []
+            offsets[one.index] += one.logprobs.text_offset if one.logprobs else []
+    assert texts == [one.text for one in answer.choices]
+    assert tokens == [one.logprobs.tokens for one in answer.choices]
+    assert offsets == [one.logprobs.text_offset for one in answer.choices]
+    assert (last_part.choices, last_part.usage.completion_tokens) == ([], answer.usage.completion_tokens)
 
 
 def test_responses_are_parsed_into_a_pydantic_class(client: "OpenAI") -> None:

@@ -141,8 +141,11 @@ def test_errors_raise_the_exceptions_of_the_client(client: "OpenAI") -> None:
 
     for arguments, param in (
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "teleport"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+        ({"include": ["everything"]}, "include[0]"),
         ({"temperature": -1}, "temperature"),
     ):
         with pytest.raises(openai.BadRequestError) as wrong:
