@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from quire.v1 import gateway_pb2
+from services.gateway.dialects.events import Arguments, Event, Reasoning, Text
 from services.gateway.http.anthropic.content_blocks import (
     DELTA_MEMBERS,
     BlockSeparator,
@@ -15,6 +16,9 @@ from services.gateway.http.anthropic.content_blocks import (
 from services.gateway.http.anthropic.message_object import MessageObject
 from services.gateway.http.events import text_to_json, to_json
 
+_END_OF_DELTA = b"}}\n\n"
+# The events that become deltas of a kind.
+_EVENTS: dict[str, type[Event]] = {"text_delta": Text, "thinking_delta": Reasoning, "input_json_delta": Arguments}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
@@ -29,7 +33,7 @@ class MessageEventWriter:
         self._output = output
         self._separator = separator
         self._has_begun = False
-        self._prefixes: dict[str, bytes] = {}  # of the deltas of the open block, by their kind
+        self._prefixes: dict[type[Event], bytes] = {}  # of the deltas that an event becomes in the open block
 
     def start(self) -> bytes:
         """Encode the start of the message."""
@@ -37,7 +41,10 @@ class MessageEventWriter:
 
     def write(self, delta: gateway_pb2.Delta) -> bytes:
         """Encode the next text."""
-        return self._encode(self._separator.changes(self._output.read(delta.text, delta.token_ids)))
+        events = self._output.read(delta.text, delta.token_ids)
+        if len(events) == 1 and (prefix := self._prefixes.get(type(events[0]))):
+            return prefix + text_to_json(events[0].text).encode() + _END_OF_DELTA  # type: ignore[union-attr]
+        return self._encode(self._separator.changes(events))
 
     def finish(self, finished: gateway_pb2.Finished) -> bytes:
         """Encode the end of the message."""
@@ -52,19 +59,20 @@ class MessageEventWriter:
 
     def _encode_one(self, change: Change) -> bytes:
         if isinstance(change, Grown):
-            prefix = self._prefixes.get(change.kind) or self._new_prefix(change)
-            return prefix + text_to_json(change.text).encode() + b"}}\n\n"
+            return self._prefix(change) + text_to_json(change.text).encode() + _END_OF_DELTA
+        self._prefixes.clear()
         if isinstance(change, Started):
-            self._prefixes.clear()
             begun = _event("content_block_start", index=change.at, content_block=change.block)
             ping, self._has_begun = b"" if self._has_begun else _PING, True
             return begun + ping
         return _event("content_block_stop", index=change.at)
 
-    def _new_prefix(self, change: Grown) -> bytes:
+    def _prefix(self, change: Grown) -> bytes:
+        """Return the constant part of the deltas of one kind in the open block, and keep it for those that follow."""
         head = f'{{"type":"content_block_delta","index":{change.at},"delta":{{"type":"{change.kind}",'
         prefix = f'event: content_block_delta\ndata: {head}"{DELTA_MEMBERS[change.kind]}":'.encode()
-        self._prefixes[change.kind] = prefix
+        if change.kind in _EVENTS:
+            self._prefixes[_EVENTS[change.kind]] = prefix
         return prefix
 
 

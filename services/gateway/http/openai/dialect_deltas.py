@@ -65,7 +65,9 @@ class DialectDeltas:
         if self._tokens:
             self.reasoning_tokens += self._tokens.add(token_ids)
         passed = self.parser.passed(text)
-        return self._kept(self.parser.push(text) if passed is None else (passed,))
+        if passed is None:
+            return self._kept(self.parser.push(text))
+        return [passed] if isinstance(passed, Text) else self._kept((passed,))
 
     def rest_of_events(self) -> list[Event]:
         """As `finish`, as events without what is dropped."""

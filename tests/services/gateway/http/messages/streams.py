@@ -43,7 +43,7 @@ def message_of(response: httpx.Response) -> dict[str, Any]:
     for at, text in arguments.items():
         content[at]["input"] = json.loads(text)
     assert delta["usage"].items() >= {**message["usage"], "output_tokens": delta["usage"]["output_tokens"]}.items()
-    return message | delta["delta"] | {"usage": delta["usage"]}
+    return {**message, **delta["delta"], "usage": delta["usage"]}
 
 
 def _grow(block: dict[str, Any], delta: dict[str, Any], arguments: dict[int, str], at: int) -> None:

@@ -64,6 +64,11 @@ def test_a_later_system_message_is_a_part_of_the_user_s_turn() -> None:
     ]
 
 
+def test_a_system_message_can_stand_between_a_call_and_its_result() -> None:
+    given = [SAID, assistant(use("a")), {"role": "system", "content": "New rule."}, user(result("a"))]
+    assert [one["role"] for one in chat(*given)] == ["user", "assistant", "tool", "user"]
+
+
 def test_messages_of_one_author_are_one_turn() -> None:
     given = [SAID, user(text("Look."), text("Now.")), assistant(text("Yes.")), assistant(text("I do.")), SAID]
     assert chat(*given) == [
@@ -139,6 +144,8 @@ def test_a_last_message_of_the_assistant_begins_the_answer() -> None:
         ([SAID, assistant(use("a")), SAID, user(result("a"))], "messages[3].content[0]"),
         ([SAID, assistant(use("a"), use("a")), user(result("a"))], "messages[1].content[1].id"),
         ([user(use("a"))], "messages[0].content[0].type"),
+        ([{"role": "system", "content": [thought("x")]}, SAID], "messages[0].content[0].type"),
+        ([SAID, {"role": "system", "content": [text("x"), result("a")]}], "messages[1].content[1].type"),
         ([user(thought("x"))], "messages[0].content[0].type"),
         ([SAID, assistant(result("a"))], "messages[1].content[0].type"),
     ],
