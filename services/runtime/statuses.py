@@ -26,6 +26,7 @@ _DETAILS_METADATA = "grpc-status-details-bin"
 _PUSHBACK_METADATA = "grpc-retry-pushback-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 _ABORT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 60.0  # that clients of OpenAI and Anthropic should spend on a retry
 
 
 class Status(NamedTuple):
@@ -97,7 +98,9 @@ def retry_headers(error: Exception) -> dict[str, str]:
     if not isinstance(error, Overloaded):
         return {}
     seconds = error.retry_seconds
-    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
+    headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
+    # Clients would wait for hours, or not wait and repeat the request in vain.
+    return headers if seconds <= _LONGEST_WAIT_SECONDS else headers | {"x-should-retry": "false"}
 
 
 def _metadata(error: Exception) -> tuple[tuple[str, str | bytes], ...]:

@@ -1,8 +1,9 @@
 """Errors in Anthropic's format, `{"type": "error", "error": {"type", "message"}, "request_id"}`, for its paths."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -54,9 +55,10 @@ def for_messages(respond: Handler) -> Handler:
         own_id = getattr(request.state, "request_id", None)
         request_id = own_id or response.headers.get(REQUEST_ID) or new_request_id()
         status = _status_of(error, response.status_code)
-        message = _too_long(error) or _message(json.loads(bytes(response.body)))
+        refused = json.loads(bytes(response.body))
+        message = _too_long(error) or _message(refused)
         headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        body = json.dumps(_body(status, message, request_id))
+        body = json.dumps(_body(status, message, request_id, _details(refused)))
         headers = {REQUEST_ID: request_id, **headers, OWN_REQUEST_ID: request_id}
         return Response(body, status, headers, "application/json")
 
@@ -84,9 +86,18 @@ def _too_long(error: Exception) -> str:
     return f"messages: prompt is too long: {error.prompt_tokens} tokens > {most} maximum"
 
 
-def _body(status: int, message: str, request_id: str) -> dict[str, Any]:
+def _details(openai: dict[str, Any]) -> dict[str, Any]:
+    """Return the details by which Anthropic's client sends a conversation again, whole and without a thread."""
+    if openai["error"]["param"] != "thread" or openai["error"]["code"] != "unsupported_value":
+        return {}
+    return {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+
+
+def _body(
+    status: int, message: str, request_id: str, details: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     default = _API_ERROR if status >= _FIRST_SERVER_STATUS else "invalid_request_error"
-    error = {"type": _TYPES_OF_STATUSES.get(status, default), "message": message}
+    error = {"type": _TYPES_OF_STATUSES.get(status, default), "message": message, **details}
     return {"type": "error", "error": error, "request_id": request_id}
 
 

@@ -89,6 +89,7 @@ class MessageErrorDetail(BaseModel):
 
     type: ErrorType = Field(description="Class of the error.")
     message: str = Field(description="Human-readable message, which names the invalid field.")
+    details: Schema | None = Field(None, description="For `thread`: that it is not supported.")
 
 
 class MessageError(BaseModel):

@@ -447,6 +447,9 @@ def test_a_full_queue_sends_retry_after(server: ScriptedServer) -> None:
     response = post(server, json.dumps(BODY))
     assert rejection(response) == (429, "overloaded")
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("3", "2500")
+    assert "x-should-retry" not in response.headers
+    server.handler.rejection = Overloaded("the tenant has no tokens left", retry_seconds=2000)
+    assert post(server, json.dumps(BODY)).headers["x-should-retry"] == "false"
     assert post(server, json.dumps({**BODY, "stream": True})).status_code == 429
 
 

@@ -146,3 +146,11 @@ def test_models_are_listed_for_clients_of_both_apis(server: ScriptedServer) -> N
     assert (model["object"], model["type"], model["display_name"]) == ("model", "model", "played")
     assert model["created_at"] == "1970-01-01T00:00:00Z"
     assert server.client.get("/v1/models/played").json() == model
+
+
+def test_a_thread_is_refused_with_the_details_by_which_the_client_goes_on_without(server: ScriptedServer) -> None:
+    answer = server.client.post("/v1/messages", json={**ASK, "thread": {"type": "create"}})
+    assert answer.status_code == 400
+    expected = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert answer.json()["error"]["details"] == expected
+    assert "details" not in server.client.post("/v1/messages", json={**ASK, "container": "x"}).json()["error"]
