@@ -8,7 +8,7 @@ from tests.code_index import ROOT
 from tests.services.gateway.http.clients import node_client
 
 PAGE = (ROOT / "docs" / "clients.md").read_text()
-_OF_TESTS = {"pytest", "fastapi"}
+_OF_TESTS = {"pytest", "fastapi", "soundfile"}
 
 
 def table(language: str) -> dict[str, str]:

@@ -126,6 +126,16 @@ FOREIGN: dict[str, set[str]] = {
         ),
         *("OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_*", "OTEL_EXPORTER_OTLP_*"),
     },
+    "belongs to a client, which the section of docs/clients.md names": {
+        *("ContextOverflowError", "ContextWindowExceededError", "ModelSettings(include_usage=True)", "ThinkingPart"),
+        *("hosted_vllm/", "anthropic/", "litellm.anthropic.messages", 'provider_details["raw_content"]'),
+        *("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ChatOpenAI", "ChatAnthropic"),
+        *("use_responses_api=True", "stream_usage=True", "ToolCallingAgent", "thread=False", "max_retries"),
+        *("client.beta.messages.tool_runner", "extra-openai-models.yaml", "model_id", "model_name"),
+        *("api_base: http://127.0.0.1:8000/v1", "supports_tools", "supports_schema", "generateText", "streamText"),
+        *("createOpenAICompatible", "supportsStructuredOutputs", "includeUsage", 'createOpenAI(...)("MODEL")'),
+        *("providerOptions", "createAnthropic", "openai: { store: false }", ".chat", "config.toml", "env_key"),
+    },
     "is a file of a model's folder": {
         *("config.json", "generation_config.json", "tokenizer.json", "adapter_config.json"),
     },

@@ -30,7 +30,7 @@ def asked(lock: Path) -> dict[str, str]:
     """Return the packages of the first block of a lock file, with their extras, and their versions."""
     block = lock.read_text().split("\n\n")[0].splitlines()
     pairs = [line.split("==") for line in block if not line.startswith(_COMMENT)]
-    return {name: version for name, version in pairs}
+    return dict(pairs)
 
 
 @cache
@@ -68,14 +68,14 @@ def environment_of(client: str) -> str:
 def run_checks(check: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the tests of one client, such as `demo/openai`, apart from the project's own settings of pytest."""
     folder, _, client = check.partition("/")
+    check_file = str(CHECKS / folder / f"check_{client}.py")
     with tempfile.NamedTemporaryFile(suffix=".ini") as settings:
         settings.write(b"[pytest]\npython_files = check_*.py\n")
         settings.flush()
         options = ["-c", settings.name, "--rootdir", str(CHECKS), "--confcutdir", str(CHECKS), "-q", "--tb=short"]
         plugins = ["-p", "no:cacheprovider", "-p", "no:langsmith_plugin"]
         return subprocess.run(
-            [str(clients_python(environment_of(client))), "-m", "pytest", *options, *plugins]
-            + [str(CHECKS / folder / f"check_{client}.py")],
+            [str(clients_python(environment_of(client))), "-m", "pytest", *options, *plugins, check_file],
             env={"PATH": "/usr/bin:/bin", "HOME": tempfile.gettempdir(), **variables},
             capture_output=True,
             text=True,

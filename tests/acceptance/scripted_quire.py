@@ -24,8 +24,7 @@ class ScriptedQuire(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Return what the clients' checks read."""
-        own = {"BASE_URL": f"{self.http_url}/v1", "KEY": KEY, "SPENT_KEY": SPENT_KEY, "PROMPTS": str(self.prompts)}
-        return own
+        return {"BASE_URL": f"{self.http_url}/v1", "KEY": KEY, "SPENT_KEY": SPENT_KEY, "PROMPTS": str(self.prompts)}
 
 
 def script() -> list[tuple[str, str]]:
@@ -44,8 +43,12 @@ def script() -> list[tuple[str, str]]:
         (said["object_question"], json.dumps(said["object"], ensure_ascii=False)),
         (said["called_object_question"], _call("Train", said["object"])),
         (said["partial_question"], _call("PartialTrain", said["object"])),
+        (said["json_question"], _call("json", said["object"])),
         (said["list_question"], _call("IterableStop", {"tasks": said["object"]["stops"]})),
-        (said["parallel_question"], "\n".join(_call(one["name"].title(), one["arguments"]) for one in said["calls"][1:])),
+        (
+            said["parallel_question"],
+            "\n".join(_call(one["name"].title(), one["arguments"]) for one in said["calls"][1:]),
+        ),
         (said["code_question"], said["code"]),
         (said["long_question"], said["long_answer"]),
     ]
@@ -101,8 +104,8 @@ if __name__ == "__main__":  # for work on checks: runs until it is interrupted
 
     from services.models.model_store import default_cache, resolve
 
-    with tempfile.TemporaryDirectory() as place:
-        with scripted_quire(resolve("demo", default_cache(), lambda *_: None), Path(place)) as running:
-            sys.stdout.write("".join(f"export {name}={value}\n" for name, value in running.environment().items()))
-            sys.stdout.flush()
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    demo = resolve("demo", default_cache(), lambda *_: None)
+    with tempfile.TemporaryDirectory() as place, scripted_quire(demo, Path(place)) as running:
+        sys.stdout.write("".join(f"export {name}={value}\n" for name, value in running.environment().items()))
+        sys.stdout.flush()
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})

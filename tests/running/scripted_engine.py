@@ -17,7 +17,7 @@ import click
 from tokenizers import Tokenizer
 
 from bench.loads.null_engine import Nothing, NullParts
-from engine.schedule.request import Capacity
+from engine.schedule.capacity import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Sampled, StepPlan, Work
 from services.cli.options import options_of, settings_from

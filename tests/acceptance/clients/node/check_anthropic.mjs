@@ -68,5 +68,7 @@ test("errors have the classes of the package", async () => {
     return true;
   });
   await assert.rejects(refused(new Anthropic({ baseURL: c.rootURL, apiKey: "wrong" }), {}), AuthenticationError);
-  await assert.rejects(refused(new Anthropic({ baseURL: c.rootURL, apiKey: c.spentKey }), {}), RateLimitError);
+  // With retries it would wait for as long as `retry-after` says.
+  const waiting = new Anthropic({ baseURL: c.rootURL, apiKey: c.spentKey, maxRetries: 0 });
+  await assert.rejects(refused(waiting, {}), RateLimitError);
 });

@@ -5,8 +5,22 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import Anthropic
-from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS, TOOLS
-from conversation import check_prompt, result_of, trains, weather
+from conversation import (
+    ANSWER,
+    CALLS,
+    MODEL,
+    OVERFLOW,
+    QUESTION,
+    REMARK,
+    SAID,
+    SYSTEM,
+    THOUGHTS,
+    TOOLS,
+    check_prompt,
+    result_of,
+    trains,
+    weather,
+)
 
 FUNCTIONS: Any = [
     {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]} for tool in TOOLS
@@ -87,8 +101,10 @@ def test_refusals_have_the_exceptions_of_the_package(client: Anthropic, root_url
         client.messages.create(model=MODEL, max_tokens=5, messages=[{"role": "user", "content": OVERFLOW}])
     with pytest.raises(anthropic.AuthenticationError):
         Anthropic(base_url=root_url, api_key="wrong").messages.create(model=MODEL, max_tokens=5, messages=LONG)
+    # With retries it would wait for as long as `retry-after` says.
+    waiting = Anthropic(base_url=root_url, api_key=spent_key, max_retries=0)
     with pytest.raises(anthropic.RateLimitError):
-        Anthropic(base_url=root_url, api_key=spent_key).messages.create(model=MODEL, max_tokens=5, messages=LONG)
+        waiting.messages.create(model=MODEL, max_tokens=5, messages=LONG)
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="other", max_tokens=5, messages=LONG)
     assert [model.id for model in client.models.list()] == [MODEL]

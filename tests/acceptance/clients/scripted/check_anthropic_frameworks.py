@@ -6,8 +6,22 @@ from typing import Any
 
 import anthropic
 import pytest
-from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS, TOOLS
-from conversation import check_prompt, result_of, trains, weather
+from conversation import (
+    ANSWER,
+    CALLS,
+    MODEL,
+    OVERFLOW,
+    QUESTION,
+    REMARK,
+    SAID,
+    SYSTEM,
+    THOUGHTS,
+    TOOLS,
+    check_prompt,
+    result_of,
+    trains,
+    weather,
+)
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.exceptions import ContextOverflowError
@@ -74,7 +88,10 @@ def test_litellm_speaks_to_the_messages_api(root_url: str, key: str, stream: boo
     called = []
     for _ in range(3):
         made = litellm.completion(
-            **settings, messages=messages, tools=[{"type": "function", "function": tool} for tool in TOOLS], stream=stream
+            **settings,
+            messages=messages,
+            tools=[{"type": "function", "function": tool} for tool in TOOLS],
+            stream=stream,
         )
         message = (litellm.stream_chunk_builder([*made]) if stream else made).choices[0].message
         messages.append(message)

@@ -85,9 +85,7 @@ def test_two_tools_are_called_side_by_side(base_url: str, key: str) -> None:
 
 def test_a_cut_output_is_reported(client: Any) -> None:
     with pytest.raises((IncompleteOutputException, InstructorRetryException)) as cut:
-        client.chat.completions.create(
-            model=MODEL, response_model=Train, messages=CALLED, max_tokens=30, max_retries=0
-        )
+        client.chat.completions.create(model=MODEL, response_model=Train, messages=CALLED, max_tokens=30, max_retries=0)
     assert "incomplete" in str(cut.value)
 
 

@@ -6,8 +6,20 @@ import os
 from typing import Any
 
 import pytest
-from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS, TOOLS
-from conversation import check_prompt, result_of
+from conversation import (
+    ANSWER,
+    CALLS,
+    MODEL,
+    OVERFLOW,
+    QUESTION,
+    REMARK,
+    SAID,
+    SYSTEM,
+    THOUGHTS,
+    TOOLS,
+    check_prompt,
+    result_of,
+)
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it downloads prices
 

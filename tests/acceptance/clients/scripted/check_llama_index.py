@@ -34,9 +34,7 @@ def model(base_url: str, key: str, **arguments: Any) -> OpenAILike:
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_an_agent_calls_both_tools(base_url: str, key: str, streaming: bool) -> None:
-    agent = FunctionAgent(
-        llm=model(base_url, key), tools=[weather, trains], system_prompt=SYSTEM, streaming=streaming
-    )
+    agent = FunctionAgent(llm=model(base_url, key), tools=[weather, trains], system_prompt=SYSTEM, streaming=streaming)
 
     async def run() -> tuple[Any, list[Any]]:
         handler = agent.run(QUESTION)

@@ -16,8 +16,20 @@ from agents import (
     set_tracing_disabled,
 )
 from check_openai_chat import Train
-from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS
-from conversation import check_prompt, trains, weather
+from conversation import (
+    ANSWER,
+    CALLS,
+    MODEL,
+    OVERFLOW,
+    QUESTION,
+    REMARK,
+    SAID,
+    SYSTEM,
+    THOUGHTS,
+    check_prompt,
+    trains,
+    weather,
+)
 
 set_tracing_disabled(True)
 
@@ -30,14 +42,18 @@ def model_class(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def agent(model_class: Any, base_url: str, key: str) -> Any:
     model = model_class(model=MODEL, openai_client=AsyncOpenAI(base_url=base_url, api_key=key))
-    return Agent(name="planner", instructions=SYSTEM, tools=[function_tool(weather), function_tool(trains)], model=model)
+    return Agent(
+        name="planner", instructions=SYSTEM, tools=[function_tool(weather), function_tool(trains)], model=model
+    )
 
 
 def check_result(result: Any, *, usage: bool = True) -> None:
     assert result.final_output == ANSWER
     calls = [item.raw_item for item in result.new_items if item.type == "tool_call_item"]
     assert [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls] == CALLS
-    texts = [part.text for item in result.new_items if item.type == "message_output_item" for part in item.raw_item.content]
+    texts = [
+        part.text for item in result.new_items if item.type == "message_output_item" for part in item.raw_item.content
+    ]
     assert texts == [REMARK, ANSWER]
     thoughts = [item.raw_item for item in result.new_items if item.type == "reasoning_item"]
     assert [(one.summary or one.content)[0].text for one in thoughts] == THOUGHTS

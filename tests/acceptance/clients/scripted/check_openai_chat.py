@@ -5,8 +5,20 @@ from typing import Any
 
 import openai
 import pytest
-from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS, TOOLS
-from conversation import check_prompt, result_of
+from conversation import (
+    ANSWER,
+    CALLS,
+    MODEL,
+    OVERFLOW,
+    QUESTION,
+    REMARK,
+    SAID,
+    SYSTEM,
+    THOUGHTS,
+    TOOLS,
+    check_prompt,
+    result_of,
+)
 from openai import OpenAI
 from pydantic import BaseModel
 

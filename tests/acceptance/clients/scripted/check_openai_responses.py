@@ -6,8 +6,20 @@ from typing import Any
 import openai
 import pytest
 from check_openai_chat import Train
-from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS, TOOLS
-from conversation import check_prompt, result_of
+from conversation import (
+    ANSWER,
+    CALLS,
+    MODEL,
+    OVERFLOW,
+    QUESTION,
+    REMARK,
+    SAID,
+    SYSTEM,
+    THOUGHTS,
+    TOOLS,
+    check_prompt,
+    result_of,
+)
 from openai import OpenAI
 
 FUNCTIONS: Any = [{"type": "function", "strict": None, **tool} for tool in TOOLS]

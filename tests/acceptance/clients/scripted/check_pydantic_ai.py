@@ -5,8 +5,20 @@ from typing import Any
 
 import pytest
 from check_openai_chat import Train
-from conversation import ANSWER, CALLS, MODEL, OVERFLOW, QUESTION, REMARK, SAID, SYSTEM, THOUGHTS
-from conversation import check_prompt, trains, weather
+from conversation import (
+    ANSWER,
+    CALLS,
+    MODEL,
+    OVERFLOW,
+    QUESTION,
+    REMARK,
+    SAID,
+    SYSTEM,
+    THOUGHTS,
+    check_prompt,
+    trains,
+    weather,
+)
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput
 from pydantic_ai.exceptions import ModelContextWindowExceededError
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart

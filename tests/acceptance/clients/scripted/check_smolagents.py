@@ -1,6 +1,6 @@
 """Agents of smolagents, which force a call in each turn and end with one."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -13,7 +13,7 @@ from smolagents.utils import AgentGenerationError
 class Weather(Tool):
     name = "weather"
     description = "The weather of a city."
-    inputs = {"city": {"type": "string", "description": "Its name."}}
+    inputs: ClassVar[dict[str, dict[str, str]]] = {"city": {"type": "string", "description": "Its name."}}
     output_type = "string"
 
     def forward(self, city: str) -> str:
@@ -23,7 +23,7 @@ class Weather(Tool):
 class Trains(Tool):
     name = "trains"
     description = "Trains between two cities."
-    inputs = {
+    inputs: ClassVar[dict[str, dict[str, str]]] = {
         "origin": {"type": "string", "description": "Where they leave."},
         "destination": {"type": "string", "description": "Where they arrive."},
         "passengers": {"type": "integer", "description": "How many travel."},
