@@ -26,7 +26,9 @@ class ThinkingBlock(StrictBody):
 
     type: Literal["thinking"] = Field(description="Type of the block.")
     thinking: str = Field(description="The text of the thought.")
-    signature: str | None = Field(None, description="Accepted and ignored: thoughts are not signed.")
+    signature: str | None = Field(
+        None, description="Has the thought if its text was left out; else ignored: thoughts are not signed."
+    )
 
 
 class RedactedThinkingBlock(StrictBody):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from services.gateway.dialects.events import Arguments, CallEnd, CallStart, Event, Reasoning, Text
 from services.gateway.http.openai.dialect_deltas import DialectDeltas, new_call_id
+from services.gateway.http.thought_carrier import carried
 
 # Thoughts are not signed, but clients drop those without a signature from the conversation.
 SIGNATURE = "cXVpcmU="
@@ -45,10 +46,10 @@ DELTA_MEMBERS = {
 
 
 class BlockSeparator:
-    """Turns the events of a dialect into changes of blocks. Without `shows_thoughts` their texts are left out."""
+    """Turns the events of a dialect into changes of blocks. Without `shows_thoughts` signatures carry their texts."""
 
     def __init__(self, *, shows_thoughts: bool = True) -> None:
-        self._shows_thoughts = shows_thoughts
+        self._hidden: list[str] | None = None if shows_thoughts else []  # the texts of the open thought
         self._index = -1
         self._open = ""  # the type of the open block
 
@@ -61,8 +62,10 @@ class BlockSeparator:
                     yield Grown(self._index, "text_delta", text)
                 case Reasoning(text):
                     yield from self._continue({"type": "thinking", "thinking": "", "signature": ""})
-                    if self._shows_thoughts:
+                    if self._hidden is None:
                         yield Grown(self._index, "thinking_delta", text)
+                    else:
+                        self._hidden.append(text)
                 case CallStart(name, call_id):
                     yield from self.close()
                     yield self._start({"type": "tool_use", "id": call_id or new_call_id(), "name": name, "input": {}})
@@ -74,10 +77,17 @@ class BlockSeparator:
     def close(self) -> Iterator[Change]:
         """Yield the end of the open block, if there is one."""
         if self._open == "thinking":
-            yield Grown(self._index, "signature_delta", SIGNATURE)
+            yield Grown(self._index, "signature_delta", self._signature())
         if self._open:
             yield Stopped(self._index)
         self._open = ""
+
+    def _signature(self) -> str:
+        if self._hidden is None:
+            return SIGNATURE
+        thought = "".join(self._hidden)
+        self._hidden.clear()
+        return carried(thought)
 
     def _continue(self, block: dict[str, Any]) -> Iterator[Change]:
         """Begin a block unless one of its type is open."""

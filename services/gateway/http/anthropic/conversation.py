@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from services.gateway.http.anthropic.block_schemas import TextBlock, ToolResultBlock, ToolUseBlock
 from services.gateway.http.anthropic.request_schemas import MessageFields
 from services.gateway.http.anthropic.turns import SystemText, Turn, clear_thoughts, leading_system_texts, turns_of
+from services.gateway.http.message_origins import MessageOrigin
 from services.gateway.http.openai import requests
-from services.gateway.http.openai.responses_api.input_items import MessageOrigin
 from services.runtime.errors import InvalidField
 from services.runtime.http.validation import shown
 

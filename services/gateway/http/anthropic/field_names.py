@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.gateway.http.anthropic.request_schemas import MessageFields
+from services.gateway.http.message_origins import MessageOrigin, place_of
 from services.gateway.http.openai.field_names import FieldNames
-from services.gateway.http.openai.responses_api.input_items import MessageOrigin
 
 _IN_MESSAGE = re.compile(
     r"\bmessages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?|(\.content\b))?(\.arguments\b)?"
@@ -58,11 +58,6 @@ class MessageFieldNames(FieldNames):
         return _IN_MESSAGE.sub(self._place, named)
 
     def _place(self, match: re.Match[str]) -> str:
-        message, call, content, arguments = match.groups()
-        if int(message) >= len(self.origins):
-            return match[0]
-        origin = self.origins[int(message)]
-        if call is not None:
-            place = origin.calls[int(call)] if int(call) < len(origin.calls) else origin.path
-            return f"{place}.input" if arguments else place
-        return origin.content if content else origin.path
+        *place, arguments = match.groups()
+        found = place_of(self.origins, *place)
+        return found + ".input" * bool(arguments) if found else match[0]

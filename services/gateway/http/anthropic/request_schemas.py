@@ -47,7 +47,7 @@ class ThinkingConfig(StrictBody):
     )
     budget_tokens: Int32 | None = Field(None, ge=1, description="With `enabled`: maximum tokens of the thought.")
     display: Literal["summarized", "omitted"] | None = Field(
-        None, description="`omitted` leaves the texts of thoughts out of the answer. Default: they are returned."
+        None, description="`omitted` moves the texts of thoughts to their signatures. Default: they are returned."
     )
 
 

@@ -32,7 +32,9 @@ class GeneratedThought(BaseModel):
 
     type: Literal["thinking"] = Field(description="Type of the block.")
     thinking: str = Field(description="The text of the thought, empty with `display` set to `omitted`.")
-    signature: str = Field(description="Always the same: thoughts are not signed.")
+    signature: str = Field(
+        description="Has the thought with `display` set to `omitted`, else always the same: thoughts are not signed."
+    )
 
 
 class GeneratedCall(BaseModel):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from services.gateway.http.anthropic.block_schemas import RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from services.gateway.http.anthropic.request_schemas import ContextManagement, KeptTurns, Message
+from services.gateway.http.thought_carrier import thought_of
 from services.runtime.errors import InvalidField
 
 
@@ -35,7 +36,8 @@ class Turn:
     @property
     def thoughts(self) -> list[str]:
         """The thoughts of the turn."""
-        return [block.thinking for block, _ in self.blocks if isinstance(block, ThinkingBlock) and block.thinking]
+        blocks = [block for block, _ in self.blocks if isinstance(block, ThinkingBlock)]
+        return [text for block in blocks if (text := block.thinking or thought_of(block.signature))]
 
     @property
     def calls(self) -> list[tuple[ToolUseBlock, str]]:

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from services.gateway.http.message_origins import MessageOrigin, place_of
 from services.gateway.http.openai import requests
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.openai.responses_api.call_results import CallResults
@@ -28,7 +29,7 @@ from services.gateway.http.openai.responses_api.item_schemas import (
 )
 from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
 from services.gateway.http.openai.responses_api.response_tools import DeclaredTool, ResponseTools, name_for_model
-from services.gateway.http.openai.responses_api.thought_carrier import thought_of
+from services.gateway.http.thought_carrier import thought_of
 from services.runtime.errors import InvalidField
 
 _CHAT = TypeAdapter(list[requests.ChatMessage])
@@ -52,15 +53,6 @@ _NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-
-
-@dataclass(frozen=True)
-class MessageOrigin:
-    """Where the body of the request has a message: the message, its text, and its tool calls."""
-
-    path: str
-    content: str
-    calls: list[str] = field(default_factory=list)
 
 
 class InputConversation:
@@ -172,13 +164,7 @@ class InputFieldNames(FieldNames):
         return declared.path
 
     def _place(self, match: re.Match[str]) -> str:
-        message, call, content = match.groups()
-        if int(message) >= len(self.origins):
-            return match[0]
-        origin = self.origins[int(message)]
-        if call is not None:
-            return origin.calls[int(call)] if int(call) < len(origin.calls) else match[0]
-        return origin.content if content else origin.path
+        return place_of(self.origins, *match.groups()) or match[0]
 
 
 def _content(content: str | list[InputText] | None) -> str | list[dict[str, str]] | None:

@@ -7,7 +7,7 @@ from typing import Any
 from services.gateway.http.openai.dialect_deltas import DialectDeltas
 from services.gateway.http.openai.responses_api.custom_input import CustomInput
 from services.gateway.http.openai.responses_api.response_tools import DeclaredTool
-from services.gateway.http.openai.responses_api.thought_carrier import carried
+from services.gateway.http.thought_carrier import carried
 
 # The type and the fields of an event, without its sequence number.
 ItemEvent = tuple[str, dict[str, Any]]

@@ -76,13 +76,14 @@ def test_arguments_stream_as_they_are_written(server: ScriptedServer) -> None:
     assert {"s", "e", "a"} <= set(parts)
 
 
-def test_thoughts_can_be_left_out_of_the_answer(server: ScriptedServer) -> None:
+def test_thoughts_that_are_left_out_come_back_in_their_signatures(server: ScriptedServer) -> None:
     thinking = {"type": "enabled", "budget_tokens": 5, "display": "omitted"}
     message = answer(server, "<think>Hm.</think>Yes.", thinking=thinking)
-    assert message["content"] == [
-        {"type": "thinking", "thinking": "", "signature": SIGNATURE},
-        {"type": "text", "text": "Yes."},
-    ]
+    thought, text = message["content"]
+    assert (thought["thinking"], text) == ("", {"type": "text", "text": "Yes."})
+    history = [*ASK["messages"], {"role": "assistant", "content": message["content"]}, *ASK["messages"]]
+    answer(server, "x", messages=history)
+    assert server.handler.requests[-1].prompt.chat.messages[1].reasoning == "Hm."
 
 
 def test_calls_behind_the_first_are_dropped_without_parallel_use(server: ScriptedServer) -> None:

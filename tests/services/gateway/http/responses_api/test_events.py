@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.openai.responses_api.thought_carrier import carried
+from services.gateway.http.thought_carrier import carried
 from tests.services.gateway.http.responses_api.playing import SAID, Player, call_of
 
 FUNCTION = {"type": "function", "name": "sum", "parameters": {"type": "object"}}
