@@ -7,6 +7,7 @@ stands behind the other texts of the script. So a conversation moves on only wit
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -29,6 +30,8 @@ from services.runtime.metrics.page import Exposition
 from services.runtime.run_service import run_service
 
 START, END, ROLE = "<|im_start|>", "<|im_end|>", "assistant\n"
+# As a model's steps take time, streams have many chunks.
+_STEP_SECONDS = 0.002
 NO_ANSWER = "The script has no answer."
 
 # Messages, thoughts, calls and results in the form of Qwen3, which many models have.
@@ -83,7 +86,8 @@ class Script:
     @property
     def end(self) -> int:
         """The token that ends an answer."""
-        end: int = self.tokenizer.token_to_id(END)
+        end = self.tokenizer.token_to_id(END)
+        assert end is not None, "scripted_folder adds it"
         return end
 
     def answer(self, prompt: Sequence[int]) -> tuple[int, ...]:
@@ -121,6 +125,7 @@ class ScriptedRunner:
 
     def launch(self, plan: StepPlan) -> Done:
         """Execute the copies, then the work in order."""
+        time.sleep(_STEP_SECONDS)
         for copies in plan.copies:
             assert not copies.device_to_host + copies.host_to_device, "the engine has no host tier"
             for copy in copies.device_to_device:

@@ -54,7 +54,7 @@ def test_a_schema_gives_the_same_object(base_url: str, key: str) -> None:
 
 def test_a_stream_gives_partial_objects(client: Any) -> None:
     partials = [*client.chat.completions.create_partial(model=MODEL, response_model=Train, messages=PARTIAL)]
-    assert len(partials) > 3
+    assert len(partials) > 1
     assert partials[-1].model_dump() == SAID["object"]
 
 

@@ -54,7 +54,7 @@ def test_a_stream_adds_up_to_the_call(chat: ChatOpenAI) -> None:
         whole += chunk
     assert [{"name": call["name"], "arguments": call["args"]} for call in whole.tool_calls] == CALLS[:1]
     assert whole.text == REMARK
-    assert len(chunks) > 6
+    assert len(chunks) > 1
 
 
 def test_an_output_is_an_object(chat: ChatOpenAI) -> None:

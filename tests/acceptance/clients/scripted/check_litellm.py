@@ -40,7 +40,7 @@ def whole(settings: dict[str, Any], messages: list[Any]) -> Any:
 
 def streamed(settings: dict[str, Any], messages: list[Any]) -> Any:
     chunks = [*litellm.completion(**settings, messages=messages, tools=FUNCTIONS, stream=True)]
-    assert len(chunks) > 6
+    assert len(chunks) > 1
     return litellm.stream_chunk_builder(chunks, messages=messages)
 
 
@@ -78,7 +78,7 @@ def response_whole(settings: dict[str, Any], items: list[Any]) -> Any:
 def response_streamed(settings: dict[str, Any], items: list[Any]) -> Any:
     stream = litellm.responses(**settings, instructions=SYSTEM, input=items, tools=_response_tools(), stream=True)
     events = [*stream]
-    assert len(events) > 6
+    assert len(events) > 1
     return events[-1].response
 
 

@@ -92,7 +92,7 @@ def test_chunks_add_up_to_the_message(client: OpenAI) -> None:
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
     assert (calls[0].function.name, calls[0].index) == (CALLS[0]["name"], 0)
     assert json.loads("".join(call.function.arguments or "" for call in calls)) == CALLS[0]["arguments"]
-    assert len(deltas) > 6
+    assert len(deltas) > 1
 
 
 def test_an_output_is_parsed(client: OpenAI) -> None:
