@@ -130,7 +130,7 @@ FOREIGN: dict[str, set[str]] = {
         *("ContextOverflowError", "ContextWindowExceededError", "ModelSettings(include_usage=True)", "ThinkingPart"),
         *("hosted_vllm/", "anthropic/", "litellm.anthropic.messages", 'provider_details["raw_content"]'),
         *("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ChatOpenAI", "ChatAnthropic"),
-        *("use_responses_api=True", "stream_usage=True", "ToolCallingAgent", "thread=False", "max_retries"),
+        *("use_responses_api=True", "stream_usage=True", "ToolCallingAgent", "max_retries"),
         *("client.beta.messages.tool_runner", "extra-openai-models.yaml", "model_id", "model_name"),
         *("api_base: http://127.0.0.1:8000/v1", "supports_tools", "supports_schema", "generateText", "streamText"),
         *("createOpenAICompatible", "supportsStructuredOutputs", "includeUsage", 'createOpenAI(...)("MODEL")'),

@@ -104,8 +104,9 @@ if __name__ == "__main__":  # for work on checks: runs until it is interrupted
 
     from services.models.model_store import default_cache, resolve
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which stops the services
     demo = resolve("demo", default_cache(), lambda *_: None)
     with tempfile.TemporaryDirectory() as place, scripted_quire(demo, Path(place)) as running:
         sys.stdout.write("".join(f"export {name}={value}\n" for name, value in running.environment().items()))
         sys.stdout.flush()
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.pause()
