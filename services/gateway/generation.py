@@ -20,7 +20,14 @@ from services.gateway.fleet.request_stream import EngineDisconnected
 from services.gateway.prepared_request import PreparedRequest
 from services.gateway.sample_output import SampleOutput
 from services.gateway.text.text_stream import TextStream
-from services.runtime.errors import DeadlineExceeded, GenerationFailed, ServiceError, SlowClient, Unavailable
+from services.runtime.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidField,
+    ServiceError,
+    SlowClient,
+    Unavailable,
+)
 from services.wire.duration import duration
 
 _CANCEL_REASONS: dict[type[BaseException] | None, engine_pb2.CancelReason.ValueType] = {
@@ -118,7 +125,10 @@ class Generation:
     def _failover(self, batch: EventBatch) -> Failover | None:
         """Return the failover that the events require, if any. Raises errors that every engine would repeat."""
         if batch.refused is not None:
-            return failover_after_refusal(batch.refused)
+            try:
+                return failover_after_refusal(batch.refused)
+            except InvalidField as error:
+                raise self.request.overflow_of(error) from None
         return batch.finished and failover_after_finish(batch.finished, [not sample.ended for sample in self._samples])
 
     def _start(self, started: engine_pb2.RequestStarted) -> Response:

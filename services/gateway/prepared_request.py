@@ -23,6 +23,7 @@ from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
 
 _AS_MANY_AS_FIT = -1
+_LENGTHS = ("prompt", "stopping.max_tokens")  # the fields that an engine names if a request does not fit
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class PreparedRequest:
         """Return an upper bound of its tokens, prompt and samples together."""
         sequences = max(len(self.submission.samples), self.submission.beam_search.width)
         return len(self.submission.prompt_token_ids) + sequences * self.submission.stopping.max_tokens
+
+    def overflow_of(self, error: InvalidField) -> InvalidField:
+        """Return an engine's refusal as ContextExceeded if it is that of a request too long for the pool."""
+        prompt_tokens, max_tokens = len(self.submission.prompt_token_ids), self.submission.stopping.max_tokens
+        most = _most_tokens(prompt_tokens, max(1, sequences_of(self.request).count), self.model)
+        if error.field not in _LENGTHS or prompt_tokens + max_tokens <= most:
+            return error
+        return ContextExceeded(str(error), error.field, prompt_tokens, most)
 
     def resumption(self, samples: Collection[engine_pb2.SampleState], *, isolated: bool) -> engine_pb2.Submission:
         """Return a submission that resumes from these samples at another engine."""

@@ -88,7 +88,7 @@ class PromptTokenizer:
             assert most is not None
             limit = f"must have at most {most} tokens, and so at most {error.most} bytes, not {error.size}"
             least = -(-error.size * most // error.most)
-            raise ContextExceeded(f"prompt {limit}", "prompt", least, most) from None
+            raise ContextExceeded(f"prompt {limit}", "prompt", least, most, is_exact=False) from None
 
     async def _of_text(self, tokenizer: Tokenizer, text: str, size: int, most: int | None) -> list[int]:
         if size <= _MAX_INLINE_BYTES:

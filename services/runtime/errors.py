@@ -41,14 +41,18 @@ class InvalidField(ServiceError):
 class ContextExceeded(InvalidField):
     """Prompt and output do not fit the model's context.
 
-    `prompt_tokens` is the length of the prompt, or a lower bound if it was not tokenized. The message has the words by
-    which clients of OpenAI's API recognise it.
+    `prompt_tokens` is the length of the prompt; not `is_exact`: a lower bound, because it was not tokenized.
+    `context_tokens` is the model's context, or what the pool holds of it. The message has the words by which clients of
+    OpenAI's API recognise it.
     """
 
-    def __init__(self, message: str, field: str, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(
+        self, message: str, field: str, prompt_tokens: int, context_tokens: int, *, is_exact: bool = True
+    ) -> None:
         super().__init__(f"{message}: this model's maximum context length is {context_tokens} tokens", field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
+        self.is_exact = is_exact
 
 
 class UnsupportedField(ServiceError):

@@ -57,6 +57,9 @@ class _Key:
     limits: TenantLimits
 
 
+_NO_KEY = "a valid API key is needed, as authorization: Bearer KEY, or x-api-key: KEY over HTTP"
+
+
 class ApiKeys:
     """API keys by their hashes, and the limits by tenant."""
 
@@ -76,7 +79,7 @@ class ApiKeys:
         scheme, _, given = (authorization or "").partition(" ")
         key = self._keys.get(self._index(digest_of(given.strip()))) if scheme.lower() == _SCHEME else None
         if key is None:
-            raise Unauthenticated("a valid API key is needed, as authorization: Bearer KEY")
+            raise Unauthenticated(_NO_KEY)
         if key.expires is not None and key.expires.timestamp() <= now:
             raise Unauthenticated("the API key has expired")
         return key.caller

@@ -11,6 +11,7 @@ from services.gateway.access.callers import ANONYMOUS
 from services.gateway.administration import FleetAdministration
 from services.gateway.http import error_responses
 from services.gateway.http.anthropic.error_format import for_messages
+from services.gateway.http.error_responses import logged
 from services.gateway.http.json_request import Authenticate
 from services.gateway.http.routes import generation, messages, models, operations
 from services.gateway.request_handler import RequestHandler
@@ -35,9 +36,9 @@ def make_app(
     app.state.administration = administration
     app.state.readiness = readiness
     app.state.authenticate = authenticate
-    app.add_exception_handler(ServiceError, for_messages(error_responses.on_service_error))
-    app.add_exception_handler(HTTPException, for_messages(error_responses.on_http_error))
-    app.add_exception_handler(RequestValidationError, for_messages(error_responses.on_validation_error))
+    app.add_exception_handler(ServiceError, for_messages(logged(error_responses.on_service_error)))
+    app.add_exception_handler(HTTPException, for_messages(logged(error_responses.on_http_error)))
+    app.add_exception_handler(RequestValidationError, for_messages(logged(error_responses.on_validation_error)))
     app.add_exception_handler(Exception, for_messages(error_responses.on_unexpected_error))
     for router in (generation.router, messages.router, models.router, operations.router, operations.open_router):
         app.include_router(router)

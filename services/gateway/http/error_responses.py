@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -12,14 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from services.gateway.access.namespace import qualified
 from services.gateway.http.not_served import reason_of
 from services.gateway.http.openai.field_names import FieldNames
-from services.gateway.http.request_ids import id_headers
+from services.gateway.http.request_ids import REQUEST_ID, client_request_id, id_headers
 from services.gateway.request_checks import new_request_id
 from services.runtime import errors, statuses
 from services.runtime.http.validation import violation
 
 log = logging.getLogger("quire.gateway")
+requests_log = logging.getLogger("quire.gateway.requests")
+ErrorHandler = Callable[[Request, Exception], Awaitable[Response]]
 
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -70,6 +73,40 @@ def internal_error_body(error: Exception) -> dict[str, Any]:
     """Log an unexpected error, and return a response body without its details."""
     log.error("an HTTP request failed", exc_info=error)
     return _body(HTTPStatus.INTERNAL_SERVER_ERROR, _INTERNAL_ERROR, None, "internal_error")
+
+
+def logged(respond: ErrorHandler) -> ErrorHandler:
+    """Return an error handler that responds as `respond` in OpenAI's format, and logs the refusals of known callers.
+
+    A request that is refused before it reaches the queue has no other line.
+    """
+
+    async def respond_and_log(request: Request, error: Exception) -> Response:
+        response = await respond(request, error)
+        if hasattr(request.state, "caller") and response.status_code < _FIRST_SERVER_STATUS:
+            requests_log.info("request refused", extra=_refusal(request, response))
+        return response
+
+    return respond_and_log
+
+
+def _refusal(request: Request, response: Response) -> dict[str, Any]:
+    client_id, tenant = client_request_id(request), request.state.caller.tenant
+    own_id = getattr(request.state, "request_id", None) or ("" if client_id else response.headers[REQUEST_ID])
+    body = json.loads(bytes(response.body))["error"]
+    fields = {
+        "request_id": qualified(tenant, own_id) if own_id else "",
+        "tenant": tenant,
+        "client_request_id": client_id,
+    }
+    path = request.scope["route"].path
+    return {name: value for name, value in fields.items() if value} | {
+        "protocol": "http",
+        "path": path,
+        "status_code": response.status_code,
+        "code": body["code"],
+        "field": body["param"] or "",
+    }
 
 
 async def on_service_error(request: Request, error: Exception) -> Response:

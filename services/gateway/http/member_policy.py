@@ -93,7 +93,7 @@ MESSAGES: Mapping[str, UnusedMember] = {
     "thinking_blocks": UnusedMember(list[Any], "a list", "`reasoning_content` has the same thoughts"),
 }
 PLACES: Mapping[str, Mapping[str, UnusedMember]] = {
-    "every request": BODIES,
+    "all that generates": BODIES,
     "completions": COMPLETIONS,
     "chats": CHATS,
     "messages of chats": MESSAGES,

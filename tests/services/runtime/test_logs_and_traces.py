@@ -196,6 +196,26 @@ def test_an_http_response_has_the_id_of_its_log_lines_explanation_and_spans(
     assert {event.request_id for event in explained.events} == {f"{name}-0"}
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "Once", "colour": 1}, "colour"),
+        ("/v1/messages", {"messages": [], "max_tokens": 1}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "model": "other"}, "model"),
+    ],
+)
+def test_a_refused_http_request_is_found_by_the_name_that_its_client_gave(
+    quire: RunningQuire, path: str, body: dict[str, Any], field: str
+) -> None:
+    name = f"refused-{field}"
+    answer = httpx.post(f"{quire.http_url}{path}", json=body, headers={"x-request-id": name}, timeout=CALL_SECONDS)
+    assert answer.status_code in (400, 404)
+    quire.output.wait_for(name)
+    (line,) = [json.loads(one) for one in list(quire.lines) if f'"{name}"' in one and "request refused" in one]
+    assert (line["client_request_id"], line["path"], line["field"]) == (name, path, field)
+    assert line["status_code"] == answer.status_code
+
+
 @pytest.mark.parametrize("parent", ["not sampled", "none", "malformed"])
 def test_an_unsampled_request_has_no_span(quire: RunningQuire, collector: Collector, parent: str) -> None:
     before = {span.trace_id for span in collector.all_spans()}

@@ -1,7 +1,7 @@
 """Errors in Anthropic's format, `{"type": "error", "error": {"type", "message"}, "request_id"}`, for its paths."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -10,12 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http import error_responses
+from services.gateway.http.error_responses import ErrorHandler
 from services.gateway.http.openai.field_names import FieldNames
 from services.gateway.http.request_ids import REQUEST_ID
 from services.gateway.request_checks import new_request_id
 from services.runtime import errors, statuses
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 OWN_REQUEST_ID = "request-id"
 OVERLOADED = 529
@@ -45,7 +44,7 @@ def error_body(error: Exception, names: FieldNames, request_id: str) -> dict[str
     return _body(_status_of(error, statuses.status_of(error).http), message, request_id)
 
 
-def for_messages(respond: Handler) -> Handler:
+def for_messages(respond: ErrorHandler) -> ErrorHandler:
     """Return an error handler that responds as `respond`, but in Anthropic's format at Anthropic's paths."""
 
     async def respond_in_format(request: Request, error: Exception) -> Response:
@@ -80,10 +79,9 @@ def _too_long(error: Exception) -> str:
     """Return the message by which clients recognise a prompt that does not fit; empty for other errors."""
     if not isinstance(error, errors.ContextExceeded):
         return ""
-    most = error.context_tokens
-    if error.prompt_tokens <= most:
-        most -= 1  # the answer has at least one token
-    return f"messages: prompt is too long: {error.prompt_tokens} tokens > {most} maximum"
+    most = error.context_tokens - 1  # the answer has at least one token
+    at_least = "" if error.is_exact else "at least "
+    return f"messages: prompt is too long: {at_least}{error.prompt_tokens} tokens > {most} maximum"
 
 
 def _details(openai: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ _REASONS = {
     "container": "Quire runs no tools, so it has no containers",
     "mcp_servers": "Quire calls no tools; connect the client to MCP servers, and send their tools in tools",
     "compaction": "conversations are not compacted",
+    "stop": "use stop_sequences",
+    "response_format": "use output_config.format",
     "thread": "conversations are not stored, because gateways share no state; send all messages",
     "fallbacks": "a request is answered by the model that it names",
     "inference_geo": "Quire runs where its engines are",

@@ -29,6 +29,7 @@ from tests.services.gateway.http.responses import events, read_all, rejection
 from tests.services.runtime.test_tls import name_shown, version_spoken
 from tests.timing import standing_still
 
+ENDS = ("request ended ", "request refused ")  # lines that have names which clients gave
 SECRET_PROMPT = "The launch code of the heron is seventeen bluebells and a teapot"
 # Half a megabyte, because of the log probabilities: twice the buffers between a server and a client with a receive
 # buffer of RECEIVE_BYTES.
@@ -123,9 +124,7 @@ def secured(
     log = "\n".join(gateway.output.lines)
     secrets = ("Bearer", "authorization", "Traceback", "launch code", "heron", "bluebells", "passwd")
     assert [secret for secret in (*KEYS, *secrets) if secret in log] == []
-    assert [
-        line for line in gateway.output.lines if "evil" in line and not message_of(line).startswith("request ended ")
-    ] == []
+    assert [line for line in gateway.output.lines if "evil" in line and not message_of(line).startswith(ENDS)] == []
 
 
 def texts_over_http(client: httpx.Client) -> Pieces:
@@ -355,7 +354,7 @@ def test_malformed_tls_closes_only_its_connection_and_is_not_logged(secured: Sec
             assert b"HTTP" not in read_all(connection)
     assert secured.chat(A, "after-garbage").status_code == 200
     output.wait_for("after-garbage", after=seen)  # earlier lines are in the log by now
-    assert [line for line in output.lines[seen:] if not message_of(line).startswith("request ended ")] == []
+    assert [line for line in output.lines[seen:] if not message_of(line).startswith(ENDS)] == []
 
 
 def test_a_connection_reset_ends_its_generation(secured: SecuredGateway) -> None:

@@ -142,7 +142,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(http: httpx.Client, excess: int
     tokens = count(http, said)
     assert tokens == most + excess
     refused = failure(ask(http, messages=[{"role": "user", "content": said}]))
-    maximum = most - 1 if not excess else most if tokens <= context else context
+    maximum = (most if tokens <= context else context) - 1  # the answer has a token
     expected = f"messages: prompt is too long: {tokens} tokens > {maximum} maximum"
     assert refused == (400, "invalid_request_error", expected)
 
