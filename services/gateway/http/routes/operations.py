@@ -11,7 +11,7 @@ from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai import responses
 from services.gateway.http.routes.context import HeadRouter, administration_of, handler_of, json_response
 from services.gateway.http.routes.descriptions import ERRORS
-from services.runtime.errors import Unavailable, UnsupportedField
+from services.runtime.errors import PermissionDenied, Unavailable, UnsupportedField
 
 # Parameters of vLLM's endpoint that are accepted with their default.
 _NEUTRAL = frozenset((("reset_running_requests", "false"), ("reset_external", "false")))
@@ -59,10 +59,17 @@ async def load(request: Request) -> Response:
 async def reset_prefix_cache(request: Request, model: _Model = "") -> Response:
     """Forget the cached prefixes at all engines of a model. With API keys, it requires the key of an operator."""
     request.state.caller.require_operator()
+    _refuse_web_page(request)
     _check_query(request)
     reset = gateway_pb2.AdminRequest(model=model, reset_prefix_cache=pins_pb2.ResetPrefixCache())
     await administration_of(request).administer(reset, ADMIN_TIMEOUT_SECONDS)
     return json_response({"status": "reset"})
+
+
+def _refuse_web_page(request: Request) -> None:
+    """Raise PermissionDenied for a page of another site: without a body, browsers send its request unasked."""
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise PermissionDenied("a web page of another site cannot reset the prefix cache")
 
 
 def _check_query(request: Request) -> None:

@@ -82,6 +82,15 @@ def test_a_reset_that_is_not_served_is_rejected(
     assert (*rejection(answer), answer.json()["error"]["param"]) == refused
 
 
+def test_a_page_of_another_site_cannot_reset_without_a_preflight(server: ScriptedServer) -> None:
+    def reset(site: str) -> httpx.Response:
+        return server.client.post("/reset_prefix_cache", headers={"sec-fetch-site": site})
+
+    assert [rejection(reset(site)) for site in ("cross-site", "same-site")] == [(403, "not_permitted")] * 2
+    assert server.administration.requests == []
+    assert reset("same-origin").status_code == 200
+
+
 def test_a_reset_needs_an_operators_key(server: ScriptedServer) -> None:
     for key, refused in (("wrong", (401, "invalid_api_key")), ("humble", (403, "not_permitted"))):
         answer = server.client.post("/reset_prefix_cache", headers={"authorization": f"Bearer {key}"})

@@ -94,8 +94,8 @@ NOT_STORED = "is not supported: responses are not stored, because gateways share
         (
             ResponsesRequest,
             {"input": [{"role": "user", "content": PARTS}]},
-            "input[0].content[1].type",
-            'must be "input_text" or "output_text", not "input_image"',
+            "input[0].content[1].image_url",
+            "must be left out, because the model reads text only",
         ),
         (
             ResponsesRequest,

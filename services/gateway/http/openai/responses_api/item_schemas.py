@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.http.json_types import Items, Schema
 from services.gateway.http.strict_body import StrictBody
-from services.runtime.http.validation import UNSUPPORTED
+from services.runtime.http.validation import EXPECTED, UNSUPPORTED
 
 _IGNORED = "Accepted and ignored."
 _IGNORED_ITEM_FIELD = "Accepted and ignored: items of a response are accepted as input."
@@ -36,12 +36,21 @@ _REASONS = {
 class InputText(StrictBody):
     """A text of a message. Images, audio and files are not supported."""
 
+    image_url: None = Field(None, description="Not supported: models read text only.")
     type: Literal["input_text", "output_text"] = Field(description="`input_text`, or `output_text` of the assistant.")
     text: str = Field(description="The text.")
     annotations: list[Any] | None = Field(None, description=_IGNORED)
     logprobs: list[Any] | None = Field(None, description=_IGNORED)
     parsed: Any = Field(None, description="Accepted and ignored: OpenAI's client sends it.")
     prompt_cache_breakpoint: Any = Field(None, description="Accepted and ignored: prefix caching is automatic.")
+
+    @field_validator("image_url", mode="before")
+    @classmethod
+    def _refuse_image(cls, value: Any) -> Any:
+        """Refuse an image as OpenAI does where a model reads none: Codex then leaves the images out and repeats."""
+        if value is None:
+            return value
+        raise PydanticCustomError(EXPECTED, "left out, because the model reads text only")
 
 
 class CopiedItem(StrictBody):
