@@ -1,13 +1,13 @@
 """Write measured figures into the pages: `make readme`; with `--check`, only report pages that differ.
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
-targets and their measured values, `headlines` the table of those with a `headline`, `classes` the speeds of programs by
-class of CPU, `formats` those of weights by form, and `picture NAME` the picture of a benchmark. `papers` and `papers
-pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core. `fields of
-gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements` that of
-settings that exclude each other, and `members without effect` that of the policy for them. `counts of types`, `served types`, `refused types` and `other types` are what became
-of transformers' model types, from the results of `make models`, and `dialect differences` what Quire and vLLM read
-differently.
+targets and their measured values, `headlines` the table of those with a `headline`, `classes` the speeds of programs
+by class of CPU, `formats` those of weights by form, and `picture NAME` the picture of a benchmark. `papers` and
+`papers pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core.
+`fields of gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements`
+that of settings that exclude each other, and `members without effect` that of the policy for them. `counts of types`,
+`served types`, `refused types` and `other types` are what became of transformers' model types, from the results of
+`make models`, and `dialect differences` what Quire and vLLM read differently.
 
 Pages say as of which commit their results are stale or not. The check uses that commit: it fails where a page hides a
 stale result, but not because code has changed since the page was written.
