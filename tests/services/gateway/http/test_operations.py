@@ -89,6 +89,7 @@ def test_a_page_of_another_site_cannot_reset_without_a_preflight(server: Scripte
     assert [rejection(reset(site)) for site in ("cross-site", "same-site")] == [(403, "not_permitted")] * 2
     assert server.administration.requests == []
     assert reset("same-origin").status_code == 200
+    server.administration.requests.clear()
 
 
 def test_a_reset_needs_an_operators_key(server: ScriptedServer) -> None:
