@@ -19,6 +19,7 @@ Authenticate = Callable[[str | None], Caller]
 
 _CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
 _KEY = "x-api-key"
+_BEARER = re.compile(r"bearer\s+\S", re.IGNORECASE)
 _CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics
 
 
@@ -64,14 +65,18 @@ class ApiRoute(APIRoute):
 
 
 def _caller(request: Request) -> Caller:
-    """Return the owner of the key of a request, in OpenAI's header or in Anthropic's. Raises Unauthenticated."""
+    """Return the owner of the key of a request, in OpenAI's header or in Anthropic's. Raises Unauthenticated.
+
+    Clients and proxies add an empty header, or an `authorization` of another scheme, beside the one that has the key.
+    """
     authenticate: Authenticate = request.app.state.authenticate
-    given = request.headers.getlist(_KEY)
+    given = [value for value in request.headers.getlist(_KEY) if value.strip()]
     if not given:
         return authenticate(_authorization(request))
     # Several values count as none, as those of `authorization`.
     caller = authenticate(f"Bearer {given[0]}" if len(given) == 1 else None)
-    if "authorization" in request.headers and authenticate(_authorization(request)) != caller:
+    others = [value for value in request.headers.getlist("authorization") if _BEARER.match(value)]
+    if others and authenticate(others[0] if len(others) == 1 else None) != caller:
         raise Unauthenticated(f"authorization and {_KEY} have keys of different callers")
     return caller
 

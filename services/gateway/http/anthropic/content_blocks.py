@@ -121,9 +121,13 @@ def whole_blocks(changes: Iterable[Change]) -> list[dict[str, Any]]:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Return the arguments of a call. Text that is no JSON object, which a model may write, is kept under a name."""
+    """Return the arguments of a call. Text that is no JSON object, which a model may write, is kept under a name.
+
+    So is JSON that an answer cannot have: numbers that are not finite, and half surrogate pairs.
+    """
     try:
         value = json.loads(text or "{}")
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {INVALID_JSON: text}

@@ -19,6 +19,7 @@ from services.runtime import errors, statuses
 OWN_REQUEST_ID = "request-id"
 OVERLOADED = 529
 _PATH = "/v1/messages"
+_MODELS = "/v1/models"
 _API_ERROR = "api_error"
 _TYPES_OF_STATUSES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -49,7 +50,7 @@ def for_messages(respond: ErrorHandler) -> ErrorHandler:
 
     async def respond_in_format(request: Request, error: Exception) -> Response:
         response = await respond(request, error)
-        if not is_of_messages(request.url.path):
+        if not is_of_messages(request.url.path) and not _is_of_models(request):
             return response
         own_id = getattr(request.state, "request_id", None)
         request_id = own_id or response.headers.get(REQUEST_ID) or new_request_id()
@@ -67,6 +68,12 @@ def for_messages(respond: ErrorHandler) -> ErrorHandler:
 def is_of_messages(path: str) -> bool:
     """Return whether a path is one of Anthropic's."""
     return path == _PATH or path.startswith(f"{_PATH}/")
+
+
+def _is_of_models(request: Request) -> bool:
+    """Return whether Anthropic's client asks for models, at a path that it shares with OpenAI's."""
+    path = request.url.path
+    return "anthropic-version" in request.headers and (path == _MODELS or path.startswith(f"{_MODELS}/"))
 
 
 def _status_of(error: Exception, usual: int) -> int:

@@ -40,7 +40,7 @@ class MessageCall(ChatCompletionCall):
 
     async def count_tokens(self) -> int:
         """Return the number of tokens of the prompt. Raises ServiceError."""
-        return len(await self.handler.token_ids(self._request.model, self._request.prompt, self.origin.caller))
+        return len(await self.prompt_ids())
 
     async def complete(self) -> dict[str, Any]:
         """Generate the complete response. Raises ServiceError."""

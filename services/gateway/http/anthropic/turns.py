@@ -87,6 +87,8 @@ def _blocks(message: Message, path: str) -> Iterator[tuple[Any, str]]:
         yield SystemText(f"<system>\n{_system_text(message, path)}\n</system>"), f"{path}.content"
     elif isinstance(message.content, str):
         yield TextBlock.model_construct(type="text", text=message.content), f"{path}.content"
+    elif not message.content and message.role == "user":
+        raise InvalidField(f"{path}.content must not be empty", f"{path}.content")
     else:
         for at, block in enumerate(message.content):
             yield block, f"{path}.content[{at}]"

@@ -33,6 +33,12 @@ class ChatCompletionCall(GenerationCall):
         if body.stream and body.prompt_logprobs is not None:
             raise UnsupportedField("prompt_logprobs is not supported with stream", "prompt_logprobs")
 
+    async def prompt_ids(self) -> list[int]:
+        """Return the token ids of the prompt, of which there may be more than the context has. Raises ServiceError."""
+        if self._request.HasField("truncate_prompt_tokens"):
+            return await self.handler.prompt_ids(self._request, self.origin.caller)
+        return await self.handler.token_ids(self._request.model, self._request.prompt, self.origin.caller)
+
     async def complete(self) -> dict[str, Any]:
         """Generate the complete response. Raises ServiceError."""
         self.prepare_tools()

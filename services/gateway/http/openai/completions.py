@@ -69,6 +69,11 @@ class CompletionCall(GenerationCall):
         for last in self.usage_chunk(_KIND, writers):
             yield last
 
+    def generate(self, request: gateway_pb2.GenerateRequest) -> Responses:
+        """Start the generation of one prompt. Of a limit that the client has not set, what fits is generated."""
+        is_default = self.body.max_tokens is None and self.body.max_completion_tokens is None
+        return self.handler.generate(request, self.origin, caps_output=is_default)
+
     async def _generate(self, at: int) -> Responses:
         async with aclosing(self.generate(self.translated.generations[at])) as responses:
             with self._locating(at):

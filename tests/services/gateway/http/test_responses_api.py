@@ -48,6 +48,7 @@ def streamed(response: httpx.Response) -> list[dict[str, Any]]:
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input[0].call_id"),
         ({"input": [SAID, {**CALL, "name": ""}, RESULT]}, "input[1].name"),
         ({"input": [SAID, {**CALL, "name": ""}, RESULT], "instructions": "x"}, "input[1].name"),
+        ({"input": [SAID, CALL, SAID, RESULT, {**CALL, "name": ""}, RESULT]}, "input[4].name"),
         (
             {
                 "input": [

@@ -117,3 +117,12 @@ def test_a_prompt_alone_over_grpc(tiny_quire: RunningQuire, scored: bool) -> Non
     assert list(answer.finished.samples) == [length] * 3
     assert answer.finished.usage.generated_tokens == answer.started.max_tokens == 0
     assert answer.finished.timing.decode.ToNanoseconds() == 0
+
+
+def test_a_limit_that_the_client_has_not_set_is_what_fits(http: httpx.Client) -> None:
+    ids = [70] * (MOST_TOKENS - 5)
+    body = {"prompt": ids, "ignore_eos": True}
+    assert http.post(COMPLETIONS, json=body).json()["usage"]["completion_tokens"] == 5
+    answer = http.post(COMPLETIONS, json={**body, "max_tokens": 16})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"  # the pool is smaller than the context
+    assert answer.json()["error"]["param"] == "max_tokens"

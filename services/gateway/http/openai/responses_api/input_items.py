@@ -35,7 +35,9 @@ from services.runtime.errors import InvalidField
 _CHAT = TypeAdapter(list[requests.ChatMessage])
 _MESSAGES = "input.messages"
 _SHELL = "local_shell"
-_IN_MESSAGE = re.compile(r"\b(?:input\.)?messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?|(\.content\b))?")
+_IN_MESSAGE = re.compile(
+    r"\b(?:input\.)?messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function\b)?(\.id\b)?|(\.content\b))?"
+)
 _IN_TOOL = re.compile(
     r"(?<![\w.])tools\[(\d+)\](?:\.function\b)?(?:(\.parameters\b)(: #/properties/input(?:/pattern)?(?=[:/ ]|\Z))?)?"
 )
@@ -64,6 +66,8 @@ class InputConversation:
         self.warnings: list[str] = []
         self._messages: list[dict[str, Any]] = []
         self._results = CallResults()
+        self._callers: dict[str, int] = {}  # the message of each call, by its id
+        self._behind: dict[int, list[tuple[dict[str, Any], MessageOrigin]]] = {}  # results of the calls of a message
         self._thought = ""  # of the next message or call of the assistant
         if body.instructions is not None:
             self._add("system", body.instructions, MessageOrigin("instructions", "instructions"))
@@ -71,7 +75,7 @@ class InputConversation:
             self._add("user", body.input, MessageOrigin("input", "input"))
         else:
             self._add_items(body.input)
-        self.messages = _CHAT.validate_python(self._messages)
+        self.messages = _CHAT.validate_python(self._with_results())
 
     def _add_items(self, items: Sequence[InputItem]) -> None:
         for at, item in enumerate(items):
@@ -93,7 +97,7 @@ class InputConversation:
     def _add_message(self, item: InputMessage, path: str) -> None:
         """Add a message. The assistant's text behind its calls belongs to their message: templates have it there."""
         origin = MessageOrigin(path, f"{path}.content")
-        if item.role != "assistant" or not self._messages or "tool_calls" not in self._messages[-1]:
+        if item.role != "assistant" or not self._is_answering() or "tool_calls" not in self._messages[-1]:
             self._add(item.role, item.content, origin)
             return
         message = self._messages[-1]
@@ -105,10 +109,11 @@ class InputConversation:
         """Add a call to the assistant's message before it, or to a new one."""
         call = _call(item, path)
         self._results.add_call(call["id"], path)
-        if not self._messages or self._messages[-1]["role"] != "assistant":
+        if not self._is_answering():
             self._add("assistant", None, MessageOrigin(path, path))
         self._add_thought()
         self._messages[-1].setdefault("tool_calls", []).append(call)
+        self._callers[call["id"]] = len(self._messages) - 1
         self.origins[-1].calls.append(path)
 
     def _add_thought(self) -> None:
@@ -120,7 +125,25 @@ class InputConversation:
     def _add_result(self, item: InputCallResult | InputShellResult, path: str) -> None:
         call_id = item.call_id or item.id or ""
         self._results.add_result(call_id, path)
-        self._add("tool", item.output, MessageOrigin(path, f"{path}.output"), tool_call_id=call_id)
+        message = {"role": "tool", "content": _content(item.output), "tool_call_id": call_id}
+        result = message, MessageOrigin(path, f"{path}.output")
+        self._behind.setdefault(self._callers[call_id], []).append(result)
+
+    def _is_answering(self) -> bool:
+        """Return whether the last message is the assistant's, and no result of its calls has come."""
+        last = len(self._messages) - 1
+        return last >= 0 and self._messages[last]["role"] == "assistant" and last not in self._behind
+
+    def _with_results(self) -> list[dict[str, Any]]:
+        """Return the messages, with results behind their calls, and set the origins in the same order.
+
+        Other items may stand between a call and its result, but other messages of a chat may not.
+        """
+        ordered = []
+        for at, message in enumerate(zip(self._messages, self.origins, strict=True)):
+            ordered += [message, *self._behind.get(at, ())]
+        self.origins = [origin for _, origin in ordered]
+        return [message for message, _ in ordered]
 
     def _add(self, role: str, content: str | list[InputText] | None, origin: MessageOrigin, **fields: str) -> None:
         thought, self._thought = self._thought, ""
@@ -164,7 +187,9 @@ class InputFieldNames(FieldNames):
         return declared.path
 
     def _place(self, match: re.Match[str]) -> str:
-        return place_of(self.origins, *match.groups()) or match[0]
+        message, call, call_id, content = match.groups()
+        place = place_of(self.origins, message, call, content)
+        return f"{place}.call_id" if place and call_id else place or match[0]
 
 
 def _content(content: str | list[InputText] | None) -> str | list[dict[str, str]] | None:

@@ -85,7 +85,7 @@ class InputCall(CopiedItem):
     """What calls of tools have."""
 
     name: str = Field(description="Name of the tool.")
-    call_id: str = Field(description="Id of the call, for its output.")
+    call_id: str = Field(min_length=1, description="Id of the call, for its output.")
     namespace: str | None = Field(None, description="Namespace of the tool.")
     caller: DirectCaller | None = Field(None, description="Accepted and ignored.")
 
@@ -109,7 +109,7 @@ class InputCallResult(CopiedItem):
     """The output of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"] = Field(description="Type of the item.")
-    call_id: str = Field(description="Id of an earlier call.")
+    call_id: str = Field(min_length=1, description="Id of an earlier call.")
     output: str | Items[InputText] = Field(description="The text that the tool returned.")
     name: str | None = Field(None, description=_IGNORED_ITEM_FIELD)
     namespace: str | None = Field(None, description=_IGNORED_ITEM_FIELD)

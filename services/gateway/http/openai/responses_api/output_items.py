@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from services.gateway.dialects.parser import ParseFailure
 from services.gateway.http.openai.dialect_deltas import DialectDeltas
 from services.gateway.http.openai.responses_api.custom_input import CustomInput
 from services.gateway.http.openai.responses_api.response_tools import DeclaredTool
@@ -78,7 +79,8 @@ class OutputItems:
             events += self._start_message()
         if self._in("message") and self._pending:
             events.append(self._text_delta(""))
-        return [*events, *self._close(status)]
+        is_cut = self._deltas is not None and bool(self._deltas.parser.failures[ParseFailure.CUT])
+        return [*events, *self._close("incomplete" if is_cut and not self._in("message") else status)]
 
     def _events(self, deltas: list[dict[str, Any]]) -> list[ItemEvent]:
         return [event for delta in deltas for event in self._delta_events(delta)]

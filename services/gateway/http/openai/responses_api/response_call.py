@@ -86,8 +86,7 @@ class ResponseCall(ChatCompletionCall):
 
     async def count_tokens(self) -> dict[str, Any]:
         """Count the tokens of the conversation and its tools, without a generation. Raises ServiceError."""
-        ids = await self.handler.token_ids(self._request.model, self._request.prompt, self.origin.caller)
-        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+        return {"object": "response.input_tokens", "input_tokens": len(await self.prompt_ids())}
 
     def add_warnings(self, started: gateway_pb2.Started) -> None:
         """See ChatCompletionCall."""

@@ -100,6 +100,16 @@ def test_arguments_that_are_no_object_are_kept_under_a_name(server: ScriptedServ
     assert message["stop_reason"] == "end_turn"
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud83d"}', '{"\\ud83d": 1}', '{"a": NaN}', '{"a": [-Infinity]}', '{"a": 1e999}']
+)
+def test_arguments_that_no_answer_can_have_are_kept_under_a_name(server: ScriptedServer, arguments: str) -> None:
+    server.handler.script = [(f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>', [1])]
+    answer = server.client.post("/v1/messages", json={**ASK, "tools": [LOOK]})
+    assert answer.status_code == 200
+    assert answer.json()["content"][0]["input"] == {"INVALID_JSON": arguments}
+
+
 def test_the_stream_begins_with_the_message_a_block_and_a_ping(server: ScriptedServer) -> None:
     answer(server, "a", "b")
     streamed = events(server.client.post("/v1/messages", json={**ASK, "stream": True}))

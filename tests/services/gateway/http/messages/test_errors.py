@@ -24,6 +24,7 @@ from services.runtime.transport import CLIENT_MESSAGE_BYTES
 from tests.services.gateway.http.messages.streams import failure
 from tests.services.gateway.http.scripted_server import ScriptedServer
 
+EMPTY = {"role": "user", "content": []}
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
 
@@ -81,6 +82,8 @@ def test_each_error_has_a_type_of_anthropic_s(server: ScriptedServer, error: Exc
         ("GET", "/v1/messages/nothing", {}, 404, "not_found_error"),
         ("POST", "/v1/messages/batches", {"json": {}}, 404, "not_found_error"),
         ("GET", "/v1/messages/batches/b", {}, 404, "not_found_error"),
+        ("GET", "/v1/models/x", {"headers": {"anthropic-version": "2023-06-01"}}, 404, "not_found_error"),
+        ("POST", "/v1/messages", {"json": {**ASK, "messages": [EMPTY]}}, 400, "invalid_request_error"),
     ],
 )
 def test_each_refusal_has_the_form_of_anthropic_s(
@@ -126,6 +129,9 @@ def test_the_key_can_be_in_anthropic_s_header(server: ScriptedServer, path: str)
     ("headers", "status"),
     [
         ([("x-api-key", "mine"), ("authorization", "Bearer mine")], 200),
+        ([("x-api-key", ""), ("authorization", "Bearer mine")], 200),
+        ([("x-api-key", "mine"), ("authorization", "Bearer")], 200),
+        ([("x-api-key", "mine"), ("authorization", "Basic wrong")], 200),
         ([("x-api-key", "mine"), ("authorization", "Bearer wrong")], 401),
         ([("x-api-key", "wrong"), ("authorization", "Bearer mine")], 401),
         ([("x-api-key", "humble"), ("authorization", "Bearer mine")], 401),

@@ -88,17 +88,19 @@ def test_a_call_without_arguments_is_done_with_an_empty_object(player: Player) -
         ('<tool_call>{"name": "patch", "arguments": {"in', "input", "custom_tool_call_input", '{"in'),
     ],
 )
+@pytest.mark.parametrize("at_limit", [True, False], ids=["limit", "stop string"])
 def test_a_call_that_the_end_cuts_is_done_with_what_is_written(
-    player: Player, written: str, field: str, kind: str, kept: str
+    player: Player, written: str, field: str, kind: str, kept: str, at_limit: bool
 ) -> None:
     player.play(written)
-    player.server.handler.ends_at_limit = True
+    player.server.handler.ends_at_limit = at_limit
     made, events = player.both(tools=[FUNCTION, CUSTOM])
     (done,) = [one for one in events if one["type"] == f"response.{kind}.done"]
     deltas = [one["delta"] for one in events if one["type"] == f"response.{kind}.delta"]
     assert "".join(deltas) == done[field] == made["output"][0][field] == kept
-    assert (made["status"], made["output"][0]["status"]) == ("incomplete", "incomplete")
-    assert events[-1]["type"] == "response.incomplete"
+    assert made["output"][0]["status"] == "incomplete"
+    assert made["status"] == ("incomplete" if at_limit else "completed")
+    assert events[-1]["type"] == f"response.{made['status']}"
 
 
 def test_a_thought_comes_back_from_clients_that_keep_only_its_encrypted_content(player: Player) -> None:

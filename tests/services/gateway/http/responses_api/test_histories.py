@@ -33,6 +33,7 @@ def returned(call_id: str, **fields: Any) -> Item:
             "Duplicate item found with id fc_x. Remove duplicate items from your input and try again",
         ),
         ([{"type": "local_shell_call", "action": {}}], "input[1].call_id", "input[1].call_id is missing"),
+        ([called(""), returned("")], "input[1].call_id", "must be a string of at least 1 characters"),
     ],
 )
 def test_a_call_has_one_output_behind_it(player: Player, items: list[Item], param: str, message: str) -> None:
@@ -70,3 +71,24 @@ def test_text_behind_calls_belongs_to_their_message(player: Player) -> None:
         said, *results, answer, _ = player.request.prompt.chat.messages[1:]
         assert (said.content, [call.id for call in said.tool_calls]) == ("\n".join(content), ["a", "b"])
         assert ([one.role for one in results], answer.content) == (["tool", "tool"], "4")
+
+
+def test_messages_between_a_call_and_its_output_follow_both(player: Player) -> None:
+    player.play("Hi")
+    said, later = {**SAID, "content": "Now?"}, {**SAID, "content": "Then?"}
+    player.respond(
+        input=[SAID, called("a"), called("b"), said, returned("b"), later, returned("a"), called("c"), returned("c")]
+    )
+    messages = player.request.prompt.chat.messages
+    assert [
+        message.tool_call_id or message.content or [call.id for call in message.tool_calls] for message in messages
+    ] == [
+        SAID["content"],
+        ["a", "b"],
+        "b",
+        "a",
+        "Now?",
+        "Then?",
+        ["c"],
+        "c",
+    ]
