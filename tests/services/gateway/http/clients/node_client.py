@@ -52,15 +52,15 @@ def versions() -> dict[str, str]:
     return {name: json.loads((folder / name / "package.json").read_text())["version"] for name in asked()}
 
 
-def run_check(client: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run the tests of one client, in a folder where its packages are found. Raises NoNodeClient."""
+def run_check(check: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the tests of one file, in a folder where its packages are found. Raises NoNodeClient."""
     packages = node_path()
     with tempfile.TemporaryDirectory() as place:
         for file in (*CHECKS.glob("*.mjs"), CLIENTS / "conversation.json"):
             shutil.copy(file, place)
         (Path(place) / "node_modules").symlink_to(packages)
         return subprocess.run(
-            ["node", "--test", "--test-reporter=spec", f"check_{client}.mjs"],
+            ["node", "--test", "--test-reporter=spec", f"{check}.mjs"],
             cwd=place,
             env={"PATH": os.environ["PATH"], "HOME": place, **variables},
             capture_output=True,
