@@ -23,7 +23,6 @@ from services.gateway.text.text_stream import TextStream
 from services.runtime.errors import (
     DeadlineExceeded,
     GenerationFailed,
-    InvalidField,
     ServiceError,
     SlowClient,
     Unavailable,
@@ -125,10 +124,8 @@ class Generation:
     def _failover(self, batch: EventBatch) -> Failover | None:
         """Return the failover that the events require, if any. Raises errors that every engine would repeat."""
         if batch.refused is not None:
-            try:
-                return failover_after_refusal(batch.refused)
-            except InvalidField as error:
-                raise self.request.overflow_of(error) from None
+            failover = failover_after_refusal(batch.refused)
+            return Failover(failover.reason, self.request.overflow_of(failover.error))
         return batch.finished and failover_after_finish(batch.finished, [not sample.ended for sample in self._samples])
 
     def _start(self, started: engine_pb2.RequestStarted) -> Response:

@@ -18,7 +18,7 @@ from services.gateway.observe.observer import RequestInfo, RequestProgress
 from services.gateway.request_checks import check_fits, check_room, check_truncation, check_vocabulary
 from services.gateway.text.bad_words import sequences_of as sequences_of_words
 from services.gateway.tokenization import PromptTokenizer
-from services.runtime.errors import ContextExceeded, InvalidField
+from services.runtime.errors import ContextExceeded, InvalidField, ServiceError
 from services.runtime.tracing.spans import NO_SPAN, Span
 from services.wire.duration import duration
 
@@ -65,11 +65,12 @@ class PreparedRequest:
         sequences = max(len(self.submission.samples), self.submission.beam_search.width)
         return len(self.submission.prompt_token_ids) + sequences * self.submission.stopping.max_tokens
 
-    def overflow_of(self, error: InvalidField) -> InvalidField:
+    def overflow_of(self, error: ServiceError) -> ServiceError:
         """Return an engine's refusal as ContextExceeded if it is that of a request too long for the pool."""
         prompt_tokens, max_tokens = len(self.submission.prompt_token_ids), self.submission.stopping.max_tokens
         most = _most_tokens(prompt_tokens, max(1, sequences_of(self.request).count), self.model)
-        if error.field not in _LENGTHS or prompt_tokens + max_tokens <= most:
+        is_of_length = isinstance(error, InvalidField) and error.field in _LENGTHS
+        if not is_of_length or prompt_tokens + max_tokens <= most:
             return error
         return ContextExceeded(str(error), error.field, prompt_tokens, most)
 

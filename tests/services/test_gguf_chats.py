@@ -53,7 +53,8 @@ def test_a_chat_does_not_end_at_another_token(served: RunningQuire) -> None:
 
 def called(arguments: str) -> list[dict[str, Any]]:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    return [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, QUESTION]
+    result = {"role": "tool", "tool_call_id": "1", "content": "5"}
+    return [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
 
 
 def test_arguments_that_the_template_cannot_render_are_refused_by_their_call(served: RunningQuire) -> None:

@@ -9,7 +9,7 @@ from engine.schedule.pool.pins import MAX_NAME_BYTES, MAX_SALT_BYTES, PinnedPref
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.sequence_group import Group
 from kvmanager import limits
-from quire.v1 import engine_pb2
+from quire.v1 import decoding_pb2, engine_pb2
 from services.engine.settings import EngineSettings
 from services.gateway.access.api_keys import is_tenant_name
 from services.gateway.access.namespace import MAX_SALT_BYTES as MAX_CLIENT_SALT_BYTES
@@ -38,7 +38,7 @@ def test_engines_accept_the_longest_ids_and_salts_of_a_gateway(tenant: str, sepa
     assert not is_tenant_name(TENANT + "t")
     request_id = qualified(tenant, "i" * MAX_REQUEST_ID_BYTES)
     salt = Namespace(separate).salt(tenant, "s" * MAX_CLIENT_SALT_BYTES)
-    check(engine_pb2.Submission(request_id=request_id, salt=salt))
+    check(engine_pb2.Submission(request_id=request_id, salt=salt, stopping=decoding_pb2.Stopping(max_tokens=1)))
 
 
 def test_the_kv_manager_accepts_the_longest_ids_and_salts_of_an_engine() -> None:
