@@ -59,7 +59,7 @@ def test_a_block_of_a_band_is_chosen_with_its_kind(quire: RunningQuire, watched:
     shown = quire.kvmanager.GetBlockMap(pb.GetBlockMapRequest(kind=KIND), timeout=CALL_SECONDS)
     block = list(shown.states).index(pb.BLOCK_STATE_CACHED) + 1
     watched.page.mouse.click(*watched.page.evaluate(PLACE, block))
-    watched.page.wait_for_selector("#panel h2")
-    assert f"Block {block} of kind {KIND}, device memory" in watched.page.inner_text("#panel h2")
+    title = f"Block {block} of kind {KIND}, device memory"
+    watched.wait_for("title => document.querySelector('#panel h2')?.innerText.includes(title)", title)
     watched.wait_for(f"() => document.querySelector('#panel').innerText.includes('of kind {KIND}')")
     assert watched.errors == []
