@@ -21,9 +21,8 @@ def test_a_tool_is_called_if_it_must_be(base_url: str, root_url: str, kind: str)
     made = litellm.completion(
         **settings, api_key="none", messages=ASK, tools=TOOLS, tool_choice="required", max_tokens=80
     )
-    calls = made.choices[0].message.tool_calls
-    assert calls
-    assert all(json.loads(call.function.arguments)["kind"] in ("cat", "dog") for call in calls)
+    first, *_ = made.choices[0].message.tool_calls  # the limit may cut a later one
+    assert json.loads(first.function.arguments)["kind"] in ("cat", "dog")
 
 
 def test_a_response_has_a_text(base_url: str) -> None:

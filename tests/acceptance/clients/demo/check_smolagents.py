@@ -22,11 +22,9 @@ def test_a_forced_call_has_valid_arguments(base_url: str) -> None:
     model = OpenAIModel(model_id="demo", api_base=base_url, api_key="none", max_tokens=80)
     said = [ChatMessage(role=MessageRole.USER, content=ASKED)]
     answer = model.generate(said, tools_to_call_from=[Animal()])
-    calls = answer.tool_calls or []
-    assert calls
-    for call in calls:
-        given = call.function.arguments
-        assert isinstance((json.loads(given) if isinstance(given, str) else given)["wild"], bool)
+    first, *_ = answer.tool_calls or []  # the limit may cut a later one
+    given = first.function.arguments
+    assert isinstance((json.loads(given) if isinstance(given, str) else given)["wild"], bool)
 
 
 def test_a_text_is_streamed(base_url: str) -> None:
