@@ -168,7 +168,7 @@ class Request:
 
     @cached_property
     def prompt_slots(self) -> int:
-        """Number of tokens of the prompt that are computed before the first token is sampled, or the request ends.
+        """Number of prompt tokens that are computed before the first token is sampled, or before the request ends.
 
         The last token of a sequence is never computed: if nothing is generated, that of the prompt, unless it is alone.
         """

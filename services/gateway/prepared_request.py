@@ -68,7 +68,7 @@ class PreparedRequest:
     def overflow_of(self, error: ServiceError) -> ServiceError:
         """Return an engine's refusal as ContextExceeded if it is that of a request too long for the pool."""
         prompt_tokens, max_tokens = len(self.submission.prompt_token_ids), self.submission.stopping.max_tokens
-        most = _most_tokens(prompt_tokens, max(1, sequences_of(self.request).count), self.model)
+        most = _most_tokens(prompt_tokens, sequences_of(self.request).count, self.model)
         is_of_length = isinstance(error, InvalidField) and error.field in _LENGTHS
         if not is_of_length or prompt_tokens + max_tokens <= most:
             return error

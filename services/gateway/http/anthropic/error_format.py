@@ -77,7 +77,7 @@ def _is_of_models(request: Request) -> bool:
 
 
 def _status_of(error: Exception, usual: int) -> int:
-    """Return the status of an error: 529 tells clients that the service is overloaded, and 429 that they are fast."""
+    """Return the status of an error: 529 if the service is overloaded, 429 if the caller is at its limit."""
     is_load = isinstance(error, errors.Overloaded) and error.rejection not in _OF_CALLER
     return OVERLOADED if is_load else usual
 

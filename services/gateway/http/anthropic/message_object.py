@@ -55,7 +55,7 @@ class MessageObject:
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """Return token counts: those of the input are without the cached ones."""
+    """Return token counts. `input_tokens` excludes the cached ones."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
