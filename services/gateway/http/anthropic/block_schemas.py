@@ -1,6 +1,6 @@
 """Schemas of the blocks of content that messages consist of."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
@@ -55,8 +55,10 @@ class ToolUseBlock(StrictBody):
     toolset_name: None = Field(None, description="Not supported.")
 
 
-class OtherBlock(StrictBody):
-    """A block of another type: always rejected."""
+class RefusedType(StrictBody):
+    """An object of a type that is not served: always rejected. `refusal` is the reason, with a place for the type."""
+
+    refusal: ClassVar[str]
 
     type: str = Field(description="Not supported.")
 
@@ -65,8 +67,13 @@ class OtherBlock(StrictBody):
     def _refuse(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        reason = f"{shown(value)} is no text, and Quire's models read text only"
-        raise PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": reason})
+        raise PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": cls.refusal.format(shown(value))})
+
+
+class OtherBlock(RefusedType):
+    """A block of another type: always rejected."""
+
+    refusal: ClassVar = "{} is no text, and Quire's models read text only"
 
 
 def _tag(block: Any, known: tuple[str, ...]) -> str:

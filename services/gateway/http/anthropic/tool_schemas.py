@@ -1,13 +1,12 @@
 """Schemas of the tools that a model can call, and of the choice of one."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 
+from services.gateway.http.anthropic.block_schemas import RefusedType
 from services.gateway.http.json_types import Items, Schema
 from services.gateway.http.strict_body import StrictBody
-from services.runtime.http.validation import UNSUPPORTED, shown
 
 
 class ClientTool(StrictBody):
@@ -28,18 +27,10 @@ class ClientTool(StrictBody):
     defer_loading: Literal[False] | None = Field(None, description="Only false is supported: there is no tool search.")
 
 
-class OtherTool(StrictBody):
+class OtherTool(RefusedType):
     """A tool that another server runs or describes: always rejected."""
 
-    type: str = Field(description="Not supported.")
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        reason = f"Quire runs no tools and has no schema of {shown(value)}; send tools with an input_schema"
-        raise PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": reason})
+    refusal: ClassVar = "Quire runs no tools and has no schema of {}; send tools with an input_schema"
 
 
 def _tag(tool: Any) -> str:
