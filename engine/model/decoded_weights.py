@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.native.formats.coded import CodedMatrix
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf_file import GgufTensor
-from engine.native.formats.stored import QuantizedExperts, QuantizedTensor, StoredTensor
+from engine.native.formats.gguf.file import GgufTensor
+from engine.native.formats.stored import QuantizedExperts
+from engine.native.formats.tensors import StoredTensor
 
 # Dense weights of at most this size are loaded: they make the first start faster.
 LOADED_BYTES = 1 << 30
@@ -31,9 +33,7 @@ def is_placeholder(tensor: torch.Tensor) -> bool:
 
 def is_matrix(stored: StoredTensor) -> bool:
     """Return whether a tensor is a matrix whose values have to be decoded."""
-    return isinstance(stored, QuantizedTensor | QuantizedExperts) or (
-        isinstance(stored, GgufTensor) and stored.is_grouped
-    )
+    return isinstance(stored, CodedMatrix | QuantizedExperts) or (isinstance(stored, GgufTensor) and stored.is_grouped)
 
 
 def decode_on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:

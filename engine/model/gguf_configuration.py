@@ -11,12 +11,12 @@ from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_file import rotation_factors
-from engine.native.formats.gguf_header import GgufHeader, read_header
-from engine.native.formats.llama_metadata import ROTATION_FACTORS
-from engine.native.formats.llama_names import ARCHITECTURES, names_of
-from engine.native.formats.llama_tensors import check_tensors
-from engine.native.formats.metadata_sizes import check_sizes
+from engine.native.formats.gguf.file import rotation_factors
+from engine.native.formats.gguf.header import GgufHeader, read_header
+from engine.native.formats.gguf.llama_metadata import ROTATION_FACTORS
+from engine.native.formats.gguf.llama_names import ARCHITECTURES, names_of
+from engine.native.formats.gguf.llama_tensors import check_tensors
+from engine.native.formats.gguf.metadata_sizes import check_sizes
 
 _ROTATION_BASE = 10000.0  # of files that name none
 _ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}

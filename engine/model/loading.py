@@ -20,10 +20,10 @@ from engine.model.unsupported import configuration_fault
 from engine.model.weights import check_complete, load_modules, without_flags_warning
 from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf_file import gguf_of
-from engine.native.formats.gguf_header import read_header
+from engine.native.formats.gguf.file import gguf_of
+from engine.native.formats.gguf.header import read_header
+from engine.native.formats.gguf.metadata_sizes import check_sizes
 from engine.native.formats.image_text import image_text_type
-from engine.native.formats.metadata_sizes import check_sizes
 from engine.native.formats.stored import WeightFormat
 
 # Rotations that transformers computes again for positions behind the context that is served (`context_tokens`). It

@@ -19,7 +19,7 @@ from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.text_part import folder_configuration, served_class
 from engine.model.unsupported import configuration_fault, unknown_layer, unlike_served, unshared
 from engine.native.formats.declared_quantization import declared_quantization
-from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.stored import WeightFormat
 

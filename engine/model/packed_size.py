@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from engine.errors import ModelUnsupported
 from engine.model.decoded_weights import LOADED_BYTES
 from engine.native.decoder import runs
-from engine.native.formats.gguf_file import quantized_format
-from engine.native.formats.gguf_header import read_header
+from engine.native.formats.gguf.file import quantized_format
+from engine.native.formats.gguf.header import read_header
 from engine.native.formats.stored import HEAD, WeightFormat, is_of_all_experts, is_quantized
 
 # Bytes of a weight: int4 has a scale and a minimum of 2 bytes each for 32 of them.

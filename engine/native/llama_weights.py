@@ -6,19 +6,19 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.native.formats.coded import ALL, CodedMatrix
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf_file import ALL, GgufTensor
+from engine.native.formats.gguf.file import GgufTensor
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.stored import (
     EMBEDDING,
     HEAD,
-    QuantizedTensor,
-    StoredTensor,
     WeightFormat,
     files_of,
     matrices_of_experts,
     quantized,
 )
+from engine.native.formats.tensors import StoredTensor
 
 __all__ = ["EMBEDDING", "HEAD", "FileWeights", "LlamaWeights", "ModuleWeights"]
 
@@ -86,7 +86,7 @@ class FileWeights:
         Raises ModelUnsupported if scales or minimums are not finite.
         """
         stored = self._stored(name)
-        if self._dense or not isinstance(stored, GgufTensor | QuantizedTensor):
+        if self._dense or not isinstance(stored, GgufTensor | CodedMatrix):
             return None
         found = stored.grouped(rows)
         if found:

@@ -31,7 +31,7 @@ from engine.model.unsupported import unshared
 from engine.model.weights import without_flags_warning
 from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import image_text_type
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks

@@ -35,8 +35,13 @@ class GroupedWeights(NamedTuple):
 
     `codes` is uint8 [outputs, inputs], unsigned, below 2**bits. `scales` is float32 [outputs, inputs // group], and so
     is `minimums`, the value of code 0 in each group; without minimums, `zero` is the code of the value 0, which is
-    2**(bits - 1). `bits` is 4, 5, 6 or 8. `group` is 32 inputs, 16 for Q6_K, and all inputs where a scale is for each
-    output. Scales and minimums of groups are exact in float16, or products of `levels`.
+    2**(bits - 1). `bits` is 4, 5, 6 or 8. `group` is 32 inputs, 16 for some formats, and all inputs where a scale is
+    for each output. Scales and minimums of groups are exact in float16 or in bfloat16, or products of `levels` or of
+    `output_scales`.
+
+    Optional: `zeros`, uint8 [outputs, inputs // group], are zeros by group instead of `zero`. `table`, int8 [16]: a
+    weight is scale * table[code]. `output_scales`, float32 [outputs]: each of `scales` is a float16 number times that
+    of its output. `order`, int64 [inputs]: column k of `codes` multiplies input order[k]; groups are of columns.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -46,6 +51,10 @@ class GroupedWeights(NamedTuple):
     bits: int
     group: int
     levels: TwoLevel | None = None
+    zeros: npt.NDArray[np.uint8] | None = None
+    table: npt.NDArray[np.int8] | None = None
+    output_scales: npt.NDArray[np.float32] | None = None
+    order: npt.NDArray[np.int64] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,12 +63,26 @@ class GroupedWeights(NamedTuple):
         return outputs, inputs
 
     def dense(self) -> npt.NDArray[np.float32]:
-        """The values, float32 [outputs, inputs]."""
+        """The values, float32 [outputs, inputs], of inputs in their own order."""
         outputs, inputs = self.shape
-        values = self.codes.astype(np.float32).reshape(outputs, inputs // self.group, self.group)
-        if self.minimums is None:
-            values -= np.float32(self.zero)
+        values = self._numbers().reshape(outputs, inputs // self.group, self.group)
+        if self.zeros is not None:
+            values -= self.zeros[:, :, None]
         values *= self.scales[:, :, None]
         if self.minimums is not None:
             values += self.minimums[:, :, None]
-        return values.reshape(outputs, inputs)
+        dense = values.reshape(outputs, inputs)
+        if self.order is None:
+            return dense
+        ordered = np.empty_like(dense)
+        ordered[:, self.order] = dense
+        return ordered
+
+    def _numbers(self) -> npt.NDArray[np.float32]:
+        """What the scales multiply, less zeros by group."""
+        if self.table is not None:
+            return self.table.astype(np.float32)[self.codes]
+        numbers = self.codes.astype(np.float32)
+        if self.minimums is None and self.zeros is None:
+            numbers -= np.float32(self.zero)
+        return numbers

@@ -3,18 +3,21 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.native.formats import quantize
-from engine.native.formats.gguf_file import ALL, GgufFile, gguf_of
+from engine.native.formats.coded import ALL, CodedMatrix, ExpertPlace
+from engine.native.formats.gguf.file import GgufFile, gguf_of
 from engine.native.formats.grouped import GroupedWeights
+from engine.native.formats.quantized.reading import decoded
 from engine.native.formats.safetensors_files import all_files, are_named, named_files
+from engine.native.formats.tensors import StoredTensor, TensorFile
 
 WeightFormat: TypeAlias = Literal["auto", "bf16", "int8", "int4"]
 """auto: as the files have them; bf16: dequantized; int8 and int4: quantized while they are loaded."""
@@ -28,89 +31,35 @@ _MATRIX = re.compile(
 _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _ALL_EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj")
 _DIMENSIONS = 3  # of a tensor of all experts
-# Weights that are quantized at once.
-_PIECE = 1 << 20
 
 
-class StoredTensor(Protocol):
-    """A tensor that is not read yet, as of safetensors' `get_slice`."""
+class RoundedCodes:
+    """A matrix that is quantized as it is read."""
 
-    def get_shape(self) -> list[int]:
-        """Return the shape, outputs first."""
-
-    def __getitem__(self, part: "EllipsisType | slice | tuple[slice, slice]") -> torch.Tensor:
-        """Read all of it, some rows, or some rows and columns."""
-
-
-class TensorFile(Protocol):
-    """An open file of tensors, as of safetensors' `safe_open`."""
-
-    def keys(self) -> list[str]:
-        """Return the names of all tensors."""
-
-    def get_slice(self, name: str) -> Any:
-        """Return a tensor's handle, a StoredTensor."""
-
-
-class QuantizedTensor:
-    """A matrix that is quantized as it is read, in pieces of rows. Its values are those of the quantized weights."""
-
-    def __init__(self, name: str, stored: StoredTensor, method: str, dtype: torch.dtype) -> None:
-        """`method` is int8 or int4; dense values are of `dtype`."""
-        self._name, self._stored, self.dtype = name, stored, dtype
+    def __init__(self, name: str, stored: StoredTensor, method: str) -> None:
+        """`method` is int8 or int4."""
+        self._name, self._stored = name, stored
         self._quantize = _QUANTIZED[method]
 
-    def get_shape(self) -> list[int]:
-        """Return the shape, outputs first."""
-        return self._stored.get_shape()
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        outputs, inputs = self._stored.get_shape()
+        return outputs, inputs
 
-    def __getitem__(self, part: "EllipsisType | slice | tuple[slice, slice]") -> torch.Tensor:
-        rows, columns = part if isinstance(part, tuple) else (ALL if part is ... else part, ALL)
-        begin, end, _ = rows.indices(self.get_shape()[0])
-        found = torch.empty((max(0, end - begin), self.get_shape()[1]), dtype=self.dtype)
-        for piece in self._pieces(begin, end):
-            values = torch.from_numpy(self._of_rows(piece).dense())
-            found[piece.start - begin : piece.stop - begin] = values
-        return found[:, columns] if columns != ALL else found
+    def grouped(self, begin: int, end: int) -> GroupedWeights:
+        """Return quantized outputs. Raises ModelUnsupported, with the name, if they cannot be quantized."""
+        return self._quantize(self._name, self._stored[begin:end].float().numpy())
 
-    def grouped(self, rows: slice = ALL) -> GroupedWeights:
-        """Return quantized rows. Raises ModelUnsupported, with the name, if they cannot be quantized."""
-        begin, end, _ = rows.indices(self.get_shape()[0])
-        parts = [self._of_rows(piece) for piece in self._pieces(begin, end)]
-        first = parts[0]
-        minimums = None if first.minimums is None else np.concatenate([_minimums(one) for one in parts])
-        codes, scales = (np.concatenate([one[field] for one in parts]) for field in (0, 1))
-        return GroupedWeights(codes, scales, minimums, first.zero, first.bits, first.group)
-
-    def place(self, expert: int, *, second: bool) -> "ExpertPlace":
-        """Return its place in a tensor of all experts: that which it was taken from, or the first or `second` half."""
-        if isinstance(self._stored, ExpertMatrix):
-            return self._stored.place
-        outputs = self.get_shape()[0]
-        return ExpertPlace(expert, range(outputs, 2 * outputs) if second else range(outputs), transposed=False)
-
-    def _pieces(self, begin: int, end: int) -> list[slice]:
-        step = max(1, _PIECE // prod(self.get_shape()[1:]))
-        return [slice(start, min(start + step, end)) for start in range(begin, end, step)]
-
-    def _of_rows(self, rows: slice) -> GroupedWeights:
-        return self._quantize(self._name, self._stored[rows].float().numpy())
+    def values(self, begin: int, end: int) -> npt.NDArray[np.float32]:
+        """Return the values of the quantized outputs."""
+        return self.grouped(begin, end).dense()
 
 
-class ExpertPlace(NamedTuple):
-    """Where a tensor of all experts has one expert's gate, up or down matrix.
-
-    The tensor is [experts, outputs, inputs]; `transposed`: [experts, inputs, outputs]. `outputs` are the matrix's.
-    """
-
-    expert: int
-    outputs: range
-    transposed: bool
-
-    def of(self, one: torch.Tensor) -> torch.Tensor:
-        """Return the matrix, [outputs, inputs], in the part of its expert."""
-        plane = one.T if self.transposed else one
-        return plane[self.outputs.start : self.outputs.stop : self.outputs.step]
+def quantized_matrix(name: str, stored: StoredTensor, method: str, dtype: torch.dtype) -> CodedMatrix:
+    """Return a matrix that is quantized as it is read; dense values are of `dtype`. `method` is int8 or int4."""
+    place = stored.place if isinstance(stored, ExpertMatrix) else None
+    return CodedMatrix(RoundedCodes(name, stored, method), dtype, place)
 
 
 class ExpertMatrix:
@@ -138,10 +87,10 @@ class ExpertMatrix:
 class QuantizedExperts:
     """A tensor of all experts that is quantized as it is read. Its values are those of the quantized matrices."""
 
-    def __init__(self, shape: list[int], matrices: "Sequence[tuple[ExpertPlace, QuantizedTensor]]") -> None:
+    def __init__(self, shape: list[int], matrices: "Sequence[tuple[ExpertPlace, CodedMatrix]]") -> None:
         """`matrices` make up the tensor."""
         self._shape = shape
-        self._experts: dict[int, list[tuple[ExpertPlace, QuantizedTensor]]] = defaultdict(list)
+        self._experts: dict[int, list[tuple[ExpertPlace, CodedMatrix]]] = defaultdict(list)
         for place, matrix in matrices:
             self._experts[place.expert].append((place, matrix))
 
@@ -194,10 +143,10 @@ def _matrices(experts: str, gates: StoredTensor, down: StoredTensor, *, alternat
 def joined_experts(tensors: Mapping[str, StoredTensor]) -> "dict[str, StoredTensor]":
     """Return tensors with the quantized matrices of experts joined, as transformers' modules have them."""
     found: dict[str, StoredTensor] = {}
-    joined: dict[str, list[tuple[ExpertPlace, QuantizedTensor]]] = defaultdict(list)
+    joined: dict[str, list[tuple[ExpertPlace, CodedMatrix]]] = defaultdict(list)
     for name, stored in tensors.items():
         match = _EXPERT.fullmatch(name)
-        if not (match and isinstance(stored, QuantizedTensor)):
+        if not (match and isinstance(stored, CodedMatrix)):
             found[name] = stored
             continue
         experts, number, part = match.groups()
@@ -206,16 +155,12 @@ def joined_experts(tensors: Mapping[str, StoredTensor]) -> "dict[str, StoredTens
     return found | {name: QuantizedExperts(_joined_shape(matrices), matrices) for name, matrices in joined.items()}
 
 
-def _joined_shape(matrices: "Sequence[tuple[ExpertPlace, QuantizedTensor]]") -> list[int]:
+def _joined_shape(matrices: "Sequence[tuple[ExpertPlace, CodedMatrix]]") -> list[int]:
     count = 1 + max(place.expert for place, _ in matrices)
     outputs = 1 + max(place.outputs[-1] for place, _ in matrices)
     place, matrix = matrices[0]
     inputs = matrix.get_shape()[1]
     return [count, inputs, outputs] if place.transposed else [count, outputs, inputs]
-
-
-def _minimums(weights: GroupedWeights) -> Any:
-    return weights.minimums
 
 
 def is_quantized(name: str, *, tied: bool) -> bool:
@@ -239,7 +184,7 @@ def quantized(
         return tensors
     tied = HEAD not in tensors
     return {
-        name: QuantizedTensor(name, stored, weights, dtype) if is_quantized(name, tied=tied) else stored
+        name: quantized_matrix(name, stored, weights, dtype) if is_quantized(name, tied=tied) else stored
         for name, stored in tensors.items()
     }
 
@@ -257,10 +202,11 @@ def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":
     """Open a folder's safetensors files, or its GGUF file; return the file of each tensor, none if it has no files.
 
     They are the files that `engine.model.checkpoint` reads; of safetensors files with other names all are read.
-    Quantized tensors of a GGUF file are decoded to `dtype`. Raises ModelUnsupported if a file cannot be read.
+    Quantized tensors are decoded to `dtype`. Raises ModelUnsupported if a file cannot be read, or has quantized weights
+    that the folder does not declare.
     """
     gguf = gguf_of(folder)
     if gguf:
         whole = GgufFile(gguf, dtype)
         return dict.fromkeys(whole.keys(), whole)
-    return named_files(folder) if are_named(folder) else all_files(folder)
+    return decoded(folder, named_files(folder) if are_named(folder) else all_files(folder), dtype)

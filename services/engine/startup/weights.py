@@ -10,7 +10,7 @@ from engine.model.decoded_weights import decode
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
-from engine.native.formats.gguf_file import gguf_of, quantized_format
+from engine.native.formats.gguf.file import gguf_of, quantized_format
 from engine.native.formats.stored import WeightFormat
 from engine.native.kernels import Kernels
 from services.engine.settings import EngineSettings

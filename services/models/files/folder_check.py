@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.declared_quantization import quantization
-from engine.native.formats.gguf_header import gguf_of
+from engine.native.formats.gguf.header import gguf_of
 from engine.native.formats.safetensors_files import INDEX, ONE_FILE, are_named, placements
 from services.models.files.bounded_json import (
     MOST_TOKENIZER_BYTES,

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_arrays import check_bytes, check_numbers, check_texts
-from engine.native.formats.gguf_header import GgufHeader, read_header
-from engine.native.formats.llama_names import ARCHITECTURES, names_of
-from engine.native.formats.llama_tensors import check_tensors
-from engine.native.formats.metadata_sizes import check_sizes
+from engine.native.formats.gguf.arrays import check_bytes, check_numbers, check_texts
+from engine.native.formats.gguf.header import GgufHeader, read_header
+from engine.native.formats.gguf.llama_names import ARCHITECTURES, names_of
+from engine.native.formats.gguf.llama_tensors import check_tensors
+from engine.native.formats.gguf.metadata_sizes import check_sizes
 from services.models.files.bounded_json import InvalidModelFile
 from services.models.files.chat_templates import TemplateSource
 from services.models.files.numbers import (

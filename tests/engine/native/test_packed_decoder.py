@@ -11,7 +11,7 @@ from engine.model.loading import load_model
 from engine.native.cpu_backend import CpuBackend
 from engine.native.decoder import NativeDecoder
 from engine.native.formats import quantize
-from engine.native.formats.gguf_file import ALL
+from engine.native.formats.coded import ALL
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.grouped_strips import pack_strips, strips_size
 from engine.native.kernels import Kernels

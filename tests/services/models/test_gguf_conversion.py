@@ -11,7 +11,7 @@ import torch
 
 from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
-from engine.native.formats.gguf_file import GgufFile
+from engine.native.formats.gguf.file import GgufFile
 from engine.parallel.loading import ModelFolder
 from services.models.files.bounded_json import InvalidModelFile
 from services.models.gguf.file_check import check_gguf

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_file import GgufFile, gguf_of, quantized_format
-from engine.native.formats.gguf_header import read_header
+from engine.native.formats.gguf.file import GgufFile, gguf_of, quantized_format
+from engine.native.formats.gguf.header import read_header
 from engine.native.formats.stored import files_of
 from engine.native.llama_weights import FileWeights
 from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, MIXED, Type, write_llama

@@ -3,26 +3,21 @@
 from collections import Counter
 from math import prod
 from pathlib import Path
-from types import EllipsisType
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.blocks import Bytes
-from engine.native.formats.gguf_header import GgufHeader, TensorPlace, gguf_of, read_header
+from engine.native.formats.coded import ALL, Part, pieces
+from engine.native.formats.gguf.blocks import Bytes
+from engine.native.formats.gguf.header import GgufHeader, TensorPlace, gguf_of, read_header
+from engine.native.formats.gguf.llama_metadata import ROTATION_FACTORS
+from engine.native.formats.gguf.llama_names import ARCHITECTURES, names_of, row_order
 from engine.native.formats.grouped import GroupedWeights
-from engine.native.formats.llama_metadata import ROTATION_FACTORS
-from engine.native.formats.llama_names import ARCHITECTURES, names_of, row_order
 
-__all__ = ["ALL", "GgufFile", "GgufTensor", "gguf_of", "is_llama", "quantized_format", "rotation_factors"]
+__all__ = ["GgufFile", "GgufTensor", "gguf_of", "is_llama", "quantized_format", "rotation_factors"]
 
-ALL = slice(None)
-Part: TypeAlias = "EllipsisType | slice | tuple[slice, slice]"
-# Weights that are decoded at once: each takes about ten bytes meanwhile.
-_PIECE = 1 << 20
 _DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -52,12 +47,10 @@ class GgufTensor:
             whole = self._values(self._rows).view(shape)
             return (whole if self._order is None else whole[torch.from_numpy(self._order)])[rows]
         begin, end, _ = rows.indices(shape[0])
-        pieces = range(begin, end, max(1, _PIECE // prod(shape[1:])))
         found = torch.empty((max(0, end - begin), *shape[1:]), dtype=self.dtype)
-        for start in pieces:
-            stop = min(start + pieces.step, end)
-            values = self._values(self._raw(slice(start, stop)))
-            found[start - begin : stop - begin] = values.view(stop - start, *shape[1:])
+        for piece in pieces(begin, end, prod(shape[1:])):
+            values = self._values(self._raw(piece))
+            found[piece.start - begin : piece.stop - begin] = values.view(piece.stop - piece.start, *shape[1:])
         return found[:, columns] if columns != ALL else found
 
     @property

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_file import GgufFile
-from engine.native.formats.gguf_header import read_header
+from engine.native.formats.gguf.file import GgufFile
+from engine.native.formats.gguf.header import read_header
 from tests.gguf_models import HIDDEN, MIXED, Type, write_llama
 
 BEGIN = b"GGUF" + struct.pack("<I", 3)

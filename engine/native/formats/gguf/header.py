@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.blocks import FORMATS, BlockFormat
+from engine.native.formats.gguf.blocks import FORMATS, BlockFormat
 
 _VERSIONS = (2, 3)
 # Vocabularies have up to 300,000 tokens, with a score, a type and a merge for each.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_header import STRING, ArrayPlace, GgufHeader
+from engine.native.formats.gguf.header import STRING, ArrayPlace, GgufHeader
 
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 _BYTES = (0, 1)

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_header import GgufHeader
+from engine.native.formats.gguf.header import GgufHeader
 
 # Factors of the frequencies that positions are rotated by; the folder's configuration has them (Llama 3.1).
 ROTATION_FACTORS = "rope_freqs.weight"

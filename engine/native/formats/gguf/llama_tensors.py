@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_header import GgufHeader
-from engine.native.formats.llama_metadata import ROTATION_FACTORS
+from engine.native.formats.gguf.header import GgufHeader
+from engine.native.formats.gguf.llama_metadata import ROTATION_FACTORS
 
 _QUERIES, _GATES = ("attn_q.bias", "attn_k.bias", "attn_v.bias"), ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 _NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")

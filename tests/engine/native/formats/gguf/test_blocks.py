@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.native.formats.blocks import FORMATS, BlockFormat
+from engine.native.formats.gguf.blocks import FORMATS, BlockFormat
 
 QUANTIZED = {number: one for number, one in FORMATS.items() if one.decode}
 

@@ -6,7 +6,7 @@ transformers makes a model of these sizes before it reads a tensor. What a file'
 import re
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_header import GgufHeader, TensorPlace
+from engine.native.formats.gguf.header import GgufHeader, TensorPlace
 
 _SIZES = (
     "embedding_length",

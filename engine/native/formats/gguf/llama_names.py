@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_header import GgufHeader
-from engine.native.formats.llama_metadata import ROTATION_FACTORS, check_dense, check_metadata
+from engine.native.formats.gguf.header import GgufHeader
+from engine.native.formats.gguf.llama_metadata import ROTATION_FACTORS, check_dense, check_metadata
 
 # Those of Mistral are written as llama. Only llama's rows of q and k are in another order than transformers'.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

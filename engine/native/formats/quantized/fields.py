@@ -1,0 +1,55 @@
+"""Fields of declarations, and which modules they mean. It imports no torch."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import regex
+
+from engine.errors import ModelUnsupported
+
+_SECONDS = 0.05  # of one comparison with a pattern, which a stranger's file may have made slow
+_LONGEST_PATTERN = 4096
+
+
+def integer(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a field that is an integer. Raises ModelUnsupported, with the name, if it is missing or none."""
+    found = fields.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise ModelUnsupported(f"its quantization has {name} {found!r}, which is no integer")
+    return found
+
+
+def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Return a field that is true or false; null is the default. Raises ModelUnsupported, with the name, for others."""
+    found = fields.get(name)
+    if found is None:
+        return default
+    if not isinstance(found, bool):
+        raise ModelUnsupported(f"its quantization has {name} {found!r}, which is neither true nor false")
+    return found
+
+
+def matches(pattern: str, module: str, *, whole: bool = False) -> bool:
+    """Return whether a regular expression matches the start of a module's name, or the `whole` of it.
+
+    Raises ModelUnsupported if the pattern is none, or takes too long.
+    """
+    try:
+        if len(pattern) > _LONGEST_PATTERN:
+            raise ModelUnsupported(f"its quantization has a pattern of {len(pattern)} characters")
+        compare = regex.fullmatch if whole else regex.match
+        return compare(pattern, module, timeout=_SECONDS) is not None
+    except regex.error as error:
+        raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which is none: {error}") from error
+    except TimeoutError as error:
+        raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which takes too long") from error
+
+
+def names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return a field that is a list of names, null is none. Raises ModelUnsupported, with the name, for others."""
+    found: Any = fields.get(name)
+    if found is None:
+        return ()
+    if not isinstance(found, Iterable) or isinstance(found, str) or not all(isinstance(one, str) for one in found):
+        raise ModelUnsupported(f"its quantization has {name} {found!r}, which is no list of names")
+    return tuple(found)
