@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from engine.errors import ModelUnsupported
 from engine.model.decoded_weights import LOADED_BYTES
 from engine.native.decoder import runs
-from engine.native.formats.gguf.file import quantized_format
+from engine.native.formats.gguf.file import gguf_of, quantized_format
 from engine.native.formats.gguf.header import read_header
 from engine.native.formats.stored import HEAD, WeightFormat, is_of_all_experts, is_quantized
 
@@ -29,8 +29,8 @@ class PackedSize(NamedTuple):
     format: str = ""
 
 
-def packed_size(model: Any, weights: WeightFormat, gguf: Path | None) -> PackedSize:
-    """Return the sizes for a model in bfloat16 on the meta device.
+def packed_size(model: Any, weights: WeightFormat, source: Path | None) -> PackedSize:
+    """Return the sizes for a model in bfloat16 on the meta device. `source` is the folder or GGUF file of its weights.
 
     Nothing is packed of a model that the CPU's kernels do not run. Raises ModelUnsupported if `weights` is int8 or int4
     and they do not run it.
@@ -42,6 +42,7 @@ def packed_size(model: Any, weights: WeightFormat, gguf: Path | None) -> PackedS
         return PackedSize(0, dense)
     if weights in _WEIGHT_BYTES:
         return _quantized(model, weights, dense)
+    gguf = gguf_of(source) if source and source.is_dir() else source
     stored = quantized_format(gguf) if gguf and weights == "auto" else ""
     return _of_file(gguf, stored, dense) if gguf and stored else PackedSize(dense, dense)
 

@@ -13,8 +13,9 @@ import torch
 
 from engine.native.formats import quantize
 from engine.native.formats.coded import ALL, CodedMatrix, ExpertPlace
-from engine.native.formats.gguf.file import GgufFile, gguf_of
+from engine.native.formats.gguf.file import GgufFile, GgufTensor, gguf_of, quantized_format
 from engine.native.formats.grouped import GroupedWeights
+from engine.native.formats.quantized.methods import scheme_of
 from engine.native.formats.quantized.reading import decoded
 from engine.native.formats.safetensors_files import all_files, are_named, named_files
 from engine.native.formats.tensors import StoredTensor, TensorFile
@@ -30,6 +31,7 @@ _MATRIX = re.compile(
 )
 _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _ALL_EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj")
+_NUMBER = re.compile(r"\d+")
 _DIMENSIONS = 3  # of a tensor of all experts
 
 
@@ -196,6 +198,34 @@ def quantized_modules(
     if weights not in _QUANTIZED:
         return tensors
     return joined_experts(quantized(matrices_of_experts(tensors), weights, dtype))
+
+
+def stored_format(folder: Path) -> str:
+    """Return the format of the quantized weights in a folder's files, such as Q4_K or gptq int4 g128; empty if dense.
+
+    Of a GGUF file it is that of most of its quantized weights. Raises ModelUnsupported if a file cannot be read.
+    """
+    gguf = gguf_of(folder)
+    if gguf:
+        return quantized_format(gguf)
+    scheme = scheme_of(folder)
+    return scheme.label if scheme else ""
+
+
+def packed_matrices(folder: Path) -> dict[str, CodedMatrix | GgufTensor]:
+    """Return the matrices of a folder's files that have a packed form, by name. One row is read of each kind of them.
+
+    Raises ModelUnsupported as `files_of`.
+    """
+    files = files_of(folder, torch.bfloat16)
+    stored = {name: file.get_slice(name) for name, file in files.items()}
+    found = {name: one for name, one in stored.items() if isinstance(one, CodedMatrix | GgufTensor)}
+    packs: dict[tuple[str, ...], bool] = {}
+    for name, one in found.items():
+        kind = (_NUMBER.sub("*", name), *map(str, one.get_shape()))
+        if kind not in packs:
+            packs[kind] = len(one.get_shape()) > 1 and one.grouped(slice(0, 1)) is not None
+    return {name: one for name, one in found.items() if packs[(_NUMBER.sub("*", name), *map(str, one.get_shape()))]}
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":
