@@ -15,6 +15,7 @@ from engine.native.formats.stored import (
     HEAD,
     WeightFormat,
     files_of,
+    is_matrix,
     matrices_of_experts,
     quantized,
 )
@@ -70,6 +71,8 @@ class FileWeights:
         tensors: dict[str, StoredTensor] = {name: file.get_slice(name) for name, file in files.items()}
         self._tensors = quantized(matrices_of_experts(tensors), weights, torch.bfloat16)
         self._dense = weights == "bf16"
+        self.dequantized: list[str] = []
+        """Names of quantized matrices that were read as dense ones, although the files' format is to be kept."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """Read a tensor; None if no file has it. Raises ModelUnsupported if weights are not finite in bfloat16."""
@@ -77,6 +80,8 @@ class FileWeights:
         if stored is None:
             return None
         found = stored[...]
+        if not self._dense and is_matrix(stored):
+            self.dequantized.append(name)
         check_finite([(name, found)], torch.bfloat16)  # decoders round what is float32 in the file
         return found
 

@@ -60,7 +60,7 @@ class RoundedCodes:
 
 def quantized_matrix(name: str, stored: StoredTensor, method: str, dtype: torch.dtype) -> CodedMatrix:
     """Return a matrix that is quantized as it is read; dense values are of `dtype`. `method` is int8 or int4."""
-    place = stored.place if isinstance(stored, ExpertMatrix) else None
+    place = stored.place if isinstance(stored, ExpertMatrix) else getattr(stored, "own_place", None)
     return CodedMatrix(RoundedCodes(name, stored, method), dtype, place)
 
 
@@ -198,6 +198,11 @@ def quantized_modules(
     if weights not in _QUANTIZED:
         return tensors
     return joined_experts(quantized(matrices_of_experts(tensors), weights, dtype))
+
+
+def is_matrix(stored: StoredTensor) -> bool:
+    """Return whether a tensor is a matrix, or those of all experts, whose values have to be decoded."""
+    return isinstance(stored, CodedMatrix | QuantizedExperts) or (isinstance(stored, GgufTensor) and stored.is_grouped)
 
 
 def stored_format(folder: Path) -> str:

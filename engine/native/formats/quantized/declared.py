@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 CONFIGURATION = "config.json"
 FIELDS = ("quantization_config", "compression_config")
 # Files beside a configuration that declares nothing: of ModelOpt, of AutoGPTQ before 2024, of AWQ's authors.
-_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+DECLARATIONS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _LARGEST = 16 << 20  # bytes
 
 
@@ -28,7 +28,7 @@ def declared(folder: Path) -> Declared | None:
     configuration = _object(folder / CONFIGURATION)
     if found := declared_by(configuration):
         return found
-    for name, method in _FILES.items():
+    for name, method in DECLARATIONS.items():
         if (folder / name).is_file():
             fields = _object(folder / name)
             return Declared(_method(fields, method), fields, name)
