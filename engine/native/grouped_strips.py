@@ -209,7 +209,8 @@ def _has_scales(scales: str, weights: GroupedWeights) -> bool:
     if weights.levels is not None:
         return _in_float16(weights.levels.super_scales) and _in_float16(weights.levels.super_minimums)
     if weights.output_scales is not None:
-        return np.array_equal(_units(weights) * weights.output_scales[:, None], weights.scales)
+        with np.errstate(invalid="ignore"):
+            return np.array_equal(_units(weights) * weights.output_scales[:, None], weights.scales)
     return _in_float16(weights.scales) and _in_float16(weights.minimums)
 
 
