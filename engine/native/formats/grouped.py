@@ -5,6 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+# Twice the floats of 4 bits (e2m1), by code.
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
 
 class TwoLevel(NamedTuple):
     """Scales that are themselves quantized, as in Q4_K and Q6_K: by super group of 256 inputs.

@@ -9,6 +9,16 @@ from engine.native.formats.tensors import TypedTensor
 if TYPE_CHECKING:
     from engine.native.formats.coded import Codes, ExpertPlace
 
+# Suffixes of tensors that only quantized activations or a quantized cache need.
+_UNUSED = frozenset(
+    (
+        *(f"{place}_{what}" for place in ("input", "output") for what in ("scale", "zero_point", "global_scale")),
+        *(f"{place}_{what}" for place in "qkv" for what in ("scale", "zero_point", "global_scale")),
+        *("activation_scale", "input_scale_ub", "gate_up_proj_activation_scale", "down_proj_activation_scale"),
+    )
+)
+_CODES = ("I8", "U8")
+
 
 class Coded(NamedTuple):
     """A matrix in the form of its file. `place` is that of an expert's matrix, if the file has those of all as one."""
@@ -59,3 +69,24 @@ def check_part(name: str, tensor: TypedTensor, shape: tuple[int, ...], types: It
         raise ModelUnsupported(f"its tensor {name} has type {tensor.get_dtype()}, not {' or '.join(allowed)}")
     if tuple(tensor.get_shape()) != shape:
         raise ModelUnsupported(f"its tensor {name} has shape {list(tensor.get_shape())}, not {list(shape)}")
+
+
+def sides(name: str, tensor: TypedTensor) -> tuple[int, int]:
+    """Return outputs and columns of a matrix. Raises ModelUnsupported, with the name, if it is none, or empty."""
+    shape = tensor.get_shape()
+    if len(shape) != 2 or not all(shape):
+        raise ModelUnsupported(f"its tensor {name} has shape {list(shape)}, which is no matrix")
+    return shape[0], shape[1]
+
+
+def unused(names: Iterable[str]) -> set[str]:
+    """Return the names of tensors with the scales of quantized activations, or of a quantized cache."""
+    return {name for name in names if name.rpartition(".")[2] in _UNUSED}
+
+
+def check_rest(stored: Mapping[str, TypedTensor], parts: Iterable[str]) -> None:
+    """Raise ModelUnsupported, with the name, if a tensor that is not among `parts` has codes instead of values."""
+    for name in stored.keys() - parts:
+        kind = stored[name].get_dtype()
+        if kind.startswith("F8") or (kind in _CODES and len(stored[name].get_shape()) in (2, 3)):
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but no scales of it are known")
