@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import flag, integer, matches, names
+from engine.native.formats.quantized.scheme import HELP
 
 FORMATS = (
     *("pack-quantized", "int-quantized", "naive-quantized", "float-quantized"),
@@ -17,6 +18,7 @@ FORMATS = (
 _PACKED_BITS = (4, 8)
 _STRATEGIES = {"int": ("tensor", "channel", "group"), "float": ("tensor", "channel", "group", "block")}
 _PATTERN = "re:"
+_MOST_COMPARISONS = 2_000_000  # of patterns with modules
 # Prefixes of a text model's modules in image-text checkpoints, whose declarations name them with it.
 _TEXT_PARTS = ("language_model", "model.language_model")
 
@@ -45,9 +47,7 @@ class Weights(NamedTuple):
         return "fp8" + (f" {self.block[0]}x{self.block[1]}" if self.block else "")
 
 
-def refused(
-    what: str, helps: str = "use a GGUF file, or a checkpoint in bfloat16 with --weights int4 or int8"
-) -> Exception:
+def refused(what: str, helps: str = HELP) -> ModelUnsupported:
     """Return the error for what is declared, but not served."""
     return ModelUnsupported(f"its weights are quantized (compressed-tensors, {what}), which is not served: {helps}")
 
@@ -135,15 +135,22 @@ class Targets:
         """`weights` are by target, `ignored` are targets without weights."""
         self._named = dict(weights)
         self._patterns = _patterns(sorted(weights))
+        self._prefixes = [part for part in _TEXT_PARTS if any(part in target for target in weights)]
         self._ignored, self._ignored_patterns = frozenset(ignored), _patterns(ignored)
 
     def of(self, module: str) -> Weights | None:
         """Return the weights of a linear module or an embedding, None if no target is for it."""
         kind = "Embedding" if module.endswith("embed_tokens") else "Linear"
-        for name in (module, *_in_image_text(module)):
+        for name in (module, *self._in_image_text(module)):
             if found := self._by_name(name):
                 return found
         return self._named.get(kind)
+
+    def check_count(self, modules: int) -> None:
+        """Raise ModelUnsupported if there are more patterns than can be compared with as many modules."""
+        patterns = len(self._patterns) * (1 + 2 * len(self._prefixes)) + len(self._ignored_patterns)
+        if patterns * modules > _MOST_COMPARISONS:
+            raise ModelUnsupported(f"its quantization has too many patterns for {modules} modules: {patterns}")
 
     def ignores(self, module: str) -> bool:
         """Return whether a module is declared as one without quantized weights."""
@@ -155,13 +162,11 @@ class Targets:
         pattern = next((one for one in self._patterns if matches(one, module)), None)
         return None if pattern is None else self._named[_PATTERN + pattern]
 
+    def _in_image_text(self, module: str) -> list[str]:
+        """Return the names that a text model's module may have in an image-text checkpoint."""
+        short = module.removeprefix("model.")
+        return [f"{part}.{name}" for part in self._prefixes for name in (module, short)]
+
 
 def _patterns(targets: list[str] | tuple[str, ...]) -> list[str]:
     return [one.removeprefix(_PATTERN) for one in targets if one.startswith(_PATTERN)]
-
-
-def _in_image_text(module: str) -> tuple[str, ...]:
-    """Return the names that a text model's module may have in an image-text checkpoint."""
-    return tuple(
-        name for part in _TEXT_PARTS for name in (f"{part}.{module}", f"{part}.{module.removeprefix('model.')}")
-    )

@@ -10,9 +10,17 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.compressed_groups import Targets, Weights, refused, weights_by_target
+from engine.native.formats.quantized.compressed_integers import (
+    ORDER,
+    PACKED,
+    PLAIN,
+    SCALE,
+    SHAPE,
+    ZERO,
+    compressed_integers,
+)
 from engine.native.formats.quantized.fields import check_no_cache, names
 from engine.native.formats.quantized.float_codes import FLOATS, Named, float4_codes, float8_codes
-from engine.native.formats.quantized.integer_codes import ORDER, PACKED, PLAIN, SCALE, SHAPE, ZERO, integer_codes
 from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
 from engine.native.formats.tensors import TypedTensor
 
@@ -34,6 +42,7 @@ class CompressedTensors:
         modules = {
             module: parts for module, parts in by_module(stored, _SUFFIXES).items() if _is_quantized(parts, stored)
         }
+        self._targets.check_count(len(modules))
         coded = {
             f"{module}.{PLAIN}": self._coded(module, {suffix: stored[name] for suffix, name in parts.items()})
             for module, parts in modules.items()
@@ -43,10 +52,12 @@ class CompressedTensors:
         return Matrices(coded, frozenset(found))
 
     def _coded(self, module: str, parts: Mapping[str, TypedTensor]) -> Coded:
+        if PACKED in parts and PLAIN in parts:
+            raise ModelUnsupported(f"its files have both tensor {module}.{PLAIN} and {module}.{PACKED}")
         for weight in (PACKED, PLAIN):
             if weight in parts:
                 return _coded(module, weight, parts, self._weights(module, f"{module}.{weight}"))
-        raise ModelUnsupported(f"its weights have no tensor {module}.{PLAIN} or {module}.{PACKED}")
+        raise ModelUnsupported(f"its files lack tensor {module}.{PLAIN} or {module}.{PACKED}")
 
     def _weights(self, module: str, tensor: str) -> Weights:
         if self._targets.ignores(module):
@@ -89,7 +100,7 @@ def _coded(module: str, weight: str, parts: Mapping[str, TypedTensor], weights: 
     if weights.kind == "int":
         if weight == PACKED and weights.bits not in (4, 8):
             raise refused(f"{weights.bits} bits in {module}.{PACKED}")
-        return Coded(integer_codes(module, parts, weights.bits, weights.size, symmetric=weights.symmetric))
+        return Coded(compressed_integers(module, parts, weights.bits, weights.size, symmetric=weights.symmetric))
     wanted = PACKED if weights.bits == 4 else PLAIN
     named = {suffix: _part(module, suffix, parts) for suffix in (wanted, SCALE)}
     if weights.bits == 4:
@@ -102,5 +113,5 @@ def _coded(module: str, weight: str, parts: Mapping[str, TypedTensor], weights: 
 def _part(module: str, suffix: str, parts: Mapping[str, TypedTensor]) -> Named:
     name = f"{module}.{suffix}"
     if suffix not in parts:
-        raise ModelUnsupported(f"its weights have no tensor {name}")
+        raise ModelUnsupported(f"its files lack tensor {name}")
     return Named(name, parts[suffix])

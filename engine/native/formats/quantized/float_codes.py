@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.grouped import E2M1, GroupedWeights
-from engine.native.formats.quantized.scheme import check_part, sides
+from engine.native.formats.quantized.scheme import check_matrix, check_part
 from engine.native.formats.tensors import TypedTensor
 
 if TYPE_CHECKING:
@@ -176,8 +176,7 @@ def float4_codes(codes: Named, scales: Named, of_all: Named | None, *, divides: 
 
     Raises ModelUnsupported, naming the tensor, if the scales do not fit, or one has another type.
     """
-    outputs, columns = sides(codes.name, codes.tensor)
-    check_part(codes.name, codes.tensor, (outputs, columns), ("U8",))
+    outputs, columns = check_matrix(codes.name, codes.tensor, ("U8",))
     group = 16 if of_all else 32
     groups = -(-2 * columns // group)
     if 2 * columns % group:

@@ -87,7 +87,7 @@ def float8_matrix(module: str, parts: Mapping[str, str], stored: Mapping[str, Ty
     scales = next((parts[one] for one in _SCALES if one in parts), "")
     if not scales or _WEIGHT not in parts:
         missing = f"{module}.{_WEIGHT}" if scales else f"{module}.{_SCALES[0]} or {module}.{_SCALES[1]}"
-        raise ModelUnsupported(f"its weights have no tensor {missing}")
+        raise ModelUnsupported(f"its files lack tensor {missing}")
     weight = Named(parts[_WEIGHT], stored[parts[_WEIGHT]])
     return Coded(float8_codes(weight, Named(scales, stored[scales]), block))
 
@@ -96,11 +96,12 @@ class _Experts:
     """The matrices of a layer's experts, of which files have those of all as one tensor."""
 
     def __init__(self, experts: str, stored: Mapping[str, TypedTensor], block: Block) -> None:
-        self._experts, self._stored, self._block = experts, stored, block
+        self._experts, self._stored = experts, stored
         self._names = [f"{experts}.{one}{of}" for one in ("gate_up_proj", "down_proj") for of in ("", "_scale_inv")]
         self.parts = frozenset(self._names)
         self._count = self._checked_count()
         self._transposed = self._is_transposed()
+        self._block = block[::-1] if block and self._transposed else block  # of the tensors
 
     def matrices(self) -> dict[str, Coded]:
         """Return them under the names that Qwen3-MoE's files have for the matrices of each expert."""
@@ -110,7 +111,7 @@ class _Experts:
         counts = []
         for name in self._names:
             if name not in self._stored:
-                raise ModelUnsupported(f"its weights have no tensor {name}")
+                raise ModelUnsupported(f"its files lack tensor {name}")
             shape = self._stored[name].get_shape()
             counts.append(shape[0] if len(shape) == _DIMENSIONS and all(shape) else 0)
             if not counts[-1] or counts[-1] != counts[0]:

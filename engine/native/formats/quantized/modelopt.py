@@ -76,6 +76,6 @@ def _check_not_smoothed(stored: Mapping[str, TypedTensor]) -> None:
 def _packed(module: str, parts: Mapping[str, str], stored: Mapping[str, TypedTensor]) -> Coded:
     for suffix in _PARTS:
         if suffix not in parts:
-            raise ModelUnsupported(f"its weights have no tensor {module}.{suffix}")
+            raise ModelUnsupported(f"its files lack tensor {module}.{suffix}")
     codes, scales, of_all = (Named(parts[suffix], stored[parts[suffix]]) for suffix in _PARTS)
     return Coded(float4_codes(codes, scales, of_all))
