@@ -10,9 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from engine.native.formats.coded import CodedMatrix
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf.file import GgufTensor
 from engine.native.formats.stored import QuantizedExperts
 from engine.native.formats.tensors import StoredTensor
 
@@ -29,11 +27,6 @@ def placeholder(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
 def is_placeholder(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is the placeholder of a matrix."""
     return tensor.numel() > 1 and not any(tensor.stride())
-
-
-def is_matrix(stored: StoredTensor) -> bool:
-    """Return whether a tensor is a matrix whose values have to be decoded."""
-    return isinstance(stored, CodedMatrix | QuantizedExperts) or (isinstance(stored, GgufTensor) and stored.is_grouped)
 
 
 def decode_on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:

@@ -18,12 +18,12 @@ from engine.model.loaded import LoadedModel, context_tokens, fingerprint_of, voc
 from engine.model.probe import probe
 from engine.model.unsupported import configuration_fault
 from engine.model.weights import check_complete, load_modules, without_flags_warning
-from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.gguf.header import read_header
 from engine.native.formats.gguf.metadata_sizes import check_sizes
 from engine.native.formats.image_text import image_text_type
+from engine.native.formats.quantized.methods import scheme_of
 from engine.native.formats.stored import WeightFormat
 
 # Rotations that transformers computes again for positions behind the context that is served (`context_tokens`). It
@@ -42,8 +42,7 @@ def load_model(
     """
     register()
     try:
-        if fault := quantization(folder):
-            raise ModelUnsupported(fault)
+        scheme_of(folder)  # refused before files are opened
         mapped = Checkpoint.in_folder(folder)
         with without_flags_warning():
             load = partial(load_modules, weights=weights, packed=packed) if mapped else _load

@@ -22,11 +22,11 @@ from engine.attention.interface import ATTENTION_NAME
 from engine.attention.llama_shape import fused_parts
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
-from engine.model.decoded_weights import LOADED_BYTES, decode_on_use, is_matrix, placeholder
+from engine.model.decoded_weights import LOADED_BYTES, decode_on_use, placeholder
 from engine.model.staging import Staging, cuda_staging
 from engine.model.text_part import folder_configuration, served_class
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
-from engine.native.formats.stored import WeightFormat
+from engine.native.formats.stored import WeightFormat, is_matrix
 
 _SHOWN = 3
 

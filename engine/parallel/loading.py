@@ -29,10 +29,10 @@ from engine.model.staging import cuda_staging
 from engine.model.text_part import folder_configuration, served_class
 from engine.model.unsupported import unshared
 from engine.model.weights import without_flags_warning
-from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import image_text_type
+from engine.native.formats.quantized.methods import scheme_of
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard
@@ -54,8 +54,7 @@ class ModelFolder:
         """Read the configuration. Raises ModelUnsupported if the ranks cannot share the model."""
         self._folder = folder
         with _named(folder):
-            if fault := quantization(folder):
-                raise ModelUnsupported(fault)
+            quantized = scheme_of(folder) is not None
             self._whole: Any = folder_configuration(folder)
             kind, self._config = served_class(self._whole)
             register()
@@ -64,7 +63,7 @@ class ModelFolder:
             text = self._config.get_text_config()
             self._shape = _llama_shape(model) if is_llama_shaped(model) else None
             parts = {"from_gguf": gguf_of(folder) is not None, "image_text": bool(image_text_type(folder))}
-            if fault := unshared(model, **parts):
+            if fault := unshared(model, quantized=quantized, **parts):
                 raise ModelUnsupported(fault)
             check_ranks(size, text.num_attention_heads, declared_geometry(text))
 

@@ -51,7 +51,7 @@ class CodedMatrix:
 
     def __init__(self, codes: Codes, dtype: torch.dtype, place: ExpertPlace | None = None) -> None:
         """Dense values are of `dtype`. `place` is that of an expert's matrix, if files have those of all as one."""
-        self._codes, self.dtype, self._place = codes, dtype, place
+        self._codes, self.dtype, self.own_place = codes, dtype, place
 
     def get_shape(self) -> list[int]:
         """Return the shape, outputs first."""
@@ -81,8 +81,8 @@ class CodedMatrix:
 
     def place(self, expert: int, *, second: bool) -> ExpertPlace:
         """Return its place in a tensor of all experts: that which it was taken from, or the first or `second` half."""
-        if self._place:
-            return self._place
+        if self.own_place:
+            return self.own_place
         outputs = self._codes.shape[0]
         return ExpertPlace(expert, range(outputs, 2 * outputs) if second else range(outputs), transposed=False)
 

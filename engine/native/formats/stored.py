@@ -13,8 +13,9 @@ import torch
 
 from engine.native.formats import quantize
 from engine.native.formats.coded import ALL, CodedMatrix, ExpertPlace
-from engine.native.formats.gguf.file import GgufFile, gguf_of
+from engine.native.formats.gguf.file import GgufFile, GgufTensor, gguf_of, quantized_format
 from engine.native.formats.grouped import GroupedWeights
+from engine.native.formats.quantized.methods import scheme_of
 from engine.native.formats.quantized.reading import decoded
 from engine.native.formats.safetensors_files import all_files, are_named, named_files
 from engine.native.formats.tensors import StoredTensor, TensorFile
@@ -58,7 +59,7 @@ class RoundedCodes:
 
 def quantized_matrix(name: str, stored: StoredTensor, method: str, dtype: torch.dtype) -> CodedMatrix:
     """Return a matrix that is quantized as it is read; dense values are of `dtype`. `method` is int8 or int4."""
-    place = stored.place if isinstance(stored, ExpertMatrix) else None
+    place = stored.place if isinstance(stored, ExpertMatrix) else getattr(stored, "own_place", None)
     return CodedMatrix(RoundedCodes(name, stored, method), dtype, place)
 
 
@@ -196,6 +197,24 @@ def quantized_modules(
     if weights not in _QUANTIZED:
         return tensors
     return joined_experts(quantized(matrices_of_experts(tensors), weights, dtype))
+
+
+def is_matrix(stored: StoredTensor) -> bool:
+    """Return whether a tensor is a matrix, or those of all experts, whose values have to be decoded."""
+    return isinstance(stored, CodedMatrix | QuantizedExperts) or (isinstance(stored, GgufTensor) and stored.is_grouped)
+
+
+def stored_format(source: Path) -> str:
+    """Return the format of the quantized weights in a folder, or in a GGUF file, such as Q4_K or gptq int4 g128.
+
+    It is empty if they are dense. Of a GGUF file it is that of most of its quantized weights. Raises ModelUnsupported
+    if a file cannot be read.
+    """
+    gguf = gguf_of(source) if source.is_dir() else source
+    if gguf:
+        return quantized_format(gguf)
+    scheme = scheme_of(source)
+    return scheme.label if scheme else ""
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":

@@ -4,6 +4,7 @@ The format is described in https://huggingface.co/docs/safetensors: the header's
 and the tensors without gaps.
 """
 
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -43,14 +44,34 @@ _ENTRIES = TypeAdapter(dict[str, _Entry])
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class TensorHeader:
+    """The type and shape of a tensor, used like the handles of safetensors of which nothing is read."""
+
+    dtype: str
+    shape: Shape
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, outputs first."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """Return safetensors' name of the type."""
+        return self.dtype
+
+    def __getitem__(self, _part: Any) -> Any:
+        """Refuse to read the tensor: a check reads no weights."""
+        raise TypeError("only the header of the tensor is known")
+
+
 class _Place(NamedTuple):
     begin: int
     end: int
     name: str
 
 
-def tensor_shapes(path: Path) -> dict[str, Shape]:
-    """Return the shape of each tensor in a file. Raises InvalidModelFile, with the tensor's name where one is wrong."""
+def tensor_headers(path: Path) -> dict[str, TensorHeader]:
+    """Return the header of each tensor in a file. Raises InvalidModelFile, with the name of a wrong tensor."""
     content, size = _header(path)
     try:
         declared: Any = from_json(content)
@@ -63,7 +84,7 @@ def tensor_shapes(path: Path) -> dict[str, Shape]:
     except ValueError as error:
         raise InvalidModelFile(f"{path.name} has a damaged header: {error}") from error
     _check_places(path.name, entries, size)
-    return {name: tuple(entry.shape) for name, entry in entries.items()}
+    return {name: TensorHeader(entry.dtype, tuple(entry.shape)) for name, entry in entries.items()}
 
 
 def _header(path: Path) -> tuple[bytes, int]:

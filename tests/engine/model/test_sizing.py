@@ -50,9 +50,9 @@ def test_the_configuration_predicts_the_loaded_model(name: str, checkpoint: Chec
 
 
 def test_a_quantized_configuration_is_refused_with_the_reason(tmp_path: Path) -> None:
-    CONFIG_MAPPING["llama"](quantization_config={"quant_method": "gptq", "bits": 4}).save_pretrained(tmp_path / "gptq")
-    with pytest.raises(ModelUnsupported, match=r"^gptq: its weights are quantized"):
-        read_shape(tmp_path / "gptq", torch.float32)
+    CONFIG_MAPPING["llama"](quantization_config={"quant_method": "hqq"}).save_pretrained(tmp_path / "hqq")
+    with pytest.raises(ModelUnsupported, match=r"^hqq: its weights are quantized"):
+        read_shape(tmp_path / "hqq", torch.float32)
 
 
 @pytest.mark.parametrize(

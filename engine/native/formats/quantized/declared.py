@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CONFIGURATION = "config.json"
-_FIELDS = ("quantization_config", "compression_config")
+FIELDS = ("quantization_config", "compression_config")
 # Files beside a configuration that declares nothing: of ModelOpt, of AutoGPTQ before 2024, of AWQ's authors.
-_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+DECLARATIONS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _LARGEST = 16 << 20  # bytes
 
 
@@ -28,7 +28,7 @@ def declared(folder: Path) -> Declared | None:
     configuration = _object(folder / CONFIGURATION)
     if found := declared_by(configuration):
         return found
-    for name, method in _FILES.items():
+    for name, method in DECLARATIONS.items():
         if (folder / name).is_file():
             fields = _object(folder / name)
             return Declared(_method(fields, method), fields, name)
@@ -38,7 +38,7 @@ def declared(folder: Path) -> Declared | None:
 def declared_by(configuration: Mapping[str, Any]) -> Declared | None:
     """Return what a model's configuration declares, or its text part."""
     for part in (configuration, configuration.get("text_config") or {}):
-        for name in _FIELDS:
+        for name in FIELDS:
             if fields := part.get(name):
                 known = fields if isinstance(fields, dict) else {}
                 return Declared(_method(known, ""), known, CONFIGURATION)

@@ -1,6 +1,7 @@
 """Fields of declarations, and which modules they mean. It imports no torch."""
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import regex
@@ -9,6 +10,8 @@ from engine.errors import ModelUnsupported
 
 _SECONDS = 0.05  # of one comparison with a pattern, which a stranger's file may have made slow
 _LONGEST_PATTERN = 4096
+_MOST_REPEATS = 10_000  # of a part of a pattern, by counts in braces: it takes memory for each
+_COUNTS = regex.compile(r"\{([^{}]*)\}")
 
 
 def integer(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -29,20 +32,32 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     return found
 
 
-def matches(pattern: str, module: str, *, whole: bool = False) -> bool:
-    """Return whether a regular expression matches the start of a module's name, or the `whole` of it.
+def matches(pattern: str, module: str, *, whole: bool = False, anywhere: bool = False) -> bool:
+    """Return whether a regular expression matches the start of a module's name, the `whole` of it, or a part of it.
 
     Raises ModelUnsupported if the pattern is none, or takes too long.
     """
     try:
         if len(pattern) > _LONGEST_PATTERN:
             raise ModelUnsupported(f"its quantization has a pattern of {len(pattern)} characters")
-        compare = regex.fullmatch if whole else regex.match
+        if _repeats(pattern) > _MOST_REPEATS:
+            raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which repeats too often")
+        compare = regex.search if anywhere else regex.fullmatch if whole else regex.match
         return compare(pattern, module, timeout=_SECONDS) is not None
-    except regex.error as error:
+    except (regex.error, RecursionError) as error:
         raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which is none: {error}") from error
     except TimeoutError as error:
         raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which takes too long") from error
+
+
+def _repeats(pattern: str) -> int:
+    """Return at most how often counts in braces, of which each may be within others, repeat a part of a pattern."""
+    counts = (regex.findall("[0-9]+", braces) for braces in _COUNTS.findall(pattern))
+    return prod(max(map(_count, found), default=1) or 1 for found in counts)
+
+
+def _count(digits: str) -> int:
+    return int(digits) if len(digits) < len(str(_MOST_REPEATS)) else _MOST_REPEATS + 1
 
 
 def names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -53,3 +68,13 @@ def names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(found, Iterable) or isinstance(found, str) or not all(isinstance(one, str) for one in found):
         raise ModelUnsupported(f"its quantization has {name} {found!r}, which is no list of names")
     return tuple(found)
+
+
+def check_no_cache(fields: Mapping[str, Any], *declarations: str) -> None:
+    """Raise ModelUnsupported, with the name of the field, if K and V are declared as quantized."""
+    for name in declarations:
+        if fields.get(name):
+            raise ModelUnsupported(
+                f"its quantization declares {name}, scales for a quantized KV cache, which is not served: remove "
+                f"{name}, then K and V are stored unquantized, or quantized by --kv-dtype int8"
+            )

@@ -1,24 +1,49 @@
 """The methods of quantization that are served, and why others are refused. It imports no torch."""
 
 from collections.abc import Callable, Mapping
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelUnsupported
+from engine.native.formats.quantized.auto_round import auto_round
+from engine.native.formats.quantized.awq import awq
+from engine.native.formats.quantized.compressed_tensors import compressed_tensors
 from engine.native.formats.quantized.declared import Declared, declared
-from engine.native.formats.quantized.scheme import Scheme
+from engine.native.formats.quantized.fp8 import fbgemm_fp8, fp8
+from engine.native.formats.quantized.gptq import gptq
+from engine.native.formats.quantized.modelopt import modelopt
+from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
+from engine.native.formats.tensors import TypedTensor
 
-HELP = "use a GGUF file, or a checkpoint in bfloat16 with --weights int4 or int8"
 # A method's module makes a scheme of the fields; it raises ModelUnsupported, naming the field, for what is not served.
-METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {}
+METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
+    "gptq": gptq,
+    "awq": awq,
+    "auto-round": auto_round,
+    "intel/auto-round": auto_round,
+    "compressed-tensors": compressed_tensors,
+    "fp8": fp8,
+    "fbgemm_fp8": fbgemm_fp8,
+    "modelopt": modelopt,
+}
+
+_FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
+# Suffixes of tensors that are parts of quantized matrices.
+_PARTS = ("qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "W_q")
 
 
 def scheme_of(folder: Path) -> Scheme | None:
     """Return the scheme of a folder's weights, None if they are not quantized.
 
-    Raises ModelUnsupported if its method is not served, and OSError or ValueError if a file cannot be read.
+    Raises ModelUnsupported if its method is not served, or a file cannot be read.
     """
-    found = declared(folder)
+    try:
+        found = declared(folder)
+    except JSONDecodeError as error:
+        raise ModelUnsupported(f"a file that could declare quantized weights is no JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelUnsupported(f"a file that could declare quantized weights cannot be read: {error}") from error
     return scheme_by(found) if found else None
 
 
@@ -27,5 +52,28 @@ def scheme_by(found: Declared) -> Scheme:
     if not found.method:
         raise ModelUnsupported(f"its weights are quantized by a method that {found.file} does not name: {HELP}")
     if found.method not in METHODS:
-        raise ModelUnsupported(f"its weights are quantized ({found.method}), which is not served: {HELP}")
+        raise ModelUnsupported(f"its weights are quantized ({_described(found)}), which is not served: {HELP}")
     return METHODS[found.method](found.fields)
+
+
+def _described(found: Declared) -> str:
+    bits = next((found.fields[name] for name in ("bits", "w_bit", "nbits") if found.fields.get(name)), None)
+    return f"{found.method}, {bits} bits" if isinstance(bits, int | float) else found.method
+
+
+def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Matrices:
+    """Return the quantized matrices among a folder's tensors, of which only shapes and types are read.
+
+    Raises ModelUnsupported, naming the tensor, if its parts do not fit, or if weights are codes that the folder does
+    not declare: without their scales, they would be taken for values.
+    """
+    found = scheme.matrices(stored) if scheme else Matrices({}, frozenset())
+    for name, tensor in stored.items():
+        suffix = name.rpartition(".")[2]
+        if name not in found.parts and suffix in _PARTS:
+            raise ModelUnsupported(
+                f"its tensor {name} is a part of quantized weights, but its files do not declare how it is used"
+            )
+        if name not in found.parts and suffix == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but config.json declares no quantization")
+    return found
