@@ -11,6 +11,7 @@ from engine.native.formats.quantized.awq import awq
 from engine.native.formats.quantized.declared import Declared, declared
 from engine.native.formats.quantized.gptq import gptq
 from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
+from engine.native.formats.quantized.undeclared import undeclared
 from engine.native.formats.tensors import TypedTensor
 
 # A method's module makes a scheme of the fields; it raises ModelUnsupported, naming the field, for what is not served.
@@ -22,8 +23,6 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
-# Suffixes of tensors that are parts of quantized matrices.
-_PARTS = ("qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "W_q")
 
 
 def scheme_of(folder: Path) -> Scheme | None:
@@ -62,11 +61,10 @@ def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Mat
     """
     found = scheme.matrices(stored) if scheme else Matrices({}, frozenset())
     for name, tensor in stored.items():
-        suffix = name.rpartition(".")[2]
-        if name not in found.parts and suffix in _PARTS:
-            raise ModelUnsupported(
-                f"its tensor {name} is a part of quantized weights, but its files do not declare how it is used"
-            )
-        if name not in found.parts and suffix == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
+        if name in found.parts:
+            continue
+        if fault := undeclared(name, stored, scheme):
+            raise ModelUnsupported(fault)
+        if name.rpartition(".")[2] == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
             raise ModelUnsupported(f"its tensor {name} has type {kind}, but config.json declares no quantization")
     return found
