@@ -5,6 +5,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.int8)
+"""Twice the numbers of FP4 (1 sign bit, 2 bits of exponent, 1 of mantissa), of MXFP4 and NVFP4."""
+IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8)
+"""The numbers of ggml's IQ4_NL and IQ4_XS, its kvalues_iq4nl."""
+
 
 class TwoLevel(NamedTuple):
     """Scales that are themselves quantized, as in Q4_K and Q6_K: by super group of 256 inputs.

@@ -68,3 +68,13 @@ def names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(found, Iterable) or isinstance(found, str) or not all(isinstance(one, str) for one in found):
         raise ModelUnsupported(f"its quantization has {name} {found!r}, which is no list of names")
     return tuple(found)
+
+
+def check_no_cache(fields: Mapping[str, Any], *declarations: str) -> None:
+    """Raise ModelUnsupported, with the name of the field, if K and V are declared as quantized."""
+    for name in declarations:
+        if fields.get(name):
+            raise ModelUnsupported(
+                f"its quantization declares {name}, scales for a quantized KV cache, which is not served: remove "
+                f"{name}, then K and V are stored unquantized, or quantized by --kv-dtype int8"
+            )

@@ -8,8 +8,11 @@ from typing import Any
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.auto_round import auto_round
 from engine.native.formats.quantized.awq import awq
+from engine.native.formats.quantized.compressed_tensors import compressed_tensors
 from engine.native.formats.quantized.declared import Declared, declared
+from engine.native.formats.quantized.fp8 import fbgemm_fp8, fp8
 from engine.native.formats.quantized.gptq import gptq
+from engine.native.formats.quantized.modelopt import modelopt
 from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
 from engine.native.formats.quantized.undeclared import undeclared
 from engine.native.formats.tensors import TypedTensor
@@ -20,6 +23,10 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "awq": awq,
     "auto-round": auto_round,
     "intel/auto-round": auto_round,
+    "compressed-tensors": compressed_tensors,
+    "fp8": fp8,
+    "fbgemm_fp8": fbgemm_fp8,
+    "modelopt": modelopt,
 }
 
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types

@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     from engine.native.formats.coded import Codes, ExpertPlace
 
 HELP = "use a GGUF file, or a checkpoint in bfloat16 with --weights int4 or int8"
+# Suffixes of tensors that only quantized activations or a quantized cache need.
+_UNUSED = frozenset(
+    (
+        *(f"{place}_{what}" for place in ("input", "output") for what in ("scale", "zero_point", "global_scale")),
+        *(f"{place}_{what}" for place in "qkv" for what in ("scale", "zero_point", "global_scale")),
+        *("activation_scale", "input_scale_ub", "gate_up_proj_activation_scale", "down_proj_activation_scale"),
+    )
+)
+_CODES = ("I8", "U8")
 
 
 class Coded(NamedTuple):
@@ -97,3 +106,16 @@ def check_complete(module: str, parts: Mapping[str, str], needed: Iterable[str],
 def not_served(method: str) -> ModelUnsupported:
     """Return the refusal of a method, or of one of its formats, such as `gptq in the format marlin`."""
     return ModelUnsupported(f"its weights are quantized ({method}), which is not served: {HELP}")
+
+
+def unused(names: Iterable[str]) -> set[str]:
+    """Return the names of tensors with the scales of quantized activations, or of a quantized cache."""
+    return {name for name in names if name.rpartition(".")[2] in _UNUSED}
+
+
+def check_rest(stored: Mapping[str, TypedTensor], parts: Iterable[str]) -> None:
+    """Raise ModelUnsupported, with the name, if a tensor that is not among `parts` has codes instead of values."""
+    for name in stored.keys() - parts:
+        kind = stored[name].get_dtype()
+        if kind.startswith("F8") or (kind in _CODES and len(stored[name].get_shape()) in (2, 3)):
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but no scales of it are known")
