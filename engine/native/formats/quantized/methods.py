@@ -15,6 +15,7 @@ from engine.native.formats.quantized.gptq import gptq
 from engine.native.formats.quantized.modelopt import modelopt
 from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
 from engine.native.formats.quantized.undeclared import undeclared
+from engine.native.formats.safetensors_files import are_named
 from engine.native.formats.tensors import TypedTensor
 
 # A method's module makes a scheme of the fields; it raises ModelUnsupported, naming the field, for what is not served.
@@ -44,6 +45,16 @@ def scheme_of(folder: Path) -> Scheme | None:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnsupported(f"a file that could declare quantized weights cannot be read: {error}") from error
     return scheme_by(found) if found else None
+
+
+def file_with_own_name(folder: Path) -> Path | None:
+    """Return a folder's only safetensors file, if its weights are quantized and it has none that transformers reads.
+
+    AutoGPTQ named files after bits and groups, such as gptq_model-4bit-128g.safetensors. Raises ModelUnsupported as
+    `scheme_of`.
+    """
+    found = [] if are_named(folder) else list(folder.glob("*.safetensors"))
+    return found[0] if len(found) == 1 and scheme_of(folder) else None
 
 
 def scheme_by(found: Declared) -> Scheme:
