@@ -31,7 +31,6 @@ _MATRIX = re.compile(
 )
 _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _ALL_EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj")
-_NUMBER = re.compile(r"\d+")
 _DIMENSIONS = 3  # of a tensor of all experts
 
 
@@ -215,22 +214,6 @@ def stored_format(folder: Path) -> str:
         return quantized_format(gguf)
     scheme = scheme_of(folder)
     return scheme.label if scheme else ""
-
-
-def packed_matrices(folder: Path) -> dict[str, CodedMatrix | GgufTensor]:
-    """Return the matrices of a folder's files that have a packed form, by name. One row is read of each kind of them.
-
-    Raises ModelUnsupported as `files_of`.
-    """
-    files = files_of(folder, torch.bfloat16)
-    stored = {name: file.get_slice(name) for name, file in files.items()}
-    found = {name: one for name, one in stored.items() if isinstance(one, CodedMatrix | GgufTensor)}
-    packs: dict[tuple[str, ...], bool] = {}
-    for name, one in found.items():
-        kind = (_NUMBER.sub("*", name), *map(str, one.get_shape()))
-        if kind not in packs:
-            packs[kind] = len(one.get_shape()) > 1 and one.grouped(slice(0, 1)) is not None
-    return {name: one for name, one in found.items() if packs[(_NUMBER.sub("*", name), *map(str, one.get_shape()))]}
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":
