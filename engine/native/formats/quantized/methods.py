@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized.auto_round import auto_round
-from engine.native.formats.quantized.awq import awq
 from engine.native.formats.quantized.compressed_tensors import compressed_tensors
 from engine.native.formats.quantized.declared import Declared, declared
 from engine.native.formats.quantized.fp8 import fbgemm_fp8, fp8
-from engine.native.formats.quantized.gptq import gptq
+from engine.native.formats.quantized.integers.auto_round import auto_round
+from engine.native.formats.quantized.integers.awq import awq
+from engine.native.formats.quantized.integers.gptq import gptq
 from engine.native.formats.quantized.modelopt import modelopt
 from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
 from engine.native.formats.quantized.undeclared import undeclared
