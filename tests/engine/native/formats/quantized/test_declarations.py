@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.declared import Declared
@@ -335,3 +337,53 @@ def test_scales_that_are_not_finite_stay_so_in_the_values() -> None:
     grouped = codes.grouped(0, 8)
     assert grouped is not None
     assert np.isnan(grouped.scales).any()
+
+
+NAMES = (
+    *(
+        "bits",
+        "group_size",
+        "desc_act",
+        "sym",
+        "checkpoint_format",
+        "format",
+        "is_marlin_format",
+        "rotation",
+        "dynamic",
+    ),
+    *("w_bit", "q_group_size", "version", "backend", "zero_point", "modules_to_not_convert"),
+    *("packing_format", "data_type", "act_bits", "extra_config", "super_bits"),
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(("gptq", "gemm", "auto_round", "int", "-:(")),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from((*NAMES, "a.*", "-:q")), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+HEADERS = st.dictionaries(
+    st.sampled_from((*GPTQ, "weight")),
+    st.tuples(st.sampled_from(("I32", "F16", "F8_E4M3", "?")), st.lists(st.sampled_from((0, 1, 2, 8, 64)), max_size=3)),
+)
+
+
+@given(
+    method=st.sampled_from(("gptq", "awq", "auto-round")),
+    fields=st.dictionaries(st.sampled_from(NAMES), VALUES),
+    changed=HEADERS,
+    sound=st.booleans(),
+)
+def test_whatever_is_declared_is_read_or_refused(
+    method: str, fields: dict[str, Any], changed: dict[str, tuple[str, list[int]]], sound: bool
+) -> None:
+    known = ROUND if sound else {}
+    parts: Headers = (GPTQ if sound else {}) | {name: (kind, tuple(shape)) for name, (kind, shape) in changed.items()}
+    try:
+        found = matrices(method, {**fields, **known}, parts)
+    except ModelUnsupported:
+        return
+    assert found.parts >= {f"{MODULE}.{suffix}" for suffix in parts if suffix.startswith("q")}

@@ -17,6 +17,7 @@ from engine.native.formats.coded import Codes
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.quantized.declared import Declared
 from engine.native.formats.quantized.methods import scheme_by
+from engine.native.grouped_strips import format_of
 from tests.engine.native.formats.quantized.handles import MODULE, ReadTensor
 from tests.engine.native.formats.quantized.writers import Written, less_one, write_awq, write_gptq
 
@@ -65,6 +66,7 @@ def check_exact(codes: Codes, written: Written, begin: int, end: int, *, packs: 
 
 def check_form(found: GroupedWeights) -> None:
     """Check that kernels know the form."""
+    assert format_of(found) >= 0
     outputs, inputs = found.shape
     assert found.bits in (4, 8)
     assert found.zero == 1 << (found.bits - 1)

@@ -47,7 +47,10 @@ class Case(NamedTuple):
 
 
 def _ordered(module: str, weights: Floats) -> Written:
-    order = np.random.default_rng(crc32(module.encode())).permutation(weights.shape[1])
+    """Quantize with the order that modules share which multiply the same rows."""
+    layer, _, part = module.removesuffix("_proj").rpartition(".")
+    inputs = f"{layer}.{next(one for one in ('qkv', 'o', 'gate up', 'down') if part in one)}"
+    order = np.random.default_rng(crc32(inputs.encode())).permutation(weights.shape[1])
     return write_gptq(weights, 4, 64, version=2, sym=False, order=order, dtype=torch.bfloat16)
 
 
