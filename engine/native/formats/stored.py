@@ -204,15 +204,16 @@ def is_matrix(stored: StoredTensor) -> bool:
     return isinstance(stored, CodedMatrix | QuantizedExperts) or (isinstance(stored, GgufTensor) and stored.is_grouped)
 
 
-def stored_format(folder: Path) -> str:
-    """Return the format of the quantized weights in a folder's files, such as Q4_K or gptq int4 g128; empty if dense.
+def stored_format(source: Path) -> str:
+    """Return the format of the quantized weights in a folder, or in a GGUF file, such as Q4_K or gptq int4 g128.
 
-    Of a GGUF file it is that of most of its quantized weights. Raises ModelUnsupported if a file cannot be read.
+    It is empty if they are dense. Of a GGUF file it is that of most of its quantized weights. Raises ModelUnsupported
+    if a file cannot be read.
     """
-    gguf = gguf_of(folder)
+    gguf = gguf_of(source) if source.is_dir() else source
     if gguf:
         return quantized_format(gguf)
-    scheme = scheme_of(folder)
+    scheme = scheme_of(source)
     return scheme.label if scheme else ""
 
 
