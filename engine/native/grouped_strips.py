@@ -105,9 +105,10 @@ def format_of(weights: GroupedWeights) -> int:
     """Return the number of the kernels' format that has exactly these weights. Raises NoKernel if there is none."""
     offsets = _MINIMUMS if weights.minimums is not None else _ZEROS if weights.zeros is not None else ""
     table = _table(weights)
+    from_middle = bool(offsets or table) or weights.zero == 1 << (weights.bits - 1)
     for scales in _scales(weights):
         found = StripFormat(weights.bits, scales, offsets, table)
-        if found in FORMATS and _has_zeros(found, weights) and _has_scales(scales, weights):
+        if found in FORMATS and from_middle and _has_scales(scales, weights):
             return FORMATS.index(found)
     raise NoKernel(f"no kernel multiplies {_described(weights, offsets, table)}")
 
@@ -153,7 +154,7 @@ def _arrays(packed: StripFormat, weights: GroupedWeights) -> Iterator[npt.NDArra
     yield _contiguous(weights.codes, np.uint8)
     yield _contiguous(scales, np.float32)
     yield _contiguous(weights.minimums, np.float32)
-    yield _contiguous(_signed_zeros(weights), np.int8)
+    yield _contiguous(weights.zeros, np.uint8)
     yield _contiguous(weights.output_scales, np.float32)
     if weights.levels is None:
         yield from (None,) * 4
@@ -193,13 +194,6 @@ def _table(weights: GroupedWeights) -> str:
     return next((name for name, one in _TABLES.items() if np.array_equal(one, weights.table)), "unknown")
 
 
-def _has_zeros(packed: StripFormat, weights: GroupedWeights) -> bool:
-    """Return whether a layout has all bits of the zeros."""
-    if weights.zeros is not None:
-        return int(weights.zeros.max(initial=0)) - _middle(weights) <= np.iinfo(np.int8).max
-    return bool(packed.offsets or packed.table) or weights.zero == _middle(weights)
-
-
 def _has_scales(scales: str, weights: GroupedWeights) -> bool:
     """Return whether scales of a kind have all bits of these, and of the minimums."""
     if scales == _BY_OUTPUT:
@@ -225,15 +219,6 @@ def _units(weights: GroupedWeights) -> npt.NDArray[np.float32]:
     with np.errstate(all="ignore"):
         units = np.where(weights.scales == 0, 0, weights.scales / weights.output_scales[:, None])
         return units.astype(np.float16).astype(np.float32)
-
-
-def _middle(weights: GroupedWeights) -> int:
-    return 1 << (weights.bits - 1)
-
-
-def _signed_zeros(weights: GroupedWeights) -> npt.NDArray[np.int16] | None:
-    """Return zeros as the kernels count them: from the middle of the codes on."""
-    return None if weights.zeros is None else weights.zeros.astype(np.int16) - np.int16(_middle(weights))
 
 
 def _described(weights: GroupedWeights, offsets: str, table: str) -> str:

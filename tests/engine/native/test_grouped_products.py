@@ -62,11 +62,11 @@ def error_of(found: np.ndarray, rows: torch.Tensor, weights: GroupedWeights) -> 
 def bound(rows: np.ndarray, weights: GroupedWeights) -> float:
     """Return the most that float32 sums of all groups' sums can be wrong by: a few roundings of each group."""
     numbers = weights.codes.astype(np.float64) - (weights.zero if weights.minimums is None else 0)
+    if weights.zeros is not None:
+        numbers = weights.codes.astype(np.float64) - np.repeat(weights.zeros, weights.group, axis=1)
     if weights.table is not None:
         numbers = weights.table.astype(np.float64)
     scale = np.abs(weights.scales).max() * np.abs(numbers).max()
-    if weights.zeros is not None:
-        scale *= 2  # the sums of codes and those of zeros have roundings of their own
     if weights.minimums is not None:
         scale += np.abs(weights.minimums).max()
     groups = rows.shape[1] / 16

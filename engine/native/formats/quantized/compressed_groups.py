@@ -4,6 +4,7 @@ Fields and their defaults are those of compressed-tensors 0.20.1, `quantization/
 targets is that of `utils/match.py`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ FORMATS = (
 _PACKED_BITS = (4, 8)
 _STRATEGIES = {"int": ("tensor", "channel", "group"), "float": ("tensor", "channel", "group", "block")}
 _PATTERN = "re:"
+_SIDE = re.compile("[1-9][0-9]{0,8}")
 _MOST_COMPARISONS = 2_000_000  # of patterns with modules
 # Prefixes of a text model's modules in image-text checkpoints, whose declarations name them with it.
 _TEXT_PARTS = ("language_model", "model.language_model")
@@ -44,7 +46,8 @@ class Weights(NamedTuple):
             return f"w{self.bits}a{self.activations}" + (f" g{self.size}" if self.size else "")
         if self.bits == 4:
             return "nvfp4" if self.size == 16 else "mxfp4"
-        return "fp8" + (f" {self.block[0]}x{self.block[1]}" if self.block else "")
+        block = f" {self.block[0]}x{self.block[1]}" if self.block else ""
+        return f"fp8{block}" + (f" g{self.size}" if self.size else "")
 
 
 def refused(what: str, helps: str = HELP) -> ModelUnsupported:
@@ -118,7 +121,7 @@ def _check(weights: Weights, strategy: str) -> None:
 def _block(fields: Mapping[str, Any]) -> tuple[int, int]:
     declared = fields.get("block_structure")
     sides = declared.split("x") if isinstance(declared, str) else declared
-    if isinstance(sides, list) and len(sides) == 2 and all(str(one).isdecimal() and int(one) > 0 for one in sides):
+    if isinstance(sides, list) and len(sides) == 2 and all(_SIDE.fullmatch(str(one)) for one in sides):
         return int(sides[0]), int(sides[1])
     raise refused(f"block_structure {declared!r}")
 

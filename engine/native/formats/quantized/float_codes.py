@@ -112,8 +112,8 @@ def float8_codes(
 
 def _block(scales: Named, shape: tuple[int, ...], declared: tuple[int, int] | None) -> tuple[int, int]:
     grid = tuple(-(-side // step) for side, step in zip(shape, declared, strict=True)) if declared else (1, 1)
-    if declared and scales.shape == grid:
-        return declared
+    if declared and scales.shape in (grid, (grid[0], 1, grid[1], 1)):
+        return min(declared[0], shape[0]), min(declared[1], shape[1])
     if scales.shape in ((), (1,), (1, 1)):
         return shape[0], shape[1]
     if scales.shape in ((shape[0],), (shape[0], 1)):

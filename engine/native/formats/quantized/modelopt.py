@@ -1,8 +1,9 @@
-"""Weights as NVIDIA's ModelOpt stores them: floats of 8 bits with one scale, and NVFP4. It imports no torch.
+"""Weights as NVIDIA's ModelOpt stores them: floats of 8 bits, and NVFP4. It imports no torch.
 
-The declaration is in hf_quant_config.json, or in config.json. NVFP4 has `weight` uint8 [outputs, inputs / 2],
-`weight_scale` e4m3fn [outputs, inputs / 16] and `weight_scale_2`: a weight is e2m1 * scale * scale_2 (vLLM 0.13:
-`quantization/modelopt.py`). Types of tensors say which modules have which, so excluded modules are not needed.
+The declaration is in hf_quant_config.json, or in config.json. Floats of 8 bits have one `weight_scale`, one for each
+output, or one for each block [blocks, 1, blocks, 1]. NVFP4 has `weight` uint8 [outputs, inputs / 2], `weight_scale`
+e4m3fn [outputs, inputs / 16] and `weight_scale_2`: a weight is e2m1 * scale * scale_2 (ModelOpt 0.47,
+`torch/export/quant_utils.py`). Types of tensors say which modules have which, so excluded modules are not needed.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,15 @@ from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, c
 from engine.native.formats.tensors import TypedTensor
 
 _MIXED = "MIXED_PRECISION"
-_LABELS = {"FP8": "modelopt fp8", "NVFP4": "modelopt nvfp4", _MIXED: "modelopt mixed"}
+_BLOCK = (128, 128)  # of FP8_PB_WO
+_LABELS = {
+    "FP8": "modelopt fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "modelopt fp8",
+    "FP8_PB_WO": "modelopt fp8 128x128",
+    "NVFP4": "modelopt nvfp4",
+    "W4A16_NVFP4": "modelopt nvfp4",
+    _MIXED: "modelopt mixed",
+}
 _WEIGHT, _SCALE, _OF_ALL = _PARTS = ("weight", "weight_scale", "weight_scale_2")
 _SMOOTHED = "pre_quant_scale"  # of inputs
 
@@ -39,7 +48,7 @@ class ModelOpt:
             parts.update(suffixes.values())
         for module, suffixes in float8_modules(stored).items():
             if module not in packed:
-                coded[f"{module}.{_WEIGHT}"] = float8_matrix(module, suffixes, stored, None)
+                coded[f"{module}.{_WEIGHT}"] = float8_matrix(module, suffixes, stored, _BLOCK)
                 parts.update(suffixes.values())
         check_rest(stored, parts)
         return Matrices(coded, frozenset(parts))
@@ -59,12 +68,12 @@ def modelopt(fields: Mapping[str, Any]) -> ModelOpt:
 
 
 def _served(algorithm: Any) -> str:
-    if not isinstance(algorithm, str) or algorithm not in _LABELS:
-        raise ModelUnsupported(
-            f"its weights are quantized (modelopt, quant_algo {algorithm}), which is not served: use a checkpoint in "
-            "FP8 or NVFP4, a GGUF file, or one in bfloat16 with --weights int4 or int8"
-        )
-    return algorithm
+    if isinstance(algorithm, str) and algorithm.upper() in _LABELS:
+        return algorithm.upper()
+    raise ModelUnsupported(
+        f"its weights are quantized (modelopt, quant_algo {algorithm}), which is not served: use a checkpoint in FP8 "
+        "or NVFP4, a GGUF file, or one in bfloat16 with --weights int4 or int8"
+    )
 
 
 def _check_not_smoothed(stored: Mapping[str, TypedTensor]) -> None:

@@ -27,7 +27,7 @@ constexpr int kSteps = 8;        // of 4 inputs in a tile
 constexpr int kStepBytes = 64;   // of 16 outputs
 
 enum class Scales {
-  kTile,         // 16 float16 scales, then 16 float16 minimums or 16 int8 zeros if the format has them
+  kTile,         // 16 float16 scales, then 16 float16 minimums or 16 uint8 zeros if the format has them
   kWideTile,     // the same with bfloat16 scales, whose range is wider
   kOutput,       // 16 float32 scales for all tiles
   kTwoLevels,    // 16 uint8 scales and 16 uint8 minimums, in units of 16 float16 scales and 16 float16 minimums; without
@@ -36,12 +36,8 @@ enum class Scales {
   kHalfOutput    // 16 float16 scales for the first 16 inputs and 16 for the others, in units of 16 float32 for all tiles
 };
 
-// What is added to multiples of the scale.
-enum class Offsets {
-  kNone,
-  kMinimums,
-  kZeros  // less Format::zero(): -scale * zero is added
-};
+// What groups have beside scales: minimums, which are added, or zeros instead of Format::zero().
+enum class Offsets { kNone, kMinimums, kZeros };
 
 enum class Table { kNone, kE2m1, kIq4nl };
 
@@ -56,7 +52,7 @@ struct Format {
   Table table = Table::kNone;
 
   constexpr bool minimums() const { return offsets == Offsets::kMinimums; }
-  // Added to signed numbers to make them the unsigned ones that are multiplied.
+  // What unsigned numbers, the codes or those of the table, count from if groups have no zeros.
   constexpr int zero() const {
     if (table != Table::kNone) return table == Table::kE2m1 ? 12 : 128;
     return minimums() ? 0 : 1 << (bits - 1);

@@ -39,8 +39,10 @@ Integers lowered(Integers v) { return _mm512_srli_epi16(v, by); }
 inline Integers masked(Integers v, uint8_t mask) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(mask))); }
 inline Integers both(Integers a, Integers b) { return _mm512_or_si512(a, b); }
 inline Integers increased(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+inline Integers sums_of_pairs(Integers a, Integers b) { return _mm512_madd_epi16(a, b); }
+inline Integers widened_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Vector to_floats(Integers v) { return _mm512_cvtepi32_ps(v); }
-inline Vector lanes_of(const uint8_t* p) { return to_floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+inline Vector lanes_of(const uint8_t* p) { return to_floats(widened_bytes(p)); }
 inline Vector lanes_of(const int8_t* p) { return to_floats(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
 #else
 using Integers = __m256i;
@@ -56,8 +58,10 @@ Integers lowered(Integers v) { return _mm256_srli_epi16(v, by); }
 inline Integers masked(Integers v, uint8_t mask) { return _mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(mask))); }
 inline Integers both(Integers a, Integers b) { return _mm256_or_si256(a, b); }
 inline Integers increased(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
+inline Integers sums_of_pairs(Integers a, Integers b) { return _mm256_madd_epi16(a, b); }
+inline Integers widened_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
 inline Vector to_floats(Integers v) { return _mm256_cvtepi32_ps(v); }
-inline Vector lanes_of(const uint8_t* p) { return to_floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+inline Vector lanes_of(const uint8_t* p) { return to_floats(widened_bytes(p)); }
 inline Vector lanes_of(const int8_t* p) { return to_floats(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 #endif
 
@@ -82,6 +86,10 @@ template <int bits, int step>
   }
   return low;
 }
+
+// What the sums of a row begin with, so that numbers count from each output's zero on. Zeros are in the low 16 bits, others
+// are 0. The sum of a tile's codes has 16 bits, too.
+inline Integers initial_sum(int32_t minus_sum, Integers zeros) { return sums_of_pairs(repeated(minus_sum), zeros); }
 
 // The numbers of a format's 16 codes, increased.
 struct alignas(16) Numbers {
@@ -120,10 +128,15 @@ constexpr int place_of(int step, std::integer_sequence<int, steps...>) {
 }
 
 #if defined(__AVX512F__)
-// What the sums of a row begin with, so that numbers count from zero on.
+// The same with one zero for all outputs.
 template <Format format>
 Integers initial_sum(int32_t minus_sum) {
   return repeated(minus_sum * format.zero());
+}
+
+template <Format format>
+Integers zeros_of(const uint8_t* zeros) {
+  return widened_bytes(zeros);
 }
 
 // Adds products of codes and rows, 32 bytes apart, to the sums of `rows` rows and `strips` strips.
@@ -147,6 +160,13 @@ constexpr bool kSigned = format.bits == 8 || format.table == Table::kIq4nl;
 template <Format format>
 Integers initial_sum(int32_t minus_sum) {
   return repeated(kSigned<format> ? 0 : minus_sum * format.zero());
+}
+
+template <Format format>
+Integers zeros_of(const uint8_t* zeros) {
+  if constexpr (!kSigned<format>) return widened_bytes(zeros);
+  const Integers less = _mm256_sub_epi16(widened_bytes(zeros), _mm256_set1_epi16(static_cast<int16_t>(format.zero())));
+  return _mm256_and_si256(less, repeated(0xffff));
 }
 
 // What is multiplied in one step: signed, or unsigned.
@@ -188,7 +208,7 @@ template <Format format, int rows, int strips, int... all>
         const Integers products = pairs_of<format>(right[i], left);
         pairs[row][i] = place ? _mm256_add_epi16(pairs[row][i], products) : products;
         if constexpr (place == run - 1) {
-          sums[row][i] = increased(sums[row][i], _mm256_madd_epi16(pairs[row][i], _mm256_set1_epi16(1)));
+          sums[row][i] = increased(sums[row][i], sums_of_pairs(pairs[row][i], _mm256_set1_epi16(1)));
         }
       }
     }

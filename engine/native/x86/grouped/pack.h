@@ -17,7 +17,7 @@ struct GroupedSource {
   const uint8_t* codes;  // [outputs][inputs]
   const float* scales;   // [outputs][groups], of groups or of outputs
   const float* minimums;
-  const int8_t* zeros;         // [outputs][groups], less Format::zero()
+  const uint8_t* zeros;        // [outputs][groups]
   const float* output_scales;  // [outputs], units of the scales of groups
   const uint8_t* scale_codes;  // [outputs][groups], of two levels; int8 without minimums
   const uint8_t* minimum_codes;
@@ -155,7 +155,7 @@ Line line_of(const uint8_t* scales, const uint8_t* tail, int tile, int half, int
   }
   const bool wide = format.scales == Scales::kWideTile;
   const float scale = wide ? widened(reinterpret_cast<const bf16*>(scales)[at]) : element(numbers + at);
-  if constexpr (format.offsets == Offsets::kZeros) return {scale, scale * -static_cast<int8_t>(scales[2 * kStrip + n])};
+  if constexpr (format.offsets == Offsets::kZeros) return {scale, scale * (format.zero() - scales[2 * kStrip + n])};
   return {scale, format.minimums() ? element(numbers + minimum_at) : 0.0f};
 }
 

@@ -45,10 +45,6 @@ struct TileScales {
   }
   Vector minimum(int half, int part) const {
     const int at = (format.groups() + half) * kStrip + part * kLanes;
-    if constexpr (format.offsets == Offsets::kZeros) {
-      const auto* zero = reinterpret_cast<const int8_t*>(codes) + 2 * kStrip + part * kLanes;
-      return minus(zeros(), times(scale(half, part), lanes_of(zero)));
-    }
     if constexpr (!format.two_levels()) return load(reinterpret_cast<const _Float16*>(codes) + at);
     return times(load(reinterpret_cast<const _Float16*>(supers) + kStrip + part * kLanes), lanes_of(codes + at));
   }
@@ -84,7 +80,7 @@ template <Format format, int rows, int strips>
       for (int row = 0; row < rows; ++row) {
         totals[row][i] = times_plus(to_floats(sums[row][i]), times(scale, filled(group.scale[first + row])), totals[row][i]);
       }
-      if constexpr (format.offsets != Offsets::kNone) {
+      if constexpr (format.minimums()) {
         const Vector minimum = scales.minimum(half, i % kParts);
         for (int row = 0; row < rows; ++row) {
           totals[row][i] = times_plus(minimum, filled(scaled_sum<format>(group, first + row, half)), totals[row][i]);
@@ -106,6 +102,12 @@ template <Format format, int rows, int strips>
       for (int i = 0; i < strips * kParts; ++i) sums[row][i] = initial;
     }
   };
+  const auto begin_from_zeros = [&]() __attribute__((always_inline)) {
+    for (int i = 0; i < strips * kParts; ++i) {
+      const Integers zeros = zeros_of<format>(scales_of<format>(b.data[i / kParts], tiles, tile).codes + 2 * kStrip + i % kParts * kLanes);
+      for (int row = 0; row < rows; ++row) sums[row][i] = initial_sum(group.minus_sum[first + row], zeros);
+    }
+  };
   if constexpr (format.groups() == 2) {
     begin([&](int row) { return group.minus_first[row]; });
     add_steps<format, rows, strips>(sums, from, group.codes[first], FirstSteps{});
@@ -114,7 +116,11 @@ template <Format format, int rows, int strips>
     add_steps<format, rows, strips>(sums, from, group.codes[first], LastSteps{});
     add_scaled<format, rows, strips>(totals, sums, b, tiles, tile, group, first, 1);
   } else {
-    begin([&](int row) { return group.minus_sum[row]; });
+    if constexpr (format.offsets == Offsets::kZeros) {
+      begin_from_zeros();
+    } else {
+      begin([&](int row) { return group.minus_sum[row]; });
+    }
     add_steps<format, rows, strips>(sums, from, group.codes[first], AllSteps{});
     add_scaled<format, rows, strips>(totals, sums, b, tiles, tile, group, first, 0);
   }
