@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.native.formats.experts import JoinedExperts
 from engine.native.formats.finite import check_finite
-from engine.native.formats.stored import QuantizedExperts
 from engine.native.formats.tensors import StoredTensor
 
 # Dense weights of at most this size are loaded: they make the first start faster.
@@ -91,7 +91,7 @@ class _DecodedExperts:
     def __init__(self, module: Any, experts: dict[str, Any]) -> None:
         """`experts` has the tensors of all experts by kind."""
         self._module = module
-        self._experts: dict[str, QuantizedExperts] = experts
+        self._experts: dict[str, JoinedExperts] = experts
 
     def __call__(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         found = torch.zeros_like(hidden, dtype=torch.float32)

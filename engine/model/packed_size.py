@@ -12,13 +12,13 @@ from engine.errors import ModelUnsupported
 from engine.model.decoded_weights import LOADED_BYTES
 from engine.native.decoder import runs
 from engine.native.formats.coded import CodedMatrix
+from engine.native.formats.experts import is_of_all_experts
 from engine.native.formats.gguf.file import GgufTensor, gguf_of, quantized_format
 from engine.native.formats.gguf.header import read_header
 from engine.native.formats.stored import (
     HEAD,
     WeightFormat,
     files_of,
-    is_of_all_experts,
     is_quantized,
     stored_format,
 )

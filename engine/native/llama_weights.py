@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.native.formats.coded import ALL, CodedMatrix
+from engine.native.formats.experts import matrices_of_experts
 from engine.native.formats.finite import check_finite
 from engine.native.formats.gguf.file import GgufTensor
 from engine.native.formats.grouped import GroupedWeights
@@ -17,7 +18,6 @@ from engine.native.formats.stored import (
     WeightFormat,
     files_of,
     is_matrix,
-    matrices_of_experts,
     quantized,
 )
 from engine.native.formats.tensors import StoredTensor

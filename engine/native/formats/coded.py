@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.native.formats.grouped import GroupedWeights, TwoLevel
+from engine.native.formats.tensors import ExpertPlace
 
 ALL = slice(None)
 Part: TypeAlias = "EllipsisType | slice | tuple[slice, slice]"
@@ -30,28 +31,12 @@ class Codes(Protocol):
         """Return the values of the same outputs, float32 [end - begin, inputs]."""
 
 
-class ExpertPlace(NamedTuple):
-    """Where a tensor of all experts has one expert's gate, up or down matrix.
-
-    The tensor is [experts, outputs, inputs]; `transposed`: [experts, inputs, outputs]. `outputs` are the matrix's.
-    """
-
-    expert: int
-    outputs: range
-    transposed: bool
-
-    def of(self, one: torch.Tensor) -> torch.Tensor:
-        """Return the matrix, [outputs, inputs], in the part of its expert."""
-        plane = one.T if self.transposed else one
-        return plane[self.outputs.start : self.outputs.stop : self.outputs.step]
-
-
 class CodedMatrix:
     """A matrix that is decoded as it is read, in pieces of rows. It is used like the slices of safetensors."""
 
     def __init__(self, codes: Codes, dtype: torch.dtype, place: ExpertPlace | None = None) -> None:
         """Dense values are of `dtype`. `place` is that of an expert's matrix, if files have those of all as one."""
-        self._codes, self.dtype, self.own_place = codes, dtype, place
+        self._codes, self.dtype, self.place = codes, dtype, place
 
     def get_shape(self) -> list[int]:
         """Return the shape, outputs first."""
@@ -78,13 +63,6 @@ class CodedMatrix:
                 return None
             parts.append(part)
         return joined(parts)
-
-    def place(self, expert: int, *, second: bool) -> ExpertPlace:
-        """Return its place in a tensor of all experts: that which it was taken from, or the first or `second` half."""
-        if self.own_place:
-            return self.own_place
-        outputs = self._codes.shape[0]
-        return ExpertPlace(expert, range(outputs, 2 * outputs) if second else range(outputs), transposed=False)
 
 
 def pieces(begin: int, end: int, inputs: int) -> list[slice]:

@@ -1,7 +1,7 @@
 """What files of tensors have in common: the handles of safetensors, and what is used like them."""
 
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # checks of declarations import no torch
     import torch
@@ -32,3 +32,19 @@ class TensorFile(Protocol):
 
     def get_slice(self, name: str) -> Any:
         """Return a tensor's handle, a StoredTensor."""
+
+
+class ExpertPlace(NamedTuple):
+    """Where a tensor of all experts has one expert's gate, up or down matrix.
+
+    The tensor is [experts, outputs, inputs]; `transposed`: [experts, inputs, outputs]. `outputs` are the matrix's.
+    """
+
+    expert: int
+    outputs: range
+    transposed: bool
+
+    def of(self, one: "torch.Tensor") -> "torch.Tensor":
+        """Return the matrix, [outputs, inputs], in the part of its expert."""
+        plane = one.T if self.transposed else one
+        return plane[self.outputs.start : self.outputs.stop : self.outputs.step]

@@ -15,7 +15,7 @@ from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import check_no_cache
 from engine.native.formats.quantized.float_codes import FLOAT8, Named, float8_codes
 from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
-from engine.native.formats.tensors import TypedTensor
+from engine.native.formats.tensors import ExpertPlace, TypedTensor
 
 _WEIGHT, _SCALES = "weight", ("weight_scale_inv", "weight_scale")
 _EXPERTS = re.compile(r"(?P<experts>.+\.mlp\.experts)\.gate_up_proj")
@@ -130,8 +130,6 @@ class _Experts:
         return [Named(name, self._stored[name], expert, transposed) for name in self._names]
 
     def _of(self, expert: int) -> Iterator[tuple[str, Coded]]:
-        from engine.native.formats.coded import ExpertPlace  # it imports torch
-
         gates, gate_scales, down, down_scales = self._named(expert, transposed=self._transposed)
         hidden, inner = down.shape
         for part, weight, scales, outputs in (

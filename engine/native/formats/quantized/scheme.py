@@ -4,10 +4,10 @@ from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.tensors import TypedTensor
+from engine.native.formats.tensors import ExpertPlace, TypedTensor
 
 if TYPE_CHECKING:
-    from engine.native.formats.coded import Codes, ExpertPlace
+    from engine.native.formats.coded import Codes
 
 HELP = "use a GGUF file, or a checkpoint in bfloat16 with --weights int4 or int8"
 # Suffixes of tensors that only quantized activations or a quantized cache need.
@@ -25,7 +25,7 @@ class Coded(NamedTuple):
     """A matrix in the form of its file. `place` is that of an expert's matrix, if the file has those of all as one."""
 
     codes: "Codes"
-    place: "ExpertPlace | None" = None
+    place: ExpertPlace | None = None
 
 
 class Matrices(NamedTuple):
