@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelUnsupported
+from engine.native.formats.quantized.bitsandbytes.declaration import bitsandbytes
 from engine.native.formats.quantized.compressed_tensors import compressed_tensors
 from engine.native.formats.quantized.declared import Declared, declared
 from engine.native.formats.quantized.fp8 import fbgemm_fp8, fp8
@@ -13,6 +14,7 @@ from engine.native.formats.quantized.integers.auto_round import auto_round
 from engine.native.formats.quantized.integers.awq import awq
 from engine.native.formats.quantized.integers.gptq import gptq
 from engine.native.formats.quantized.modelopt import modelopt
+from engine.native.formats.quantized.mxfp4 import mxfp4
 from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
 from engine.native.formats.quantized.undeclared import undeclared
 from engine.native.formats.safetensors_files import are_named
@@ -22,12 +24,14 @@ from engine.native.formats.tensors import TypedTensor
 METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "gptq": gptq,
     "awq": awq,
+    "bitsandbytes": bitsandbytes,
     "auto-round": auto_round,
     "intel/auto-round": auto_round,
     "compressed-tensors": compressed_tensors,
     "fp8": fp8,
     "fbgemm_fp8": fbgemm_fp8,
     "modelopt": modelopt,
+    "mxfp4": mxfp4,
 }
 
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
