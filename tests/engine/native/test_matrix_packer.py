@@ -105,7 +105,8 @@ def test_a_matrix_without_a_kernel_is_packed_as_its_dense_values_are(kernels: Ke
 
 def test_the_memory_of_strips_that_are_given_up_is_zero_again(kernels: Kernels) -> None:
     """Dense matrices are packed into zeros, which their padding stays."""
-    few, others = matrix(2), {"k": as_tensor(matrix(seed=1)), "o": matrix()}
+    few = matrix(2)
+    others: dict[str, GroupedWeights | torch.Tensor] = {"k": as_tensor(matrix(seed=1)), "o": matrix()}
     tried = MatrixPacker(kernels, Given(others | {"q": few}), 1)
     plain = MatrixPacker(kernels, Given(others | {"q": as_tensor(few)}), 1)
     for packer in (tried, plain):
