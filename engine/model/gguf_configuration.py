@@ -38,12 +38,17 @@ def gguf_configuration(source: Path) -> Any:
     names_of(header)  # refuses shapes that contradict the metadata
     check_tensors(header)
     config = _llama_shaped(header)
-    config.rope_parameters = dict(config.rope_parameters) | _scaling(config, header, source)
+    config.rope_parameters = dict(config.rope_parameters) | _scaling(config, header)
     return config
 
 
 def _by_transformers(header: GgufHeader, source: Path) -> Any:
     """Read the configuration of another family, of which transformers knows the keys. Raises ModelUnsupported."""
+    if len(header.files) > 1:
+        raise ModelUnsupported(
+            f"models of {header.architecture} are read from one file, not from {len(header.files)} parts: merge them "
+            "with llama-gguf-split --merge"
+        )
     if header.architecture not in {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS, *_OTHER_NAMES}:
         raise ModelUnsupported(f"its general.architecture is {header.architecture!r}, which is not read")
     try:
@@ -86,9 +91,9 @@ def _llama_shaped(header: GgufHeader) -> Any:
     return config
 
 
-def _scaling(config: Any, header: GgufHeader, source: Path) -> dict[str, Any]:
+def _scaling(config: Any, header: GgufHeader) -> dict[str, Any]:
     """Return the parameters of scaled rotations, none if they are not. Raises ModelUnsupported for unknown factors."""
-    factors, prefix = rotation_factors(source, header), f"{header.architecture}.rope.scaling"
+    factors, prefix = rotation_factors(header), f"{header.architecture}.rope.scaling"
     if factors is not None:
         return _llama3(config, factors)
     if header.metadata.get(f"{prefix}.type") == "linear":

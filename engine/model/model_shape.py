@@ -21,7 +21,7 @@ from engine.model.unsupported import configuration_fault, unknown_layer, unlike_
 from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
 from engine.native.formats.quantized.methods import scheme_of
-from engine.native.formats.stored import WeightFormat
+from engine.native.formats.stored import WeightFormat, stored_format
 
 # Every class has it, and it needs no library; a configuration may name another.
 _ANY_ATTENTION = "eager"
@@ -34,7 +34,8 @@ class ModelShape:
     `packed` has the sizes of weights on a CPU whose kernels run the model. `inner_size` is as in StepSizes.
     `whole_bytes` are the weights that each of several ranks has whole. `text_part_of` is the type of an image-text
     model, whose text part this is. `latent_elements` are those of a token's latents, where
-    attention has such. `unshared` is why several ranks cannot share the model, empty if they can.
+    attention has such. `unshared` is why several ranks cannot share the model, empty if they can. `stored` is the
+    format of the quantized weights in its files, empty without any.
     """
 
     geometry: CacheGeometry
@@ -52,6 +53,7 @@ class ModelShape:
     text_part_of: str = ""
     latent_elements: int = 0
     unshared: str = ""
+    stored: str = ""
 
     def of_rank(self, ranks: int) -> "ModelShape":
         """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
@@ -109,7 +111,7 @@ def shape_of(
         raise ModelUnsupported(unlike_served(model) or str(error)) from error
     part_of = configuration.model_type if configuration.model_type in IMAGE_TEXT_TYPES else ""
     fault = unshared(model, **_sources(source), image_text=bool(part_of))
-    return replace(shape, text_part_of=part_of, unshared=fault)
+    return replace(shape, text_part_of=part_of, unshared=fault, stored=stored_format(source) if source else "")
 
 
 def _sources(source: Path | None) -> dict[str, bool]:

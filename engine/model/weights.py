@@ -139,6 +139,7 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     )
     if reader.staging:
         reader.staging.finish()
+    found["unexpected_keys"] = {one for one in found["unexpected_keys"] if not reader.checkpoint.adds_nothing(one)}
     # Of image-text checkpoints only the tensors of the text part are given; those of other parts are known to be extra.
     check_complete(found, extras_allowed=config is not whole and whole.model_type not in IMAGE_TEXT_TYPES)
     if model.can_generate() and (folder / "generation_config.json").is_file():

@@ -1,5 +1,6 @@
 """The weights of a Llama-shaped model by name, from transformers' modules or from the model's files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Protocol
@@ -27,8 +28,11 @@ __all__ = ["EMBEDDING", "HEAD", "FileWeights", "LlamaWeights", "ModuleWeights"]
 class LlamaWeights(Protocol):
     """Tensors by the names that transformers gives them; matrices of experts by those of Qwen3-MoE's files."""
 
-    def tensor(self, name: str) -> torch.Tensor | None:
-        """Return a tensor, None if the model has none of this name."""
+    def shape(self, name: str) -> Sequence[int] | None:
+        """Return the shape of a tensor, None if the model has none of this name."""
+
+    def tensor(self, name: str, rows: slice = ALL) -> torch.Tensor | None:
+        """Return rows of a tensor, None if the model has none of this name."""
 
     def grouped(self, name: str, rows: slice = ALL) -> GroupedWeights | None:
         """Return rows of a quantized matrix, None for other tensors."""
@@ -44,10 +48,15 @@ class ModuleWeights:
         self._tensors: dict[str, torch.Tensor] = model.state_dict()
         self._matrices = matrices_of_experts({name: _Loaded(one) for name, one in self._tensors.items()})
 
-    def tensor(self, name: str) -> torch.Tensor | None:
-        """Return a tensor, None if the model has none of this name."""
+    def shape(self, name: str) -> Sequence[int] | None:
+        """Return the shape of a tensor, None if the model has none of this name."""
         found = self._matrices.get(name)
-        return None if found is None else found[...]
+        return None if found is None else found.get_shape()
+
+    def tensor(self, name: str, rows: slice = ALL) -> torch.Tensor | None:
+        """Return rows of a tensor, None if the model has none of this name."""
+        found = self._matrices.get(name)
+        return None if found is None else found[... if rows == ALL else rows]
 
     def grouped(self, _name: str, _rows: slice = ALL) -> GroupedWeights | None:
         """Return None: modules have no quantized matrices."""
@@ -71,17 +80,26 @@ class FileWeights:
         tensors: dict[str, StoredTensor] = {name: file.get_slice(name) for name, file in files.items()}
         self._tensors = quantized(matrices_of_experts(tensors), weights, torch.bfloat16)
         self._dense = weights == "bf16"
-        self.dequantized: list[str] = []
-        """Names of quantized matrices that were read as dense ones, although the files' format is to be kept."""
+        self._dequantized: dict[str, None] = {}
 
-    def tensor(self, name: str) -> torch.Tensor | None:
-        """Read a tensor; None if no file has it. Raises ModelUnsupported if weights are not finite in bfloat16."""
+    @property
+    def dequantized(self) -> list[str]:
+        """Names of quantized matrices that were read as dense ones, although the files' format is to be kept."""
+        return list(self._dequantized)
+
+    def shape(self, name: str) -> Sequence[int] | None:
+        """Return the shape of a tensor, None if no file has it."""
+        stored = self._stored(name)
+        return None if stored is None else stored.get_shape()
+
+    def tensor(self, name: str, rows: slice = ALL) -> torch.Tensor | None:
+        """Read rows of a tensor; None if no file has it. Raises ModelUnsupported if they are not finite in bfloat16."""
         stored = self._stored(name)
         if stored is None:
             return None
-        found = stored[...]
+        found = stored[... if rows == ALL else rows]
         if not self._dense and is_matrix(stored):
-            self.dequantized.append(name)
+            self._dequantized[name] = None
         check_finite([(name, found)], torch.bfloat16)  # decoders round what is float32 in the file
         return found
 

@@ -12,7 +12,7 @@ IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 
 
 
 class TwoLevel(NamedTuple):
-    """Scales that are themselves quantized, as in Q4_K and Q6_K: by super group of 256 inputs.
+    """Scales that are themselves quantized, as in Q2_K to Q6_K and IQ4_XS: by super group of 256 inputs.
 
     A group's scale is `super_scales` of its super group times its `scale_codes`, uint8 or int8 [outputs, inputs //
     group]; its minimum is -`super_minimums` times `minimum_codes`, if there are any. The super scales and super
@@ -91,3 +91,13 @@ class GroupedWeights(NamedTuple):
         if self.minimums is None and self.zeros is None:
             numbers -= np.float32(self.zero)
         return numbers
+
+
+def half_powers(exponents: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Return 2**(e - 128) of e8m0 exponents, the scales of doubled e2m1 values: uint8 to float32 of the same shape.
+
+    The first two are subnormal. 255, which is no number in the specification of OCP, gives 2**127, as in ggml.
+    """
+    wide = exponents.astype(np.uint32)
+    bits = np.where(exponents < 2, np.uint32(1 << 21) << (wide & 1), (wide - np.uint32(1)) << np.uint32(23))
+    return bits.view(np.float32)

@@ -31,7 +31,6 @@ _MATRIX = re.compile(
 )
 _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _ALL_EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj")
-_NUMBER = re.compile(r"\d+")
 _DIMENSIONS = 3  # of a tensor of all experts
 
 
@@ -205,32 +204,17 @@ def is_matrix(stored: StoredTensor) -> bool:
     return isinstance(stored, CodedMatrix | QuantizedExperts) or (isinstance(stored, GgufTensor) and stored.is_grouped)
 
 
-def stored_format(folder: Path) -> str:
-    """Return the format of the quantized weights in a folder's files, such as Q4_K or gptq int4 g128; empty if dense.
+def stored_format(source: Path) -> str:
+    """Return the format of the quantized weights in a folder, or in a GGUF file, such as Q4_K or gptq int4 g128.
 
-    Of a GGUF file it is that of most of its quantized weights. Raises ModelUnsupported if a file cannot be read.
+    It is empty if they are dense. Of a GGUF file it is that of most of its quantized weights. Raises ModelUnsupported
+    if a file cannot be read.
     """
-    gguf = gguf_of(folder)
+    gguf = gguf_of(source) if source.is_dir() else source
     if gguf:
         return quantized_format(gguf)
-    scheme = scheme_of(folder)
+    scheme = scheme_of(source)
     return scheme.label if scheme else ""
-
-
-def packed_matrices(folder: Path) -> dict[str, CodedMatrix | GgufTensor]:
-    """Return the matrices of a folder's files that have a packed form, by name. One row is read of each kind of them.
-
-    Raises ModelUnsupported as `files_of`.
-    """
-    files = files_of(folder, torch.bfloat16)
-    stored = {name: file.get_slice(name) for name, file in files.items()}
-    found = {name: one for name, one in stored.items() if isinstance(one, CodedMatrix | GgufTensor)}
-    packs: dict[tuple[str, ...], bool] = {}
-    for name, one in found.items():
-        kind = (_NUMBER.sub("*", name), *map(str, one.get_shape()))
-        if kind not in packs:
-            packs[kind] = len(one.get_shape()) > 1 and one.grouped(slice(0, 1)) is not None
-    return {name: one for name, one in found.items() if packs[(_NUMBER.sub("*", name), *map(str, one.get_shape()))]}
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":

@@ -9,8 +9,9 @@ import torch
 from engine.model.decoded_weights import decode
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
+from engine.model.packed_size import packed_matrices
 from engine.native.decoder import NativeDecoder
-from engine.native.formats.stored import WeightFormat, packed_matrices, stored_format
+from engine.native.formats.stored import WeightFormat, stored_format
 from engine.native.kernels import Kernels
 from services.engine.settings import EngineSettings
 from services.runtime.settings import InvalidSetting

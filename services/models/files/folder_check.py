@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf.header import gguf_of
-from engine.native.formats.quantized.methods import matrices_of, scheme_of
+from engine.native.formats.quantized.methods import file_with_own_name, matrices_of, scheme_of
 from engine.native.formats.safetensors_files import INDEX, ONE_FILE, are_named, placements
 from services.models.files.bounded_json import (
     MOST_TOKENIZER_BYTES,
@@ -168,7 +168,7 @@ def _check_weights(folder: Path, config: Mapping[str, Any]) -> None:
     try:
         if gguf := gguf_of(folder):
             check_gguf(gguf)
-        elif are_named(folder):
+        elif are_named(folder) or file_with_own_name(folder):
             _check_sizes({**config, **(config.get("text_config") or {})}, _dense_shapes(folder, _headers(folder)))
         else:
             raise InvalidModelFile(_without_weights(folder))
@@ -185,6 +185,8 @@ def _dense_shapes(folder: Path, headers: Mapping[str, TensorHeader]) -> dict[str
 
 def _headers(folder: Path) -> dict[str, TensorHeader]:
     """Return the headers of all tensors. Raises InvalidModelFile, and ModelUnsupported for a wrong index."""
+    if not are_named(folder) and (file := file_with_own_name(folder)):
+        return tensor_headers(file)
     if (folder / ONE_FILE).is_file():
         return tensor_headers(folder / ONE_FILE)
     read_object(folder / INDEX, MOST_TOKENIZER_BYTES)  # bounded, unlike what follows

@@ -171,6 +171,12 @@ def test_other_families_are_loaded_by_transformers_and_not_by_several_ranks(tmp_
         ModelFolder(tmp_path / "folder", 2)
 
 
+def test_a_model_that_transformers_reads_is_refused_in_several_parts(tmp_path: Path) -> None:
+    path = write_gpt2(tmp_path / "tiny.gguf", part_tensors=20)
+    with pytest.raises(ModelUnsupported, match=r"^models of gpt2 are read from one file, not from 2 parts: merge them"):
+        convert(path, tmp_path / "folder")
+
+
 def test_sizes_that_no_tensor_of_the_file_has_are_refused_for_all_families(tmp_path: Path) -> None:
     refused: dict[str, Changes] = {
         "its gpt2.block_count is 1000000000, but it has 28 tensors": lambda writer: writer.add_block_count(10**9),

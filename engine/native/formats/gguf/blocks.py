@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.native.formats.grouped import GroupedWeights, TwoLevel
+from engine.native.formats.grouped import E2M1, IQ4_NL, GroupedWeights, TwoLevel, half_powers
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -40,6 +40,7 @@ class BlockFormat(NamedTuple):
     zero: int = 0
     decode: Callable[[Bytes], GroupedBlocks] | None = None
     dense: type[np.generic] | None = None
+    table: npt.NDArray[np.int8] | None = None
 
     def grouped(self, rows: Bytes) -> GroupedWeights:
         """Decode uint8 [outputs, bytes of a row]. Only for formats with `decode`."""
@@ -49,10 +50,11 @@ class BlockFormat(NamedTuple):
         codes, scales = found.codes.reshape(outputs, -1), found.scales.reshape(outputs, -1)
         minimums = None if found.minimums is None else found.minimums.reshape(outputs, -1)
         levels = found.levels and found.levels.of_rows(outputs)
-        return GroupedWeights(codes, scales, minimums, self.zero, self.bits, self.group, levels)
+        return GroupedWeights(codes, scales, minimums, self.zero, self.bits, self.group, levels, table=self.table)
 
 
 _LOW_HALF, _HALF = np.uint8(15), np.uint8(4)
+_SHIFTS = np.array([0, 2, 4, 6], np.uint8)[None, :, None]  # of 2 bits in a byte
 
 
 def _halves(blocks: Bytes, at: int) -> Floats:
@@ -111,8 +113,14 @@ def _by_levels(codes: Bytes, blocks: Bytes) -> GroupedBlocks:
     low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scale_codes = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
     minimum_codes = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
-    levels = TwoLevel(scale_codes, _halves(blocks, 0), minimum_codes, _halves(blocks, 2))
-    return GroupedBlocks(codes, levels.super_scales * scale_codes, -(levels.super_minimums * minimum_codes), levels)
+    return _with_minimums(codes, scale_codes, minimum_codes, blocks[:, :4])
+
+
+def _with_minimums(codes: Bytes, scale_codes: Bytes, minimum_codes: Bytes, super_group: Bytes) -> GroupedBlocks:
+    """Return blocks whose last argument has the scale of the scales and that of the minimums."""
+    scale, minimum = _halves(super_group, 0), _halves(super_group, 2)
+    levels = TwoLevel(scale_codes, scale, minimum_codes, minimum)
+    return GroupedBlocks(codes, scale * scale_codes, -(minimum * minimum_codes), levels)
 
 
 def _q6_k(blocks: Bytes) -> GroupedBlocks:
@@ -125,6 +133,47 @@ def _q6_k(blocks: Bytes) -> GroupedBlocks:
     return GroupedBlocks((low | high << _HALF).reshape(-1, 256), levels.super_scales * scale_codes, None, levels)
 
 
+def _two_bits(packed: Bytes) -> Bytes:
+    """Return 256 codes of 2 bits: of each 32 bytes the lowest, then the next, as [blocks, 256]."""
+    rows = packed.reshape(-1, 2, 1, 32)
+    return (rows >> _SHIFTS & np.uint8(3)).reshape(-1, 256)
+
+
+def _q2_k(blocks: Bytes) -> GroupedBlocks:
+    """16 groups with scales and minimums of 4 bits, multiples of one scale and one minimum."""
+    scale_codes, minimum_codes = blocks[:, :16] & _LOW_HALF, blocks[:, :16] >> _HALF
+    return _with_minimums(_two_bits(blocks[:, 16:80]), scale_codes, minimum_codes, blocks[:, 80:84])
+
+
+def _q3_k(blocks: Bytes) -> GroupedBlocks:
+    """16 groups with scales of 6 bits in 12 bytes, less 32; codes of 3 bits, less 4, are raised to 6 bits, less 32."""
+    low, high = blocks[:, 96:104].reshape(-1, 8), blocks[:, None, 104:108]
+    upper = (high >> _SHIFTS[0] & np.uint8(3)).reshape(-1, 16)
+    scale_codes = (_nibbles(low) | upper << _HALF).astype(np.int8) - np.int8(32)
+    third = np.unpackbits(blocks[:, None, :32], axis=1, bitorder="little").reshape(-1, 256)
+    levels = TwoLevel(scale_codes, _halves(blocks, 108), None, None)
+    codes = (_two_bits(blocks[:, 32:96]) | third << np.uint8(2)) + np.uint8(28)
+    return GroupedBlocks(codes, levels.super_scales * scale_codes, None, levels)
+
+
+def _iq4_nl(blocks: Bytes) -> GroupedBlocks:
+    return GroupedBlocks(_nibbles(blocks[:, 2:]), _halves(blocks, 0), None)
+
+
+def _iq4_xs(blocks: Bytes) -> GroupedBlocks:
+    """8 groups with scales of 6 bits, less 32; each is given as two groups of 16."""
+    upper = blocks[:, 2:4].copy().view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)
+    lower = np.stack([blocks[:, 4:8] & _LOW_HALF, blocks[:, 4:8] >> _HALF], axis=2).reshape(-1, 8)
+    scale_codes = ((lower | upper.astype(np.uint8) << _HALF).astype(np.int8) - np.int8(32)).repeat(2, axis=1)
+    levels = TwoLevel(scale_codes, _halves(blocks, 0), None, None)
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 256)
+    return GroupedBlocks(codes, levels.super_scales * scale_codes, None, levels)
+
+
+def _mxfp4(blocks: Bytes) -> GroupedBlocks:
+    return GroupedBlocks(_nibbles(blocks[:, 1:]), half_powers(blocks[:, :1]), None)
+
+
 FORMATS = {
     0: BlockFormat("F32", 1, 4, dense=np.float32),
     1: BlockFormat("F16", 1, 2, dense=np.float16),
@@ -134,8 +183,13 @@ FORMATS = {
     3: BlockFormat("Q4_1", 32, 20, 4, 32, 0, _q4_1),
     6: BlockFormat("Q5_0", 32, 22, 5, 32, 16, _q5_0),
     7: BlockFormat("Q5_1", 32, 24, 5, 32, 0, _q5_1),
+    10: BlockFormat("Q2_K", 256, 84, 4, 16, 0, _q2_k),
+    11: BlockFormat("Q3_K", 256, 110, 6, 16, 32, _q3_k),
     12: BlockFormat("Q4_K", 256, 144, 4, 32, 0, _q4_k),
     13: BlockFormat("Q5_K", 256, 176, 5, 32, 0, _q5_k),
     14: BlockFormat("Q6_K", 256, 210, 6, 16, 32, _q6_k),
+    20: BlockFormat("IQ4_NL", 32, 18, 4, 32, 0, _iq4_nl, table=IQ4_NL),
+    23: BlockFormat("IQ4_XS", 256, 136, 4, 16, 0, _iq4_xs, table=IQ4_NL),
+    39: BlockFormat("MXFP4", 32, 17, 4, 32, 0, _mxfp4, table=E2M1),
 }
 """Formats that are served, by ggml's numbers of types."""

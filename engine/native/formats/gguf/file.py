@@ -85,7 +85,7 @@ class GgufFile:
     """The tensors of a Llama-shaped model by transformers' names."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
-        """Map a file; quantized tensors are read as `dtype`. Raises ModelUnsupported with the reason."""
+        """Map a file and the parts that follow it; quantized tensors are read as `dtype`. Raises ModelUnsupported."""
         self._dtype = dtype
         self._header = read_header(path)
         if self._header.architecture not in ARCHITECTURES:
@@ -96,7 +96,7 @@ class GgufFile:
             self._names = names_of(self._header)
         except ModelUnsupported as error:
             raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
-        self._content: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        self._contents: list[Bytes] = [np.memmap(one, dtype=np.uint8, mode="r") for one in self._header.files]
 
     def keys(self) -> list[str]:
         """Return the names of all tensors."""
@@ -105,7 +105,8 @@ class GgufFile:
     def get_slice(self, name: str) -> GgufTensor:
         """Return the handle of a tensor."""
         stored, heads = self._names[name]
-        return GgufTensor(self._content, self._header.tensors[stored], heads, self._dtype)
+        place = self._header.tensors[stored]
+        return GgufTensor(self._contents[place.part], place, heads, self._dtype)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Read a tensor."""
@@ -117,12 +118,12 @@ def is_llama(path: Path) -> bool:
     return read_header(path).architecture in ARCHITECTURES
 
 
-def rotation_factors(path: Path, header: GgufHeader) -> npt.NDArray[np.float32] | None:
+def rotation_factors(header: GgufHeader) -> npt.NDArray[np.float32] | None:
     """Return the factors of Llama 3.1's rotations, float32 [head_size / 2]; None if the file has none."""
     place = header.tensors.get(ROTATION_FACTORS)
     if place is None or place.format.name != "F32":
         return None
-    return np.fromfile(path, np.float32, place.size // 4, offset=place.offset)
+    return np.fromfile(header.files[place.part], np.float32, place.size // 4, offset=place.offset)
 
 
 def quantized_format(path: Path) -> str:

@@ -7,6 +7,8 @@ them. The format is described in https://github.com/ggml-org/ggml/blob/master/do
 
 import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -14,6 +16,9 @@ from typing import Any, NamedTuple
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf.blocks import FORMATS, BlockFormat
+from engine.native.formats.gguf.parts import check_count, check_part, check_same, gguf_of, parts_of
+
+__all__ = ["STRING", "ArrayPlace", "GgufHeader", "TensorPlace", "gguf_of", "read_header"]
 
 _VERSIONS = (2, 3)
 # Vocabularies have up to 300,000 tokens, with a score, a type and a merge for each.
@@ -31,12 +36,16 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 
 
 class TensorPlace(NamedTuple):
-    """A tensor in a file: its shape, outputs first, its format, and its bytes from `offset` on."""
+    """A tensor in a file: its shape, outputs first, its format, and its bytes from `offset` on.
+
+    `part` is the place of the file in `GgufHeader.files`.
+    """
 
     name: str
     shape: tuple[int, ...]
     format: BlockFormat
     offset: int
+    part: int = 0
 
     @property
     def size(self) -> int:
@@ -55,12 +64,14 @@ class ArrayPlace(NamedTuple):
 class GgufHeader(NamedTuple):
     """Metadata, with the tensors by the file's names and the places of the arrays by their keys.
 
-    An array is None in the metadata, but one number if it has the same number for each layer.
+    An array is None in the metadata, but one number if it has the same number for each layer. `files` are all parts;
+    the first has the metadata and the arrays.
     """
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorPlace]
     arrays: dict[str, ArrayPlace]
+    files: tuple[Path, ...] = ()
 
     @property
     def architecture(self) -> str:
@@ -77,42 +88,62 @@ class GgufHeader(NamedTuple):
         return "an array" if key in self.arrays else str(self.metadata[key])[:_SHOWN_CHARACTERS]
 
 
-def gguf_of(folder: Path) -> Path | None:
-    """Return the GGUF file with a folder's weights, None if it has none or has safetensors files.
-
-    Raises ModelUnsupported if there are several.
-    """
-    found = sorted(folder.glob("*.gguf"))
-    if not found or any(folder.glob("*.safetensors")):
-        return None
-    if len(found) > 1:
-        raise ModelUnsupported(f"{folder.name} has several .gguf files: {', '.join(one.name for one in found[:3])}")
-    return found[0]
-
-
 def read_header(path: Path) -> GgufHeader:
-    """Read a file's header. Nothing large is allocated, whatever it says.
+    """Read a file's header, and those of the parts that follow it. Nothing large is allocated, whatever they say.
 
-    Raises ModelUnsupported, naming the tensor, if the file is truncated or mislabelled, or has a format that is not
-    served; without a tensor's name if it is no GGUF file or cannot be opened.
+    Raises ModelUnsupported, naming file and tensor, if a file is truncated or mislabelled, has a format that is not
+    served, or is no part of the same model; without a tensor's name if it is no GGUF file or cannot be opened.
     """
+    files = []
+    for one in parts_of(path):
+        with _named(one):
+            facts = one.stat()
+        files.append((one, facts.st_size, facts.st_mtime_ns))
+    return _read(tuple(files))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Reraise errors as ModelUnsupported with the file's name."""
     try:
-        facts = path.stat()
-        return _read(path, facts.st_size, facts.st_mtime_ns)
+        yield
     except FileNotFoundError as error:
         gone = f"{path.name} is a link to {path.readlink()}, which is gone" if path.is_symlink() else "it is missing"
         raise ModelUnsupported(f"{path.name} cannot be read: {gone}") from error
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
-    except ModelUnsupported as error:
+    except (OSError, ValueError, ModelUnsupported) as error:  # an empty file cannot be mapped
         raise ModelUnsupported(f"{path.name} cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, _size: int, _changed_ns: int) -> GgufHeader:
-    """Read a header once for all that need it at a start."""
+def _read(files: tuple[tuple[Path, int, int], ...]) -> GgufHeader:
+    """Read the headers of all parts once for all that need them at a start: paths, sizes and times of change."""
+    paths = tuple(path for path, _, _ in files)
+    with _named(paths[0]):
+        first = _read_part(paths[0])
+    for part, path in enumerate(paths[1:], 1):
+        with _named(path):
+            _join(first, _read_part(path), part, paths[0].name)
+    with _named(paths[0]):
+        check_count(first.metadata, len(first.tensors))
+    return first._replace(files=paths)
+
+
+def _read_part(path: Path) -> GgufHeader:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _Reader(content).header()
+        found = _Reader(content).header()
+        check_part(path, found.metadata)
+        return found
+
+
+def _join(first: GgufHeader, other: GgufHeader, part: int, name: str) -> None:
+    """Add the tensors of a later part to those of the first, whose file has this name."""
+    check_same(first.metadata, other.metadata, name)
+    if len(first.tensors) + len(other.tensors) > _MOST_TENSORS:
+        raise ModelUnsupported(f"its parts have more than {_MOST_TENSORS} tensors")
+    for place in other.tensors.values():
+        if place.name in first.tensors:
+            raise ModelUnsupported(f"it has tensor {place.name}, which an earlier part has too")
+        first.tensors[place.name] = place._replace(part=part)
 
 
 class _Reader:
@@ -134,8 +165,6 @@ class _Reader:
         keys = self._count("metadata keys", _MOST_KEYS)
         metadata = dict(self._pair() for _ in range(keys))
         header = GgufHeader(metadata, {}, self._arrays)
-        if (parts := _whole(header, "split.count", 0)) not in (0, 1):
-            raise ModelUnsupported(f"it is one of {parts} parts: merge them with llama-gguf-split")
         alignment = _whole(header, "general.alignment", 32)
         if alignment not in (1 << shift for shift in range(3, 17)):
             raise ModelUnsupported(f"its general.alignment is {alignment}, not a power of two between 8 and 65536")
@@ -184,8 +213,10 @@ class _Reader:
         number, offset = self._number("<I"), self._number("<Q")
         stored = FORMATS.get(number)
         if stored is None:
-            served = ", ".join(one.name for one in FORMATS.values())
-            raise ModelUnsupported(f"tensor {name} is of type {_type_name(number)}, which is not served: {served} are")
+            raise ModelUnsupported(
+                f"tensor {name} is of type {_type_name(number)}, which is not served: use a file with another "
+                "quantization, such as Q4_K_M"
+            )
         if shape[-1] % stored.values:
             raise ModelUnsupported(
                 f"tensor {name} has rows of {shape[-1]} values, but {stored.name} has blocks of {stored.values}"

@@ -116,12 +116,13 @@ class _Sizes(NamedTuple):
         """Raise ModelUnsupported if a tensor's shape is not that of its place."""
         if layer is not None and int(layer) >= self.layers:
             raise ModelUnsupported(f"it has tensor {name}, but its block_count is {self.layers}")
-        shape = header.tensors[name].shape
+        place = header.tensors[name]
         expected = self._shape(part)
         if kind == "bias":
             expected = expected[:1]
-        if shape != expected:
-            raise ModelUnsupported(f"tensor {name} has shape {shape}, but its metadata gives {expected}")
+        if place.shape != expected:
+            where = f" in {header.files[place.part].name}" if place.part else ""
+            raise ModelUnsupported(f"tensor {name}{where} has shape {place.shape}, but its metadata gives {expected}")
 
     def _shape(self, part: str) -> tuple[int, ...]:
         """Return a tensor's shape."""

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized.auto_round import auto_round
-from engine.native.formats.quantized.awq import awq
 from engine.native.formats.quantized.compressed_tensors import compressed_tensors
 from engine.native.formats.quantized.declared import Declared, declared
 from engine.native.formats.quantized.fp8 import fbgemm_fp8, fp8
-from engine.native.formats.quantized.gptq import gptq
+from engine.native.formats.quantized.integers.auto_round import auto_round
+from engine.native.formats.quantized.integers.awq import awq
+from engine.native.formats.quantized.integers.gptq import gptq
 from engine.native.formats.quantized.modelopt import modelopt
 from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
+from engine.native.formats.quantized.undeclared import undeclared
+from engine.native.formats.safetensors_files import are_named
 from engine.native.formats.tensors import TypedTensor
 
 # A method's module makes a scheme of the fields; it raises ModelUnsupported, naming the field, for what is not served.
@@ -29,8 +31,6 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
-# Suffixes of tensors that are parts of quantized matrices.
-_PARTS = ("qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "W_q")
 
 
 def scheme_of(folder: Path) -> Scheme | None:
@@ -45,6 +45,16 @@ def scheme_of(folder: Path) -> Scheme | None:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnsupported(f"a file that could declare quantized weights cannot be read: {error}") from error
     return scheme_by(found) if found else None
+
+
+def file_with_own_name(folder: Path) -> Path | None:
+    """Return a folder's only safetensors file, if its weights are quantized and it has none that transformers reads.
+
+    AutoGPTQ named files after bits and groups, such as gptq_model-4bit-128g.safetensors. Raises ModelUnsupported as
+    `scheme_of`.
+    """
+    found = [] if are_named(folder) else list(folder.glob("*.safetensors"))
+    return found[0] if len(found) == 1 and scheme_of(folder) else None
 
 
 def scheme_by(found: Declared) -> Scheme:
@@ -69,11 +79,10 @@ def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Mat
     """
     found = scheme.matrices(stored) if scheme else Matrices({}, frozenset())
     for name, tensor in stored.items():
-        suffix = name.rpartition(".")[2]
-        if name not in found.parts and suffix in _PARTS:
-            raise ModelUnsupported(
-                f"its tensor {name} is a part of quantized weights, but its files do not declare how it is used"
-            )
-        if name not in found.parts and suffix == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
+        if name in found.parts:
+            continue
+        if fault := undeclared(name, stored, scheme):
+            raise ModelUnsupported(fault)
+        if name.rpartition(".")[2] == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
             raise ModelUnsupported(f"its tensor {name} has type {kind}, but config.json declares no quantization")
     return found

@@ -47,12 +47,19 @@ REFUSED = {
     "array of the type 9": header(0, 1, array(9, 4), bytes(64)),
     "a value of the unknown type 77": header(0, 1, text("key"), struct.pack("<I", 77)),
     "general.alignment is 3,": header(0, 1, text("general.alignment"), struct.pack("<II", 4, 3)),
-    "it is one of 7 parts": header(0, 1, text("split.count"), struct.pack("<IH", 2, 7)),
+    "it is one of 7 parts, but is not named NAME-00001-of-00007.gguf": header(
+        0, 1, text("split.count"), struct.pack("<IH", 2, 7)
+    ),
     "tensor some_weight has 9 dimensions": header(1, 0, tensor((1,) * 9)),
     "tensor some_weight has shape (4294967296, 4294967296), which is empty or does": header(1, 0, tensor((2**32,) * 2)),
     "tensor some_weight has shape (0, 32), which is empty or does": header(1, 0, tensor((0, 32))),
-    "tensor some_weight is of type Q2_K, which is not served: F32, F16,": header(1, 0, tensor((2, 256), 10)),
-    "tensor some_weight is of type IQ4_XS, which is not served": header(1, 0, tensor((2, 256), 23)),
+    "tensor some_weight is of type IQ2_XS, which is not served: use a file with another quantization, such as Q4_K_M": (
+        header(1, 0, tensor((2, 256), 17))
+    ),
+    **{
+        f"tensor some_weight is of type {name}, which is not served": header(1, 0, tensor((2, 256), number))
+        for number, name in {9: "Q8_1", 15: "Q8_K", 19: "IQ1_S", 18: "IQ3_XXS", 34: "TQ1_0", 40: "NVFP4"}.items()
+    },
     "tensor some_weight is of type 999, which is not served": header(1, 0, tensor((2, 256), 999)),
     "tensor some_weight has rows of 48 values, but Q4_0 has blocks of 32": header(1, 0, tensor((2, 48), 2)),
     "it is truncated: tensor some_weight ends behind the file's end": header(1, 0, tensor((4, 32)), bytes(256)),

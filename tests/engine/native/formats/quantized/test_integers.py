@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine.errors import ModelUnsupported
 from engine.native.formats import coded
-from engine.native.formats.coded import CodedMatrix, Codes
+from engine.native.formats.coded import Codes
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.quantized.declared import Declared
 from engine.native.formats.quantized.methods import scheme_by
-from engine.native.formats.quantized.scheme import Matrices
-from tests.engine.native.formats.quantized.writers import Written, write_awq, write_gptq
+from engine.native.grouped_strips import format_of
+from tests.engine.native.formats.quantized.handles import MODULE, ReadTensor
+from tests.engine.native.formats.quantized.writers import Written, less_one, write_awq, write_gptq
 
-MODULE = "model.layers.0.self_attn.q_proj"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 Floats = npt.NDArray[np.float32]
@@ -36,16 +35,12 @@ def random_weights(outputs: int, inputs: int, seed: int) -> Floats:
     return weights
 
 
-def matrices_of(place: Path, parts: dict[str, torch.Tensor], method: str, fields: dict[str, Any]) -> Matrices:
+def codes_of(place: Path, parts: dict[str, torch.Tensor], method: str, fields: dict[str, Any]) -> Codes:
     """Write the parts of one matrix to a file, and read them as a declaration says."""
     save_file({f"{MODULE}.{suffix}": one for suffix, one in parts.items()}, place)
-    file = safe_open(place, framework="pt")
+    file: Any = safe_open(place, framework="pt")
     stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-    return scheme_by(Declared(method, fields, "config.json")).matrices(stored)
-
-
-def codes_of(place: Path, parts: dict[str, torch.Tensor], method: str, fields: dict[str, Any]) -> Codes:
-    return matrices_of(place, parts, method, fields).coded[f"{MODULE}.weight"].codes
+    return scheme_by(Declared(method, fields, "config.json")).matrices(stored).coded[f"{MODULE}.weight"].codes
 
 
 def whole_tiles(groups: npt.NDArray[np.generic]) -> bool:
@@ -71,15 +66,16 @@ def check_exact(codes: Codes, written: Written, begin: int, end: int, *, packs: 
 
 def check_form(found: GroupedWeights) -> None:
     """Check that kernels know the form."""
+    assert format_of(found) >= 0
     outputs, inputs = found.shape
     assert found.bits in (4, 8)
     assert found.zero == 1 << (found.bits - 1)
     assert found.codes.max(initial=0) < 1 << found.bits
-    assert found.minimums is found.levels is found.table is found.output_scales is None
+    assert all(one is None for one in (found.minimums, found.levels, found.table, found.output_scales))
     assert found.scales.shape == (outputs, inputs // found.group)
     if found.group == inputs and found.zeros is None:
         assert found.order is None
-        return
+        return  # scales stay float32
     assert found.group == 32
     assert found.zeros is None or found.zeros.shape == found.scales.shape
     half = found.scales.astype(np.float16).astype(np.float32)
@@ -107,7 +103,7 @@ def test_gptq_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, data: st
     order = np.random.default_rng(seed).permutation(inputs) if ordered else None
     weights = random_weights(outputs, inputs, seed)
     written = write_gptq(weights, bits, group, version=version, sym=sym, order=order, dtype=dtype)
-    fields = {"bits": bits, "group_size": group, "desc_act": ordered, "sym": sym}
+    fields: dict[str, Any] = {"bits": bits, "group_size": group, "desc_act": ordered, "sym": sym}
     fields |= {"checkpoint_format": "gptq_v2"} if version == 2 else {}
     codes = codes_of(tmp_path_factory.getbasetemp() / "gptq.safetensors", written.parts, "gptq", fields)
     one_group = group == -1 or group >= inputs
@@ -130,3 +126,77 @@ def test_awq_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, data: st.
     half = dtype != torch.float32 or (one_group and sym)
     packs = inputs % 32 == 0 and (one_group or group % 32 == 0) and half
     check_exact(codes, written, *draw(rows(outputs)), packs=packs)
+
+
+WEIGHTS = random_weights(64, 256, 3)
+
+
+def parts_read(method: str, parts: dict[str, torch.Tensor], fields: dict[str, Any]) -> tuple[Codes, list[ReadTensor]]:
+    """Return the codes of one matrix in memory, and its tensors, which count what is read."""
+    stored = {f"{MODULE}.{suffix}": ReadTensor(one) for suffix, one in parts.items()}
+    scheme = scheme_by(Declared(method, fields, "config.json"))
+    return scheme.matrices(stored).coded[f"{MODULE}.weight"].codes, list(stored.values())
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_only_the_words_of_the_outputs_are_read(method: str) -> None:
+    written = write_gptq(WEIGHTS, 4, 64, sym=False) if method == "gptq" else write_awq(WEIGHTS, 64)
+    codes, tensors = parts_read(method, written.parts, {"bits": 4, "group_size": 64})
+    assert codes.grouped(16, 24) is not None  # also what is decided once for a matrix
+    before = sum(one.numbers for one in tensors)
+    assert codes.grouped(16, 24) is not None
+    weights, groups = 8 * 256, 8 * 4
+    assert sum(one.numbers for one in tensors) - before <= weights // 8 + groups + 4 * 4  # 32 zeros are read together
+
+
+def test_zeros_of_version_1_are_less_by_one_also_where_they_are_zero() -> None:
+    zeros = np.array([[0, 8, 0, 0, 15, 1, 2, 0] * 4])
+    words = less_one(zeros, 4)
+    assert int(words[0, 0]) & 0xFFFFFFFF == (0x02_1F_00_80 - 0x11_11_11_11) % 2**32
+    parts = write_gptq(WEIGHTS[:32, :32], 4, 32, sym=False).parts | {"qzeros": words}
+    found = parts_read("gptq", parts, {"bits": 4, "group_size": 32})[0].grouped(0, 32)
+    assert found is not None
+    assert found.zeros is not None
+    np.testing.assert_array_equal(found.zeros, zeros.T)
+
+
+def test_a_group_index_of_zeros_means_groups_in_order() -> None:
+    written = write_gptq(WEIGHTS, 4, 64)
+    written.parts["g_idx"].zero_()
+    codes, _ = parts_read("gptq", written.parts, {"bits": 4, "group_size": 64})
+    np.testing.assert_array_equal(codes.values(0, 64), written.values)
+
+
+def test_a_group_index_is_needed_only_for_another_order() -> None:
+    written = write_gptq(WEIGHTS, 4, 64)
+    del written.parts["g_idx"]
+    codes, _ = parts_read("gptq", written.parts, {"bits": 4, "group_size": 64})
+    np.testing.assert_array_equal(codes.values(0, 64), written.values)
+
+
+def test_groups_are_sorted_stably() -> None:
+    order = np.random.default_rng(0).permutation(256)
+    written = write_gptq(WEIGHTS, 4, 64, order=order)
+    found = parts_read("gptq", written.parts, {"bits": 4, "group_size": 64, "desc_act": True})[0].grouped(0, 64)
+    assert found is not None
+    assert found.order is not None
+    for group in np.split(found.order, 4):
+        assert (np.diff(group) > 0).all()
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_matrix_has_zeros_by_group_only_where_some_are_not_in_the_middle(method: str) -> None:
+    write = write_gptq if method == "gptq" else write_awq
+    for sym in (True, False):
+        written = write(WEIGHTS, group=64, sym=sym)
+        found = parts_read(method, written.parts, {"bits": 4, "group_size": 64, "sym": not sym})[0].grouped(0, 8)
+        assert found is not None
+        assert (found.zeros is None) == sym
+
+
+def test_scales_in_float32_that_are_no_halves_are_not_packed() -> None:
+    for scales, packs in (([1.0, 2**-20], True), ([2.0**100, 2.0**-100], True), ([1.0 + 2**-11, 1.0], False)):
+        written = write_gptq(WEIGHTS[:, :64], 4, 32, dtype=torch.float32)
+        written.parts["scales"][:] = torch.tensor(scales)[:, None]
+        codes, _ = parts_read("gptq", written.parts, {"bits": 4, "group_size": 32})
+        assert (codes.grouped(0, 64) is not None) == packs

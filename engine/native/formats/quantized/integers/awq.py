@@ -12,10 +12,10 @@ import numpy as np
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import flag, names
-from engine.native.formats.quantized.gptq import SCALES
 from engine.native.formats.quantized.integer_groups import Bytes, Floats, Places
-from engine.native.formats.quantized.integer_scheme import IntegerScheme
-from engine.native.formats.quantized.layouts import Layout, Rules, layout_of
+from engine.native.formats.quantized.integers.gptq import SCALES
+from engine.native.formats.quantized.integers.layouts import Layout, Rules, layout_of
+from engine.native.formats.quantized.integers.scheme import IntegerScheme
 from engine.native.formats.quantized.scheme import Scheme, check_matrix, check_part, not_served
 from engine.native.formats.tensors import TypedTensor
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized import awq, gptq
 from engine.native.formats.quantized.fields import integer
-from engine.native.formats.quantized.layouts import Layout, Rule, Rules, layout_of
+from engine.native.formats.quantized.integers import awq, gptq
+from engine.native.formats.quantized.integers.layouts import Layout, Rule, Rules, layout_of
 from engine.native.formats.quantized.scheme import Scheme, not_served
 
 _METHOD = "auto-round"

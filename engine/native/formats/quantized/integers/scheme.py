@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.integer_groups import IntegerCodes, IntegerParts
-from engine.native.formats.quantized.layouts import Layout, Rules
+from engine.native.formats.quantized.integers.layouts import Layout, Rules
 from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_complete
 from engine.native.formats.tensors import TypedTensor
 

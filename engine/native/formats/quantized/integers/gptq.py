@@ -20,8 +20,8 @@ import numpy as np
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import flag
 from engine.native.formats.quantized.integer_groups import Bytes, Floats, Places
-from engine.native.formats.quantized.integer_scheme import IntegerScheme
-from engine.native.formats.quantized.layouts import Layout, Rule, Rules, layout_of
+from engine.native.formats.quantized.integers.layouts import Layout, Rule, Rules, layout_of
+from engine.native.formats.quantized.integers.scheme import IntegerScheme
 from engine.native.formats.quantized.scheme import Scheme, check_matrix, check_part, not_served
 from engine.native.formats.tensors import TypedTensor
 
