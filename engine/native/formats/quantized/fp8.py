@@ -3,8 +3,8 @@
 A weight is q * s; s is `weight_scale_inv` or `weight_scale`, in spite of the name the factor itself. It is for a block
 of 128 outputs and 128 inputs, for an output, or for all (transformers 5.23: `integrations/finegrained_fp8.py`).
 transformers keeps experts as `gate_up_proj` [experts, 2 * intermediate, hidden] and `down_proj`, with
-`gate_up_proj_scale_inv` and `down_proj_scale_inv`. Modules without scales are as their files have them, so lists of
-modules that are not converted are not needed; neither are scales of activations.
+`gate_up_proj_scale_inv` and `down_proj_scale_inv`. Modules without scales are as their files have them, so
+`modules_to_not_convert` and `ignored_layers` are not needed; neither are scales of activations.
 """
 
 import re

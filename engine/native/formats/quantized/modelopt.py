@@ -3,7 +3,7 @@
 The declaration is in hf_quant_config.json, or in config.json. Floats of 8 bits have one `weight_scale`, one for each
 output, or one for each block [blocks, 1, blocks, 1]. NVFP4 has `weight` uint8 [outputs, inputs / 2], `weight_scale`
 e4m3fn [outputs, inputs / 16] and `weight_scale_2`: a weight is e2m1 * scale * scale_2 (ModelOpt 0.47,
-`torch/export/quant_utils.py`). Types of tensors say which modules have which, so excluded modules are not needed.
+`torch/export/quant_utils.py`). Types of tensors say which modules have which, so `exclude_modules` is not needed.
 """
 
 from collections.abc import Mapping
