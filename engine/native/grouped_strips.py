@@ -103,7 +103,7 @@ class _Source(Structure):
 
 def format_of(weights: GroupedWeights) -> int:
     """Return the number of the kernels' format that has exactly these weights. Raises NoKernel if there is none."""
-    offsets = _MINIMUMS if weights.minimums is not None else _ZEROS if weights.zeros is not None else ""
+    offsets = " and ".join(_offsets(weights))
     table = _table(weights)
     from_middle = bool(offsets or table) or weights.zero == 1 << (weights.bits - 1)
     for scales in _scales(weights):
@@ -164,6 +164,13 @@ def _arrays(packed: StripFormat, weights: GroupedWeights) -> Iterator[npt.NDArra
     yield _contiguous(weights.levels.minimum_codes, np.uint8)
     yield _contiguous(weights.levels.super_scales, np.float32)
     yield _contiguous(weights.levels.super_minimums, np.float32)
+
+
+def _offsets(weights: GroupedWeights) -> Iterator[str]:
+    if weights.minimums is not None:
+        yield _MINIMUMS
+    if weights.zeros is not None:
+        yield _ZEROS
 
 
 def _scales(weights: GroupedWeights) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from engine.native.kernels import Kernels
 
 _FORMATS = Path(str(formats.__file__)).parent
 _MODULES = (decoder, grouped_strips, llama_weights, matrix_packer)
-_SOURCES = (*(Path(str(module.__file__)) for module in _MODULES), *sorted(_FORMATS.glob("*.py")))
+_SOURCES = (*(Path(str(module.__file__)) for module in _MODULES), *sorted(_FORMATS.rglob("*.py")))
 
 log = logging.getLogger("quire.engine")
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from compressed_tensors.compressors import ModelCompressor
@@ -103,12 +104,19 @@ def extremes(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tenso
     return weight.min().reshape(1), weight.max().reshape(1)
 
 
-def set_scales(module: Any) -> None:
+def order_of(name: str, inputs: int) -> torch.Tensor:
+    """Return an order of inputs, which modules that multiply the same rows share, as calibrations do."""
+    parent, _, kind = name.rpartition(".")
+    rows = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}.get(kind, kind)
+    return torch.randperm(inputs, generator=torch.Generator().manual_seed(crc32(f"{parent}.{rows}".encode())))
+
+
+def set_scales(name: str, module: Any) -> None:
     """Set a linear module's scales and zeros, as a calibration by the largest weight does."""
     args = module.quantization_scheme.weights
     weight = module.weight.data.float()
     if getattr(args, "actorder", None) == "group":
-        order = torch.randperm(weight.shape[1])
+        order = order_of(name, weight.shape[1])
         groups_of = torch.empty_like(order)
         groups_of[order] = torch.arange(len(order)) // args.group_size
         module.weight_g_idx.data.copy_(groups_of)
@@ -132,8 +140,8 @@ def write(name: str) -> None:
     declared = {"config_groups": groups(name), "ignore": ["lm_head"], "quantization_status": "initialized"}
     apply_quantization_config(model, QuantizationConfig.model_validate(declared))
     quantized = {key: one for key, one in model.named_modules() if hasattr(one, "quantization_scheme")}
-    for one in quantized.values():
-        set_scales(one)
+    for key, one in quantized.items():
+        set_scales(key, one)
         one.quantization_status = QuantizationStatus.FROZEN
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)

@@ -91,7 +91,7 @@ def test_pieces_of_a_matrix_have_formats_of_their_own(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("outputs", [16, 17, 40])
 def test_a_matrix_without_a_kernel_is_packed_as_its_dense_values_are(kernels: Kernels, outputs: int) -> None:
-    """Though its first pieces were strips: dense matrices are packed into zeros, which padding stays."""
+    """Though its first pieces were strips."""
     weights = inexact_at_last(matrix(outputs))
     tried = MatrixPacker(kernels, Given({"one": weights}), 1)
     plain = MatrixPacker(kernels, Given({"one": as_tensor(weights)}), 1)
@@ -100,6 +100,18 @@ def test_a_matrix_without_a_kernel_is_packed_as_its_dense_values_are(kernels: Ke
         assert packed.dense
         assert not packed.strips
         assert len(packer.kept) == 1
+    assert dense_bytes(tried) == dense_bytes(plain)
+
+
+def test_the_memory_of_strips_that_are_given_up_is_zero_again(kernels: Kernels) -> None:
+    """Dense matrices are packed into zeros, which their padding stays."""
+    few = matrix(2)
+    others: dict[str, GroupedWeights | torch.Tensor] = {"k": as_tensor(matrix(seed=1)), "o": matrix()}
+    tried = MatrixPacker(kernels, Given(others | {"q": few}), 1)
+    plain = MatrixPacker(kernels, Given(others | {"q": as_tensor(few)}), 1)
+    for packer in (tried, plain):
+        assert packer.matrix("o").strips  # the others share its memory
+        assert packer.matrix("q", "k").dense
     assert dense_bytes(tried) == dense_bytes(plain)
 
 

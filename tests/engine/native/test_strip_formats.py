@@ -82,6 +82,8 @@ def test_zeros_and_levels_that_the_kernels_do_not_have_are_named() -> None:
     weights = weights_of("AWQ")
     with pytest.raises(NoKernel, match="zero 3"):
         format_of(weights._replace(zeros=None, zero=3))
+    with pytest.raises(NoKernel, match="minimums and zeros"):
+        format_of(weights_of("Q4_1")._replace(zeros=weights.zeros))
     levels = weights_of("Q6_K").levels
     assert levels is not None
     unsigned = levels._replace(scale_codes=levels.scale_codes.view(np.uint8))

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized.compressed_groups import Targets, Weights, refused, weights_by_target
-from engine.native.formats.quantized.compressed_integers import (
+from engine.native.formats.quantized.compressed.groups import Targets, Weights, refused, weights_by_target
+from engine.native.formats.quantized.compressed.integers import (
     ORDER,
     PACKED,
     PLAIN,
@@ -20,7 +20,7 @@ from engine.native.formats.quantized.compressed_integers import (
     compressed_integers,
 )
 from engine.native.formats.quantized.fields import check_no_cache, names
-from engine.native.formats.quantized.float_codes import FLOATS, Named, float4_codes, float8_codes
+from engine.native.formats.quantized.float_codes import FLOATS, NamedPart, float4_codes, float8_codes
 from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
 from engine.native.formats.tensors import TypedTensor
 
@@ -110,8 +110,8 @@ def _coded(module: str, weight: str, parts: Mapping[str, TypedTensor], weights: 
     return Coded(float8_codes(named[PLAIN], named[SCALE], block))
 
 
-def _part(module: str, suffix: str, parts: Mapping[str, TypedTensor]) -> Named:
+def _part(module: str, suffix: str, parts: Mapping[str, TypedTensor]) -> NamedPart:
     name = f"{module}.{suffix}"
     if suffix not in parts:
         raise ModelUnsupported(f"its files lack tensor {name}")
-    return Named(name, parts[suffix])
+    return NamedPart(name, parts[suffix])

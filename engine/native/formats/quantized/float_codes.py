@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.grouped import E2M1, GroupedWeights
-from engine.native.formats.quantized.scheme import check_matrix, check_part
+from engine.native.formats.quantized.scheme import check_matrix, check_part, check_type
 from engine.native.formats.tensors import TypedTensor
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _BIAS = 127
 _INPUTS = 32  # to whose multiples the kernels' groups add up
 
 
-class Named(NamedTuple):
+class NamedPart(NamedTuple):
     """A stored tensor with its name, for messages. With `expert`, it is that expert's part of a tensor of all.
 
     `transposed`: the part is [inputs, outputs].
@@ -53,7 +53,7 @@ class Named(NamedTuple):
         return found
 
 
-def scales_of(named: Named, begin: int, end: int) -> npt.NDArray[np.float32]:
+def scales_of(named: NamedPart, begin: int, end: int) -> npt.NDArray[np.float32]:
     """Read scales of outputs, float32 [end - begin, columns]; of one scale for all, [1, 1].
 
     Raises ModelUnsupported, with the tensor's name, if one is not finite: 255 of e8m0 is NaN.
@@ -73,7 +73,7 @@ def scales_of(named: Named, begin: int, end: int) -> npt.NDArray[np.float32]:
 class Float8Codes:
     """A matrix of e4m3fn times a scale for each block of outputs and inputs. Kernels have no such form."""
 
-    def __init__(self, weight: Named, scales: Named, block: tuple[int, int], outputs: range) -> None:
+    def __init__(self, weight: NamedPart, scales: NamedPart, block: tuple[int, int], outputs: range) -> None:
         """`outputs` are those of the tensor `weight` that make up the matrix. Blocks are of the tensor."""
         self._weight, self._scales, self._block, self._outputs = weight, scales, block, outputs
 
@@ -97,20 +97,22 @@ class Float8Codes:
 
 
 def float8_codes(
-    weight: Named, scales: Named, block: tuple[int, int] | None, outputs: range | None = None
+    weight: NamedPart, scales: NamedPart, block: tuple[int, int] | None, outputs: range | None = None
 ) -> Float8Codes:
     """Return the matrix of a tensor, or of its `outputs`; `block` are outputs and inputs with a scale, if declared.
 
     Otherwise there is one scale, or one for each output. Raises ModelUnsupported, naming the tensor, if the scales do
     not fit, or one has another type.
     """
-    check_part(weight.name, weight.tensor, tuple(weight.tensor.get_shape()), (FLOAT8,))
-    check_part(scales.name, scales.tensor, tuple(scales.tensor.get_shape()), (*FLOATS, *POWERS))
+    check_type(weight.name, weight.tensor, (FLOAT8,))
+    check_type(scales.name, scales.tensor, (*FLOATS, *POWERS))
+    if weight.expert is None:
+        check_matrix(weight.name, weight.tensor, (FLOAT8,))
     shape = weight.shape
     return Float8Codes(weight, scales, _block(scales, shape, block), outputs or range(shape[0]))
 
 
-def _block(scales: Named, shape: tuple[int, ...], declared: tuple[int, int] | None) -> tuple[int, int]:
+def _block(scales: NamedPart, shape: tuple[int, ...], declared: tuple[int, int] | None) -> tuple[int, int]:
     grid = tuple(-(-side // step) for side, step in zip(shape, declared, strict=True)) if declared else (1, 1)
     if declared and scales.shape in (grid, (grid[0], 1, grid[1], 1)):
         return min(declared[0], shape[0]), min(declared[1], shape[1])
@@ -128,7 +130,9 @@ class Float4Codes:
     MXFP4 has powers of two by 32 inputs.
     """
 
-    def __init__(self, codes: Named, scales: Named, group: int, of_all: Named | None, *, divides: bool) -> None:
+    def __init__(
+        self, codes: NamedPart, scales: NamedPart, group: int, of_all: NamedPart | None, *, divides: bool
+    ) -> None:
         """`codes` are uint8 [outputs, inputs / 2], even inputs in the low bits."""
         self._codes, self._scales, self._group = codes, scales, group
         self._of_all, self._divides = of_all, divides
@@ -162,7 +166,7 @@ class Float4Codes:
             scales = scales * of_outputs[:, None]
         return GroupedWeights(codes, scales, None, 0, 4, self._group, table=E2M1, output_scales=of_outputs)
 
-    def _scale_of_all(self, named: Named) -> np.float32:
+    def _scale_of_all(self, named: NamedPart) -> np.float32:
         found = np.float32(named.tensor[...].float().item())
         with np.errstate(divide="ignore"):
             scale = np.float32(1) / found if self._divides else found
@@ -171,7 +175,9 @@ class Float4Codes:
         return scale
 
 
-def float4_codes(codes: Named, scales: Named, of_all: Named | None, *, divides: bool = False) -> Float4Codes:
+def float4_codes(
+    codes: NamedPart, scales: NamedPart, of_all: NamedPart | None, *, divides: bool = False
+) -> Float4Codes:
     """Return the matrix of a tensor: NVFP4, or without a scale `of_all` MXFP4.
 
     Raises ModelUnsupported, naming the tensor, if the scales do not fit, or one has another type.

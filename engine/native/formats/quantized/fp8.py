@@ -3,8 +3,8 @@
 A weight is q * s; s is `weight_scale_inv` or `weight_scale`, in spite of the name the factor itself. It is for a block
 of 128 outputs and 128 inputs, for an output, or for all (transformers 5.23: `integrations/finegrained_fp8.py`).
 transformers keeps experts as `gate_up_proj` [experts, 2 * intermediate, hidden] and `down_proj`, with
-`gate_up_proj_scale_inv` and `down_proj_scale_inv`. Modules without scales are as their files have them, so lists of
-modules that are not converted are not needed; neither are scales of activations.
+`gate_up_proj_scale_inv` and `down_proj_scale_inv`. Modules without scales are as their files have them, so
+`modules_to_not_convert` and `ignored_layers` are not needed; neither are scales of activations.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import check_no_cache
-from engine.native.formats.quantized.float_codes import FLOAT8, Named, float8_codes
+from engine.native.formats.quantized.float_codes import FLOAT8, NamedPart, float8_codes
 from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
 from engine.native.formats.tensors import ExpertPlace, TypedTensor
 
@@ -88,8 +88,8 @@ def float8_matrix(module: str, parts: Mapping[str, str], stored: Mapping[str, Ty
     if not scales or _WEIGHT not in parts:
         missing = f"{module}.{_WEIGHT}" if scales else f"{module}.{_SCALES[0]} or {module}.{_SCALES[1]}"
         raise ModelUnsupported(f"its files lack tensor {missing}")
-    weight = Named(parts[_WEIGHT], stored[parts[_WEIGHT]])
-    return Coded(float8_codes(weight, Named(scales, stored[scales]), block))
+    weight = NamedPart(parts[_WEIGHT], stored[parts[_WEIGHT]])
+    return Coded(float8_codes(weight, NamedPart(scales, stored[scales]), block))
 
 
 class _Experts:
@@ -126,8 +126,8 @@ class _Experts:
                 return transposed
         raise ModelUnsupported(f"its tensor {self._names[2]} does not fit {self._names[0]}")
 
-    def _named(self, expert: int, *, transposed: bool) -> list[Named]:
-        return [Named(name, self._stored[name], expert, transposed) for name in self._names]
+    def _named(self, expert: int, *, transposed: bool) -> list[NamedPart]:
+        return [NamedPart(name, self._stored[name], expert, transposed) for name in self._names]
 
     def _of(self, expert: int) -> Iterator[tuple[str, Coded]]:
         gates, gate_scales, down, down_scales = self._named(expert, transposed=self._transposed)
@@ -144,8 +144,8 @@ class _Experts:
                 Coded(float8_codes(weight, scales, block, outputs), place),
             )
 
-    def _of_halves(self, scales: Named, inner: int, hidden: int) -> Block:
+    def _of_halves(self, scales: NamedPart, inner: int, hidden: int) -> Block:
         """Return the block of gates and ups. transformers gives each half a scale of its own at least."""
-        if scales.shape[0] == 2 and (self._block is None or self._block[0] >= inner):
+        if scales.shape[0] == 2 and (self._block is None or self._block[0] >= 2 * inner):
             return inner, self._block[1] if self._block else hidden
         return self._block

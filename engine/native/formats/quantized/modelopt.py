@@ -3,7 +3,7 @@
 The declaration is in hf_quant_config.json, or in config.json. Floats of 8 bits have one `weight_scale`, one for each
 output, or one for each block [blocks, 1, blocks, 1]. NVFP4 has `weight` uint8 [outputs, inputs / 2], `weight_scale`
 e4m3fn [outputs, inputs / 16] and `weight_scale_2`: a weight is e2m1 * scale * scale_2 (ModelOpt 0.47,
-`torch/export/quant_utils.py`). Types of tensors say which modules have which, so excluded modules are not needed.
+`torch/export/quant_utils.py`). Types of tensors say which modules have which, so `exclude_modules` is not needed.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import check_no_cache
-from engine.native.formats.quantized.float_codes import Named, float4_codes
+from engine.native.formats.quantized.float_codes import NamedPart, float4_codes
 from engine.native.formats.quantized.fp8 import float8_matrix, float8_modules
 from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
 from engine.native.formats.tensors import TypedTensor
@@ -86,5 +86,5 @@ def _packed(module: str, parts: Mapping[str, str], stored: Mapping[str, TypedTen
     for suffix in _PARTS:
         if suffix not in parts:
             raise ModelUnsupported(f"its files lack tensor {module}.{suffix}")
-    codes, scales, of_all = (Named(parts[suffix], stored[parts[suffix]]) for suffix in _PARTS)
+    codes, scales, of_all = (NamedPart(parts[suffix], stored[parts[suffix]]) for suffix in _PARTS)
     return Coded(float4_codes(codes, scales, of_all))

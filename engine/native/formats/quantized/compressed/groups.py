@@ -138,7 +138,7 @@ class Targets:
         """`weights` are by target, `ignored` are targets without weights."""
         self._named = dict(weights)
         self._patterns = _patterns(sorted(weights))
-        self._prefixes = [part for part in _TEXT_PARTS if any(part in target for target in weights)]
+        self._prefixes = _TEXT_PARTS if any(_TEXT_PARTS[0] in target for target in weights) else ()
         self._ignored, self._ignored_patterns = frozenset(ignored), _patterns(ignored)
 
     def of(self, module: str) -> Weights | None:

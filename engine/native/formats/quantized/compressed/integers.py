@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized.float_codes import FLOATS, Named, nibbles, scales_of
+from engine.native.formats.quantized.float_codes import FLOATS, NamedPart, nibbles, scales_of
 from engine.native.formats.quantized.integer_groups import Bytes, Floats, IntegerCodes, Places
 from engine.native.formats.quantized.scheme import check_matrix, check_part
 from engine.native.formats.tensors import TypedTensor
@@ -24,7 +24,7 @@ _WORD = 32  # bits
 class CompressedIntegers:
     """One matrix (`IntegerParts`). Its parts are named by suffix, and must fit, see `compressed_integers`."""
 
-    def __init__(self, parts: Mapping[str, Named], shape: tuple[int, int], bits: int, group: int) -> None:
+    def __init__(self, parts: Mapping[str, NamedPart], shape: tuple[int, int], bits: int, group: int) -> None:
         """`bits` are 4 or 8; `group` inputs have a scale, all of them at most."""
         self._parts, self.shape, self.bits, self._group = parts, shape, bits, group
 
@@ -89,7 +89,7 @@ def compressed_integers(
 
     Raises ModelUnsupported, naming the tensor, if one is missing, or has a shape or type that does not fit.
     """
-    parts = {suffix: Named(f"{module}.{suffix}", one) for suffix, one in tensors.items()}
+    parts = {suffix: NamedPart(f"{module}.{suffix}", one) for suffix, one in tensors.items()}
     bits = bits if PACKED in parts else 8
     shape = _shape(parts, bits, group)
     group = group or shape[1]
@@ -104,7 +104,7 @@ def compressed_integers(
     return IntegerCodes(CompressedIntegers(parts, shape, bits, group))
 
 
-def _shape(parts: Mapping[str, Named], bits: int, group: int | None) -> tuple[int, int]:
+def _shape(parts: Mapping[str, NamedPart], bits: int, group: int | None) -> tuple[int, int]:
     """Return outputs and inputs. The last word of a row may have room for more inputs than there are in groups."""
     name, tensor = parts[PACKED if PACKED in parts else PLAIN][:2]
     outputs, columns = check_matrix(name, tensor, ("I32" if PACKED in parts else "I8",))
@@ -118,7 +118,7 @@ def _shape(parts: Mapping[str, Named], bits: int, group: int | None) -> tuple[in
     return outputs, inputs
 
 
-def _check_scales(module: str, parts: Mapping[str, Named], shape: tuple[int, int]) -> None:
+def _check_scales(module: str, parts: Mapping[str, NamedPart], shape: tuple[int, int]) -> None:
     if SCALE not in parts:
         raise ModelUnsupported(f"its files lack tensor {module}.{SCALE}")
     found = parts[SCALE].shape
@@ -126,7 +126,7 @@ def _check_scales(module: str, parts: Mapping[str, Named], shape: tuple[int, int
     check_part(*parts[SCALE][:2], found if of_all else shape, FLOATS)
 
 
-def _check_zeros(module: str, parts: Mapping[str, Named], outputs: int, bits: int) -> None:
+def _check_zeros(module: str, parts: Mapping[str, NamedPart], outputs: int, bits: int) -> None:
     if ZERO not in parts:
         raise ModelUnsupported(f"its files lack tensor {module}.{ZERO}, but its quantization is not symmetric")
     scales = parts[SCALE].shape
