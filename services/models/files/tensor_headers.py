@@ -7,11 +7,9 @@ and the tensors without gaps.
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import EllipsisType
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
@@ -68,7 +66,7 @@ class TensorHeader:
         """Return safetensors' name of the type."""
         return self.dtype
 
-    def __getitem__(self, _part: EllipsisType) -> npt.NDArray[np.uint8]:
+    def __getitem__(self, _part: Any) -> Any:
         """Read a short text, as uint8. Raises TypeError for other tensors, because a check reads no weights."""
         if self.file is None or self.dtype != "U8" or prod(self.shape) > _MOST_TEXT_BYTES:
             raise TypeError("only the header of the tensor is known")

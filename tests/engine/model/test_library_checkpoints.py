@@ -13,16 +13,15 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.loading import load_model
 from engine.run.runner import ModelRunner
 from tests.engine.decoding import logits
-from tests.engine.native.formats.quantized.twins_compressed import dequantized
+from tests.engine.native.formats.quantized.twins import COMPRESSED, EXPERTS, GGUF, dequantized
 from tests.model_types.judgement import Judgement, random_prompts, served
 from tests.reference import greedy_reference, reference_model
 
 FOLDERS = Path(__file__).parents[2] / "data" / "quantized"
-NAMES = sorted(
-    path.parent.name for kind in ("compressed", "fp8", "modelopt") for path in FOLDERS.glob(f"{kind}-*/config.json")
-)
+NAMES = sorted(path.name for kind in (*COMPRESSED, *EXPERTS, *GGUF) for path in FOLDERS.glob(f"{kind}*"))
 CPU = torch.device("cpu")
 MOST_BYTES = 200_000
+_PARTS = ("packed", "shape", "g_idx", "zero_point", "blocks", "SCB", "weight_format", "absmax", "map", "nf4", "fp4")
 
 Dense = Callable[[str], Path]
 
@@ -74,7 +73,7 @@ def test_tokens_are_those_of_the_dequantized_weights_in_five_ways(dense: Dense, 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_have_dense_names_only(name: str) -> None:
     names = Checkpoint(FOLDERS / name).names
-    assert not [one for one in names if "scale" in one or one.endswith(("packed", "shape", "g_idx", "zero_point"))]
+    assert not [one for one in names if "scale" in one or one.endswith(_PARTS)]
 
 
 def test_folders_are_small() -> None:

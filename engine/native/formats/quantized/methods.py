@@ -15,6 +15,7 @@ from engine.native.formats.quantized.integers.awq import awq
 from engine.native.formats.quantized.integers.gptq import gptq
 from engine.native.formats.quantized.modelopt import modelopt
 from engine.native.formats.quantized.mxfp4 import mxfp4
+from engine.native.formats.quantized.refused import described
 from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
 from engine.native.formats.quantized.undeclared import undeclared
 from engine.native.formats.safetensors_files import are_named
@@ -66,13 +67,8 @@ def scheme_by(found: Declared) -> Scheme:
     if not found.method:
         raise ModelUnsupported(f"its weights are quantized by a method that {found.file} does not name: {HELP}")
     if found.method not in METHODS:
-        raise ModelUnsupported(f"its weights are quantized ({_described(found)}), which is not served: {HELP}")
+        raise ModelUnsupported(f"its weights are quantized ({described(found)}), which is not served: {HELP}")
     return METHODS[found.method](found.fields)
-
-
-def _described(found: Declared) -> str:
-    bits = next((found.fields[name] for name in ("bits", "w_bit", "nbits") if found.fields.get(name)), None)
-    return f"{found.method}, {bits} bits" if isinstance(bits, int | float) else found.method
 
 
 def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Matrices:

@@ -12,6 +12,9 @@ _METHODS = {
     "weight_scale": "compressed-tensors or ModelOpt",
     "weight_scale_inv": "FP8",
     "SCB": "bitsandbytes",
+    "quant_map": "bitsandbytes",
+    "gate_up_proj_blocks": "MXFP4",
+    "down_proj_blocks": "MXFP4",
     "W_q": "HQQ",
 }
 # Files beside config.json that may declare a method.

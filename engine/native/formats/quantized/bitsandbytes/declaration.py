@@ -20,6 +20,6 @@ def bitsandbytes(fields: Mapping[str, Any]) -> Scheme:
     if in_8_bits:
         return Bnb8Scheme()
     kind = fields.get("bnb_4bit_quant_type") or "fp4"  # the default of transformers
-    if kind not in TABLES:
+    if not isinstance(kind, str) or kind not in TABLES:
         raise ModelUnsupported(f"its quantization has bnb_4bit_quant_type {kind!r}, not nf4 or fp4: {HELP}")
     return Bnb4Scheme(kind)

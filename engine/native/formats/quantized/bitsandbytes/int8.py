@@ -75,5 +75,5 @@ class Bnb8Codes:
             name = f"{self._module}.weight_format"
             raise ModelUnsupported(f"its tensor {name} is {layout}, the layout of a GPU's tiles: only 0 is served")
         codes = self._weight[begin:end].numpy().view(np.uint8) ^ np.uint8(128)  # signed, plus 128
-        scales: npt.NDArray[np.float32] = self._scales[begin:end].numpy()[:, None] / np.float32(127)
+        scales = np.asarray(self._scales[begin:end].numpy(), np.float32)[:, None] / np.float32(127)
         return GroupedWeights(codes, scales, None, 128, 8, codes.shape[1])

@@ -14,6 +14,7 @@ from engine.native.formats.quantized.scheme import Matrices
 
 MODULE = "model.layers.0.self_attn.q_proj"
 _TYPES = {
+    torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",

@@ -11,10 +11,18 @@ import torch
 from engine.native.formats.coded import CodedMatrix
 from engine.native.formats.quantized.methods import scheme_of
 from engine.native.formats.stored import files_of
-from tests.engine.native.formats.quantized.twins_compressed import METHODS, declaration, dequantized
+from tests.engine.native.formats.quantized.twins import dequantized
+from tests.engine.native.formats.quantized.twins_compressed import METHODS, declaration
+from tests.engine.native.formats.quantized.twins_experts import METHODS as METHODS_OF_EXPERTS
 
 FOLDERS = Path(__file__).parents[4] / "data" / "quantized"
 LABELS = {
+    "bitsandbytes-fp4": "bitsandbytes fp4",
+    "bitsandbytes-int8": "bitsandbytes int8",
+    "bitsandbytes-int8-experts": "bitsandbytes int8",
+    "bitsandbytes-nf4": "bitsandbytes nf4",
+    "bitsandbytes-nf4-bfloat16": "bitsandbytes nf4",
+    "bitsandbytes-nf4-double": "bitsandbytes nf4",
     "compressed-fp8-block": "compressed-tensors fp8 128x128",
     "compressed-fp8-channel": "compressed-tensors fp8",
     "compressed-fp8-tensor": "compressed-tensors fp8",
@@ -37,7 +45,10 @@ LABELS = {
     "modelopt-fp8-block": "modelopt fp8 128x128",
     "modelopt-fp8-channel": "modelopt fp8",
     "modelopt-nvfp4": "modelopt nvfp4",
+    "mxfp4": "mxfp4",
 }
+# Of bitsandbytes' tables of floats, which no kernel has.
+IN_FLOATS = [f"bitsandbytes-{kind}" for kind in ("fp4", "nf4", "nf4-double", "nf4-bfloat16")]
 
 
 def matrices(folder: Path) -> dict[str, CodedMatrix]:
@@ -60,8 +71,8 @@ def test_matrices_are_those_that_the_library_dequantizes(name: str) -> None:
 def test_packed_matrices_have_the_same_values(name: str) -> None:
     for key, matrix in matrices(FOLDERS / name).items():
         grouped = matrix.grouped()
-        in_float8 = "fp8" in name or ("mixed" in name and "self_attn" in key)
-        assert (grouped is None) == in_float8
+        in_floats = "fp8" in name or ("mixed" in name and "self_attn" in key) or name in IN_FLOATS
+        assert (grouped is None) == in_floats
         if grouped is not None:
             np.testing.assert_array_equal(grouped.dense(), matrix[...].numpy(), strict=True)
 
@@ -83,8 +94,9 @@ def test_the_label_names_the_format(name: str, label: str) -> None:
 
 def test_every_folder_of_these_methods_is_compared() -> None:
     folders = [path.parent for path in FOLDERS.glob("*/config.json")]
+    known = METHODS + METHODS_OF_EXPERTS
     with_fields = [one for one in folders if "quant" in (one / "config.json").read_text() or _has_file(one)]
-    assert {one.name for one in with_fields if declaration(one).get("quant_method") in METHODS} == set(LABELS)
+    assert {one.name for one in with_fields if declaration(one).get("quant_method") in known} == set(LABELS)
 
 
 def _has_file(folder: Path) -> bool:
