@@ -99,21 +99,23 @@ class Bnb4Codes:
 
     def values(self, begin: int, end: int) -> npt.NDArray[np.float32]:
         """Return the products, float32. Raises ModelUnsupported, with the name, if a part is damaged."""
-        state, table = self._state, self._table
+        state = self._state
         first, last = begin * state.inputs, end * state.inputs  # of all weights
-        blocks = np.arange(first, last) // state.block
+        begin_block = first // state.block
+        before = begin_block * state.block
+        found = self._numbers(first, last)
         with np.errstate(over="ignore", invalid="ignore"):  # callers refuse what is not finite
-            scales = self._scales(int(blocks[0]), int(blocks[-1]) + 1)
-            found: npt.NDArray[np.float32] = table[self._codes(first, last)] * scales[blocks - blocks[0]]
+            scales = self._scales(begin_block, -(-last // state.block))
+            found *= scales.repeat(state.block)[first - before : last - before]
         return found.reshape(end - begin, state.inputs)
 
-    def _codes(self, first: int, last: int) -> npt.NDArray[np.uint8]:
-        """Read the codes of weights."""
+    def _numbers(self, first: int, last: int) -> npt.NDArray[np.float32]:
+        """Read the codes of weights, and return their numbers in the table."""
         in_element = 2 * self._storage
         begin = first // in_element
         packed = _bytes(self._stored[begin : -(-last // in_element)])
-        codes = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], axis=1).reshape(-1)
-        return codes[first - begin * in_element : last - begin * in_element]
+        found = self._pairs.take(packed).view(np.float32)
+        return found[first - begin * in_element : last - begin * in_element]
 
     def _scales(self, begin: int, end: int) -> npt.NDArray[np.float32]:
         """Read the scales of blocks."""
@@ -127,12 +129,13 @@ class Bnb4Codes:
         return found + np.float32(self._state.offset)
 
     @cached_property
-    def _table(self) -> npt.NDArray[np.float32]:
-        """The table of the format. Raises ModelUnsupported, with the name, if the file has another one."""
+    def _pairs(self) -> npt.NDArray[np.uint64]:
+        """The two numbers of each byte. Raises ModelUnsupported, with the name, if the file has another table."""
         known, found = TABLES[self._kind], self._parts[_TABLE][...].numpy()
         if not (np.abs(found - known) < _APART).all():
             raise ModelUnsupported(f"its tensor {self._name}.{_TABLE} has other numbers than those of {self._kind}")
-        return known
+        codes = np.arange(256)
+        return np.stack([known[codes >> 4], known[codes & 15]], axis=1).view(np.uint64).reshape(-1)
 
     @cached_property
     def _state(self) -> Bnb4State:
