@@ -64,9 +64,7 @@ def test_a_declaration_without_quantized_tensors_names_no_format(tmp_path: Path,
 
 
 def test_a_fault_of_a_declaration_names_the_file_that_has_it(gptq: Path) -> None:
-    config = json.loads((gptq / "config.json").read_text())
-    declared = config.pop("quantization_config")
-    (gptq / "config.json").write_text(json.dumps(config))
+    declared = json.loads((gptq / "quantize_config.json").read_text())
     (gptq / "quantize_config.json").write_text(json.dumps(declared | {"bits": 5}))
     with pytest.raises(InvalidModelFile, match=r"^quantize_config\.json: its quantization has bits 5"):
         check_configuration(gptq)
